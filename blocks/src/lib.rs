@@ -1,0 +1,15 @@
+//! GGUF block formats as data, and the decoders that follow from them.
+//!
+//! A GGUF tensor is rows of blocks; a block packs `len` values into `bytes` bytes. [`Layout`] says where each
+//! field of a block lies, and that table is the only place in the project that knows: the reader sizes tensors
+//! from it, [`reference`] decodes any format straight from it, the unrolled decoders in [`decode`] are tested
+//! against it for every bit pattern that matters, and GPU kernels take their offsets from it.
+//!
+//! What this crate does not do: arithmetic on blocks (dot products live with the backends) and quantisation of
+//! trained weights (the files arrive quantised).
+
+pub mod decode;
+mod layout;
+pub mod reference;
+
+pub use layout::{Codes, DType, Layout, Minimum, Plane, Scale};

@@ -1,0 +1,5 @@
+//! plan.bin.
+
+mod vocab;
+
+pub use vocab::{Merge, Sampling, Strings, TokenKind, Vocab};
