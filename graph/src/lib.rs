@@ -1,1 +1,27 @@
-//! .
+//! A model's forward pass as a dataflow graph.
+//!
+//! ```text
+//! Builder ──► Graph ──► verify ──► text, dot, lowering (in codegen)
+//! ```
+//!
+//! The graph is plain data: weights, KV caches and nodes, each named by a newtype id and kept in a vector, so that every
+//! walk over it has one order. It knows shapes, not numbers: no weight is read here, no arithmetic is done, and nothing in
+//! this crate knows which model it describes.
+
+mod builder;
+mod dot;
+mod graph;
+mod infer;
+mod op;
+mod text;
+mod types;
+mod verify;
+
+pub use builder::{Builder, Mark, Value};
+pub use dot::to_dot;
+pub use graph::{Cache, CacheId, Graph, Node, NodeId, Weight, WeightId};
+pub use infer::{TypeError, infer};
+pub use op::{Op, Part};
+pub use text::to_text;
+pub use types::{Elem, Rows, Type};
+pub use verify::{VerifyError, verify};

@@ -1,1 +1,19 @@
-//! .
+//! The proc macros of `gemma4c-dsl`: a shim over functions on token streams, which are tested as such.
+
+mod dataflow;
+
+use proc_macro::TokenStream;
+
+/// Names graph nodes after the bindings of the function that builds them. See `gemma4c_dsl`.
+#[proc_macro_attribute]
+pub fn dataflow(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    // The item comes back even when it is refused, so that an editor goes on working.
+    dataflow::expand(attribute.into(), item.clone().into()).map_or_else(
+        |error| {
+            let mut out = TokenStream::from(error.to_compile_error());
+            out.extend(item);
+            out
+        },
+        TokenStream::from,
+    )
+}

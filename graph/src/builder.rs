@@ -1,0 +1,213 @@
+//! Builds a graph, one call an operation, types inferred on the way.
+//!
+//! The calls return plain values so that a model reads like its equations; a mistake (shapes that do not fit) is kept and
+//! returned by [`Builder::finish`], the first one with the name of the binding it happened in. After it the graph under
+//! construction is garbage, but building goes on without panicking.
+
+use std::collections::{HashMap, HashSet};
+
+use gemma4c_blocks::DType;
+
+use crate::graph::{Cache, CacheId, Graph, Node, NodeId, Weight, WeightId};
+use crate::infer::{TypeError, infer};
+use crate::op::{Op, Part};
+use crate::types::{Rows, Type};
+use crate::verify::{VerifyError, verify};
+
+/// What a node makes, as the next operation's input.
+pub type Value = NodeId;
+
+/// A place in the order of construction: see [`Builder::bind`].
+#[derive(Clone, Copy, Debug)]
+pub struct Mark(usize);
+
+/// A graph under construction.
+#[derive(Debug, Default)]
+pub struct Builder {
+    graph: Graph,
+    weights: HashMap<String, WeightId>,
+    caches: HashMap<u32, Value>,
+    layer: Option<u32>,
+    /// Which nodes' names carry the name of their function already, in step with the nodes.
+    scoped: Vec<bool>,
+    /// The first operation that did not type-check: its node and the reason.
+    error: Option<(NodeId, TypeError)>,
+}
+
+impl Builder {
+    pub fn new() -> Builder {
+        Builder::default()
+    }
+
+    /// Declares a stored tensor; the same name twice is the same weight.
+    pub fn weight(&mut self, name: &str, dtype: DType, dims: &[u64]) -> WeightId {
+        *self.weights.entry(name.to_string()).or_insert_with(|| {
+            self.graph.weights.push(Weight { name: name.to_string(), dtype, dims: dims.to_vec() });
+            WeightId(self.graph.weights.len() as u32 - 1)
+        })
+    }
+
+    /// Declares the keys and values of a layer.
+    pub fn cache(&mut self, cache: Cache) -> CacheId {
+        self.graph.caches.push(cache);
+        CacheId(self.graph.caches.len() as u32 - 1)
+    }
+
+    /// What follows belongs to this layer, or to none.
+    pub fn set_layer(&mut self, layer: Option<u32>) {
+        self.layer = layer;
+    }
+
+    /// The width of a value's rows.
+    pub fn width(&self, value: Value) -> u32 {
+        self.graph.node(value).ty.width
+    }
+
+    pub fn tokens(&mut self) -> Value {
+        self.push(Op::Tokens, &[])
+    }
+
+    pub fn gather(&mut self, table: WeightId, tokens: Value) -> Value {
+        self.push(Op::Gather { table }, &[tokens])
+    }
+
+    pub fn take_asked(&mut self, x: Value) -> Value {
+        self.push(Op::TakeAsked, &[x])
+    }
+
+    pub fn columns(&mut self, x: Value, first: u32, len: u32) -> Value {
+        self.push(Op::Columns { first, len }, &[x])
+    }
+
+    pub fn matmul(&mut self, weight: WeightId, x: Value) -> Value {
+        self.push(Op::MatMul { weight }, &[x])
+    }
+
+    pub fn expert_matmul(&mut self, weight: WeightId, part: Part, x: Value, routing: Value) -> Value {
+        self.push(Op::ExpertMatMul { weight, part }, &[x, routing])
+    }
+
+    /// RMS norm over the whole row.
+    pub fn rms_norm(&mut self, x: Value, weight: Option<WeightId>, eps: f32) -> Value {
+        let group = self.width(x);
+        self.group_norm(x, weight, group, eps)
+    }
+
+    /// RMS norm over each `group` consecutive values: heads, or a layer's slice.
+    pub fn group_norm(&mut self, x: Value, weight: Option<WeightId>, group: u32, eps: f32) -> Value {
+        self.push(Op::RmsNorm { weight, group, eps }, &[x])
+    }
+
+    pub fn route(&mut self, logits: Value, top_k: u32) -> Value {
+        self.push(Op::Route { top_k }, &[logits])
+    }
+
+    pub fn expert_sum(&mut self, x: Value, routing: Value, scale: Option<WeightId>) -> Value {
+        self.push(Op::ExpertSum { scale }, &[x, routing])
+    }
+
+    pub fn add(&mut self, a: Value, b: Value) -> Value {
+        self.push(Op::Add, &[a, b])
+    }
+
+    pub fn mul(&mut self, a: Value, b: Value) -> Value {
+        self.push(Op::Mul, &[a, b])
+    }
+
+    pub fn scale(&mut self, x: Value, factor: f32) -> Value {
+        self.push(Op::Scale { factor }, &[x])
+    }
+
+    pub fn mul_weight(&mut self, x: Value, weight: WeightId) -> Value {
+        self.push(Op::MulWeight { weight }, &[x])
+    }
+
+    pub fn gelu(&mut self, x: Value) -> Value {
+        self.push(Op::Gelu, &[x])
+    }
+
+    pub fn softcap(&mut self, x: Value, cap: f32) -> Value {
+        self.push(Op::Softcap { cap }, &[x])
+    }
+
+    pub fn rope(&mut self, x: Value, head_dim: u32, base: f32, factors: Option<WeightId>) -> Value {
+        self.push(Op::Rope { head_dim, base, factors }, &[x])
+    }
+
+    /// Appends to a layer's cache; later layers find the result with [`Builder::kv_of`].
+    pub fn kv_append(&mut self, cache: CacheId, k: Value, v: Value) -> Value {
+        let kv = self.push(Op::KvAppend { cache }, &[k, v]);
+        self.caches.insert(self.graph.cache(cache).layer, kv);
+        kv
+    }
+
+    /// The cache another layer has written, if it has.
+    pub fn kv_of(&self, layer: u32) -> Option<Value> {
+        self.caches.get(&layer).copied()
+    }
+
+    pub fn attention(&mut self, q: Value, kv: Value, heads: u32) -> Value {
+        self.push(Op::Attention { heads }, &[q, kv])
+    }
+
+    /// Declares the graph's result.
+    pub fn output(&mut self, value: Value) {
+        self.graph.output = Some(value);
+    }
+
+    /// Where construction stands.
+    pub fn mark(&self) -> Mark {
+        Mark(self.graph.nodes.len())
+    }
+
+    /// Names what was built since `mark`: the last unnamed node gets the binding's name, the ones before it the binding's
+    /// name and their operation's. `#[dataflow]` writes these calls.
+    pub fn bind(&mut self, mark: Mark, name: &str, line: u32) {
+        let mut unnamed = self.graph.nodes[mark.0..].iter_mut().filter(|n| n.name.is_empty()).rev();
+        if let Some(last) = unnamed.next() {
+            (last.name, last.line) = (name.to_string(), line);
+        }
+        for node in unnamed {
+            (node.name, node.line) = (format!("{name}.{}", node.op.name()), line);
+        }
+    }
+
+    /// Puts `scope.` before the names given since `mark`, unless an inner function has put its own.
+    pub fn scope(&mut self, mark: Mark, scope: &str) {
+        for (node, scoped) in self.graph.nodes.iter_mut().zip(&mut self.scoped).skip(mark.0) {
+            if !node.name.is_empty() && !std::mem::replace(scoped, true) {
+                node.name = format!("{scope}.{}", node.name);
+            }
+        }
+    }
+
+    /// The finished graph, checked.
+    pub fn finish(mut self) -> Result<Graph, VerifyError> {
+        let mut taken: HashSet<(Option<u32>, String)> = HashSet::new();
+        for node in self.graph.nodes.iter_mut().filter(|n| !n.name.is_empty()) {
+            let (base, mut n) = (node.name.clone(), 1);
+            while !taken.insert((node.layer, node.name.clone())) {
+                n += 1;
+                node.name = format!("{base}.{n}");
+            }
+        }
+        if let Some((id, source)) = self.error {
+            return Err(VerifyError::Type { node: self.graph.full_name(id), source });
+        }
+        verify(&self.graph)?;
+        Ok(self.graph)
+    }
+
+    fn push(&mut self, op: Op, inputs: &[Value]) -> Value {
+        let types: Vec<Type> = inputs.iter().map(|&i| self.graph.node(i).ty).collect();
+        let id = NodeId(self.graph.nodes.len() as u32);
+        let ty = infer(&self.graph, &op, &types).unwrap_or_else(|error| {
+            self.error.get_or_insert((id, error));
+            types.first().copied().unwrap_or(Type::f32(Rows::Chunk, 1))
+        });
+        let (layer, name) = (self.layer, String::new());
+        self.scoped.push(false);
+        self.graph.nodes.push(Node { op, inputs: inputs.to_vec(), ty, layer, name, line: 0 });
+        id
+    }
+}

@@ -1,0 +1,126 @@
+//! The graph itself: three vectors and an output.
+
+use gemma4c_blocks::DType;
+
+use crate::op::Op;
+use crate::types::Type;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u32);
+
+        impl $name {
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+    };
+}
+
+id!(
+    /// A node, and the value it makes.
+    NodeId
+);
+id!(
+    /// A stored tensor.
+    WeightId
+);
+id!(
+    /// The keys and values of one layer.
+    CacheId
+);
+
+/// A stored tensor, by the name it has in the model file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Weight {
+    pub name: String,
+    pub dtype: DType,
+    /// Fastest first, as GGUF writes them: a matrix is `[inputs, outputs]`, stacked experts `[inputs, outputs, experts]`.
+    pub dims: Vec<u64>,
+}
+
+impl Weight {
+    /// Dimension `i`; 1 beyond the last.
+    pub fn dim(&self, i: usize) -> u64 {
+        self.dims.get(i).copied().unwrap_or(1)
+    }
+
+    /// Bytes in the file, blocks and all.
+    pub fn bytes(&self) -> Option<u64> {
+        let rows = self.dims.iter().skip(1).try_fold(1u64, |n, d| n.checked_mul(*d))?;
+        self.dtype.row_bytes(self.dim(0))?.checked_mul(rows)
+    }
+}
+
+/// Keys and values of one layer: state that outlives a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// The layer that writes it.
+    pub layer: u32,
+    pub kv_heads: u32,
+    pub head_dim: u32,
+    /// How many positions a query sees, itself included; `None` sees all.
+    pub window: Option<u32>,
+}
+
+impl Cache {
+    /// Width of a row of keys, and of a row of values.
+    pub const fn width(&self) -> u32 {
+        self.kv_heads * self.head_dim
+    }
+}
+
+/// One operation with its place in the model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    pub op: Op,
+    pub inputs: Vec<NodeId>,
+    pub ty: Type,
+    /// The layer it belongs to; `None` before the first and after the last.
+    pub layer: Option<u32>,
+    /// Where it stands in the model's source, e.g. `attention.q`; empty if nobody named it.
+    pub name: String,
+    /// Line of that binding, for a reader who wants to look it up. Not part of any stable text.
+    pub line: u32,
+}
+
+/// A forward pass: nodes in an order in which they can run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Graph {
+    pub weights: Vec<Weight>,
+    pub caches: Vec<Cache>,
+    pub nodes: Vec<Node>,
+    /// The logits.
+    pub output: Option<NodeId>,
+}
+
+impl Graph {
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.index()]
+    }
+
+    pub fn weight(&self, id: WeightId) -> &Weight {
+        &self.weights[id.index()]
+    }
+
+    pub fn cache(&self, id: CacheId) -> &Cache {
+        &self.caches[id.index()]
+    }
+
+    /// The nodes with their ids, in order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (NodeId, &Node)> + ExactSizeIterator {
+        self.nodes.iter().enumerate().map(|(i, n)| (NodeId(i as u32), n))
+    }
+
+    /// The name people meet: `blk.3.attention.q`, or `%17` for a node nobody named.
+    pub fn full_name(&self, id: NodeId) -> String {
+        let node = self.node(id);
+        match (node.layer, node.name.is_empty()) {
+            (_, true) => format!("%{}", id.0),
+            (Some(layer), false) => format!("blk.{layer}.{}", node.name),
+            (None, false) => node.name.clone(),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The type of a node's output from its operation and its inputs' types. The only place that knows the shape rules.
+
+use crate::graph::{Graph, Weight, WeightId};
+use crate::op::Op;
+use crate::types::{Elem, Rows, Type};
+
+/// A node that does not type-check, and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{op}: {why}")]
+pub struct TypeError {
+    pub op: &'static str,
+    pub why: String,
+}
+
+/// Infers the type of `op` applied to values of types `inputs`. The ids in `op` must exist in `graph`.
+pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError> {
+    let fail = |why: String| Err(TypeError { op: op.name(), why });
+    if inputs.len() != op.arity() {
+        return fail(format!("takes {} inputs, was given {}", op.arity(), inputs.len()));
+    }
+    // Every input of most operations is a row of f32; the exceptions are checked in their own arms.
+    let x = inputs.first().copied().unwrap_or(Type::f32(Rows::Chunk, 0));
+    let wants_f32 = !matches!(op, Op::Tokens | Op::Gather { .. });
+    if wants_f32 && x.elem != Elem::F32 {
+        return fail(format!("needs f32 rows, was given {x}"));
+    }
+    match *op {
+        Op::Tokens => Ok(Type { elem: Elem::Token, rows: Rows::Chunk, width: 1 }),
+        Op::Gather { table } => {
+            if x.elem != Elem::Token {
+                return fail(format!("needs tokens, was given {x}"));
+            }
+            Ok(Type::f32(x.rows, matrix_inputs(graph, op, table)?))
+        }
+        Op::TakeAsked => match x.rows {
+            Rows::Chunk => Ok(Type { rows: Rows::Asked, ..x }),
+            Rows::Asked => fail("its input holds only the asked rows already".into()),
+        },
+        Op::Columns { first, len } => match first.checked_add(len) {
+            Some(end) if len > 0 && end <= x.width => Ok(Type { width: len, ..x }),
+            _ => fail(format!("columns {first}+{len} of a row {} wide", x.width)),
+        },
+        Op::MatMul { weight } => {
+            let w = graph.weight(weight);
+            if w.dims.len() != 2 || w.dim(0) != x.width as u64 {
+                return fail(format!("{} {:?} does not fit rows {} wide", w.name, w.dims, x.width));
+            }
+            Ok(Type { width: narrow(op, w, w.dim(1))?, ..x })
+        }
+        Op::ExpertMatMul { weight, part } => {
+            let (w, slots) = (graph.weight(weight), routing(op, x, inputs[1])?);
+            let fits = w.dim(0) == x.width as u64 || w.dim(0).checked_mul(slots as u64) == Some(x.width as u64);
+            if w.dims.len() != 3 || !fits {
+                return fail(format!("{} {:?} does not fit rows {} wide, {slots} experts", w.name, w.dims, x.width));
+            }
+            if part.first as u64 + part.len as u64 > w.dim(1) {
+                return fail(format!("{} has {} rows an expert, not {}+{}", w.name, w.dim(1), part.first, part.len));
+            }
+            Ok(Type { width: narrow(op, w, part.len as u64 * slots as u64)?, ..x })
+        }
+        Op::RmsNorm { weight, group, .. } => {
+            if group == 0 || !x.width.is_multiple_of(group) {
+                return fail(format!("groups of {group} do not divide rows {} wide", x.width));
+            }
+            if let Some(w) = weight.map(|w| graph.weight(w)).filter(|w| w.dims != [group as u64]) {
+                return fail(format!("{} {:?} is not a vector of {group}", w.name, w.dims));
+            }
+            Ok(x)
+        }
+        Op::Route { top_k } => {
+            if top_k == 0 || top_k > x.width {
+                return fail(format!("{top_k} of {} experts", x.width));
+            }
+            Ok(Type { elem: Elem::Routing, width: top_k, ..x })
+        }
+        Op::ExpertSum { .. } => {
+            let slots = routing(op, x, inputs[1])?;
+            if !x.width.is_multiple_of(slots) {
+                return fail(format!("rows {} wide are not {slots} equal slots", x.width));
+            }
+            Ok(Type { width: x.width / slots, ..x })
+        }
+        Op::Add | Op::Mul => {
+            if inputs[0] != inputs[1] {
+                return fail(format!("{} and {} differ", inputs[0], inputs[1]));
+            }
+            Ok(x)
+        }
+        Op::Scale { .. } | Op::Gelu | Op::Softcap { .. } => Ok(x),
+        Op::MulWeight { weight } => {
+            let w = graph.weight(weight);
+            if w.dims.len() != 1 || (w.dim(0) != 1 && w.dim(0) != x.width as u64) {
+                return fail(format!("{} {:?} does not fit rows {} wide", w.name, w.dims, x.width));
+            }
+            Ok(x)
+        }
+        Op::Rope { head_dim, factors, .. } => {
+            if head_dim == 0 || !head_dim.is_multiple_of(2) || !x.width.is_multiple_of(head_dim) {
+                return fail(format!("heads of {head_dim} do not divide rows {} wide", x.width));
+            }
+            if let Some(w) = factors.map(|w| graph.weight(w)).filter(|w| w.dims != [head_dim as u64 / 2]) {
+                return fail(format!("{} {:?} is not a vector of {}", w.name, w.dims, head_dim / 2));
+            }
+            Ok(x)
+        }
+        Op::KvAppend { cache } => {
+            let (geometry, want) = (graph.cache(cache), Type::f32(Rows::Chunk, graph.cache(cache).width()));
+            if inputs != [want, want] {
+                return fail(format!("the cache of layer {} takes {want}, not {} and {}", geometry.layer, x, inputs[1]));
+            }
+            Ok(Type { elem: Elem::Kv(cache), ..want })
+        }
+        Op::Attention { heads } => {
+            let Elem::Kv(cache) = inputs[1].elem else {
+                return fail(format!("needs a cache, was given {}", inputs[1]));
+            };
+            let c = graph.cache(cache);
+            if c.kv_heads == 0 || !heads.is_multiple_of(c.kv_heads) || heads.checked_mul(c.head_dim) != Some(x.width) {
+                let (kv_heads, dim) = (c.kv_heads, c.head_dim);
+                return fail(format!("{heads} heads of {dim} over {kv_heads} kv heads do not fit rows {} wide", x.width));
+            }
+            Ok(x)
+        }
+    }
+}
+
+/// How many experts a row has; `routing` must belong to the same rows as `x`.
+fn routing(op: &Op, x: Type, routing: Type) -> Result<u32, TypeError> {
+    if routing.elem != Elem::Routing || routing.rows != x.rows {
+        return Err(TypeError { op: op.name(), why: format!("needs the routing of the same rows, was given {routing}") });
+    }
+    Ok(routing.width)
+}
+
+fn matrix_inputs(graph: &Graph, op: &Op, table: WeightId) -> Result<u32, TypeError> {
+    let w = graph.weight(table);
+    if w.dims.len() != 2 {
+        return Err(TypeError { op: op.name(), why: format!("{} {:?} is not a matrix", w.name, w.dims) });
+    }
+    narrow(op, w, w.dim(0))
+}
+
+fn narrow(op: &Op, w: &Weight, width: u64) -> Result<u32, TypeError> {
+    let too_wide = |_| TypeError { op: op.name(), why: format!("{} {:?} is too large", w.name, w.dims) };
+    u32::try_from(width).map_err(too_wide)
+}

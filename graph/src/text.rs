@@ -1,0 +1,118 @@
+//! The stable text of a graph: what snapshots and `inspect` show.
+//!
+//! Layers that are the same but for their number are printed once, under a line that lists them; inside, `N` stands for the
+//! layer's number and `prev` for what the layer before it (or, in the first, the input) hands on. No line numbers, ids or
+//! paths, so that the text changes only when the graph does.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crate::graph::{Graph, NodeId, WeightId};
+use crate::op::Op;
+use crate::types::Elem;
+
+/// Prints a graph.
+pub fn to_text(graph: &Graph) -> String {
+    let mut out = String::new();
+    let layers = graph.nodes.iter().filter_map(|n| n.layer).max().map_or(0, |l| l + 1);
+    let (weights, caches, nodes) = (graph.weights.len(), graph.caches.len(), graph.nodes.len());
+    let _ = writeln!(out, "graph: {layers} layers, {nodes} nodes, {weights} weights, {caches} caches");
+    let mut bodies: BTreeMap<u32, String> = BTreeMap::new();
+    let (mut before, mut after) = (String::new(), String::new());
+    for (id, node) in graph.iter() {
+        match node.layer {
+            Some(layer) => bodies.entry(layer).or_default().push_str(&line(graph, id, "  ")),
+            None if bodies.is_empty() => before.push_str(&line(graph, id, "")),
+            None => after.push_str(&line(graph, id, "")),
+        }
+    }
+    let mut folded: Vec<(Vec<u32>, &String)> = Vec::new();
+    for (layer, body) in &bodies {
+        match folded.iter_mut().find(|(_, b)| *b == body) {
+            Some((same, _)) => same.push(*layer),
+            None => folded.push((vec![*layer], body)),
+        }
+    }
+    let _ = write!(out, "\n{before}");
+    for (same, body) in folded {
+        let _ = write!(out, "\nlayers {}:\n{body}", ranges(&same));
+    }
+    let _ = write!(out, "\n{after}");
+    if let Some(output) = graph.output {
+        let _ = writeln!(out, "output {}", graph.full_name(output));
+    }
+    out
+}
+
+fn line(graph: &Graph, id: NodeId, indent: &str) -> String {
+    let node = graph.node(id);
+    let name = if node.name.is_empty() { graph.full_name(id) } else { node.name.clone() };
+    let mut args: Vec<String> = node.inputs.iter().map(|&i| operand(graph, id, i)).collect();
+    args.extend(parameters(graph, node.layer, &node.op));
+    format!("{indent}{name} = {}({}) : {}\n", node.op.name(), args.join(", "), node.ty)
+}
+
+fn operand(graph: &Graph, reader: NodeId, input: NodeId) -> String {
+    let (from, to) = (graph.node(input), graph.node(reader));
+    if let Elem::Kv(cache) = from.ty.elem
+        && from.layer != to.layer
+    {
+        return format!("kv[{}]", graph.cache(cache).layer);
+    }
+    let is_own_input = to.layer == Some(0) && from.layer.is_none() && !read_beyond_layer_0(graph, input);
+    let is_previous = matches!((from.layer, to.layer), (Some(a), Some(b)) if a + 1 == b);
+    match from.layer {
+        _ if is_own_input || is_previous => "prev".into(),
+        layer if layer == to.layer && !from.name.is_empty() => from.name.clone(),
+        _ => graph.full_name(input),
+    }
+}
+
+fn read_beyond_layer_0(graph: &Graph, id: NodeId) -> bool {
+    graph.nodes.iter().any(|n| n.inputs.contains(&id) && n.layer.is_some_and(|l| l > 0))
+}
+
+fn parameters(graph: &Graph, layer: Option<u32>, op: &Op) -> Vec<String> {
+    let weight = |w: WeightId| weight_text(graph, layer, w);
+    let mut out: Vec<String> = op.weight().map(weight).into_iter().collect();
+    match *op {
+        Op::Columns { first, len } => match layer {
+            Some(l) if first == l * len => out.push(format!("N*{len}..+{len}")),
+            _ => out.push(format!("{first}..+{len}")),
+        },
+        Op::ExpertMatMul { part, .. } => out.push(format!("rows {}..+{}", part.first, part.len)),
+        Op::RmsNorm { group, eps, .. } => out.extend([format!("group={group}"), format!("eps={eps:e}")]),
+        Op::Route { top_k } => out.push(format!("top_k={top_k}")),
+        Op::Scale { factor } => out.push(format!("{factor}")),
+        Op::Softcap { cap } => out.push(format!("{cap}")),
+        Op::Rope { head_dim, base, .. } => out.extend([format!("head_dim={head_dim}"), format!("base={base:e}")]),
+        Op::KvAppend { cache } => {
+            let c = graph.cache(cache);
+            out.push(format!("{}x{}", c.kv_heads, c.head_dim));
+            out.push(c.window.map_or("all".into(), |w| format!("window={w}")));
+        }
+        Op::Attention { heads } => out.push(format!("heads={heads}")),
+        _ => {}
+    }
+    out
+}
+
+fn weight_text(graph: &Graph, layer: Option<u32>, id: WeightId) -> String {
+    let w = graph.weight(id);
+    let own = layer.and_then(|l| w.name.strip_prefix(&format!("blk.{l}.")));
+    let name = own.map_or(w.name.clone(), |rest| format!("blk.N.{rest}"));
+    format!("{name} {}{:?}", w.dtype, w.dims)
+}
+
+/// `0-3, 5, 7-8` for a sorted list.
+fn ranges(layers: &[u32]) -> String {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for &l in layers {
+        match runs.last_mut() {
+            Some((_, end)) if *end + 1 == l => *end = l,
+            _ => runs.push((l, l)),
+        }
+    }
+    let text = |&(a, b): &(u32, u32)| if a == b { a.to_string() } else { format!("{a}-{b}") };
+    runs.iter().map(text).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,55 @@
+//! What a value is: an element type, a symbolic row count and a width.
+
+use std::fmt;
+
+use crate::graph::CacheId;
+
+/// What one row of a value is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Elem {
+    /// A token id.
+    Token,
+    F32,
+    /// `width` pairs of (expert, weight), best first.
+    Routing,
+    /// The state of a cache once this step's rows are in it; its rows are the context, not the chunk.
+    Kv(CacheId),
+}
+
+/// How many rows a value has. The numbers are known only when the plan runs; the kind decides what may be combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// One row for every token of the chunk.
+    Chunk,
+    /// One row for every token whose logits are asked for.
+    Asked,
+}
+
+/// The type of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Type {
+    pub elem: Elem,
+    pub rows: Rows,
+    pub width: u32,
+}
+
+impl Type {
+    pub const fn f32(rows: Rows, width: u32) -> Type {
+        Type { elem: Elem::F32, rows, width }
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows = match self.rows {
+            Rows::Chunk => "rows",
+            Rows::Asked => "asked",
+        };
+        match self.elem {
+            Elem::Token => write!(f, "token[{rows}]"),
+            Elem::F32 => write!(f, "f32[{rows}, {}]", self.width),
+            Elem::Routing => write!(f, "routing[{rows}, {}]", self.width),
+            Elem::Kv(_) => write!(f, "kv[context, {}]", self.width),
+        }
+    }
+}

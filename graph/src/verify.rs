@@ -1,0 +1,85 @@
+//! The specification of a well-formed graph, checked.
+//!
+//! 1. Every id in a node (input, weight, cache) exists.
+//! 2. A node reads only nodes that stand before it: the vector is an order in which the graph can run.
+//! 3. Every node's type is what [`infer`] gives for it.
+//! 4. Each cache is appended to exactly once, and a cache's value is read only by attention.
+//! 5. There is an output: f32 rows.
+//! 6. A named node's full name is its own.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::graph::{CacheId, Graph, NodeId};
+use crate::infer::{TypeError, infer};
+use crate::op::Op;
+use crate::types::{Elem, Type};
+
+/// The first rule a graph breaks, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VerifyError {
+    #[error("node {node} refers to {what}, which does not exist")]
+    Dangling { node: String, what: String },
+    #[error("node {node} reads {input}, which stands after it")]
+    Order { node: String, input: String },
+    #[error("node {node}: {source}")]
+    Type { node: String, source: TypeError },
+    #[error("node {node} says it makes {found}, but it makes {expected}")]
+    WrongType { node: String, expected: Type, found: Type },
+    #[error("node {node} reads the cache of layer {layer}, which only attention may")]
+    CacheRead { node: String, layer: u32 },
+    #[error("the cache of layer {layer} is appended to {times} times a step, not once")]
+    Appends { layer: u32, times: usize },
+    #[error("the graph has no output of f32 rows")]
+    Output,
+    #[error("two nodes are called {name}")]
+    Name { name: String },
+}
+
+/// Checks the whole specification.
+pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
+    let mut appends: HashMap<CacheId, usize> = HashMap::new();
+    let mut names = HashSet::new();
+    for (id, node) in graph.iter() {
+        let name = graph.full_name(id);
+        let dangling = |what: String| Err(VerifyError::Dangling { node: name.clone(), what });
+        if let Some(w) = node.op.weight().filter(|w| w.index() >= graph.weights.len()) {
+            return dangling(format!("weight {}", w.0));
+        }
+        for &input in &node.inputs {
+            if input.index() >= graph.nodes.len() {
+                return dangling(format!("node {}", input.0));
+            }
+            if input >= id {
+                return Err(VerifyError::Order { node: name, input: graph.full_name(input) });
+            }
+            if let Elem::Kv(cache) = graph.node(input).ty.elem
+                && !matches!(node.op, Op::Attention { .. })
+            {
+                return Err(VerifyError::CacheRead { node: name, layer: graph.cache(cache).layer });
+            }
+        }
+        if let Op::KvAppend { cache } = node.op {
+            if cache.index() >= graph.caches.len() {
+                return dangling(format!("cache {}", cache.0));
+            }
+            *appends.entry(cache).or_default() += 1;
+        }
+        let inputs: Vec<Type> = node.inputs.iter().map(|&i| graph.node(i).ty).collect();
+        let expected =
+            infer(graph, &node.op, &inputs).map_err(|source| VerifyError::Type { node: name.clone(), source })?;
+        if expected != node.ty {
+            return Err(VerifyError::WrongType { node: name, expected, found: node.ty });
+        }
+        if !names.insert(name.clone()) {
+            return Err(VerifyError::Name { name });
+        }
+    }
+    for (i, cache) in graph.caches.iter().enumerate() {
+        let times = appends.get(&CacheId(i as u32)).copied().unwrap_or(0);
+        if times != 1 {
+            return Err(VerifyError::Appends { layer: cache.layer, times });
+        }
+    }
+    let is_rows_of_f32 = |id: NodeId| graph.nodes.get(id.index()).is_some_and(|n| n.ty.elem == Elem::F32);
+    if graph.output.is_some_and(is_rows_of_f32) { Ok(()) } else { Err(VerifyError::Output) }
+}
