@@ -1,5 +1,6 @@
 //! plan.bin.
 
+pub mod fingerprint;
 mod vocab;
 
 pub use vocab::{Merge, Sampling, Strings, TokenKind, Vocab};

@@ -1,0 +1,36 @@
+//! A read-only mapping of a whole file: the one place of this crate that is `unsafe`.
+
+use std::fs::File;
+use std::ops::Deref;
+use std::path::Path;
+
+use super::GgufError;
+
+pub(super) struct Mapping(memmap2::Mmap);
+
+impl Mapping {
+    pub fn open(path: &Path) -> Result<Mapping, GgufError> {
+        let failed = |source| GgufError::Io { path: path.into(), source };
+        // Asked before opening: a FIFO would block the open itself.
+        if !std::fs::metadata(path).map_err(failed)?.is_file() {
+            return Err(GgufError::NotAFile { path: path.into() });
+        }
+        let file = File::open(path).map_err(failed)?;
+        // SAFETY: the mapping is private and read-only, and lives as long as every slice borrowed from it. What cannot
+        // be ruled out is another process that rewrites the file meanwhile. Changed bytes give wrong numbers, never a
+        // read out of bounds: every offset is checked against the length taken here, and text is checked anew
+        // whenever it is read. A file cut shorter while it is mapped kills this process (SIGBUS) when a lost page is
+        // touched; that is the price of not copying gigabytes, and model files are replaced, not edited.
+        #[allow(unsafe_code)]
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(failed)?;
+        Ok(Mapping(map))
+    }
+}
+
+impl Deref for Mapping {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}

@@ -1,0 +1,135 @@
+//! GGUF files: a reader over the mapped file, and a writer.
+//!
+//! The reader treats the file as hostile. Everything that later code relies on is checked once, in [`Gguf::open`]:
+//! counts against the bytes present, names, types, shapes, alignment, and that every tensor lies inside its file. What
+//! it holds afterwards is small (names and ranges); metadata and weights are read where they lie.
+//!
+//! A model split over several files (`NAME-00001-of-0000N.gguf`) opens as one, from any of its parts.
+//!
+//! What this module does not do: know any model. Which keys and tensors Gemma 4 needs is the config's business, so a
+//! tensor of a type unknown here is listed and only refused once its [`TensorInfo::dtype`] is asked for.
+
+mod cursor;
+mod error;
+mod header;
+mod map;
+mod metadata;
+mod split;
+mod value;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gemma4c_blocks::DType;
+use gemma4c_plan::fingerprint::{FileBytes, fingerprint};
+
+pub use error::{Fault, GgufError};
+pub use metadata::Metadata;
+pub use value::{Array, FromValue, Value, ValueType};
+
+use map::Mapping;
+
+/// At most this many metadata keys, tensors, and layers: many times what any model has, and few enough that a
+/// hostile file cannot make the tables large.
+pub const MAX_ENTRIES: u64 = 65_536;
+
+/// Dimensions of a tensor, at most.
+pub const MAX_DIMS: usize = 4;
+
+/// One tensor of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    pub name: Box<str>,
+    dims: [u64; MAX_DIMS],
+    rank: u32,
+    /// The type's number in the file, which [`TensorInfo::dtype`] may not know.
+    pub ggml_type: u32,
+    /// Index in [`Gguf::files`].
+    pub file: usize,
+    /// From the start of that file.
+    pub offset: u64,
+    /// Bytes of data; 0 where the type is unknown.
+    pub len: u64,
+}
+
+impl TensorInfo {
+    /// The shape, fastest dimension (the columns of a row) first; never empty.
+    pub fn dims(&self) -> &[u64] {
+        &self.dims[..self.rank as usize]
+    }
+
+    pub fn dtype(&self) -> Result<DType, GgufError> {
+        DType::from_ggml_id(self.ggml_type)
+            .ok_or_else(|| GgufError::UnsupportedType { tensor: self.name.to_string(), id: self.ggml_type })
+    }
+}
+
+/// One file of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileInfo {
+    pub path: PathBuf,
+    /// Bytes.
+    pub len: u64,
+    /// Bytes up to the end of the tensor table.
+    pub header_len: u64,
+}
+
+/// An open model: one file, or all parts of a split one.
+pub struct Gguf {
+    files: Vec<FileInfo>,
+    maps: Vec<Arc<Mapping>>,
+    metadata: Metadata,
+    tensors: Vec<TensorInfo>,
+    /// Indices of `tensors`, sorted by name.
+    by_name: Vec<u32>,
+}
+
+impl Gguf {
+    /// Opens the file at `path` and, where it is part of a split model, all other parts beside it.
+    pub fn open(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {
+        split::open(path.as_ref())
+    }
+
+    /// The metadata; of a split model, that of its first part.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// All tensors, in the files' order.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        let found = self.by_name.binary_search_by(|&i| self.tensors[i as usize].name.as_ref().cmp(name)).ok()?;
+        Some(&self.tensors[self.by_name[found] as usize])
+    }
+
+    /// The bytes of a tensor of this model.
+    ///
+    /// # Panics
+    /// Where `tensor` is another model's and lies outside this one's files.
+    pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
+        &self.maps[tensor.file][tensor.offset as usize..][..tensor.len as usize]
+    }
+
+    pub fn files(&self) -> &[FileInfo] {
+        &self.files
+    }
+
+    /// A number that changes when the model does, taken from headers, sizes and the edges of every tensor:
+    /// milliseconds, whatever the size. See [`gemma4c_plan::fingerprint`].
+    pub fn fingerprint(&self) -> u64 {
+        let files: Vec<FileBytes<'_>> = std::iter::zip(&self.maps, &self.files)
+            .map(|(map, file)| FileBytes { bytes: map, header_len: file.header_len })
+            .collect();
+        let tensors = self.tensors.iter().map(|t| (t.file, t.offset, t.len));
+        fingerprint(&files, tensors).expect("every range was checked against its file when it was opened")
+    }
+}
+
+impl std::fmt::Debug for Gguf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gguf").field("files", &self.files).field("tensors", &self.tensors.len()).finish_non_exhaustive()
+    }
+}
