@@ -59,13 +59,25 @@ pub enum Codes {
 pub enum Scale {
     One,
     /// One half-precision factor a block.
-    Half { offset: usize },
+    Half {
+        offset: usize,
+    },
     /// `half * s`, `s` one of eight 6-bit integers packed with the minima into 12 bytes, one a group of 32.
-    Packed6 { half: usize, packed: usize },
+    Packed6 {
+        half: usize,
+        packed: usize,
+    },
     /// `half * s`, `s` a signed byte a group of 16.
-    Bytes16 { half: usize, bytes: usize },
+    Bytes16 {
+        half: usize,
+        bytes: usize,
+    },
     /// `half * (s - 32)`, `s` = 4 low bits from `low`, 2 high bits from the u16 at `high`, one a group of 32.
-    Split6 { half: usize, high: usize, low: usize },
+    Split6 {
+        half: usize,
+        high: usize,
+        low: usize,
+    },
 }
 
 /// What is added after scaling.
@@ -73,9 +85,14 @@ pub enum Scale {
 pub enum Minimum {
     Zero,
     /// One half-precision addend a block.
-    Half { offset: usize },
+    Half {
+        offset: usize,
+    },
     /// `-half * m`, `m` the 6-bit minimum of the group of 32, packed beside the scales.
-    Packed6 { half: usize, packed: usize },
+    Packed6 {
+        half: usize,
+        packed: usize,
+    },
 }
 
 /// One block format.

@@ -16,7 +16,9 @@ pub fn value(layout: &Layout, block: &[u8], i: usize) -> f32 {
         }
         Codes::Table { low, levels } => levels[bits(low, block, i) as usize] as i32,
     };
-    scale(layout.scale, block, i) * code as f32 + minimum(layout.minimum, block, i)
+    let scaled = scale(layout.scale, block, i) * code as f32;
+    // Without a minimum nothing is added, not even zero: a negative scale times code 0 stays -0.0.
+    minimum(layout.minimum, block, i).map_or(scaled, |minimum| scaled + minimum)
 }
 
 fn bits(plane: Plane, block: &[u8], i: usize) -> u32 {
@@ -51,11 +53,13 @@ fn scale(scale: Scale, block: &[u8], i: usize) -> f32 {
     }
 }
 
-fn minimum(minimum: Minimum, block: &[u8], i: usize) -> f32 {
+fn minimum(minimum: Minimum, block: &[u8], i: usize) -> Option<f32> {
     match minimum {
-        Minimum::Zero => 0.0,
-        Minimum::Half { offset } => half_at(block, offset),
-        Minimum::Packed6 { half, packed } => -(half_at(block, half) * packed6(&block[packed..packed + 12], i / 32).1 as f32),
+        Minimum::Zero => None,
+        Minimum::Half { offset } => Some(half_at(block, offset)),
+        Minimum::Packed6 { half, packed } => {
+            Some(-(half_at(block, half) * packed6(&block[packed..packed + 12], i / 32).1 as f32))
+        }
     }
 }
 
