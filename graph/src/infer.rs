@@ -48,10 +48,11 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
             Ok(Type { width: narrow(op, w, w.dim(1))?, ..x })
         }
         Op::ExpertMatMul { weight, part } => {
-            let (w, slots) = (graph.weight(weight), routing(op, x, inputs[1])?);
+            let (w, (slots, experts)) = (graph.weight(weight), routing(op, x, inputs[1])?);
             let fits = w.dim(0) == x.width as u64 || w.dim(0).checked_mul(slots as u64) == Some(x.width as u64);
-            if w.dims.len() != 3 || !fits {
-                return fail(format!("{} {:?} does not fit rows {} wide, {slots} experts", w.name, w.dims, x.width));
+            if w.dims.len() != 3 || w.dim(2) != experts as u64 || !fits {
+                let of = format!("rows {} wide, {slots} of {experts} experts", x.width);
+                return fail(format!("{} {:?} does not fit {of}", w.name, w.dims));
             }
             if part.first as u64 + part.len as u64 > w.dim(1) {
                 return fail(format!("{} has {} rows an expert, not {}+{}", w.name, w.dim(1), part.first, part.len));
@@ -71,10 +72,13 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
             if top_k == 0 || top_k > x.width {
                 return fail(format!("{top_k} of {} experts", x.width));
             }
-            Ok(Type { elem: Elem::Routing, width: top_k, ..x })
+            Ok(Type { elem: Elem::Routing { experts: x.width }, width: top_k, ..x })
         }
-        Op::ExpertSum { .. } => {
-            let slots = routing(op, x, inputs[1])?;
+        Op::ExpertSum { scale } => {
+            let (slots, experts) = routing(op, x, inputs[1])?;
+            if let Some(w) = scale.map(|w| graph.weight(w)).filter(|w| w.dims != [experts as u64]) {
+                return fail(format!("{} {:?} is not a vector of {experts}", w.name, w.dims));
+            }
             if !x.width.is_multiple_of(slots) {
                 return fail(format!("rows {} wide are not {slots} equal slots", x.width));
             }
@@ -106,7 +110,10 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
         Op::KvAppend { cache } => {
             let (geometry, want) = (graph.cache(cache), Type::f32(Rows::Chunk, graph.cache(cache).width()));
             if inputs != [want, want] {
-                return fail(format!("the cache of layer {} takes {want}, not {} and {}", geometry.layer, x, inputs[1]));
+                return fail(format!(
+                    "the cache of layer {} takes {want}, not {} and {}",
+                    geometry.layer, x, inputs[1]
+                ));
             }
             Ok(Type { elem: Elem::Kv(cache), ..want })
         }
@@ -117,19 +124,25 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
             let c = graph.cache(cache);
             if c.kv_heads == 0 || !heads.is_multiple_of(c.kv_heads) || heads.checked_mul(c.head_dim) != Some(x.width) {
                 let (kv_heads, dim) = (c.kv_heads, c.head_dim);
-                return fail(format!("{heads} heads of {dim} over {kv_heads} kv heads do not fit rows {} wide", x.width));
+                return fail(format!(
+                    "{heads} heads of {dim} over {kv_heads} kv heads do not fit rows {} wide",
+                    x.width
+                ));
             }
             Ok(x)
         }
     }
 }
 
-/// How many experts a row has; `routing` must belong to the same rows as `x`.
-fn routing(op: &Op, x: Type, routing: Type) -> Result<u32, TypeError> {
-    if routing.elem != Elem::Routing || routing.rows != x.rows {
-        return Err(TypeError { op: op.name(), why: format!("needs the routing of the same rows, was given {routing}") });
+/// How many experts a row goes to, and of how many; `routing` must belong to the same rows as `x`.
+fn routing(op: &Op, x: Type, routing: Type) -> Result<(u32, u32), TypeError> {
+    match routing.elem {
+        Elem::Routing { experts } if routing.rows == x.rows => Ok((routing.width, experts)),
+        _ => {
+            let why = format!("needs the routing of the same rows, was given {routing}");
+            Err(TypeError { op: op.name(), why })
+        }
     }
-    Ok(routing.width)
 }
 
 fn matrix_inputs(graph: &Graph, op: &Op, table: WeightId) -> Result<u32, TypeError> {

@@ -12,6 +12,7 @@ mod builder;
 mod dot;
 mod graph;
 mod infer;
+pub mod memory;
 mod op;
 mod text;
 mod types;

@@ -10,8 +10,10 @@ pub enum Elem {
     /// A token id.
     Token,
     F32,
-    /// `width` pairs of (expert, weight), best first.
-    Routing,
+    /// `width` pairs of (expert, weight), best first, of so many experts.
+    Routing {
+        experts: u32,
+    },
     /// The state of a cache once this step's rows are in it; its rows are the context, not the chunk.
     Kv(CacheId),
 }
@@ -48,7 +50,7 @@ impl fmt::Display for Type {
         match self.elem {
             Elem::Token => write!(f, "token[{rows}]"),
             Elem::F32 => write!(f, "f32[{rows}, {}]", self.width),
-            Elem::Routing => write!(f, "routing[{rows}, {}]", self.width),
+            Elem::Routing { experts } => write!(f, "routing[{rows}, {} of {experts}]", self.width),
             Elem::Kv(_) => write!(f, "kv[context, {}]", self.width),
         }
     }

@@ -1,3 +1,6 @@
 //! .
 
+pub mod chat;
+pub mod gemma4;
 pub mod gguf;
+pub mod tokenizer;

@@ -1,1 +1,19 @@
-//! .
+//! Executes a plan: token ids in, logits or sampled ids out.
+//!
+//! ```text
+//! Plan + model files ──► Session ──► feed(tokens) ──► logits ──► Sampler ──► next token
+//! ```
+//!
+//! It knows plans and nothing of the compiler that made them. Text is somebody else's business too: a session speaks token
+//! ids, so that it can be driven by tests, by a model without a vocabulary, and by whoever brings a tokenizer.
+
+pub mod cpu;
+mod error;
+mod sampler;
+mod session;
+mod weights;
+
+pub use error::RuntimeError;
+pub use sampler::{Sampler, argmax};
+pub use session::{Asked, Session};
+pub use weights::ModelLocation;

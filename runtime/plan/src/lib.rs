@@ -1,6 +1,31 @@
-//! plan.bin.
+//! plan.bin: what the compiler hands the runtime, as plain data, versioned and checked.
+//!
+//! The types here are twins of the compiler's, never the types themselves, so that either side can change without the
+//! other noticing until the format's version does. Weights are not in a plan: it says where they lie in the model's files
+//! and how to tell that those have not changed.
 
 pub mod fingerprint;
+mod format;
+mod model;
+mod program;
+mod validate;
 mod vocab;
 
+pub use format::{PlanError, VERSION};
+pub use model::{Model, ModelFile, Target, Weight};
+pub use program::{Cache, CacheIndex, Kind, Op, Program, RowCount, Step, Value, ValueIndex, WeightIndex};
 pub use vocab::{Merge, Sampling, Strings, TokenKind, Vocab};
+
+/// A compiled model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub model: Model,
+    pub target: Target,
+    pub weights: Vec<Weight>,
+    pub program: Program,
+    /// `None` for a model without one: it runs on token ids.
+    pub vocab: Option<Vocab>,
+    pub sampling: Sampling,
+    /// The graph the steps came from, as text.
+    pub report: String,
+}

@@ -80,7 +80,6 @@ pub struct Vocab {
     pub eos: Option<u32>,
     pub unknown: Option<u32>,
     pub add_bos: bool,
-    pub add_space_prefix: bool,
     /// Tokens that end a generation.
     pub stop: Vec<u32>,
     /// Tokens that are never sampled.

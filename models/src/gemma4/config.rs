@@ -1,0 +1,199 @@
+//! What a file says about its model: from metadata and the list of tensors alone, nothing known per size.
+//!
+//! Two facts have no key of their own. The vocabulary is as large as the embedding table (or, in a file without tensors, as
+//! the token list); and a global layer that owns keys but has no `attn_v` takes its values from the key projection.
+
+use crate::gguf::{Gguf, GgufError};
+
+/// How far a layer's queries see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// The last `window` positions, the query's own included.
+    Sliding {
+        window: u32,
+    },
+    Global,
+}
+
+/// Where a layer's keys and values come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// Two projections of its own.
+    Projected,
+    /// One projection: the values are the raw keys.
+    ValuesFromKeys,
+    /// The cache of an earlier layer.
+    SharedWith { donor: u32 },
+}
+
+/// The attention of one layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    pub reach: Reach,
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub head_dim: u32,
+    pub rope_base: f32,
+    pub keys: Keys,
+}
+
+/// One layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Layer {
+    pub attention: Attention,
+    /// Width of the dense MLP.
+    pub ffn: u32,
+}
+
+/// The experts beside each layer's dense MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mixture {
+    pub experts: u32,
+    pub used: u32,
+    pub ffn: u32,
+}
+
+/// A Gemma 4 text model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    pub name: Option<String>,
+    pub hidden: u32,
+    pub vocab_size: u32,
+    /// Positions it was trained for.
+    pub context: u32,
+    pub rms_eps: f32,
+    pub softcap: Option<f32>,
+    /// Width of a layer's slice of the per-layer embeddings, where the model has them.
+    pub per_layer_width: Option<u32>,
+    pub mixture: Option<Mixture>,
+    pub layers: Vec<Layer>,
+}
+
+/// Why a file's configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    #[error("general.architecture is `{found}`, expected `gemma4`")]
+    Architecture { found: String },
+    #[error("GGUF key {key}: {why}")]
+    Unusable { key: &'static str, why: String },
+}
+
+/// Any number of a config is below this; the products of two of them then fit in 64 bits with room to spare.
+const MOST: u32 = 1 << 24;
+
+impl Config {
+    pub fn read(file: &Gguf) -> Result<Config, ConfigError> {
+        let meta = file.metadata();
+        let found = meta.str("general.architecture")?;
+        if found != "gemma4" {
+            return Err(ConfigError::Architecture { found: found.chars().take(40).collect() });
+        }
+        let number = |key: &'static str| in_range(key, meta.u32(key)?);
+        let optional = |key: &'static str| meta.optional::<u32>(key).map(|n| n.filter(|n| *n > 0));
+        let count = number("gemma4.block_count")?;
+        let list = |key: &'static str| meta.per_layer_u32(key, count);
+        let heads = list("gemma4.attention.head_count")?;
+        let kv_heads = list("gemma4.attention.head_count_kv")?;
+        let ffn = list("gemma4.feed_forward_length")?;
+        let sliding = meta.per_layer_bool("gemma4.attention.sliding_window_pattern", count)?;
+        let window = number("gemma4.attention.sliding_window")?;
+        let head_dim = |key, value_key: &'static str, rope_key: &'static str| {
+            let dim = number(key)?;
+            for other in [value_key, rope_key] {
+                if let Some(n) = optional(other)?.filter(|n| *n != dim) {
+                    let why = format!("is {n}, expected {dim} as in {key}");
+                    return Err(ConfigError::Unusable { key: other, why });
+                }
+            }
+            Ok(dim)
+        };
+        let global_dim =
+            head_dim("gemma4.attention.key_length", "gemma4.attention.value_length", "gemma4.rope.dimension_count")?;
+        let sliding_dim = head_dim(
+            "gemma4.attention.key_length_swa",
+            "gemma4.attention.value_length_swa",
+            "gemma4.rope.dimension_count_swa",
+        )?;
+        let bases = (meta.f32("gemma4.rope.freq_base")?, meta.f32("gemma4.rope.freq_base_swa")?);
+        let shared = optional("gemma4.attention.shared_kv_layers")?.unwrap_or(0);
+        let first_shared = count.checked_sub(shared).ok_or_else(|| ConfigError::Unusable {
+            key: "gemma4.attention.shared_kv_layers",
+            why: format!("is {shared} of {count} layers"),
+        })?;
+        let mut layers = Vec::with_capacity(count as usize);
+        for i in 0..count as usize {
+            let keys = match i as u32 >= first_shared {
+                true => Keys::SharedWith { donor: donor(&sliding, first_shared, i)? },
+                false if !sliding[i] && file.tensor(&format!("blk.{i}.attn_v.weight")).is_none() => {
+                    Keys::ValuesFromKeys
+                }
+                false => Keys::Projected,
+            };
+            let attention = Attention {
+                reach: if sliding[i] { Reach::Sliding { window } } else { Reach::Global },
+                heads: in_range("gemma4.attention.head_count", heads[i])?,
+                kv_heads: in_range("gemma4.attention.head_count_kv", kv_heads[i])?,
+                head_dim: if sliding[i] { sliding_dim } else { global_dim },
+                rope_base: if sliding[i] { bases.1 } else { bases.0 },
+                keys,
+            };
+            if !attention.heads.is_multiple_of(attention.kv_heads) {
+                let why = format!("layer {i} has {} heads over {} kv heads", attention.heads, attention.kv_heads);
+                return Err(ConfigError::Unusable { key: "gemma4.attention.head_count_kv", why });
+            }
+            layers.push(Layer { attention, ffn: in_range("gemma4.feed_forward_length", ffn[i])? });
+        }
+        Ok(Config {
+            name: meta.optional::<&str>("general.name")?.map(str::to_string),
+            hidden: number("gemma4.embedding_length")?,
+            vocab_size: vocab_size(file)?,
+            context: number("gemma4.context_length")?,
+            rms_eps: meta.f32("gemma4.attention.layer_norm_rms_epsilon")?,
+            softcap: meta.optional::<f32>("gemma4.final_logit_softcapping")?.filter(|cap| *cap != 0.0),
+            per_layer_width: optional("gemma4.embedding_length_per_layer_input")?,
+            mixture: mixture(file)?,
+            layers,
+        })
+    }
+}
+
+fn in_range(key: &'static str, n: u32) -> Result<u32, ConfigError> {
+    match n {
+        1..=MOST => Ok(n),
+        _ => Err(ConfigError::Unusable { key, why: format!("is {n}, expected 1 to {MOST}") }),
+    }
+}
+
+/// A shared layer reads the last layer of its own kind that owns keys.
+fn donor(sliding: &[bool], first_shared: u32, layer: usize) -> Result<u32, ConfigError> {
+    let owner = (0..first_shared as usize).rev().find(|&i| sliding[i] == sliding[layer]);
+    owner.map(|i| i as u32).ok_or_else(|| ConfigError::Unusable {
+        key: "gemma4.attention.shared_kv_layers",
+        why: format!("layer {layer} has no earlier layer of its kind to share keys with"),
+    })
+}
+
+fn vocab_size(file: &Gguf) -> Result<u32, ConfigError> {
+    let size = match file.tensor("token_embd.weight") {
+        Some(table) => table.dims().get(1).copied().unwrap_or(0),
+        None => file.metadata().array("tokenizer.ggml.tokens")?.len() as u64,
+    };
+    match u32::try_from(size) {
+        Ok(n @ 1..=MOST) => Ok(n),
+        _ => Err(ConfigError::Unusable { key: "token_embd.weight", why: format!("has {size} rows") }),
+    }
+}
+
+fn mixture(file: &Gguf) -> Result<Option<Mixture>, ConfigError> {
+    let meta = file.metadata();
+    let Some(experts) = meta.optional::<u32>("gemma4.expert_count")?.filter(|n| *n > 0) else { return Ok(None) };
+    let experts = in_range("gemma4.expert_count", experts)?;
+    let used = in_range("gemma4.expert_used_count", meta.u32("gemma4.expert_used_count")?)?;
+    let ffn = in_range("gemma4.expert_feed_forward_length", meta.u32("gemma4.expert_feed_forward_length")?)?;
+    if used > experts {
+        return Err(ConfigError::Unusable { key: "gemma4.expert_used_count", why: format!("is {used} of {experts}") });
+    }
+    Ok(Some(Mixture { experts, used, ffn }))
+}

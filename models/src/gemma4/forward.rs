@@ -1,0 +1,223 @@
+//! The forward pass of Gemma 4, declared once. Every other form of it (CPU steps, CUDA kernels) is derived from this.
+//!
+//! Read it as the equations: `h` is the residual stream, one row a token. Bindings become the names of the nodes.
+
+use gemma4c_dsl::dataflow;
+use gemma4c_graph::{Builder, Cache, Graph, Part, Value, VerifyError};
+
+use super::config::{Attention, Config, ConfigError, Keys, Layer, Mixture, Reach};
+use super::weights::{self, ExpertWeights, GateUp, LayerWeights, PerLayer, PerLayerGate, Weights, WeightsError};
+use crate::gguf::Gguf;
+
+/// Why a file does not give a forward pass.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    #[error("the declared graph is not well-formed: {0}")]
+    Graph(#[from] VerifyError),
+}
+
+/// The forward pass of the model in `file`, from token ids to logits.
+pub fn graph(file: &Gguf, config: &Config) -> Result<Graph, ModelError> {
+    let mut g = Builder::new();
+    let weights = weights::declare(file, config, &mut g)?;
+    forward(&mut g, config, &weights);
+    Ok(g.finish()?)
+}
+
+fn forward(g: &mut Builder, config: &Config, w: &Weights) {
+    let tokens = tokens(g);
+    let mut h = embedding(g, config, w, tokens);
+    let per_layer = w.per_layer.as_ref().map(|p| per_layer_inputs(g, config, p, tokens, h));
+    for (index, weights) in w.layers.iter().enumerate() {
+        g.set_layer(Some(index as u32));
+        h = layer(g, config, w, index, weights, h, per_layer);
+    }
+    g.set_layer(None);
+    let logits = head(g, config, w, h);
+    g.output(logits);
+}
+
+#[dataflow]
+fn tokens(g: &mut Builder) -> Value {
+    g.tokens()
+}
+
+/// The factor is exact here; the bf16 reference rounds it (39.25 for 39.19), which no norm after it notices much.
+#[dataflow]
+fn embedding(g: &mut Builder, config: &Config, w: &Weights, tokens: Value) -> Value {
+    let rows = g.gather(w.token_embd, tokens);
+    g.scale(rows, (config.hidden as f32).sqrt())
+}
+
+/// What every layer adds of its own for each token: a table's row and a projection of the embedding, normalised per layer.
+/// It depends on the embedding alone, so all layers' slices are made at once, before the first.
+#[dataflow]
+fn per_layer_inputs(g: &mut Builder, config: &Config, p: &PerLayer, tokens: Value, embedding: Value) -> Value {
+    let layers = config.layers.len() as u32;
+    let raw = g.matmul(p.model_proj, embedding);
+    let width = g.width(raw) / layers;
+    let scaled = g.scale(raw, (config.hidden as f32).powf(-0.5));
+    let context_part = g.group_norm(scaled, Some(p.proj_norm), width, config.rms_eps);
+    let rows = g.gather(p.token_embd, tokens);
+    let token_part = g.scale(rows, (width as f32).sqrt());
+    let sum = g.add(context_part, token_part);
+    g.scale(sum, 0.5f32.sqrt())
+}
+
+#[dataflow]
+fn layer(
+    g: &mut Builder,
+    config: &Config,
+    model: &Weights,
+    index: usize,
+    w: &LayerWeights,
+    h: Value,
+    per_layer: Option<Value>,
+) -> Value {
+    let Layer { attention: geometry, .. } = config.layers[index];
+    let h = attention(g, config, model, index as u32, &geometry, w, h);
+    let h = match (&w.experts, config.mixture) {
+        (Some(experts), Some(mixture)) => mixture_of_experts(g, config, mixture, w, experts, h),
+        _ => mlp(g, config, w, h),
+    };
+    let h = match (&w.per_layer, per_layer) {
+        (Some(gate), Some(inputs)) => per_layer_gate(g, config, gate, index as u32, inputs, h),
+        _ => h,
+    };
+    // The whole residual stream is scaled, not what this layer added to it.
+    g.mul_weight(h, w.output_scale)
+}
+
+#[dataflow]
+fn attention(
+    g: &mut Builder,
+    config: &Config,
+    model: &Weights,
+    layer: u32,
+    geometry: &Attention,
+    w: &LayerWeights,
+    h: Value,
+) -> Value {
+    let Attention { heads, kv_heads, head_dim, rope_base, .. } = *geometry;
+    let (window, factors) = match geometry.reach {
+        Reach::Sliding { window } => (Some(window), None),
+        Reach::Global => (None, model.rope_freqs),
+    };
+    let normed = g.rms_norm(h, Some(w.attn_norm), config.rms_eps);
+    let q_raw = g.matmul(w.q, normed);
+    let q_normed = g.group_norm(q_raw, Some(w.q_norm), head_dim, config.rms_eps);
+    let q = g.rope(q_normed, head_dim, rope_base, factors);
+    let kv = match (w.k, geometry.keys) {
+        (Some(wk), _) => {
+            let cache = g.cache(Cache { layer, kv_heads, head_dim, window });
+            let k_raw = g.matmul(wk, normed);
+            let k_normed = g.group_norm(k_raw, w.k_norm, head_dim, config.rms_eps);
+            let k = g.rope(k_normed, head_dim, rope_base, factors);
+            // Values are normalised without a weight and never rotated, also when they are the raw keys.
+            let v_raw = w.v.map_or(k_raw, |wv| g.matmul(wv, normed));
+            let v = g.group_norm(v_raw, None, head_dim, config.rms_eps);
+            g.kv_append(cache, k, v)
+        }
+        (None, Keys::SharedWith { donor }) => {
+            g.kv_of(donor).expect("a donor stands before the layers that share with it")
+        }
+        (None, _) => unreachable!("only layers that share keys have no key projection"),
+    };
+    let mixed = g.attention(q, kv, heads);
+    let projected = g.matmul(w.attn_output, mixed);
+    let update = g.rms_norm(projected, Some(w.post_attention_norm), config.rms_eps);
+    g.add(h, update)
+}
+
+#[dataflow]
+fn mlp(g: &mut Builder, config: &Config, w: &LayerWeights, h: Value) -> Value {
+    let normed = g.rms_norm(h, Some(w.ffn_norm), config.rms_eps);
+    let down = gated(g, w, normed);
+    let update = g.rms_norm(down, Some(w.post_ffw_norm), config.rms_eps);
+    g.add(h, update)
+}
+
+/// `down(gelu(gate x) * up x)`.
+#[dataflow]
+fn gated(g: &mut Builder, w: &LayerWeights, x: Value) -> Value {
+    let gate = g.matmul(w.gate, x);
+    let up = g.matmul(w.up, x);
+    let activated = g.gelu(gate);
+    let product = g.mul(activated, up);
+    g.matmul(w.down, product)
+}
+
+/// The dense MLP and the experts side by side; each branch has norms of its own and reads the same stream, the router too.
+#[dataflow]
+fn mixture_of_experts(
+    g: &mut Builder,
+    config: &Config,
+    mixture: Mixture,
+    w: &LayerWeights,
+    e: &ExpertWeights,
+    h: Value,
+) -> Value {
+    let eps = config.rms_eps;
+    let normed = g.rms_norm(h, Some(w.ffn_norm), eps);
+    let dense = gated(g, w, normed);
+    let dense_normed = g.rms_norm(dense, Some(e.dense_post_norm), eps);
+    let routing = router(g, config, mixture, e, h);
+    let expert_input = g.rms_norm(h, Some(e.pre_norm), eps);
+    let mixed = experts(g, mixture, e, expert_input, routing);
+    let mixed_normed = g.rms_norm(mixed, Some(e.post_norm), eps);
+    let sum = g.add(dense_normed, mixed_normed);
+    let update = g.rms_norm(sum, Some(w.post_ffw_norm), eps);
+    g.add(h, update)
+}
+
+#[dataflow]
+fn router(g: &mut Builder, config: &Config, mixture: Mixture, e: &ExpertWeights, h: Value) -> Value {
+    let normed = g.rms_norm(h, None, config.rms_eps);
+    let weighted = g.mul_weight(normed, e.router_scale);
+    let scaled = g.scale(weighted, (config.hidden as f32).powf(-0.5));
+    let logits = g.matmul(e.router, scaled);
+    g.route(logits, mixture.used)
+}
+
+#[dataflow]
+fn experts(g: &mut Builder, mixture: Mixture, e: &ExpertWeights, x: Value, routing: Value) -> Value {
+    let (ffn, hidden) = (mixture.ffn, g.width(x));
+    let all = Part { first: 0, len: ffn };
+    let (gate_w, gate_part, up_w, up_part) = match e.gate_up {
+        GateUp::Stacked(w) => (w, all, w, Part { first: ffn, len: ffn }),
+        GateUp::Apart { gate, up } => (gate, all, up, all),
+    };
+    let gate = g.expert_matmul(gate_w, gate_part, x, routing);
+    let up = g.expert_matmul(up_w, up_part, x, routing);
+    let activated = g.gelu(gate);
+    let product = g.mul(activated, up);
+    let down = g.expert_matmul(e.down, Part { first: 0, len: hidden }, product, routing);
+    g.expert_sum(down, routing, Some(e.down_scale))
+}
+
+#[dataflow]
+fn per_layer_gate(g: &mut Builder, config: &Config, w: &PerLayerGate, layer: u32, inputs: Value, h: Value) -> Value {
+    let gate = g.matmul(w.gate, h);
+    let activated = g.gelu(gate);
+    let width = g.width(gate);
+    let own = g.columns(inputs, layer * width, width);
+    let product = g.mul(activated, own);
+    let projected = g.matmul(w.proj, product);
+    let update = g.rms_norm(projected, Some(w.post_norm), config.rms_eps);
+    g.add(h, update)
+}
+
+#[dataflow]
+fn head(g: &mut Builder, config: &Config, w: &Weights, h: Value) -> Value {
+    let asked = g.take_asked(h);
+    let normed = g.rms_norm(asked, Some(w.output_norm), config.rms_eps);
+    let raw = g.matmul(w.head, normed);
+    match config.softcap {
+        Some(cap) => g.softcap(raw, cap),
+        None => raw,
+    }
+}

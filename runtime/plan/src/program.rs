@@ -1,0 +1,141 @@
+//! What a CPU plan runs: values with their places in the arena, and steps in order.
+//!
+//! The plain twin of the compiler's graph: indices instead of references, and nothing a reader of an old plan would have to
+//! guess. One step is one node of the unfused graph.
+
+use serde::{Deserialize, Serialize};
+
+/// Index into [`Program::values`].
+pub type ValueIndex = u32;
+/// Index into [`crate::Plan::weights`].
+pub type WeightIndex = u32;
+/// Index into [`Program::caches`].
+pub type CacheIndex = u32;
+
+/// How many rows a value has when the plan runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RowCount {
+    /// One a token of the chunk.
+    Chunk,
+    /// One a token whose logits are asked for.
+    Asked,
+}
+
+/// What a value's rows hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    Tokens,
+    /// f32 rows in the arena, from byte `offset`, rows back to back.
+    Floats {
+        offset: u64,
+    },
+    /// Which of `experts` a row goes to, and their weights; kept beside the arena.
+    Routing {
+        experts: u32,
+    },
+    /// A cache after its append.
+    Kv {
+        cache: CacheIndex,
+    },
+}
+
+/// One value.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Value {
+    pub name: String,
+    pub kind: Kind,
+    pub rows: RowCount,
+    pub width: u32,
+}
+
+/// Keys and values of one layer: `capacity` rows of `kv_heads * head_dim` f32 each. With a window it is a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cache {
+    pub layer: u32,
+    pub kv_heads: u32,
+    pub head_dim: u32,
+    pub window: Option<u32>,
+    pub capacity: u32,
+}
+
+/// One operation; the meanings are those of the compiler's graph.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Op {
+    Tokens,
+    Gather { table: WeightIndex },
+    TakeAsked,
+    Columns { first: u32, len: u32 },
+    MatMul { weight: WeightIndex },
+    ExpertMatMul { weight: WeightIndex, first: u32, len: u32 },
+    RmsNorm { weight: Option<WeightIndex>, group: u32, eps: f32 },
+    Route { top_k: u32 },
+    ExpertSum { scale: Option<WeightIndex> },
+    Add,
+    Mul,
+    Scale { factor: f32 },
+    MulWeight { weight: WeightIndex },
+    Gelu,
+    Softcap { cap: f32 },
+    Rope { head_dim: u32, base: f32, factors: Option<WeightIndex> },
+    KvAppend { cache: CacheIndex },
+    Attention { heads: u32 },
+}
+
+impl Op {
+    /// How many values it reads.
+    pub const fn arity(&self) -> usize {
+        match self {
+            Op::Tokens => 0,
+            Op::Add
+            | Op::Mul
+            | Op::KvAppend { .. }
+            | Op::Attention { .. }
+            | Op::ExpertMatMul { .. }
+            | Op::ExpertSum { .. } => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// One step: `values[output] = op(values[inputs])`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    pub op: Op,
+    pub inputs: Vec<ValueIndex>,
+    pub output: ValueIndex,
+}
+
+/// The steps of a CPU plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Program {
+    /// Positions a sequence may have.
+    pub context: u32,
+    /// Most rows one pass takes.
+    pub chunk: u32,
+    /// Most rows one pass can give logits for.
+    pub asked: u32,
+    pub arena_bytes: u64,
+    pub caches: Vec<Cache>,
+    pub values: Vec<Value>,
+    pub steps: Vec<Step>,
+    /// The logits.
+    pub output: ValueIndex,
+}
+
+impl Program {
+    /// Most rows a value can have.
+    pub const fn max_rows(&self, rows: RowCount) -> u32 {
+        match rows {
+            RowCount::Chunk => self.chunk,
+            RowCount::Asked => self.asked,
+        }
+    }
+
+    /// Bytes of all keys and values at full context; `None` on overflow.
+    pub fn cache_bytes(&self) -> Option<u64> {
+        self.caches.iter().try_fold(0u64, |sum, c| {
+            let row = (c.kv_heads as u64).checked_mul(c.head_dim as u64)?.checked_mul(2 * 4)?;
+            sum.checked_add(row.checked_mul(c.capacity as u64)?)
+        })
+    }
+}

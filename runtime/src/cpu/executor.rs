@@ -1,0 +1,207 @@
+//! Walks the steps of a plan over one chunk of tokens.
+
+use std::ops::Range;
+
+use gemma4c_blocks::{DType, decode};
+use gemma4c_plan::{Kind, Op, Plan, RowCount, Step, Value};
+
+use super::kv::KvLayer;
+use super::ops::matmul::{Experts, Matrix};
+use super::ops::moe::Routes;
+use super::ops::rope::RopeTable;
+use super::ops::{attention, elementwise, gather, matmul, moe, norm, rope};
+use crate::weights::Weights;
+
+/// One pass over the model: which tokens, where they stand, and which of them want logits.
+#[derive(Clone, Debug)]
+pub struct Pass<'a> {
+    pub tokens: &'a [u32],
+    pub first_position: usize,
+    /// Rows of the chunk, in order, without gaps.
+    pub asked: Range<usize>,
+}
+
+impl Pass<'_> {
+    fn rows(&self, rows: RowCount) -> usize {
+        match rows {
+            RowCount::Chunk => self.tokens.len(),
+            RowCount::Asked => self.asked.len(),
+        }
+    }
+
+    fn position(&self, rows: RowCount) -> usize {
+        match rows {
+            RowCount::Chunk => self.first_position,
+            RowCount::Asked => self.first_position + self.asked.start,
+        }
+    }
+}
+
+/// Sees every f32 value as it is made: its name, its width and its rows.
+pub type Tap<'a> = dyn FnMut(&str, usize, &[f32]) + 'a;
+
+/// A plan with its weights, its state and its working memory.
+pub struct Executor {
+    plan: Plan,
+    weights: Weights,
+    /// Vectors of f32, decoded once: mapped bytes need not be aligned. Empty for matrices.
+    vectors: Vec<Vec<f32>>,
+    /// One a step that rotates.
+    ropes: Vec<Option<RopeTable>>,
+    arena: Vec<f32>,
+    caches: Vec<KvLayer>,
+    /// One a value that routes.
+    routes: Vec<Option<Routes>>,
+}
+
+impl Executor {
+    pub(crate) fn new(plan: Plan, weights: Weights) -> Executor {
+        let vectors: Vec<Vec<f32>> = plan
+            .weights
+            .iter()
+            .map(|w| {
+                let mut vector =
+                    vec![0.0; if w.dims.len() == 1 && w.dtype == DType::F32 { w.dim(0) as usize } else { 0 }];
+                if !vector.is_empty() {
+                    decode::decode_row(w.dtype, weights.bytes(w), &mut vector);
+                }
+                vector
+            })
+            .collect();
+        let rope_of = |step: &Step| match step.op {
+            Op::Rope { head_dim, base, factors } => {
+                Some(RopeTable::new(base, head_dim as usize, factors.map(|w| vectors[w as usize].as_slice())))
+            }
+            _ => None,
+        };
+        let program = &plan.program;
+        Executor {
+            ropes: program.steps.iter().map(rope_of).collect(),
+            arena: vec![0.0; program.arena_bytes as usize / 4],
+            caches: program
+                .caches
+                .iter()
+                .map(|c| KvLayer::new(c.capacity as usize, c.kv_heads as usize, c.head_dim as usize))
+                .collect(),
+            routes: program.values.iter().map(|_| None).collect(),
+            vectors,
+            weights,
+            plan,
+        }
+    }
+
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Runs every step and returns the logits of the asked rows.
+    pub fn run(&mut self, pass: &Pass<'_>, tap: &mut Tap<'_>) -> &[f32] {
+        let nothing_asked = pass.asked.is_empty();
+        for index in 0..self.plan.program.steps.len() {
+            let output = &self.plan.program.values[self.plan.program.steps[index].output as usize];
+            if nothing_asked && output.rows == RowCount::Asked {
+                continue;
+            }
+            self.step(index, pass);
+            let output = &self.plan.program.values[self.plan.program.steps[index].output as usize];
+            if let Some(place) = place(output, pass) {
+                tap(&output.name, output.width as usize, &self.arena[place]);
+            }
+        }
+        let output = &self.plan.program.values[self.plan.program.output as usize];
+        place(output, pass).map_or(&[], |place| &self.arena[place])
+    }
+
+    fn step(&mut self, index: usize, pass: &Pass<'_>) {
+        let program = &self.plan.program;
+        let step = &program.steps[index];
+        let value = |i: u32| &program.values[i as usize];
+        let output = value(step.output);
+        let (before, out, after) = split(&mut self.arena, place(output, pass).unwrap_or(0..0));
+        let after_starts = before.len() + out.len();
+        let read = |i: usize| {
+            let place = place(value(step.inputs[i]), pass).unwrap_or(0..0);
+            // An input lies wholly before or wholly after the output: the plan was checked.
+            match place.end <= before.len() {
+                true => &before[place],
+                false => &after[place.start - after_starts..place.end - after_starts],
+            }
+        };
+        let matrix = |w: u32| {
+            let weight = &self.plan.weights[w as usize];
+            let (rows, cols) = (weight.dim(1) as usize, weight.dim(0) as usize);
+            Matrix { dtype: weight.dtype, bytes: self.weights.bytes(weight), rows, cols }
+        };
+        let vector = |w: u32| self.vectors[w as usize].as_slice();
+        let routes =
+            |i: usize| self.routes[step.inputs[i] as usize].as_ref().expect("a route is made before it is read");
+        match step.op {
+            Op::Tokens => {}
+            Op::Gather { table } => gather::gather(&matrix(table), pass.tokens, out),
+            Op::TakeAsked => {
+                let width = output.width as usize;
+                out.copy_from_slice(&read(0)[pass.asked.start * width..pass.asked.end * width]);
+            }
+            Op::Columns { first, len } => {
+                let width = value(step.inputs[0]).width as usize;
+                let (first, len) = (first as usize, len as usize);
+                for (to, from) in out.chunks_exact_mut(len).zip(read(0).chunks_exact(width)) {
+                    to.copy_from_slice(&from[first..first + len]);
+                }
+            }
+            Op::MatMul { weight } => matmul::matmul(&matrix(weight), read(0), out),
+            Op::ExpertMatMul { weight, first, len } => {
+                let Matrix { dtype, bytes, rows, cols } = matrix(weight);
+                let experts = self.plan.weights[weight as usize].dim(2) as usize;
+                let rows_used = first as usize..(first + len) as usize;
+                let experts = Experts { dtype, bytes, experts, rows, cols };
+                matmul::expert_matmul(&experts, &routes(1).ids, read(0), rows_used, out);
+            }
+            Op::RmsNorm { weight, group, eps } => {
+                norm::rms_norm(read(0), weight.map(vector), group as usize, eps, out);
+            }
+            Op::Route { top_k } => {
+                let experts = value(step.inputs[0]).width as usize;
+                let routes = moe::route(read(0), experts, top_k as usize);
+                self.routes[step.output as usize] = Some(routes);
+            }
+            Op::ExpertSum { scale } => {
+                moe::mix_experts(read(0), routes(1), scale.map(vector), output.width as usize, out);
+            }
+            Op::Add => elementwise::add(read(0), read(1), out),
+            Op::Mul => elementwise::mul(read(0), read(1), out),
+            Op::Scale { factor } => elementwise::scale(read(0), factor, out),
+            Op::MulWeight { weight } => elementwise::mul_weight(read(0), vector(weight), out),
+            Op::Gelu => elementwise::gelu_tanh(read(0), out),
+            Op::Softcap { cap } => elementwise::softcap(read(0), cap, out),
+            Op::Rope { head_dim, .. } => {
+                let table = self.ropes[index].as_ref().expect("every rotating step has its table");
+                let heads = output.width as usize / head_dim as usize;
+                out.copy_from_slice(read(0));
+                rope::rope(out, heads, head_dim as usize, pass.position(output.rows), table);
+            }
+            Op::KvAppend { cache } => {
+                self.caches[cache as usize].append(pass.first_position, read(0), read(1));
+            }
+            Op::Attention { heads } => {
+                let Kind::Kv { cache } = value(step.inputs[1]).kind else { unreachable!("the plan was checked") };
+                let window = program.caches[cache as usize].window.map(|w| w as usize);
+                let kv = &self.caches[cache as usize];
+                attention::attention(read(0), kv, pass.position(output.rows), window, heads as usize, out);
+            }
+        }
+    }
+}
+
+/// Where a value's rows lie in the arena during this pass, in floats; `None` for what does not lie there.
+fn place(value: &Value, pass: &Pass<'_>) -> Option<Range<usize>> {
+    let Kind::Floats { offset } = value.kind else { return None };
+    let start = offset as usize / 4;
+    Some(start..start + pass.rows(value.rows) * value.width as usize)
+}
+
+fn split(arena: &mut [f32], middle: Range<usize>) -> (&[f32], &mut [f32], &[f32]) {
+    let (before, rest) = arena.split_at_mut(middle.start);
+    let (out, after) = rest.split_at_mut(middle.len());
+    (before, out, after)
+}

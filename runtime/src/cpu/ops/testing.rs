@@ -1,0 +1,70 @@
+//! What the unit tests of the ops share: seeded values, comparison with f64, a pool of a given size.
+
+use gemma4c_blocks::DType;
+
+/// A small generator of seeded noise.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// Uniform in -1..1.
+    pub fn value(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    pub fn values(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.value()).collect()
+    }
+
+    /// Encoded rows of any format: random codes, every half-precision field small and finite.
+    pub fn encoded(&mut self, dtype: DType, values: usize) -> Vec<u8> {
+        let bytes = dtype.row_bytes(values as u64).unwrap() as usize;
+        match dtype {
+            DType::F32 => self.values(values).into_iter().flat_map(f32::to_le_bytes).collect(),
+            // 1.xxx times ±2^-3 in half precision, and in its wider cousin.
+            DType::F16 => (0..values).flat_map(|_| ((self.bits() as u16 & 0x83ff) | 0x3000).to_le_bytes()).collect(),
+            DType::BF16 => (0..values).flat_map(|_| ((self.bits() as u16 & 0x807f) | 0x3e00).to_le_bytes()).collect(),
+            _ => {
+                let mut row: Vec<u8> = (0..bytes).map(|_| self.bits() as u8).collect();
+                // The scales sit first in a block, and the minimum after them; Q6_K alone has its scale last.
+                let (first, halves) = match dtype {
+                    DType::Q6K => (208, 1),
+                    DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => (0, 2),
+                    _ => (0, 1),
+                };
+                for block in row.chunks_exact_mut(dtype.layout().bytes) {
+                    for half in block[first..first + 2 * halves].chunks_exact_mut(2) {
+                        half.copy_from_slice(&((self.bits() as u16 & 0x83ff) | 0x1c00).to_le_bytes());
+                    }
+                }
+                row
+            }
+        }
+    }
+}
+
+/// Asserts `|got - exact| <= tolerance * max(1, largest exact)`.
+#[track_caller]
+pub fn assert_close(got: &[f32], exact: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), exact.len());
+    let largest = exact.iter().fold(1.0, |m: f64, e| m.max(e.abs()));
+    for (i, (got, exact)) in got.iter().zip(exact).enumerate() {
+        let error = (*got as f64 - exact).abs();
+        assert!(error <= tolerance * largest, "value {i}: {got}, not {exact} (largest {largest})");
+    }
+}
+
+/// Runs `f` in a pool of `threads` threads.
+pub fn with_threads<T: Send>(threads: usize, f: impl FnOnce() -> T + Send) -> T {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(f)
+}

@@ -1,0 +1,37 @@
+//! What can go wrong between a plan and its logits.
+
+use std::path::PathBuf;
+
+/// An error of the runtime; each names the thing it is about.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    #[error("cannot read {}: {source}", path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("the plan's model file {name} was not found; looked at {}. Give its place with --model", listed(looked))]
+    ModelMissing { name: String, looked: Vec<PathBuf> },
+    #[error("{} has {found} bytes, the plan was compiled from a file of {expected}: compile it again", path.display())]
+    ModelSize { path: PathBuf, expected: u64, found: u64 },
+    #[error(
+        "{} is not the model the plan was compiled from (fingerprint {found:016x}, expected {expected:016x}): compile it again",
+        path.display()
+    )]
+    ModelChanged { path: PathBuf, expected: u64, found: u64 },
+    #[error("token {token} is out of range: the vocabulary has {vocab_size} tokens (0 to {})", vocab_size - 1)]
+    TokenOutOfRange { token: u32, vocab_size: u32 },
+    #[error("no tokens were given; at least one is needed")]
+    NoTokens,
+    #[error(
+        "{wanted} positions do not fit the plan's context of {context} ({used} are in use): compile with a larger --ctx"
+    )]
+    ContextOverflow { context: u32, used: u32, wanted: u64 },
+    #[error(
+        "the plan needs {needed} bytes for {what}, this machine has {available}: compile with a smaller --ctx or --chunk"
+    )]
+    OutOfMemory { what: &'static str, needed: u64, available: u64 },
+    #[error("{what} of {found} is out of range, expected {expected}")]
+    Setting { what: &'static str, expected: &'static str, found: String },
+}
+
+fn listed(paths: &[PathBuf]) -> String {
+    paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
+}
