@@ -16,6 +16,7 @@ mod map;
 mod metadata;
 mod split;
 mod value;
+mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use gemma4c_plan::fingerprint::{FileBytes, fingerprint};
 pub use error::{Fault, GgufError};
 pub use metadata::Metadata;
 pub use value::{Array, FromValue, Value, ValueType};
+pub use writer::{Body, Element, WriteError, Writer};
 
 use map::Mapping;
 
