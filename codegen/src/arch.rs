@@ -1,0 +1,146 @@
+//! The GPU architectures a plan can be compiled for, and the facts kernels are chosen by.
+//!
+//! The `a` of `sm_90a` and `sm_120a` unlocks instructions that exist on that one generation only (wgmma, setmaxnreg), at
+//! the price of machine code that runs nowhere else. The facts are the vendor's published limits; what a kernel reaches on
+//! a given GPU is measured, not stated here.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// One compile target. Ordered from the oldest to the newest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Arch {
+    /// Ampere: A100. Its machine code also runs on the later 8.x GPUs.
+    Sm80,
+    /// Ada: L4, L40, RTX 40.
+    Sm89,
+    /// Hopper: H100, H200.
+    Sm90a,
+    /// Blackwell without the data-centre tensor core: RTX 50, RTX PRO 6000.
+    Sm120a,
+}
+
+/// A name that is none of ours.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown architecture `{0}`; known are {known}", known = Arch::ALL.map(Arch::name).join(", "))]
+pub struct UnknownArch(pub String);
+
+impl Arch {
+    pub const ALL: [Arch; 4] = [Arch::Sm80, Arch::Sm89, Arch::Sm90a, Arch::Sm120a];
+
+    /// The name as NVRTC's `--gpu-architecture` and our command line spell it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Arch::Sm80 => "sm_80",
+            Arch::Sm89 => "sm_89",
+            Arch::Sm90a => "sm_90a",
+            Arch::Sm120a => "sm_120a",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Arch> {
+        Arch::ALL.into_iter().find(|arch| arch.name() == name)
+    }
+
+    /// Compute capability, major and minor.
+    pub const fn compute_capability(self) -> (u32, u32) {
+        match self {
+            Arch::Sm80 => (8, 0),
+            Arch::Sm89 => (8, 9),
+            Arch::Sm90a => (9, 0),
+            Arch::Sm120a => (12, 0),
+        }
+    }
+
+    /// Whether machine code for this architecture runs on a GPU of that compute capability. Plain targets run on the
+    /// same generation from their own minor version on; the `a` targets on their own capability alone.
+    pub const fn runs_on(self, (major, minor): (u32, u32)) -> bool {
+        let (own_major, own_minor) = self.compute_capability();
+        match self {
+            Arch::Sm80 | Arch::Sm89 => major == own_major && minor >= own_minor,
+            Arch::Sm90a | Arch::Sm120a => major == own_major && minor == own_minor,
+        }
+    }
+
+    /// The best target for a GPU of that compute capability: the newest that runs on it.
+    pub fn for_capability(capability: (u32, u32)) -> Option<Arch> {
+        Arch::ALL.into_iter().rev().find(|arch| arch.runs_on(capability))
+    }
+
+    /// Asynchronous tensor-core products of whole warpgroups.
+    pub const fn has_wgmma(self) -> bool {
+        matches!(self, Arch::Sm90a)
+    }
+
+    /// Bulk tensor copies with mbarrier completion.
+    pub const fn has_tma(self) -> bool {
+        matches!(self, Arch::Sm90a | Arch::Sm120a)
+    }
+
+    /// Programmatic dependent launch: `griddepcontrol` is refused by the assembler below 9.0.
+    pub const fn has_pdl(self) -> bool {
+        matches!(self, Arch::Sm90a | Arch::Sm120a)
+    }
+
+    /// The most shared memory one block may ask for, in bytes (the opt-in limit, static and dynamic together).
+    pub const fn max_shared_bytes_per_block(self) -> u32 {
+        match self {
+            Arch::Sm80 => 163 << 10,
+            Arch::Sm90a => 227 << 10,
+            Arch::Sm89 | Arch::Sm120a => 99 << 10,
+        }
+    }
+
+    /// Resident threads of one multiprocessor.
+    pub const fn max_threads_per_multiprocessor(self) -> u32 {
+        match self {
+            Arch::Sm80 | Arch::Sm90a => 2048,
+            Arch::Sm89 | Arch::Sm120a => 1536,
+        }
+    }
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Arch {
+    type Err = UnknownArch;
+
+    fn from_str(name: &str) -> Result<Arch, UnknownArch> {
+        Arch::from_name(name).ok_or_else(|| UnknownArch(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip_and_a_wrong_one_is_told_the_right_ones() {
+        for arch in Arch::ALL {
+            assert_eq!(arch.name().parse(), Ok(arch));
+        }
+        let error = "sm_90".parse::<Arch>().unwrap_err();
+        assert_eq!(error.to_string(), "unknown architecture `sm_90`; known are sm_80, sm_89, sm_90a, sm_120a");
+    }
+
+    #[test]
+    fn a_gpu_gets_the_newest_target_that_runs_on_it() {
+        let cases = [
+            ((7, 5), None),
+            ((8, 0), Some(Arch::Sm80)),
+            ((8, 6), Some(Arch::Sm80)),
+            ((8, 9), Some(Arch::Sm89)),
+            ((9, 0), Some(Arch::Sm90a)),
+            ((10, 0), None),
+            ((12, 0), Some(Arch::Sm120a)),
+            ((12, 1), None),
+        ];
+        for (capability, expected) in cases {
+            assert_eq!(Arch::for_capability(capability), expected, "compute capability {capability:?}");
+        }
+    }
+}
