@@ -1,5 +1,7 @@
 //! The golden files, which another program wrote, as this reader sees them.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::PathBuf;
 
 use gemma4c_models::gguf::{Gguf, ValueType};

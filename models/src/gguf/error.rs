@@ -29,7 +29,7 @@ pub enum GgufError {
 /// A fault in the bytes of one file.
 #[derive(Debug, Error)]
 pub enum Fault {
-    #[error("not a GGUF file: it starts with {found:02x?}, expected 47 47 55 46 (\"GGUF\")", found = .0)]
+    #[error("not a GGUF file: it starts with {}, expected 47 47 55 46 (\"GGUF\")", hex(.0))]
     Magic(Vec<u8>),
     #[error("GGUF version {0}, expected 2 or 3")]
     Version(u32),
@@ -37,7 +37,7 @@ pub enum Fault {
     BigEndian,
     #[error("the file ends inside {place} (at byte {at} of {len}): it is cut, or its header lies")]
     Cut { place: String, at: usize, len: usize },
-    #[error("the header claims {claimed} {what}; a file of {len} bytes cannot hold more than {limit}")]
+    #[error("the header claims {claimed} {what}; at most {limit} are accepted in a file of {len} bytes")]
     Count { what: &'static str, claimed: u64, limit: u64, len: usize },
     #[error("{place} is not valid UTF-8")]
     NotUtf8 { place: String },
@@ -78,6 +78,13 @@ pub(super) fn quoted(name: &str) -> String {
     let shown: String = name.chars().take(SHOWN).flat_map(char::escape_debug).collect();
     let dots = if name.chars().nth(SHOWN).is_some() { "…" } else { "" };
     format!("`{shown}{dots}`")
+}
+
+fn hex(bytes: &[u8]) -> String {
+    if bytes.is_empty() {
+        return "nothing (it is empty)".into();
+    }
+    bytes.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(" ")
 }
 
 fn supported_types() -> String {

@@ -119,13 +119,16 @@ impl Gguf {
         &self.files
     }
 
-    /// A number that changes when the model does, taken from headers, sizes and the edges of every tensor:
+    /// A number that changes when the model does, taken from headers, sizes and the edges of the given tensors:
     /// milliseconds, whatever the size. See [`gemma4c_plan::fingerprint`].
-    pub fn fingerprint(&self) -> u64 {
+    ///
+    /// # Panics
+    /// Where a tensor is another model's and lies outside this one's files.
+    pub fn fingerprint<'a>(&self, tensors: impl IntoIterator<Item = &'a TensorInfo>) -> u64 {
         let files: Vec<FileBytes<'_>> = std::iter::zip(&self.maps, &self.files)
             .map(|(map, file)| FileBytes { bytes: map, header_len: file.header_len })
             .collect();
-        let tensors = self.tensors.iter().map(|t| (t.file, t.offset, t.len));
+        let tensors = tensors.into_iter().map(|t| (t.file, t.offset, t.len));
         fingerprint(&files, tensors).expect("every range was checked against its file when it was opened")
     }
 }
