@@ -72,6 +72,25 @@ fn one_kernel_compiles_for_every_architecture() {
     }
 }
 
+/// The assembler refuses what an architecture lacks, so it can check what we say of each.
+#[test]
+fn the_architectures_have_what_we_say_they_have() {
+    let Some(toolchain) = support::toolchain() else { return };
+    type Fact = fn(Arch) -> bool;
+    let facts: [(&str, Fact, &str); 3] = [
+        ("programmatic dependent launch", Arch::has_pdl, "griddepcontrol.wait;"),
+        ("wgmma", Arch::has_wgmma, "wgmma.fence.sync.aligned;"),
+        ("TMA", Arch::has_tma, "cp.async.bulk.commit_group;"),
+    ];
+    for (fact, is_said_of, instruction) in facts {
+        let text = format!("extern \"C\" __global__ void probe() {{ asm volatile(\"{instruction}\"); }}\n");
+        for arch in Arch::ALL {
+            let compiled = toolchain.compile(&source("probe", &text), arch, Options::default());
+            assert_eq!(compiled.is_ok(), is_said_of(arch), "{fact} on {arch}: {compiled:?}");
+        }
+    }
+}
+
 #[test]
 fn spills_are_reported_when_registers_run_out() {
     let Some(toolchain) = support::toolchain() else { return };
