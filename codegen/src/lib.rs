@@ -1,4 +1,10 @@
-//! From a graph to a plan: lowering, kernels, and the compiler that turns their text into machine code.
+//! From a graph to what a plan holds, and from CUDA C to machine code.
+//!
+//! - `cpu` lowers a graph to the steps of a CPU plan, one a node;
+//! - `arch` is the list of GPU architectures and the facts kernels are chosen by;
+//! - `nvrtc` finds NVIDIA's run-time compiler, calls it and keeps what it made.
+//!
+//! No model is known here (a graph is all that comes in) and nothing runs here: no GPU and no driver is touched.
 
 pub mod arch;
 pub mod cpu;
