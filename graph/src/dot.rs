@@ -1,20 +1,20 @@
-//! A Graphviz drawing of some layers: `dot -Tsvg`.
+//! A Graphviz drawing of some layers: `gemma4c inspect MODEL.gguf --dot 0 | dot -Tsvg`.
 
 use petgraph::dot::{Config, Dot};
 use petgraph::graph::DiGraph;
 
 use crate::graph::{Graph, NodeId};
 
-/// The nodes of the layers for which `keep` says yes, and those outside any layer that they read or that read them.
+/// The nodes of the layers for which `keep` says yes, all that they read, and those outside any layer that read them.
 pub fn to_dot(graph: &Graph, keep: impl Fn(u32) -> bool) -> String {
     let mut drawn = vec![false; graph.nodes.len()];
     for (id, node) in graph.iter() {
         let inside = node.layer.is_some_and(&keep);
         drawn[id.index()] |= inside;
         for input in &node.inputs {
-            let beside = node.layer.is_none() && graph.node(*input).layer.is_none_or(&keep);
+            let reads_inside = node.layer.is_none() && graph.node(*input).layer.is_some_and(&keep);
             drawn[input.index()] |= inside;
-            drawn[id.index()] |= beside;
+            drawn[id.index()] |= reads_inside;
         }
     }
     let mut picture: DiGraph<NodeId, &'static str> = DiGraph::new();
@@ -30,8 +30,9 @@ pub fn to_dot(graph: &Graph, keep: impl Fn(u32) -> bool) -> String {
         let node = graph.node(*id);
         let weight = node.op.weight().map_or(String::new(), |w| format!("\\n{}", graph.weight(w).name));
         let text = format!("{}\\n{}{weight}\\n{}", graph.full_name(*id), node.op.name(), node.ty);
-        format!("label=\"{}\" shape=box fontname=monospace", text.replace('"', "'"))
+        format!("label=\"{}\"", text.replace('"', "'"))
     };
-    let config = &[Config::EdgeNoLabel, Config::NodeNoLabel];
-    format!("{:?}", Dot::with_attr_getters(&picture, config, &|_, _| String::new(), &label))
+    let config = &[Config::EdgeNoLabel, Config::NodeNoLabel, Config::GraphContentOnly];
+    let content = format!("{:?}", Dot::with_attr_getters(&picture, config, &|_, _| String::new(), &label));
+    format!("digraph {{\n    node [shape=box fontname=monospace]\n{content}}}\n")
 }

@@ -38,7 +38,7 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
         },
         Op::Columns { first, len } => match first.checked_add(len) {
             Some(end) if len > 0 && end <= x.width => Ok(Type { width: len, ..x }),
-            _ => fail(format!("columns {first}+{len} of a row {} wide", x.width)),
+            _ => fail(format!("{len} from {first} on are not in rows {} wide", x.width)),
         },
         Op::MatMul { weight } => {
             let w = graph.weight(weight);
@@ -54,8 +54,9 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
                 let of = format!("rows {} wide, {slots} of {experts} experts", x.width);
                 return fail(format!("{} {:?} does not fit {of}", w.name, w.dims));
             }
-            if part.first as u64 + part.len as u64 > w.dim(1) {
-                return fail(format!("{} has {} rows an expert, not {}+{}", w.name, w.dim(1), part.first, part.len));
+            if part.len == 0 || part.first as u64 + part.len as u64 > w.dim(1) {
+                let (len, first) = (part.len, part.first);
+                return fail(format!("{} has {} rows an expert, not {len} from {first} on", w.name, w.dim(1)));
             }
             Ok(Type { width: narrow(op, w, part.len as u64 * slots as u64)?, ..x })
         }
@@ -70,7 +71,7 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
         }
         Op::Route { top_k } => {
             if top_k == 0 || top_k > x.width {
-                return fail(format!("{top_k} of {} experts", x.width));
+                return fail(format!("cannot choose {top_k} of {} experts", x.width));
             }
             Ok(Type { elem: Elem::Routing { experts: x.width }, width: top_k, ..x })
         }
@@ -99,7 +100,10 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
             Ok(x)
         }
         Op::Rope { head_dim, factors, .. } => {
-            if head_dim == 0 || !head_dim.is_multiple_of(2) || !x.width.is_multiple_of(head_dim) {
+            if !head_dim.is_multiple_of(2) {
+                return fail(format!("a head of {head_dim} has no two halves to rotate"));
+            }
+            if head_dim == 0 || !x.width.is_multiple_of(head_dim) {
                 return fail(format!("heads of {head_dim} do not divide rows {} wide", x.width));
             }
             if let Some(w) = factors.map(|w| graph.weight(w)).filter(|w| w.dims != [head_dim as u64 / 2]) {

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::graph::{Graph, NodeId, WeightId};
+use crate::graph::{Graph, Node, NodeId, WeightId};
 use crate::op::Op;
 use crate::types::Elem;
 
@@ -35,7 +35,8 @@ pub fn to_text(graph: &Graph) -> String {
     }
     let _ = write!(out, "\n{before}");
     for (same, body) in folded {
-        let _ = write!(out, "\nlayers {}:\n{body}", ranges(&same));
+        let noun = if same.len() == 1 { "layer" } else { "layers" };
+        let _ = write!(out, "\n{noun} {}:\n{body}", ranges(&same));
     }
     let _ = write!(out, "\n{after}");
     if let Some(output) = graph.output {
@@ -48,7 +49,7 @@ fn line(graph: &Graph, id: NodeId, indent: &str) -> String {
     let node = graph.node(id);
     let name = if node.name.is_empty() { graph.full_name(id) } else { node.name.clone() };
     let mut args: Vec<String> = node.inputs.iter().map(|&i| operand(graph, id, i)).collect();
-    args.extend(parameters(graph, node.layer, &node.op));
+    args.extend(parameters(graph, node));
     format!("{indent}{name} = {}({}) : {}\n", node.op.name(), args.join(", "), node.ty)
 }
 
@@ -72,24 +73,28 @@ fn read_beyond_layer_0(graph: &Graph, id: NodeId) -> bool {
     graph.nodes.iter().any(|n| n.inputs.contains(&id) && n.layer.is_some_and(|l| l > 0))
 }
 
-fn parameters(graph: &Graph, layer: Option<u32>, op: &Op) -> Vec<String> {
-    let weight = |w: WeightId| weight_text(graph, layer, w);
-    let mut out: Vec<String> = op.weight().map(weight).into_iter().collect();
-    match *op {
-        Op::Columns { first, len } => match layer {
-            Some(l) if first == l * len => out.push(format!("N*{len}..+{len}")),
-            _ => out.push(format!("{first}..+{len}")),
-        },
-        Op::ExpertMatMul { part, .. } => out.push(format!("rows {}..+{}", part.first, part.len)),
-        Op::RmsNorm { group, eps, .. } => out.extend([format!("group={group}"), format!("eps={eps:e}")]),
+fn parameters(graph: &Graph, node: &Node) -> Vec<String> {
+    let mut out: Vec<String> = node.op.weight().map(|w| weight_text(graph, node.layer, w)).into_iter().collect();
+    match node.op {
+        Op::Columns { first, len } => {
+            let own_slice = node.layer.is_some_and(|l| l.checked_mul(len) == Some(first));
+            let first = if own_slice { format!("{len}*N") } else { first.to_string() };
+            out.extend([format!("first={first}"), format!("len={len}")]);
+        }
+        Op::ExpertMatMul { part, .. } => out.extend([format!("first={}", part.first), format!("len={}", part.len)]),
+        Op::RmsNorm { group, eps, .. } => {
+            // Most norms are over the whole row; the ones over heads stand out if only they say so.
+            out.extend((group != node.ty.width).then(|| format!("group={group}")));
+            out.push(format!("eps={eps:e}"));
+        }
         Op::Route { top_k } => out.push(format!("top_k={top_k}")),
-        Op::Scale { factor } => out.push(format!("{factor}")),
-        Op::Softcap { cap } => out.push(format!("{cap}")),
+        Op::Scale { factor } => out.push(format!("factor={factor}")),
+        Op::Softcap { cap } => out.push(format!("cap={cap}")),
         Op::Rope { head_dim, base, .. } => out.extend([format!("head_dim={head_dim}"), format!("base={base:e}")]),
         Op::KvAppend { cache } => {
             let c = graph.cache(cache);
-            out.push(format!("{}x{}", c.kv_heads, c.head_dim));
-            out.push(c.window.map_or("all".into(), |w| format!("window={w}")));
+            out.extend([format!("kv_heads={}", c.kv_heads), format!("head_dim={}", c.head_dim)]);
+            out.extend(c.window.map(|w| format!("window={w}")));
         }
         Op::Attention { heads } => out.push(format!("heads={heads}")),
         _ => {}

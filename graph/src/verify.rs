@@ -19,7 +19,7 @@ use crate::types::{Elem, Type};
 pub enum VerifyError {
     #[error("node {node} refers to {what}, which does not exist")]
     Dangling { node: String, what: String },
-    #[error("node {node} reads {input}, which stands after it")]
+    #[error("node {node} reads {input}, which does not stand before it")]
     Order { node: String, input: String },
     #[error("node {node}: {source}")]
     Type { node: String, source: TypeError },
