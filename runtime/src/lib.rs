@@ -8,7 +8,9 @@
 //! ids, so that it can be driven by tests, by a model without a vocabulary, and by whoever brings a tokenizer.
 
 pub mod cpu;
+pub mod cuda;
 mod error;
+pub mod machine;
 mod sampler;
 mod session;
 mod weights;

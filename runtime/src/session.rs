@@ -4,7 +4,7 @@ use gemma4c_plan::Plan;
 
 use crate::cpu::{Executor, Pass, Tap};
 use crate::weights::Weights;
-use crate::{ModelLocation, RuntimeError};
+use crate::{ModelLocation, RuntimeError, machine};
 
 /// Which of the tokens fed want logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ impl Session {
     pub fn open(plan: Plan, location: &ModelLocation) -> Result<Session, RuntimeError> {
         let needed = plan.program.cache_bytes().and_then(|kv| kv.checked_add(plan.program.arena_bytes));
         let needed = needed.unwrap_or(u64::MAX);
-        if let Some(available) = physical_memory().filter(|available| needed > *available) {
+        if let Some(available) = machine::physical_memory().filter(|available| needed > *available) {
             let what = "keys, values and activations";
             return Err(RuntimeError::OutOfMemory { what, needed, available });
         }
@@ -106,11 +106,4 @@ impl Session {
             false => Ok(()),
         }
     }
-}
-
-/// The machine's memory in bytes, where the system says.
-fn physical_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }

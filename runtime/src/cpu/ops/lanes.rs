@@ -22,6 +22,16 @@ pub fn accumulate_tail(acc: &mut [f32; LANES], a: &[f32], b: &[f32]) {
     }
 }
 
+/// All steps of a row, or of a piece of one that starts at a multiple of 32.
+#[inline(always)]
+pub fn accumulate_row(acc: &mut [f32; LANES], a: &[f32], b: &[f32]) {
+    let ((a, a_tail), (b, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
+        accumulate(acc, a, b);
+    }
+    accumulate_tail(acc, a_tail, b_tail);
+}
+
 /// The sum of the lanes, halving until one is left.
 #[inline(always)]
 pub fn total(mut acc: [f32; LANES]) -> f32 {
@@ -39,11 +49,7 @@ pub fn total(mut acc: [f32; LANES]) -> f32 {
 #[inline(always)]
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut acc = [0.0; LANES];
-    let ((a, a_tail), (b, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    for (a, b) in a.iter().zip(b) {
-        accumulate(&mut acc, a, b);
-    }
-    accumulate_tail(&mut acc, a_tail, b_tail);
+    accumulate_row(&mut acc, a, b);
     total(acc)
 }
 

@@ -1,10 +1,10 @@
 //! Rows of weights times rows of activations: what all matrix products come down to.
 //!
-//! Two ways, with equal bits (see [`lanes`]). One activation row: each block is decoded into registers and multiplied at once, so
-//! that decoding hides behind memory. Several: a strip of weight rows is decoded into a scratch that stays in the
+//! Two ways, with equal bits (see [`lanes`]). One activation row: weights are decoded a few blocks at a time into
+//! the first-level cache and multiplied at once. Several: a strip of weight rows is decoded into a scratch that stays in the
 //! cache, then multiplied with all activation rows in register tiles.
 
-use gemma4c_blocks::decode::{BlockFormat, GROUP, decode_row_as};
+use gemma4c_blocks::decode::{BlockFormat, decode_row_as};
 use gemma4c_blocks::{DType, with_format};
 use rayon::prelude::*;
 
@@ -35,7 +35,7 @@ pub fn run(dtype: DType, cols: usize, tasks: Vec<Task>) {
     let one = |scratch: &mut Vec<f32>, task: Task| {
         let Task { weights, inputs, mut outputs } = task;
         match (inputs, outputs.as_mut_slice()) {
-            ([input], [output]) => multiply_one(dtype, weights, input, output),
+            ([input], [output]) => multiply_one(dtype, weights, input, output, &mut Piece([0.0; PIECE])),
             (_, outputs) => multiply_many(dtype, weights, cols, inputs, outputs, scratch),
         }
     };
@@ -46,8 +46,8 @@ pub fn run(dtype: DType, cols: usize, tasks: Vec<Task>) {
 }
 
 vectorised! {
-    fn multiply_one(dtype: DType, weights: &[u8], input: &[f32], output: &mut [f32]) {
-        with_format!(dtype, F => multiply_one_as::<F>(weights, input, output));
+    fn multiply_one(dtype: DType, weights: &[u8], input: &[f32], output: &mut [f32], piece: &mut Piece) {
+        with_format!(dtype, F => multiply_one_as::<F>(weights, input, output, piece));
     }
 
     fn multiply_many(
@@ -66,24 +66,22 @@ vectorised! {
     }
 }
 
+/// Values decoded before they are multiplied: few enough that the processor still decodes the next piece while it multiplies
+/// this one.
+const PIECE: usize = 256;
+
+#[repr(align(64))]
+struct Piece([f32; PIECE]);
+
 #[inline(always)]
-fn multiply_one_as<F: BlockFormat>(weights: &[u8], input: &[f32], output: &mut [f32]) {
+fn multiply_one_as<F: BlockFormat>(weights: &[u8], input: &[f32], output: &mut [f32], piece: &mut Piece) {
     let row_bytes = weights.len() / output.len();
-    let (groups, tail) = input.as_chunks::<GROUP>();
     for (row, output) in weights.chunks_exact(row_bytes).zip(output) {
         let mut acc = [0.0; LANES];
-        let mut blocks = row.chunks_exact(F::BYTES);
-        for (block, groups) in blocks.by_ref().zip(groups.chunks_exact(F::GROUPS)) {
-            for (index, x) in groups.iter().enumerate() {
-                let mut w = [0.0; GROUP];
-                F::group(block, index, &mut w);
-                lanes::accumulate(&mut acc, &w, x);
-            }
-        }
-        if !tail.is_empty() {
-            let mut w = [0.0; GROUP];
-            F::tail(blocks.remainder(), &mut w[..tail.len()]);
-            lanes::accumulate_tail(&mut acc, &w[..tail.len()], tail);
+        for (blocks, x) in row.chunks(PIECE / F::LEN * F::BYTES).zip(input.chunks(PIECE)) {
+            let w = &mut piece.0[..x.len()];
+            decode_row_as::<F>(blocks, w);
+            lanes::accumulate_row(&mut acc, w, x);
         }
         *output = lanes::total(acc);
     }

@@ -1,0 +1,143 @@
+//! A plan made by hand, with every operation in it, for tests of the format and of its checks.
+
+use gemma4c_blocks::DType;
+use gemma4c_plan::{
+    Cache, Kind, Merge, Model, ModelFile, Op, Plan, Program, RowCount, Sampling, Step, Strings, Target, TokenKind,
+    Value, Vocab, Weight,
+};
+
+const VOCAB: u32 = 12;
+const CHUNK: u32 = 4;
+const ASKED: u32 = 2;
+
+struct Sketch {
+    weights: Vec<Weight>,
+    values: Vec<Value>,
+    steps: Vec<Step>,
+    file_bytes: u64,
+    arena_bytes: u64,
+}
+
+impl Sketch {
+    fn weight(&mut self, name: &str, dtype: DType, dims: &[u64]) -> u32 {
+        let mut weight =
+            Weight { name: name.into(), dtype, dims: dims.into(), file: 0, offset: self.file_bytes, bytes: 0 };
+        weight.bytes = weight.expected_bytes().expect("rows are whole blocks");
+        self.file_bytes += weight.bytes;
+        self.weights.push(weight);
+        self.weights.len() as u32 - 1
+    }
+
+    fn step(&mut self, op: Op, inputs: &[u32], kind: Kind, rows: RowCount, width: u32) -> u32 {
+        let output = self.values.len() as u32;
+        self.values.push(Value { name: format!("value.{output}"), kind, rows, width });
+        self.steps.push(Step { op, inputs: inputs.into(), output });
+        output
+    }
+
+    /// A step that makes rows of f32, each in a place of its own.
+    fn floats(&mut self, op: Op, inputs: &[u32], rows: RowCount, width: u32) -> u32 {
+        let offset = self.arena_bytes;
+        let most = if rows == RowCount::Chunk { CHUNK } else { ASKED };
+        self.arena_bytes += 4 * (most * width) as u64;
+        self.step(op, inputs, Kind::Floats { offset }, rows, width)
+    }
+}
+
+/// One layer with a window, one that reads its cache, experts, and a head.
+pub fn plan() -> Plan {
+    use RowCount::{Asked, Chunk};
+    let mut s = Sketch { weights: vec![], values: vec![], steps: vec![], file_bytes: 1000, arena_bytes: 0 };
+    let embed = s.weight("token_embd.weight", DType::Q8_0, &[32, VOCAB as u64]);
+    let norm = s.weight("norm.weight", DType::F32, &[32]);
+    let q = s.weight("q.weight", DType::Q4_0, &[32, 64]);
+    let head_norm = s.weight("head_norm.weight", DType::F32, &[16]);
+    let k = s.weight("k.weight", DType::F16, &[32, 32]);
+    let factors = s.weight("rope_freqs.weight", DType::F32, &[8]);
+    let o = s.weight("o.weight", DType::BF16, &[64, 32]);
+    let router = s.weight("router.weight", DType::F32, &[32, 4]);
+    let up = s.weight("up_exps.weight", DType::Q8_0, &[32, 96, 4]);
+    let down = s.weight("down_exps.weight", DType::Q8_0, &[32, 32, 4]);
+    let expert_scale = s.weight("expert_scale.weight", DType::F32, &[4]);
+    let scale = s.weight("scale.weight", DType::F32, &[1]);
+
+    let rope = Op::Rope { head_dim: 16, base: 1e4, factors: Some(factors) };
+    let tokens = s.step(Op::Tokens, &[], Kind::Tokens, Chunk, 1);
+    let rows = s.floats(Op::Gather { table: embed }, &[tokens], Chunk, 32);
+    let h = s.floats(Op::Scale { factor: 5.65 }, &[rows], Chunk, 32);
+    let normed = s.floats(Op::RmsNorm { weight: Some(norm), group: 32, eps: 1e-6 }, &[h], Chunk, 32);
+    let q_raw = s.floats(Op::MatMul { weight: q }, &[normed], Chunk, 64);
+    let q_normed = s.floats(Op::RmsNorm { weight: Some(head_norm), group: 16, eps: 1e-6 }, &[q_raw], Chunk, 64);
+    let q = s.floats(rope, &[q_normed], Chunk, 64);
+    let k_raw = s.floats(Op::MatMul { weight: k }, &[normed], Chunk, 32);
+    let k = s.floats(rope, &[k_raw], Chunk, 32);
+    let v = s.floats(Op::RmsNorm { weight: None, group: 16, eps: 1e-6 }, &[k_raw], Chunk, 32);
+    let kv = s.step(Op::KvAppend { cache: 0 }, &[k, v], Kind::Kv { cache: 0 }, Chunk, 32);
+    let mixed = s.floats(Op::Attention { heads: 4 }, &[q, kv], Chunk, 64);
+    let out = s.floats(Op::MatMul { weight: o }, &[mixed], Chunk, 32);
+    let h = s.floats(Op::Add, &[h, out], Chunk, 32);
+    let logits = s.floats(Op::MatMul { weight: router }, &[h], Chunk, 4);
+    let routing = s.step(Op::Route { top_k: 2 }, &[logits], Kind::Routing { experts: 4 }, Chunk, 2);
+    let gate = s.floats(Op::ExpertMatMul { weight: up, first: 0, len: 32 }, &[h, routing], Chunk, 64);
+    let up = s.floats(Op::ExpertMatMul { weight: up, first: 64, len: 32 }, &[h, routing], Chunk, 64);
+    let gate = s.floats(Op::Gelu, &[gate], Chunk, 64);
+    let product = s.floats(Op::Mul, &[gate, up], Chunk, 64);
+    let down = s.floats(Op::ExpertMatMul { weight: down, first: 0, len: 32 }, &[product, routing], Chunk, 64);
+    let sum = s.floats(Op::ExpertSum { scale: Some(expert_scale) }, &[down, routing], Chunk, 32);
+    let h = s.floats(Op::MulWeight { weight: scale }, &[sum], Chunk, 32);
+    let part = s.floats(Op::Columns { first: 16, len: 16 }, &[h], Chunk, 16);
+    s.floats(Op::Scale { factor: 2.0 }, &[part], Chunk, 16);
+    let asked = s.floats(Op::TakeAsked, &[h], Asked, 32);
+    let raw = s.floats(Op::MatMul { weight: embed }, &[asked], Asked, VOCAB);
+    let output = s.floats(Op::Softcap { cap: 30.0 }, &[raw], Asked, VOCAB);
+
+    Plan {
+        model: Model {
+            architecture: "gemma4".into(),
+            name: Some("by hand".into()),
+            files: vec![ModelFile { path: "model.gguf".into(), bytes: s.file_bytes, header_bytes: 1000 }],
+            fingerprint: 0x0123_4567_89ab_cdef,
+            layers: 1,
+            hidden: 32,
+            vocab_size: VOCAB,
+            trained_context: 128,
+        },
+        target: Target::Cpu,
+        weights: s.weights,
+        program: Program {
+            context: 64,
+            chunk: CHUNK,
+            asked: ASKED,
+            arena_bytes: s.arena_bytes,
+            caches: vec![Cache { layer: 0, kv_heads: 2, head_dim: 16, window: Some(8), capacity: 12 }],
+            values: s.values,
+            steps: s.steps,
+            output,
+        },
+        vocab: Some(vocab()),
+        sampling: Sampling::default(),
+        report: "graph: by hand\n".into(),
+    }
+}
+
+fn vocab() -> Vocab {
+    let mut tokens = Strings::default();
+    let texts = ["<pad>", "<eos>", "<bos>", "▁", "a", "b", "é", "ab", "▁ab", "<0x0A>", "<|turn>", "▁▁"];
+    texts.iter().for_each(|text| assert!(tokens.push(text)));
+    let mut kinds = vec![TokenKind::Normal; texts.len()];
+    kinds[..3].fill(TokenKind::Control);
+    (kinds[9], kinds[10]) = (TokenKind::Byte, TokenKind::UserDefined);
+    let merge = |left, right, result| Merge { left, right, result };
+    Vocab {
+        tokens,
+        kinds,
+        merges: vec![merge(4, 5, 7), merge(3, 7, 8), merge(3, 3, 11)],
+        bos: Some(2),
+        eos: Some(1),
+        unknown: None,
+        add_bos: true,
+        stop: vec![1],
+        suppress: vec![0, 10],
+        chat_template: Some("{{ messages }}".into()),
+    }
+}

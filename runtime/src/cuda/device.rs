@@ -1,0 +1,194 @@
+//! A GPU and its memory.
+
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+
+use crate::machine::{self, Gpu};
+
+/// A call of the driver that failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum CudaError {
+    #[error(transparent)]
+    Machine(#[from] machine::GpuError),
+    #[error("GPU {ordinal} was asked for, but there are {count}")]
+    NoDevice { ordinal: usize, count: usize },
+    #[error("{doing}: the driver answers {code}")]
+    Driver { doing: String, code: String },
+}
+
+impl CudaError {
+    pub(super) fn driver(doing: impl Into<String>) -> impl FnOnce(result::DriverError) -> CudaError {
+        let doing = doing.into();
+        move |error| CudaError::Driver { doing, code: format!("{:?}", error.0) }
+    }
+}
+
+/// The device's context and stream; shared by everything that lives on it.
+pub(super) struct Context {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    pub(super) stream: sys::CUstream,
+}
+
+// SAFETY: the driver's handles may be used from any thread; each call makes the context current first.
+#[allow(unsafe_code)]
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver does its own locking.
+#[allow(unsafe_code)]
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Makes this device the calling thread's.
+    pub(super) fn enter(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained for as long as `self` lives.
+        #[allow(unsafe_code)]
+        unsafe { result::ctx::set_current(self.context) }.map_err(CudaError::driver("selecting the GPU"))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if self.enter().is_ok() {
+            // SAFETY: everything on the device holds an `Arc` of this, so nothing is left that uses stream or context.
+            #[allow(unsafe_code)]
+            unsafe {
+                let _ = result::stream::destroy(self.stream);
+                let _ = result::primary_ctx::release(self.device);
+            }
+        }
+    }
+}
+
+/// One GPU, opened.
+#[derive(Clone)]
+pub struct Device {
+    pub(super) context: Arc<Context>,
+    pub gpu: Gpu,
+}
+
+impl Device {
+    /// Opens GPU `ordinal`.
+    pub fn open(ordinal: usize) -> Result<Device, CudaError> {
+        let gpus = machine::gpus()?;
+        let count = gpus.len();
+        let gpu = gpus.into_iter().nth(ordinal).ok_or(CudaError::NoDevice { ordinal, count })?;
+        let opening = || CudaError::driver(format!("opening {}", gpu.name));
+        let device = result::device::get(ordinal as i32).map_err(opening())?;
+        // SAFETY: the handle is the driver's own; the context is released when the last user of it is gone.
+        #[allow(unsafe_code)]
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(opening())?;
+        // SAFETY: retained just now.
+        #[allow(unsafe_code)]
+        unsafe { result::ctx::set_current(context) }.map_err(opening())?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(opening())?;
+        Ok(Device { context: Arc::new(Context { device, context, stream }), gpu })
+    }
+
+    /// Memory on the device; what it holds is not defined.
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer, CudaError> {
+        self.context.enter()?;
+        // SAFETY: freed by the buffer's drop, and by nobody else. The driver refuses an allocation of nothing.
+        #[allow(unsafe_code)]
+        let address = unsafe { result::malloc_sync(bytes.max(16)) }
+            .map_err(CudaError::driver(format!("allocating {bytes} bytes on {}", self.gpu.name)))?;
+        Ok(Buffer { context: Arc::clone(&self.context), address, bytes })
+    }
+
+    /// A buffer with these bytes.
+    pub fn upload(&self, bytes: &[u8]) -> Result<Buffer, CudaError> {
+        let buffer = self.allocate(bytes.len())?;
+        buffer.write(bytes)?;
+        Ok(buffer)
+    }
+
+    /// Free and total bytes of the device's memory.
+    pub fn memory(&self) -> Result<(usize, usize), CudaError> {
+        self.context.enter()?;
+        result::mem_get_info().map_err(CudaError::driver("asking for free memory"))
+    }
+
+    /// Waits until everything launched is done.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.context.enter()?;
+        // SAFETY: the stream lives as long as the context.
+        #[allow(unsafe_code)]
+        unsafe { result::stream::synchronize(self.context.stream) }.map_err(CudaError::driver("waiting for the GPU"))
+    }
+
+    /// Milliseconds the GPU spends on what `work` launches.
+    pub fn time(&self, work: impl FnOnce() -> Result<(), CudaError>) -> Result<f32, CudaError> {
+        self.context.enter()?;
+        let timing = || CudaError::driver("timing");
+        let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(timing());
+        let (start, end) = (event()?, event()?);
+        // SAFETY: both events and the stream are alive; the events are destroyed below and used nowhere else.
+        #[allow(unsafe_code)]
+        unsafe {
+            result::event::record(start, self.context.stream).map_err(timing())?;
+            let outcome = work();
+            result::event::record(end, self.context.stream).map_err(timing())?;
+            result::event::synchronize(end).map_err(timing())?;
+            let elapsed = result::event::elapsed(start, end).map_err(timing());
+            let _ = (result::event::destroy(start), result::event::destroy(end));
+            outcome.and(elapsed)
+        }
+    }
+}
+
+/// Memory on a device.
+pub struct Buffer {
+    context: Arc<Context>,
+    pub(super) address: sys::CUdeviceptr,
+    bytes: usize,
+}
+
+impl Buffer {
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Overwrites the buffer from its start; waits until it is done.
+    pub fn write(&self, bytes: &[u8]) -> Result<(), CudaError> {
+        assert!(bytes.len() <= self.bytes, "{} bytes do not fit a buffer of {}", bytes.len(), self.bytes);
+        self.context.enter()?;
+        // SAFETY: the range lies within the allocation, and the call returns when the bytes have been read.
+        #[allow(unsafe_code)]
+        unsafe { result::memcpy_htod_sync(self.address, bytes) }.map_err(CudaError::driver("copying to the GPU"))
+    }
+
+    /// The buffer's bytes, once everything launched before is done.
+    pub fn read(&self) -> Result<Vec<u8>, CudaError> {
+        self.context.enter()?;
+        let mut bytes = vec![0; self.bytes];
+        // SAFETY: the stream is alive; source and destination have the same length, and the call waits for the copy.
+        #[allow(unsafe_code)]
+        unsafe {
+            result::stream::synchronize(self.context.stream).map_err(CudaError::driver("waiting for the GPU"))?;
+            result::memcpy_dtoh_sync(&mut bytes, self.address).map_err(CudaError::driver("copying from the GPU"))?;
+        }
+        Ok(bytes)
+    }
+
+    /// Sets every byte.
+    pub fn fill(&self, byte: u8) -> Result<(), CudaError> {
+        self.context.enter()?;
+        // SAFETY: exactly the allocation.
+        #[allow(unsafe_code)]
+        unsafe { result::memset_d8_sync(self.address, byte, self.bytes) }.map_err(CudaError::driver("filling memory"))
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: allocated by us, freed once; the driver waits for launches that use it.
+            #[allow(unsafe_code)]
+            let _ = unsafe { result::free_sync(self.address) };
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Machine code on a device, and how to run it.
+
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+
+use super::device::{Buffer, Context, CudaError, Device};
+
+/// A loaded cubin.
+pub struct Module {
+    context: Arc<Context>,
+    module: sys::CUmodule,
+}
+
+// SAFETY: a module's handle may be used from any thread that has made the context current.
+#[allow(unsafe_code)]
+unsafe impl Send for Module {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for Module {}
+
+impl Device {
+    /// Loads the machine code of one source text.
+    pub fn load(&self, cubin: &[u8]) -> Result<Arc<Module>, CudaError> {
+        self.context.enter()?;
+        // The driver finds the end of the image by its own headers; eight zero bytes keep a cut one from being overread.
+        let image = [cubin, &[0; 8]].concat();
+        // SAFETY: the image is readable for the whole call and not kept.
+        #[allow(unsafe_code)]
+        let module = unsafe { result::module::load_data(image.as_ptr().cast()) }
+            .map_err(CudaError::driver(format!("loading a kernel on {}", self.gpu.name)))?;
+        Ok(Arc::new(Module { context: Arc::clone(&self.context), module }))
+    }
+}
+
+impl Module {
+    /// A kernel of the module, allowed to use `shared` bytes of dynamic shared memory.
+    pub fn function(self: &Arc<Module>, name: &str, shared: u32) -> Result<Function, CudaError> {
+        self.context.enter()?;
+        let finding = || CudaError::driver(format!("finding kernel {name}"));
+        let symbol = CString::new(name).map_err(|_| CudaError::Driver {
+            doing: format!("finding kernel {name:?}"),
+            code: "a name with a zero byte".into(),
+        })?;
+        // SAFETY: the module is loaded for as long as `self` lives, and the function keeps it.
+        #[allow(unsafe_code)]
+        let function = unsafe { result::module::get_function(self.module, symbol) }.map_err(finding())?;
+        if shared > 48 * 1024 {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let doing = format!("giving kernel {name} {shared} bytes of shared memory");
+            // SAFETY: a live function of a live module.
+            #[allow(unsafe_code)]
+            unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }
+                .map_err(CudaError::driver(doing))?;
+        }
+        Ok(Function { module: Arc::clone(self), function, name: name.into(), shared })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: loaded by us, unloaded once; every function of it holds an `Arc`.
+            #[allow(unsafe_code)]
+            let _ = unsafe { result::module::unload(self.module) };
+        }
+    }
+}
+
+/// A kernel ready to be launched.
+pub struct Function {
+    module: Arc<Module>,
+    function: sys::CUfunction,
+    name: String,
+    shared: u32,
+}
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    pub grid: [u32; 3],
+    pub block: u32,
+    /// May start before its predecessor ends; the kernel waits for it itself.
+    pub dependent: bool,
+}
+
+/// An argument, in the order of the kernel's parameters.
+#[derive(Clone, Copy)]
+pub enum Argument<'a> {
+    /// From this byte of the buffer on.
+    Memory(&'a Buffer, usize),
+    U32(u32),
+    I32(i32),
+    U64(u64),
+    F32(f32),
+}
+
+impl Function {
+    /// Queues a launch; it runs after what was queued before.
+    ///
+    /// # Safety
+    /// The arguments must be those the kernel declares, and every access it makes through them must lie in its buffer: a GPU
+    /// checks neither.
+    #[allow(unsafe_code)]
+    pub unsafe fn launch(&self, launch: Launch, arguments: &[Argument<'_>]) -> Result<(), CudaError> {
+        let context = &self.module.context;
+        context.enter()?;
+        let mut words: Vec<u64> = arguments
+            .iter()
+            .map(|argument| match *argument {
+                Argument::Memory(buffer, offset) => buffer.address + offset as u64,
+                Argument::U32(value) => value as u64,
+                Argument::I32(value) => value as u32 as u64,
+                Argument::U64(value) => value,
+                Argument::F32(value) => value.to_bits() as u64,
+            })
+            .collect();
+        // Little-endian on every machine CUDA runs on: the low bytes of a word are the narrower argument.
+        let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|word| (word as *mut u64).cast()).collect();
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: launch.grid[0],
+            gridDimY: launch.grid[1],
+            gridDimZ: launch.grid[2],
+            blockDimX: launch.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared,
+            hStream: context.stream,
+            attrs: &mut attribute,
+            numAttrs: launch.dependent as u32,
+        };
+        // SAFETY: the caller's promise covers the arguments; everything else lives until the call returns.
+        unsafe { sys::cuLaunchKernelEx(&config, self.function, pointers.as_mut_ptr(), std::ptr::null_mut()) }
+            .result()
+            .map_err(CudaError::driver(format!("launching kernel {}", self.name)))
+    }
+}

@@ -1,0 +1,84 @@
+//! `gemma4c demo`: the whole way on a tiny random model, on whatever this machine has.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use gemma4c_blocks::DType;
+use gemma4c_models::gguf::Gguf;
+use gemma4c_models::synth::{self, Preset};
+use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
+use gemma4c_runtime::{Asked, ModelLocation, Sampler, Session};
+
+use super::{Outcome, plan_file};
+use crate::compile::{self, DEFAULT_CHUNK};
+use crate::output::{self, print};
+
+/// Make a tiny random model, compile it, run it and report.
+#[derive(clap::Args)]
+pub struct Args {}
+
+const PROMPT: &str = "The sky above the port was";
+const TOKENS: usize = 32;
+
+pub fn run(_: &Args) -> Result<Outcome> {
+    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let (model, plan_path) = (folder.path().join("tiny-e.gguf"), folder.path().join("plan.bin"));
+
+    let started = Instant::now();
+    let options = synth::Options { preset: Preset::TinyE, dtype: DType::Q8_0, seed: 4, layers: None, vocab: None };
+    let summary = synth::write(&options, &model, &|_, _| {})?;
+    let size = output::bytes(summary.file_bytes);
+    print(&format!("synth    tiny-e q8_0: {} tensors, {size} in {} ms\n", summary.tensors, ms(started)))?;
+
+    let started = Instant::now();
+    let options = compile::Options { context: Some(512), chunk: DEFAULT_CHUNK };
+    let plan = compile::compile(&Gguf::open(&model)?, folder.path(), options)?;
+    let bytes = plan_file::write(&plan, &plan_path)?;
+    let (steps, layers) = (plan.program.steps.len(), plan.model.layers);
+    let size = output::bytes(bytes);
+    print(&format!("compile  {layers} layers, {steps} steps for the cpu, {size} in {} ms\n", ms(started)))?;
+
+    let started = Instant::now();
+    let plan = plan_file::read(&plan_path)?;
+    let location = ModelLocation { plan_dir: folder.path().into(), given: None };
+    let vocab = plan.vocab.clone().context("the synthetic model has a vocabulary")?;
+    let tokenizer = Tokenizer::new(&vocab)?;
+    let mut session = Session::open(plan, &location)?;
+    print(&format!("load     plan, vocabulary and weights in {} ms\n", ms(started)))?;
+
+    let mut first = generate(&mut session, &tokenizer)?;
+    let (text, seconds) = (std::mem::take(&mut first.text), first.seconds);
+    session.reset();
+    let again = generate(&mut session, &tokenizer)?;
+    let same = again.text == text && again.ids == first.ids;
+    print(&format!("run      {:?} + {TOKENS} tokens, {:.0} tokens/s\n", PROMPT, TOKENS as f64 / seconds))?;
+    print(&format!("         {text:?}\n"))?;
+    print(&format!("check    a second run gave {}\n", if same { "the same tokens" } else { "OTHER tokens" }))?;
+    print("\nThe weights are random, so the text is noise. Next: gemma4c compile MODEL.gguf -o plan.bin\n")?;
+    Ok(if same { Outcome::Done } else { Outcome::CheckFailed })
+}
+
+struct Generated {
+    ids: Vec<u32>,
+    text: String,
+    seconds: f64,
+}
+
+fn generate(session: &mut Session, tokenizer: &Tokenizer) -> Result<Generated> {
+    let mut sampler = Sampler::new(session.plan().sampling, 4, Vec::new())?;
+    let mut next = tokenizer.encode(PROMPT, EncodeOptions { add_bos: true, parse_special: false });
+    let (mut ids, mut logits) = (Vec::new(), Vec::new());
+    let started = Instant::now();
+    while ids.len() < TOKENS {
+        session.feed(&next, Asked::Last, None, |_, row| logits = row.to_vec())?;
+        let token = sampler.pick(&logits, session.position() as u64).context("the logits are not numbers")?;
+        ids.push(token);
+        next = vec![token];
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(Generated { text: tokenizer.decode(&ids, true)?, ids, seconds })
+}
+
+fn ms(since: Instant) -> u128 {
+    since.elapsed().as_millis()
+}

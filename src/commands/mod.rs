@@ -1,0 +1,49 @@
+//! The subcommands. Each file has its arguments (their comments are the help texts) and a `run`.
+
+mod compile;
+mod completions;
+mod demo;
+mod doctor;
+mod inspect;
+mod logits;
+mod plan_file;
+mod run;
+mod synth;
+mod tokenize;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+/// How a command ended that did not fail.
+pub enum Outcome {
+    Done,
+    /// It ran, and what it checked was not as it should be.
+    CheckFailed,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    Compile(compile::Args),
+    Run(run::Args),
+    Logits(logits::Args),
+    Tokenize(tokenize::Args),
+    Inspect(inspect::Args),
+    Synth(synth::Args),
+    Demo(demo::Args),
+    Doctor(doctor::Args),
+    Completions(completions::Args),
+}
+
+pub fn run(command: Command) -> Result<Outcome> {
+    match command {
+        Command::Compile(args) => compile::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Logits(args) => logits::run(&args),
+        Command::Tokenize(args) => tokenize::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Synth(args) => synth::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Completions(args) => completions::run(&args),
+    }
+}

@@ -1,0 +1,76 @@
+//! `gemma4c synth`: a random model of a real size.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Result, anyhow};
+use gemma4c_blocks::DType;
+use gemma4c_models::synth::{self, Preset};
+
+use super::Outcome;
+use crate::{output, progress};
+
+/// Write a random model of a real size, or a tiny one, to try things on.
+///
+/// It has the tensors, types and metadata of a released file of that size; its weights are seeded random numbers, so what it
+/// says is nonsense.
+#[derive(clap::Args)]
+pub struct Args {
+    /// e2b, e4b, 12b, 26b-a4b, 31b, or tiny-e, tiny-dense, tiny-moe.
+    #[arg(value_parser = preset)]
+    preset: Preset,
+
+    /// The type of its matrices: f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q4_k q5_k q6_k iq4_nl iq4_xs.
+    #[arg(short, long, value_name = "TYPE", default_value = "q8_0", value_parser = dtype)]
+    quant: DType,
+
+    /// Where to write it.
+    #[arg(short, long, value_name = "MODEL.gguf")]
+    output: PathBuf,
+
+    /// The same seed gives the same bytes.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+
+    /// Fewer layers than the real one.
+    #[arg(long, value_name = "N")]
+    layers: Option<u32>,
+
+    /// Take the vocabulary from this GGUF file instead of a small generated one.
+    #[arg(long, value_name = "FILE.gguf")]
+    vocab: Option<PathBuf>,
+}
+
+fn preset(name: &str) -> Result<Preset> {
+    Preset::from_name(name).ok_or_else(|| anyhow!("expected one of {}", Preset::ALL.map(Preset::name).join(", ")))
+}
+
+fn dtype(name: &str) -> Result<DType> {
+    DType::from_name(name).ok_or_else(|| anyhow!("expected one of {}", DType::ALL.map(DType::name).join(", ")))
+}
+
+pub fn run(args: &Args) -> Result<Outcome> {
+    let started = Instant::now();
+    let options = synth::Options {
+        preset: args.preset,
+        dtype: args.quant,
+        seed: args.seed,
+        layers: args.layers,
+        vocab: args.vocab.clone(),
+    };
+    let bar = progress::bytes("writing", 0);
+    let summary = synth::write(&options, &args.output, &|done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    })?;
+    bar.finish_and_clear();
+    let seconds = started.elapsed().as_secs_f64();
+    eprintln!(
+        "{}: {} tensors, {} in {seconds:.2} s ({}/s)",
+        args.output.display(),
+        summary.tensors,
+        output::bytes(summary.file_bytes),
+        output::bytes((summary.file_bytes as f64 / seconds) as u64)
+    );
+    Ok(Outcome::Done)
+}
