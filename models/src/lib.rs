@@ -12,4 +12,5 @@
 pub mod chat;
 pub mod gemma4;
 pub mod gguf;
+pub mod synth;
 pub mod tokenizer;

@@ -1,0 +1,216 @@
+//! Turns random bytes into the data of a tensor of a given type and size of values.
+//!
+//! Nothing is quantised: the codes of a block are random bits as they come, and only its scales are overwritten. Where the
+//! scales lie comes from the layout table; how large the codes are on average is measured once per format by decoding a
+//! few, so that no format needs a number of its own here.
+
+use gemma4c_blocks::{Codes, DType, Layout, Minimum, Scale, reference};
+use half::{bf16, f16};
+
+use super::inventory::Fill;
+use super::random::Lanes;
+
+/// Makes the data of one tensor, in any number of pieces.
+pub(super) enum Filler {
+    Floats {
+        low: f32,
+        span: f32,
+    },
+    /// 16-bit floats, evenly spread.
+    Levels(Box<[u16; LEVELS]>),
+    Blocks(Box<Blocks>),
+    /// The values themselves.
+    Exact(Vec<u8>),
+}
+
+const LEVELS: usize = 4096;
+/// Blocks decoded to measure a format.
+const SAMPLE: usize = 1024;
+
+/// Random codes under chosen scales.
+pub(super) struct Blocks {
+    layout: &'static Layout,
+    /// The half-precision factor of a block, picked by a random byte.
+    scales: [[u8; 2]; 256],
+    /// The half-precision minimum that centres a block with that factor.
+    minima: [[u8; 2]; 256],
+}
+
+impl Filler {
+    /// `unit_rms` gives [`unit_rms`] of a format; it takes a moment, so the caller keeps the answers.
+    pub fn new(fill: Fill, dtype: DType, len: u64, unit_rms: impl FnOnce(DType) -> f32) -> Filler {
+        // Evenly spread between -a and a, the root mean square is a/√3.
+        let symmetric = |rms: f32| rms * 3f32.sqrt();
+        match (fill, dtype) {
+            (Fill::Between { low, high }, _) => Filler::Floats { low, span: high - low },
+            (Fill::RopeFactors { rotated }, _) => {
+                let factor = |i: u64| if i < rotated.into() { 1f32 } else { 1e30 };
+                Filler::Exact((0..len / 4).flat_map(|i| factor(i).to_le_bytes()).collect())
+            }
+            (Fill::Symmetric { rms }, DType::F32) => {
+                Filler::Floats { low: -symmetric(rms), span: 2.0 * symmetric(rms) }
+            }
+            (Fill::Symmetric { rms }, DType::F16 | DType::BF16) => {
+                let level = |i: usize| symmetric(rms) * ((2 * i + 1) as f32 / LEVELS as f32 - 1.0);
+                let bits = |value| {
+                    if dtype == DType::F16 { f16::from_f32(value).to_bits() } else { bf16::from_f32(value).to_bits() }
+                };
+                Filler::Levels(Box::new(std::array::from_fn(|i| bits(level(i)))))
+            }
+            (Fill::Symmetric { rms }, _) => Filler::Blocks(Box::new(Blocks::new(dtype, rms / unit_rms(dtype)))),
+        }
+    }
+
+    /// Fills `out`, which starts `offset` bytes into the tensor and holds whole blocks.
+    pub fn fill(&self, random: &mut Lanes, offset: u64, out: &mut [u8]) {
+        match self {
+            Filler::Exact(bytes) => out.copy_from_slice(&bytes[offset as usize..][..out.len()]),
+            Filler::Floats { low, span } => {
+                random.fill(out);
+                for value in out.as_chunks_mut::<4>().0 {
+                    // 24 bits are what an f32 holds exactly.
+                    let even = (u32::from_le_bytes(*value) >> 8) as f32 / (1 << 24) as f32;
+                    *value = (low + span * even).to_le_bytes();
+                }
+            }
+            Filler::Levels(levels) => {
+                random.fill(out);
+                for value in out.as_chunks_mut::<2>().0 {
+                    *value = levels[u16::from_le_bytes(*value) as usize % LEVELS].to_le_bytes();
+                }
+            }
+            Filler::Blocks(blocks) => {
+                random.fill(out);
+                blocks.set_scales(out);
+            }
+        }
+    }
+}
+
+impl Blocks {
+    fn new(dtype: DType, scale: f32) -> Blocks {
+        let layout = dtype.layout();
+        // Factors from half to one and a half of `scale`. Formats without a minimum have codes that lean to one side, so half
+        // of their blocks are turned over: a lean common to all rows would grow from layer to layer.
+        let factor = |i: usize| {
+            let size = scale * (0.5 + (i % 128) as f32 / 127.0);
+            if i >= 128 && layout.minimum == Minimum::Zero { -size } else { size }
+        };
+        let half = |value: f32| f16::from_f32(value).to_le_bytes();
+        let centre = match layout.minimum {
+            Minimum::Zero => 0.0,
+            // Added as it is.
+            Minimum::Half { .. } => -mean_code(layout),
+            // Subtracted, times an integer as large on average as that of the scale.
+            Minimum::Packed6 { .. } => mean_code(layout),
+        };
+        Blocks {
+            layout,
+            scales: std::array::from_fn(|i| half(factor(i))),
+            minima: std::array::from_fn(|i| half(factor(i) * centre)),
+        }
+    }
+
+    fn set_scales(&self, out: &mut [u8]) {
+        let at = scale_offset(self.layout);
+        match (self.layout.scale, self.layout.minimum) {
+            (Scale::Packed6 { packed, .. }, Minimum::Packed6 { half: minimum, .. }) => self.each(out, |block, pick| {
+                put(block, at, self.scales[pick]);
+                put(block, minimum, self.minima[pick]);
+                // The top bit of every 6-bit integer, scales and minima, first and last four: 32 to 63.
+                block[packed..packed + 8].iter_mut().for_each(|byte| *byte |= 0xa0);
+            }),
+            (Scale::Bytes16 { bytes, .. }, _) => self.each(out, |block, pick| {
+                put(block, at, self.scales[pick]);
+                // 32 to 63 or -33 to -64.
+                let signed = |byte: u8| (byte & 0x1f | 0x20) ^ ((byte as i8 >> 7) as u8);
+                block[bytes..bytes + 16].iter_mut().for_each(|byte| *byte = signed(*byte));
+            }),
+            (_, Minimum::Half { offset: minimum }) => self.each(out, |block, pick| {
+                put(block, at, self.scales[pick]);
+                put(block, minimum, self.minima[pick]);
+            }),
+            _ => self.each(out, |block, pick| put(block, at, self.scales[pick])),
+        }
+    }
+
+    /// Calls `set` for every block with the random byte that stands where its factor will.
+    fn each(&self, out: &mut [u8], set: impl Fn(&mut [u8], usize)) {
+        let at = scale_offset(self.layout);
+        for block in out.chunks_exact_mut(self.layout.bytes) {
+            let pick = block[at] as usize;
+            set(block, pick);
+        }
+    }
+}
+
+/// Where the half-precision factor of a block lies.
+fn scale_offset(layout: &Layout) -> usize {
+    match layout.scale {
+        Scale::One => 0,
+        Scale::Half { offset } => offset,
+        Scale::Packed6 { half, .. } | Scale::Bytes16 { half, .. } | Scale::Split6 { half, .. } => half,
+    }
+}
+
+fn put(block: &mut [u8], offset: usize, half: [u8; 2]) {
+    block[offset..offset + 2].copy_from_slice(&half);
+}
+
+/// The mean of an unsigned code.
+fn mean_code(layout: &Layout) -> f32 {
+    match layout.codes {
+        Codes::Unsigned { low, high, zero } => {
+            let bits = low.bits + high.map_or(0, |plane| plane.bits);
+            ((1 << bits) - 1) as f32 / 2.0 - zero as f32
+        }
+        Codes::Float | Codes::Signed { .. } | Codes::Table { .. } => 0.0,
+    }
+}
+
+/// Root mean square of the values of random blocks whose scales are around 1.
+pub(super) fn unit_rms(dtype: DType) -> f32 {
+    let layout = dtype.layout();
+    let blocks = Blocks::new(dtype, 1.0);
+    let mut bytes = vec![0; SAMPLE * layout.bytes];
+    Lanes::new(0, 0, 0).fill(&mut bytes);
+    // Every scale as often as any other: their spread would blur a sample this small.
+    for (i, block) in bytes.chunks_exact_mut(layout.bytes).enumerate() {
+        block[scale_offset(layout)] = i as u8;
+    }
+    blocks.set_scales(&mut bytes);
+    let squares: f64 = bytes
+        .chunks_exact(layout.bytes)
+        .flat_map(|block| (0..layout.len).map(|i| f64::from(reference::value(layout, block, i)).powi(2)))
+        .sum();
+    (squares / (SAMPLE * layout.len) as f64).sqrt() as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Values of every type have the size asked for, do not lean to one side, and are numbers.
+    #[test]
+    fn every_type_has_the_size_asked_for() {
+        for dtype in DType::ALL {
+            // The smallest and about the largest a real model has: f16 scales are subnormal in the first.
+            for rms in [0.0034, 0.06] {
+                let layout = dtype.layout();
+                let mut bytes = vec![0; 4096 * 256 / layout.len * layout.bytes];
+                let filler = Filler::new(Fill::Symmetric { rms }, dtype, bytes.len() as u64, unit_rms);
+                filler.fill(&mut Lanes::new(1, 2, 3), 0, &mut bytes);
+                let blocks = bytes.chunks_exact(layout.bytes);
+                let values: Vec<f64> =
+                    blocks.flat_map(|b| (0..layout.len).map(|i| f64::from(reference::value(layout, b, i)))).collect();
+                let count = values.len() as f64;
+                let mean = values.iter().sum::<f64>() / count;
+                let found = (values.iter().map(|v| v * v).sum::<f64>() / count).sqrt();
+                let off = found / f64::from(rms) - 1.0;
+                assert!(off.abs() < 0.03, "{dtype} {rms}: {found}");
+                assert!((mean / found).abs() < 0.01, "{dtype} {rms}: mean {mean}");
+                assert!(values.iter().all(|v| v.abs() < 8.0 * found), "{dtype} {rms}");
+            }
+        }
+    }
+}

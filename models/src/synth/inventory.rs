@@ -1,0 +1,218 @@
+//! Every tensor of a model: its name, shape, type, and what random numbers suit it.
+//!
+//! The scales keep activations sane at any depth. Norms undo whatever a matrix does to the size of a vector, so what is left to
+//! choose is how sharp attention and router are, how fast the residual stream forgets its input, and how wide the
+//! logits spread; see the constants.
+
+use gemma4c_blocks::DType;
+
+use super::preset::Shape;
+
+/// A tensor of the model to be written.
+#[derive(Clone, Debug)]
+pub struct TensorSpec {
+    pub name: String,
+    /// Fastest dimension first.
+    pub dims: Vec<u64>,
+    pub dtype: DType,
+    pub(super) fill: Fill,
+}
+
+/// What a tensor is filled with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Fill {
+    /// Around zero, of this root mean square.
+    Symmetric { rms: f32 },
+    /// Evenly between two bounds; F32 only.
+    Between { low: f32, high: f32 },
+    /// 1 for the pairs that rotate, a factor so large that the angle vanishes for the others; F32 only.
+    RopeFactors { rotated: u32 },
+}
+
+/// What one embedding row, scaled by √d, is beside what a layer adds to the residual stream. Small, or else the tied head would
+/// see its own input again and a short model would only repeat it.
+const EMBEDDING: f32 = 0.25;
+/// Standard deviation of the logits.
+const LOGITS: f32 = 3.0;
+/// Standard deviation of attention scores (there is no 1/√head_dim: the query and key norms carry it).
+const SCORES: f32 = 1.5;
+/// Standard deviation of router logits.
+const ROUTER: f32 = 1.5;
+/// What a layer's branches add to the residual stream.
+const BRANCH: f32 = 1.5;
+
+/// All tensors, with matrices as `dtype` where their rows allow it.
+pub(super) fn inventory(shape: &Shape, dtype: DType) -> Vec<TensorSpec> {
+    let mut list = List { tensors: Vec::new(), dtype };
+    let [hidden, vocab] = [shape.hidden, shape.vocab];
+    let root = (hidden as f32).sqrt();
+
+    list.matrix("token_embd.weight", &[hidden, vocab], EMBEDDING / root);
+    list.norm("output_norm.weight", hidden, LOGITS / EMBEDDING);
+    let pairs = shape.head_dim.global / 2;
+    list.push("rope_freqs.weight", &[pairs], DType::F32, Fill::RopeFactors { rotated: pairs / 4 });
+    if shape.ple > 0 {
+        let all = shape.ple * shape.layers;
+        // Its rows are scaled by √ple when they are looked up.
+        list.matrix("per_layer_token_embd.weight", &[all, vocab], 1.0 / (shape.ple as f32).sqrt());
+        let fill = Fill::Symmetric { rms: 1.0 / root };
+        list.push("per_layer_model_proj.weight", &[hidden, all], unquantised(dtype), fill);
+        list.norm("per_layer_proj_norm.weight", shape.ple, 1.0);
+    }
+    for layer in 0..shape.layers {
+        list.layer(shape, layer);
+    }
+    list.tensors
+}
+
+/// The type of a matrix that is never quantised.
+fn unquantised(dtype: DType) -> DType {
+    match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => dtype,
+        _ => DType::BF16,
+    }
+}
+
+/// The type a matrix gets: formats in blocks of 256 give way to their neighbours in blocks of 32 where a row is no
+/// multiple of 256, as in the real files.
+fn fitting(dtype: DType, row: u32) -> DType {
+    if dtype.row_bytes(row.into()).is_some() {
+        return dtype;
+    }
+    match dtype {
+        DType::Q4K => DType::Q5_0,
+        DType::Q5K => DType::Q5_1,
+        DType::Q6K => DType::Q8_0,
+        DType::IQ4XS => DType::IQ4NL,
+        other => other,
+    }
+}
+
+struct List {
+    tensors: Vec<TensorSpec>,
+    dtype: DType,
+}
+
+impl List {
+    fn push(&mut self, name: &str, dims: &[u32], dtype: DType, fill: Fill) {
+        let dims = dims.iter().map(|&dim| dim.into()).collect();
+        self.tensors.push(TensorSpec { name: name.into(), dims, dtype, fill });
+    }
+
+    fn matrix(&mut self, name: &str, dims: &[u32], rms: f32) {
+        self.push(name, dims, fitting(self.dtype, dims[0]), Fill::Symmetric { rms });
+    }
+
+    /// A matrix that keeps the size of what it is applied to.
+    fn linear(&mut self, name: &str, dims: &[u32]) {
+        self.matrix(name, dims, 1.0 / (dims[0] as f32).sqrt());
+    }
+
+    /// A vector that is never negative, from half to one and a half of `centre`.
+    fn norm(&mut self, name: &str, len: u32, centre: f32) {
+        self.push(name, &[len], DType::F32, Fill::Between { low: 0.5 * centre, high: 1.5 * centre });
+    }
+
+    fn layer(&mut self, shape: &Shape, layer: u32) {
+        let named = |tensor: &str| format!("blk.{layer}.{tensor}");
+        let global = shape.is_global(layer);
+        let (hidden, head) = (shape.hidden, shape.head_dim.of(global));
+        let (queries, keys) = (shape.heads * head, shape.kv_heads.of(global) * head);
+        let sharpness = (SCORES / (head as f32).sqrt()).sqrt();
+
+        self.norm(&named("attn_norm.weight"), hidden, 1.0);
+        self.linear(&named("attn_q.weight"), &[hidden, queries]);
+        self.norm(&named("attn_q_norm.weight"), head, sharpness);
+        if shape.owns_kv(layer) {
+            self.linear(&named("attn_k.weight"), &[hidden, keys]);
+            self.norm(&named("attn_k_norm.weight"), head, sharpness);
+            if !(global && shape.k_eq_v) {
+                self.linear(&named("attn_v.weight"), &[hidden, keys]);
+            }
+        }
+        self.linear(&named("attn_output.weight"), &[queries, hidden]);
+        self.norm(&named("post_attention_norm.weight"), hidden, BRANCH);
+
+        let ffn = shape.ffn_of(layer);
+        self.norm(&named("ffn_norm.weight"), hidden, 1.0);
+        self.linear(&named("ffn_gate.weight"), &[hidden, ffn]);
+        self.linear(&named("ffn_up.weight"), &[hidden, ffn]);
+        self.linear(&named("ffn_down.weight"), &[ffn, hidden]);
+        self.norm(&named("post_ffw_norm.weight"), hidden, BRANCH);
+
+        if let Some(experts) = shape.experts {
+            // The router's input is scaled by 1/√d already.
+            let router = Fill::Symmetric { rms: ROUTER };
+            self.push(&named("ffn_gate_inp.weight"), &[hidden, experts.count], DType::F32, router);
+            self.norm(&named("ffn_gate_inp.scale"), hidden, 1.0);
+            self.norm(&named("pre_ffw_norm_2.weight"), hidden, 1.0);
+            self.linear(&named("ffn_gate_up_exps.weight"), &[hidden, 2 * experts.width, experts.count]);
+            self.linear(&named("ffn_down_exps.weight"), &[experts.width, hidden, experts.count]);
+            self.norm(&named("ffn_down_exps.scale"), experts.count, 1.0);
+            self.norm(&named("post_ffw_norm_1.weight"), hidden, 1.0);
+            self.norm(&named("post_ffw_norm_2.weight"), hidden, 1.0);
+        }
+        if shape.ple > 0 {
+            self.linear(&named("inp_gate.weight"), &[hidden, shape.ple]);
+            self.linear(&named("proj.weight"), &[shape.ple, hidden]);
+            self.norm(&named("post_norm.weight"), hidden, BRANCH);
+        }
+        let scale = Fill::Between { low: 0.6, high: 0.95 };
+        self.push(&named("layer_output_scale.weight"), &[1], DType::F32, scale);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Preset;
+    use super::*;
+
+    /// Tensor counts of the real files without dead keys and values, and parameter totals of the models.
+    #[test]
+    fn the_real_sizes_are_met_to_the_last_tensor() {
+        for (preset, count, total) in [
+            (Preset::E2b, 541, 4_647_450_147),
+            (Preset::E4b, 666, 7_518_069_290),
+            (Preset::Dense12b, 667, 11_907_350_576),
+            (Preset::Moe26bA4b, 658, 25_233_142_046),
+            (Preset::Dense31b, 833, 30_697_345_596),
+        ] {
+            let shape = preset.shape(None).unwrap();
+            let tensors = inventory(&shape, DType::Q8_0);
+            assert_eq!(tensors.len(), count, "{preset:?}");
+            // The published totals count the keys and values that shared layers have in older files.
+            let dead: u64 = (0..shape.layers)
+                .filter(|&l| !shape.owns_kv(l))
+                .map(|l| {
+                    let head = u64::from(shape.head_dim.of(shape.is_global(l)));
+                    let rows = head * u64::from(shape.kv_heads.of(shape.is_global(l)));
+                    2 * rows * u64::from(shape.hidden) + head
+                })
+                .sum();
+            let parameters: u64 = tensors.iter().map(|t| t.dims.iter().product::<u64>()).sum();
+            assert_eq!(parameters + dead, total, "{preset:?}");
+        }
+    }
+
+    #[test]
+    fn rows_that_do_not_divide_fall_back_as_in_the_real_files() {
+        let shape = Preset::Moe26bA4b.shape(Some(2)).unwrap();
+        for (dtype, narrow) in [
+            (DType::Q4K, DType::Q5_0),
+            (DType::Q5K, DType::Q5_1),
+            (DType::Q6K, DType::Q8_0),
+            (DType::IQ4XS, DType::IQ4NL),
+            (DType::Q4_0, DType::Q4_0),
+        ] {
+            for tensor in inventory(&shape, dtype) {
+                let expected = match tensor.name.rsplit_once("blk.").map_or(&*tensor.name, |t| &t.1[2..]) {
+                    "ffn_down.weight" | "ffn_down_exps.weight" => narrow,
+                    "ffn_gate_inp.weight" => DType::F32,
+                    _ if tensor.dims.len() == 1 => DType::F32,
+                    _ => dtype,
+                };
+                assert_eq!(tensor.dtype, expected, "{} as {dtype}", tensor.name);
+            }
+        }
+    }
+}

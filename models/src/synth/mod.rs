@@ -1,0 +1,174 @@
+//! Random models with the exact shape of the real ones, for tests, demos and measurements where no weights are at hand.
+//!
+//! A synthetic file has the metadata, the tensors and the types a converter would have written, and numbers that keep
+//! activations sane through all layers. It knows nothing and says nonsense, at the speed of the real thing.
+//!
+//! The bytes follow from the options alone: every piece of a tensor has its own generator, so neither the number of
+//! threads nor their order shows.
+
+mod fill;
+mod inventory;
+mod metadata;
+mod preset;
+mod random;
+mod vocab;
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use gemma4c_blocks::DType;
+use thiserror::Error;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::gguf::{Body, Gguf, GgufError, WriteError, Writer};
+use fill::Filler;
+use random::Lanes;
+
+pub use inventory::TensorSpec;
+pub use preset::Preset;
+
+/// What to write.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub preset: Preset,
+    /// Of the matrices; vectors, norms and the router are F32 in any model.
+    pub dtype: DType,
+    pub seed: u64,
+    /// Fewer layers than the preset's.
+    pub layers: Option<u32>,
+    /// A GGUF file whose vocabulary is taken; otherwise one is generated.
+    pub vocab: Option<PathBuf>,
+}
+
+/// What was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    pub layers: u32,
+    pub tensors: usize,
+    pub parameters: u64,
+    pub file_bytes: u64,
+}
+
+#[derive(Debug, Error)]
+pub enum SynthError {
+    #[error("{preset} with {layers} layers: it must have {least} to {most}")]
+    Layers { preset: &'static str, layers: u32, least: u32, most: u32 },
+    #[error("the vocabulary: {0}")]
+    Vocabulary(#[from] GgufError),
+    #[error("{} has a vocabulary of {tokens} tokens; expected 1 to {limit}", path.display(), limit = u32::MAX)]
+    VocabularySize { path: PathBuf, tokens: usize },
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// Bytes a thread makes before it writes them: few enough to stay in its cache.
+const PIECE: u64 = 256 << 10;
+
+/// A model's shape, and the file its vocabulary comes from.
+struct Model {
+    shape: preset::Shape,
+    vocabulary: Option<Gguf>,
+}
+
+impl Model {
+    fn new(options: &Options) -> Result<Model, SynthError> {
+        let mut shape = options.preset.shape(options.layers)?;
+        let vocabulary = options.vocab.as_ref().map(Gguf::open).transpose()?;
+        if let (Some(file), Some(path)) = (&vocabulary, &options.vocab) {
+            let tokens = file.metadata().array("tokenizer.ggml.tokens")?.len();
+            let size = u32::try_from(tokens).ok().filter(|&size| size > 0);
+            shape.vocab = size.ok_or_else(|| SynthError::VocabularySize { path: path.clone(), tokens })?;
+        }
+        Ok(Model { shape, vocabulary })
+    }
+}
+
+/// The tensors such a model has.
+pub fn tensors(options: &Options) -> Result<Vec<TensorSpec>, SynthError> {
+    Ok(inventory::inventory(&Model::new(options)?.shape, options.dtype))
+}
+
+/// Writes a random model to `out`, on all threads of the current pool. `progress` is told the bytes done and the bytes in all,
+/// from any of them.
+pub fn write(options: &Options, out: &Path, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Summary, SynthError> {
+    let Model { shape, vocabulary } = Model::new(options)?;
+    let tensors = inventory::inventory(&shape, options.dtype);
+
+    let mut writer = Writer::new();
+    metadata::set_model(&mut writer, options.preset.name(), &shape, options.dtype)?;
+    match &vocabulary {
+        Some(file) => metadata::copy_vocabulary(&mut writer, file)?,
+        None => metadata::set_vocabulary(&mut writer, &shape)?,
+    }
+    for tensor in &tensors {
+        writer.tensor(&tensor.name, &tensor.dims, tensor.dtype)?;
+    }
+    let body = writer.create(out)?;
+    fill_tensors(&tensors, &body, options.seed, progress)?;
+
+    let parameters = tensors.iter().map(|t| t.dims.iter().product::<u64>()).sum();
+    let summary = Summary { layers: shape.layers, tensors: tensors.len(), parameters, file_bytes: body.file_len() };
+    body.finish()?;
+    Ok(summary)
+}
+
+/// A tensor cut into pieces of whole blocks.
+struct Job {
+    filler: Filler,
+    stream: u64,
+    len: u64,
+    piece: u64,
+    /// Number of its first piece among all pieces.
+    first: u64,
+}
+
+fn fill_tensors(
+    tensors: &[TensorSpec],
+    body: &Body,
+    seed: u64,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<(), WriteError> {
+    let mut unit_rms = [None; DType::ALL.len()];
+    let mut pieces = 0;
+    let jobs: Vec<Job> = tensors
+        .iter()
+        .enumerate()
+        .map(|(i, tensor)| {
+            let len = body.tensor_len(i);
+            let measured = |dtype: DType| *unit_rms[dtype as usize].get_or_insert_with(|| fill::unit_rms(dtype));
+            let filler = Filler::new(tensor.fill, tensor.dtype, len, measured);
+            let piece = PIECE - PIECE % tensor.dtype.layout().bytes as u64;
+            let first = pieces;
+            pieces += len.div_ceil(piece);
+            Job { filler, stream: xxh3_64(tensor.name.as_bytes()), len, piece, first }
+        })
+        .collect();
+    let total = jobs.iter().map(|job| job.len).sum();
+
+    let (next, done, failed) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(None));
+    rayon::broadcast(|_| {
+        let mut buffer = vec![0; PIECE as usize];
+        loop {
+            let piece = next.fetch_add(1, Ordering::Relaxed);
+            if piece >= pieces {
+                return;
+            }
+            let tensor = jobs.partition_point(|job| job.first <= piece) - 1;
+            let job = &jobs[tensor];
+            let part = piece - job.first;
+            let offset = part * job.piece;
+            let out = &mut buffer[..job.piece.min(job.len - offset) as usize];
+            job.filler.fill(&mut Lanes::new(seed, job.stream, part), offset, out);
+            if let Err(error) = body.write_at(tensor, offset, out) {
+                // Nobody takes another piece after the first failure.
+                next.store(pieces, Ordering::Relaxed);
+                failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
+                return;
+            }
+            progress(done.fetch_add(out.len() as u64, Ordering::Relaxed) + out.len() as u64, total);
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    failed.map_or(Ok(()), Err)
+}

@@ -1,0 +1,146 @@
+//! Random models as files: they open, they are the same on every machine, and they have the keys and tensors of the real ones.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use gemma4c_blocks::DType;
+use gemma4c_models::gguf::{Gguf, Value};
+use gemma4c_models::synth::{self, Options, Preset, SynthError};
+
+fn options(preset: Preset, dtype: DType) -> Options {
+    Options { preset, dtype, seed: 1, layers: None, vocab: None }
+}
+
+fn write(options: &Options, path: &Path) -> Gguf {
+    let summary = synth::write(options, path, &|_, _| {}).unwrap();
+    let gguf = Gguf::open(path).unwrap();
+    assert_eq!(gguf.tensors().len(), summary.tensors);
+    assert_eq!(gguf.files()[0].len, summary.file_bytes);
+    gguf
+}
+
+#[test]
+fn bytes_do_not_depend_on_threads_but_on_the_seed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let bytes = |threads: usize, options: &Options| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| write(options, &path));
+        std::fs::read(&path).unwrap()
+    };
+    let plain = options(Preset::TinyE, DType::Q8_0);
+    let one = bytes(1, &plain);
+    assert!(one.len() > 4 << 20, "several pieces a tensor: {}", one.len());
+    assert!(one == bytes(2, &plain), "two threads");
+    assert!(one == bytes(3, &plain), "three threads");
+    assert!(one != bytes(2, &Options { seed: 2, ..plain }), "another seed");
+}
+
+/// All presets, cut short where they are large, in a type with blocks of 32 and one with blocks of 256.
+#[test]
+fn every_preset_opens() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    for (preset, dtype, layers) in [
+        (Preset::TinyE, DType::Q6K, None),
+        (Preset::TinyE, DType::F32, Some(3)),
+        (Preset::TinyDense, DType::IQ4XS, None),
+        (Preset::TinyDense, DType::F16, Some(2)),
+        (Preset::TinyMoe, DType::Q4K, None),
+        (Preset::TinyMoe, DType::BF16, Some(2)),
+    ] {
+        let options = Options { layers, ..options(preset, dtype) };
+        let gguf = write(&options, &path);
+        let layers = layers.unwrap_or(preset.layers());
+        assert_eq!(gguf.metadata().u32("gemma4.block_count").unwrap(), layers);
+        let sliding = gguf.metadata().per_layer_bool("gemma4.attention.sliding_window_pattern", layers).unwrap();
+        assert!(sliding.contains(&true) && sliding.contains(&false));
+        for (tensor, spec) in gguf.tensors().iter().zip(synth::tensors(&options).unwrap()) {
+            assert_eq!((&*tensor.name, tensor.dims()), (&*spec.name, &*spec.dims));
+            assert_eq!(tensor.dtype().unwrap(), spec.dtype);
+            assert_decodes_to_sane_numbers(&gguf, &tensor.name);
+        }
+    }
+}
+
+fn assert_decodes_to_sane_numbers(gguf: &Gguf, name: &str) {
+    let tensor = gguf.tensor(name).unwrap();
+    let dtype = tensor.dtype().unwrap();
+    let mut row = vec![0f32; tensor.dims()[0] as usize];
+    gemma4c_blocks::decode::decode_row(dtype, gguf.data(tensor), &mut row);
+    if name == "rope_freqs.weight" {
+        assert_eq!((&row[..64], &row[64..]), (&[1f32; 64][..], &[1e30f32; 192][..]));
+        return;
+    }
+    assert!(row.iter().all(|v| v.is_finite() && v.abs() < 25.0), "{name}");
+    assert!(row.iter().any(|&v| v != 0.0), "{name}");
+}
+
+/// Of the real sizes only the headers: the keys that differ between them, read back as a reader will.
+#[test]
+fn real_sizes_have_the_real_keys() {
+    for (preset, count) in [
+        (Preset::E2b, 541),
+        (Preset::E4b, 666),
+        (Preset::Dense12b, 667),
+        (Preset::Moe26bA4b, 658),
+        (Preset::Dense31b, 833),
+    ] {
+        assert_eq!(synth::tensors(&options(preset, DType::Q4K)).unwrap().len(), count, "{preset:?}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("e2b.gguf");
+    let vocab = folder.path().join("vocab.gguf");
+    // A small vocabulary keeps the file of a real size small.
+    write(&options(Preset::TinyDense, DType::Q4_0), &vocab);
+    let options = Options { layers: Some(7), vocab: Some(vocab), ..options(Preset::E2b, DType::Q4_0) };
+    let gguf = write(&options, &path);
+    let metadata = gguf.metadata();
+    assert_eq!(metadata.per_layer_u32("gemma4.feed_forward_length", 7).unwrap()[2..4], [6144, 12288]);
+    assert_eq!(metadata.u32("gemma4.attention.shared_kv_layers").unwrap(), 4);
+    assert_eq!(metadata.get("gemma4.attention.head_count_kv"), Some(Value::U32(1)));
+    assert_eq!(gguf.tensor("token_embd.weight").unwrap().dims(), [1536, 1024]);
+    assert_eq!(gguf.tensor("per_layer_token_embd.weight").unwrap().dims(), [256 * 7, 1024]);
+    assert_eq!(gguf.tensor("per_layer_model_proj.weight").unwrap().dtype().unwrap(), DType::BF16);
+    assert!(gguf.tensor("blk.2.attn_k.weight").is_some() && gguf.tensor("blk.3.attn_k.weight").is_none());
+}
+
+#[test]
+fn a_real_vocabulary_is_taken_over() {
+    let real = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared/golden/ggml-vocab-gemma-4.gguf");
+    if !real.exists() {
+        eprintln!("SKIPPED: ../shared/golden is not there");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { vocab: Some(real.clone()), layers: Some(2), ..options(Preset::TinyDense, DType::Q4_0) };
+    let gguf = write(&options, &folder.path().join("model.gguf"));
+    assert_eq!(gguf.tensor("token_embd.weight").unwrap().dims(), [256, 262_144]);
+    let real = Gguf::open(real).unwrap();
+    for (key, value) in real.metadata().iter().filter(|(key, _)| key.starts_with("tokenizer.")) {
+        assert!(gguf.metadata().get(key) == Some(value), "{key}");
+    }
+}
+
+#[test]
+fn progress_reaches_the_end_and_mistakes_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let plain = options(Preset::TinyMoe, DType::Q4_0);
+    let (most, total) = (AtomicU64::new(0), AtomicU64::new(0));
+    synth::write(&plain, &path, &|done, all| {
+        most.fetch_max(done, Ordering::Relaxed);
+        total.store(all, Ordering::Relaxed);
+    })
+    .unwrap();
+    assert_eq!(most.into_inner(), total.into_inner());
+
+    let told = |options: Options, path: &Path| synth::write(&options, path, &|_, _| {}).unwrap_err().to_string();
+    let layers = told(Options { layers: Some(1), ..plain.clone() }, &path);
+    assert_eq!(layers, "tiny-moe with 1 layers: it must have 2 to 3");
+    let error = synth::write(&Options { vocab: Some(folder.path().into()), ..plain.clone() }, &path, &|_, _| {});
+    assert!(matches!(error, Err(SynthError::Vocabulary(_))));
+    assert!(told(plain, &folder.path().join("absent/model.gguf")).starts_with("cannot write"));
+}
