@@ -1,6 +1,7 @@
 //! The proc macros of `gemma4c-dsl`: a shim over functions on token streams, which are tested as such.
 
 mod dataflow;
+mod kernel;
 
 use proc_macro::TokenStream;
 
@@ -16,4 +17,16 @@ pub fn dataflow(attribute: TokenStream, item: TokenStream) -> TokenStream {
         },
         TokenStream::from,
     )
+}
+
+/// Prints a Rust function as a CUDA kernel and keeps it as its meaning. See `gemma4c_dsl`.
+#[proc_macro_attribute]
+pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    kernel::kernel(attribute.into(), item.into()).into()
+}
+
+/// Prints a Rust function as a CUDA device function, for kernels to call and slots to be filled with. See `gemma4c_dsl`.
+#[proc_macro_attribute]
+pub fn device(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    kernel::device(attribute.into(), item.into()).into()
 }

@@ -1,0 +1,449 @@
+//! From the read function to the items that stay: the function (instrumented), and an empty type of the same name that
+//! carries the definition, so that `use kernels::matvec;` brings both the function and `matvec::DEF`.
+
+use super::errors::Errors;
+use super::function::{Attribute, Function, Param, Slot};
+use super::instrument::instrument;
+use super::printer::{Body, Printer, SharedArray};
+use super::types::{KernelType, Role, Types};
+use proc_macro2::{Span, TokenStream};
+use quote::{ToTokens, format_ident, quote};
+use syn::{FnArg, GenericParam, Ident, ItemFn, Pat};
+
+/// `#[kernel(…)]`.
+pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    let (item, errors) = match read(item.clone()) {
+        Ok(read) => read,
+        Err(refusal) => return refusal,
+    };
+    let attribute = syn::parse2::<Attribute>(attribute).unwrap_or_else(|error| {
+        errors.push(error);
+        Attribute { block: Some(syn::parse_quote!(32)), ..Attribute::default() }
+    });
+    let function = Function::read(&item, &errors);
+    function.check_kernel(&errors);
+    check_slots(&attribute.slots, &function, &errors);
+    let Some(block) = &attribute.block else {
+        errors.refuse(&item.sig.ident, "the block size is missing: write `#[kernel(block = 256)]`");
+        return finish(&item, errors, TokenStream::new());
+    };
+    let mut printer = Printer::new(&function, &attribute.slots, &errors);
+    printer.kernel = true;
+    printer.dynamic_shared = attribute.dynamic_shared;
+    printer.body(&item.block, false);
+    let bounds = printer.expression(block);
+    let body = printer.finish();
+    let text = kernel_text(&function, &attribute, &bounds, &body);
+    let items = kernel_items(&function, &attribute, block, &body, &text);
+    finish(&item, errors, items)
+}
+
+/// `#[device]`.
+pub fn device(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    let (item, errors) = match read(item.clone()) {
+        Ok(read) => read,
+        Err(refusal) => return refusal,
+    };
+    if !attribute.is_empty() {
+        errors.refuse(&attribute, "#[device] takes no arguments");
+    }
+    let function = Function::read(&item, &errors);
+    let mut printer = Printer::new(&function, &[], &errors);
+    printer.body(&item.block, function.output != KernelType::Unit);
+    let body = printer.finish();
+    let text = device_text(&function, &body);
+    let items = device_items(&function, &body, &text);
+    finish(&item, errors, items)
+}
+
+fn read(item: TokenStream) -> Result<(ItemFn, Errors), TokenStream> {
+    match syn::parse2::<ItemFn>(item.clone()) {
+        Ok(function) => Ok((function, Errors::default())),
+        Err(error) => {
+            let error = error.to_compile_error();
+            Err(quote!(#item #error))
+        }
+    }
+}
+
+/// The definition, or the refusals; the function itself always, so that the editor keeps working.
+fn finish(item: &ItemFn, errors: Errors, items: TokenStream) -> TokenStream {
+    match errors.into_compile_errors() {
+        None => items,
+        Some(errors) => {
+            let mut item = item.clone();
+            // The language's own attributes would be errors of their own.
+            super::instrument::instrument(&mut item.block);
+            let function = rust_function(&item, &[], &[]);
+            quote!(#function #errors)
+        }
+    }
+}
+
+fn check_slots(slots: &[Slot], function: &Function, errors: &Errors) {
+    let types = Types { parameters: &function.types, errors };
+    for slot in slots {
+        for (_, ty) in &slot.params {
+            types.value(ty);
+        }
+        types.value(&slot.output);
+    }
+}
+
+// ---- the printed text -------------------------------------------------------------------------------------------
+
+fn documentation(item: &ItemFn) -> Vec<String> {
+    let mut lines = Vec::new();
+    for attribute in &item.attrs {
+        if let syn::Meta::NameValue(meta) = &attribute.meta
+            && meta.path.is_ident("doc")
+            && let syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(text), .. }) = &meta.value
+        {
+            lines.extend(text.value().split('\n').map(|line| line.strip_prefix(' ').unwrap_or(line).to_string()));
+        }
+    }
+    lines
+}
+
+fn comment_lines(item: &ItemFn) -> String {
+    documentation(item).iter().map(|line| format!("// {line}").trim_end().to_string() + "\n").collect()
+}
+
+/// A head that fits the line, or one parameter a line.
+fn head(before: &str, parameters: &[String], after: &str) -> String {
+    let flat = format!("{before}({}{after}", parameters.join(", "));
+    if flat.len() <= 110 { flat } else { format!("{before}(\n    {}{after}", parameters.join(",\n    ")) }
+}
+
+fn declarations(params: &[Param]) -> Vec<String> {
+    params.iter().map(|param| param.ty.declare(&param.name.to_string())).collect()
+}
+
+fn kernel_text(function: &Function, attribute: &Attribute, bounds: &str, body: &Body) -> String {
+    let bounds = match &attribute.min_blocks {
+        Some(blocks) => format!("{bounds}, {}", blocks.base10_digits()),
+        None => bounds.to_string(),
+    };
+    let before = format!("extern \"C\" __global__ void __launch_bounds__({bounds}) {}", function.item.sig.ident);
+    let slots: String =
+        attribute.slots.iter().map(|slot| format!(" {}_PARAMS", slot.name.to_string().to_uppercase())).collect();
+    let head = head(&before, &declarations(&function.params), &format!("{slots}) {{\n"));
+    format!("{}{head}{}}}\n", comment_lines(function.item), body.text)
+}
+
+fn device_text(function: &Function, body: &Body) -> String {
+    let template = match function.types.as_slice() {
+        [] => String::new(),
+        types => format!("template <{}>\n", types.iter().map(|t| format!("class {t}")).collect::<Vec<_>>().join(", ")),
+    };
+    let before =
+        format!("__device__ __forceinline__ {}", function.output.declare(&function.item.sig.ident.to_string()));
+    let head = head(&before, &declarations(&function.params), ") {\n");
+    format!("{}{template}{head}{}}}\n", comment_lines(function.item), body.text)
+}
+
+// ---- the Rust items ---------------------------------------------------------------------------------------------
+
+/// The author's function: compile-time parameters become variables that the running instance fills, writable handles
+/// become `mut`, slots become closures that ask the instance.
+fn rust_function(item: &ItemFn, constants: &[super::function::Constant], slots: &[Slot]) -> TokenStream {
+    let ItemFn { attrs, vis, sig, block, .. } = item;
+    let mut sig = sig.clone();
+    let kept = sig.generics.params.iter().filter(|p| !matches!(p, GenericParam::Const(_))).cloned().collect();
+    sig.generics.params = kept;
+    if sig.generics.params.is_empty() {
+        sig.generics.lt_token = None;
+        sig.generics.gt_token = None;
+    }
+    for input in &mut sig.inputs {
+        if let FnArg::Typed(typed) = input
+            && let Pat::Ident(name) = &mut *typed.pat
+            && is_writable(&typed.ty)
+        {
+            name.mutability.get_or_insert_with(|| syn::Token![mut](name.ident.span()));
+        }
+    }
+    let bindings = constants.iter().map(|constant| {
+        let (name, ty, text) = (&constant.name, &constant.rust, constant.name.to_string());
+        quote!(let #name: #ty = ::gemma4c_dsl::sim::constant(#text);)
+    });
+    let closures = slots.iter().enumerate().map(|(number, slot)| {
+        let (name, output) = (&slot.name, &slot.output);
+        let names: Vec<_> = slot.params.iter().map(|(name, _)| name).collect();
+        let types = slot.params.iter().map(|(_, ty)| ty);
+        quote! {
+            let #name = |#(#names: #types),*| -> #output {
+                ::gemma4c_dsl::sim::slot(#number, &[#(::gemma4c_dsl::sim::Word4::from_value(#names)),*])
+            };
+        }
+    });
+    let statements = &block.stmts;
+    quote! {
+        #(#attrs)*
+        #[allow(non_snake_case, unused_variables, unused_mut, clippy::too_many_arguments, clippy::let_and_return)]
+        #[allow(clippy::needless_return, clippy::assign_op_pattern, clippy::erasing_op, clippy::identity_op)]
+        #[allow(clippy::double_parens, clippy::unnecessary_cast, clippy::manual_range_contains, clippy::needless_late_init)]
+        #vis #sig {
+            #(#bindings)*
+            #(#closures)*
+            #(#statements)*
+        }
+    }
+}
+
+fn is_writable(ty: &syn::Type) -> bool {
+    let syn::Type::Path(path) = ty else { return false };
+    path.path.segments.last().is_some_and(|s| s.ident == "Output" || s.ident == "InOut" || s.ident == "Shared")
+}
+
+fn instrumented(function: &Function) -> ItemFn {
+    let mut item = function.item.clone();
+    instrument(&mut item.block);
+    item
+}
+
+/// Variables for the compile-time parameters, inside a closure over the instance's values.
+fn constant_bindings(function: &Function) -> TokenStream {
+    function
+        .constants
+        .iter()
+        .map(|constant| {
+            let (name, ty, text) = (&constant.name, &constant.rust, constant.name.to_string());
+            quote!(let #name: #ty = __values.constant(#text);)
+        })
+        .collect()
+}
+
+fn param_rows(params: &[Param]) -> TokenStream {
+    let rows = params.iter().map(|param| {
+        let name = param.name.to_string();
+        let kind = match &param.ty {
+            KernelType::Memory { role, element } => {
+                let access = format_ident!(
+                    "{}",
+                    match role {
+                        Role::Weights => "Weights",
+                        Role::Input => "Input",
+                        Role::Output => "Output",
+                        Role::InOut => "InOut",
+                        Role::Shared => "Shared",
+                    }
+                );
+                quote!(::gemma4c_dsl::ParamKind::Memory { access: ::gemma4c_dsl::Access::#access, element: #element })
+            }
+            KernelType::Value(value) => quote!(::gemma4c_dsl::ParamKind::Scalar(#value)),
+            // Registers and references: parameters that only a device function called from code may have.
+            _ => quote!(::gemma4c_dsl::ParamKind::Local),
+        };
+        quote!(::gemma4c_dsl::ParamDef { name: #name, kind: #kind })
+    });
+    quote!(&[#(#rows),*])
+}
+
+fn constant_rows(function: &Function) -> TokenStream {
+    let rows = function.constants.iter().map(|constant| {
+        let (name, ty) = (constant.name.to_string(), &constant.ty);
+        quote!(::gemma4c_dsl::ConstantDef { name: #name, ty: #ty })
+    });
+    quote!(&[#(#rows),*])
+}
+
+fn callee_rows(body: &Body) -> TokenStream {
+    let callees = &body.callees;
+    quote!(&[#(#callees::callee),*])
+}
+
+fn shared_rows(function: &Function, shared: &[SharedArray]) -> TokenStream {
+    let bindings = constant_bindings(function);
+    let rows = shared.iter().map(|array| {
+        let (name, element, len) = (&array.name, &array.element, &array.len);
+        quote! {
+            ::gemma4c_dsl::SharedDef {
+                name: #name,
+                element: #element,
+                len: {
+                    #[allow(non_snake_case, unused_variables, clippy::unnecessary_cast)]
+                    fn len(__values: &::gemma4c_dsl::Values) -> u32 { #bindings (#len) as u32 }
+                    len
+                },
+            }
+        }
+    });
+    quote!(&[#(#rows),*])
+}
+
+fn slot_rows(slots: &[Slot]) -> TokenStream {
+    let rows = slots.iter().map(|slot| {
+        let (name, output) = (slot.name.to_string(), slot.output.to_token_stream().to_string());
+        let params = slot.params.iter().map(|(name, ty)| {
+            let (name, ty) = (name.to_string(), ty.to_token_stream().to_string());
+            quote!((#name, #ty))
+        });
+        quote!(::gemma4c_dsl::SlotDef { name: #name, params: &[#(#params),*], output: #output })
+    });
+    quote!(&[#(#rows),*])
+}
+
+/// Calls the function with arguments taken by position, for every choice of its element types.
+fn dispatch(function: &Function, name: &Ident) -> TokenStream {
+    let arguments = (0..function.params.len()).map(|index| quote!(__arguments.take(#index)));
+    let arguments = quote!(#(#arguments),*);
+    let mut choices: Vec<Vec<Ident>> = vec![Vec::new()];
+    for _ in &function.types {
+        choices = choices
+            .into_iter()
+            .flat_map(|chosen| {
+                ["f32", "F16", "BF16"].map(|ty| {
+                    let mut chosen = chosen.clone();
+                    chosen.push(Ident::new(ty, Span::call_site()));
+                    chosen
+                })
+            })
+            .collect();
+    }
+    if function.types.is_empty() {
+        return quote!(#name(#arguments));
+    }
+    let names = &function.types;
+    let arms = choices.iter().map(|chosen| {
+        let spelled = chosen.iter().map(ToString::to_string);
+        quote!([#(#spelled),*] => #name::<#(::gemma4c_dsl::elements::#chosen),*>(#arguments),)
+    });
+    quote! {
+        match [#(__arguments.element_type(#names)),*] {
+            #(#arms)*
+            other => ::gemma4c_dsl::sim::refuse_types(&other),
+        }
+    }
+}
+
+fn kernel_items(function: &Function, attribute: &Attribute, block: &syn::Expr, body: &Body, text: &str) -> TokenStream {
+    let name = &function.item.sig.ident;
+    let spelled = name.to_string();
+    let vis = &function.item.vis;
+    let rust = rust_function(&instrumented(function), &function.constants, &attribute.slots);
+    let (params, constants, slots) =
+        (param_rows(&function.params), constant_rows(function), slot_rows(&attribute.slots));
+    let (shared, callees, bindings) =
+        (shared_rows(function, &body.shared), callee_rows(body), constant_bindings(function));
+    let (types, doc, source) = (&function.types, documentation(function.item).join("\n"), source_text(function.item));
+    let (dependent, dynamic) = (attribute.dependent, attribute.dynamic_shared);
+    let call = dispatch(function, name);
+    quote! {
+        #rust
+
+        #[doc(hidden)]
+        #[allow(non_camel_case_types)]
+        #vis enum #name {}
+
+        impl #name {
+            /// The kernel's definition: what it takes, how it is launched, its CUDA text and its Rust meaning.
+            pub const DEF: &'static ::gemma4c_dsl::KernelDef = {
+                static DEF: ::gemma4c_dsl::KernelDef = ::gemma4c_dsl::KernelDef {
+                    name: #spelled,
+                    doc: #doc,
+                    params: #params,
+                    constants: #constants,
+                    types: &[#(#types),*],
+                    slots: #slots,
+                    shared: #shared,
+                    launch: ::gemma4c_dsl::LaunchContract {
+                        block: {
+                            #[allow(non_snake_case, unused_variables, clippy::unnecessary_cast)]
+                            fn block(__values: &::gemma4c_dsl::Values) -> u32 { #bindings (#block) as u32 }
+                            block
+                        },
+                        dependent: #dependent,
+                        dynamic_shared: #dynamic,
+                    },
+                    callees: #callees,
+                    cuda: #text,
+                    rust: #source,
+                    run: {
+                        fn run(__arguments: &::gemma4c_dsl::sim::Arguments<'_>) { #call }
+                        run
+                    },
+                };
+                &DEF
+            };
+        }
+    }
+}
+
+fn device_items(function: &Function, body: &Body, text: &str) -> TokenStream {
+    let name = &function.item.sig.ident;
+    let spelled = name.to_string();
+    let vis = &function.item.vis;
+    let rust = rust_function(&instrumented(function), &function.constants, &[]);
+    let (params, constants, callees) = (param_rows(&function.params), constant_rows(function), callee_rows(body));
+    let (doc, source) = (documentation(function.item).join("\n"), source_text(function.item));
+    let output = match &function.output {
+        KernelType::Value(value) => value.as_str(),
+        _ => "void",
+    };
+    let fills_slots = function.types.is_empty()
+        && matches!(function.output, KernelType::Value(_))
+        && function.params.iter().all(|p| matches!(p.ty, KernelType::Value(_) | KernelType::Memory { .. }));
+    let call = if fills_slots {
+        let arguments = (0..function.params.len()).map(|index| quote!(__arguments.take(#index)));
+        quote! {
+            Some({
+                fn call(__arguments: &::gemma4c_dsl::sim::SlotArguments<'_>) -> ::gemma4c_dsl::sim::Word4 {
+                    ::gemma4c_dsl::sim::Word4::from_value(#name(#(#arguments),*))
+                }
+                call
+            })
+        }
+    } else {
+        quote!(None)
+    };
+    quote! {
+        #rust
+
+        #[doc(hidden)]
+        #[allow(non_camel_case_types)]
+        #vis enum #name {}
+
+        impl #name {
+            /// The device function's definition.
+            pub const DEF: &'static ::gemma4c_dsl::DeviceDef = {
+                static DEF: ::gemma4c_dsl::DeviceDef = ::gemma4c_dsl::DeviceDef {
+                    name: #spelled,
+                    doc: #doc,
+                    params: #params,
+                    output: #output,
+                    constants: #constants,
+                    callees: #callees,
+                    cuda: #text,
+                    rust: #source,
+                    call: #call,
+                };
+                &DEF
+            };
+
+            #[doc(hidden)]
+            pub fn callee() -> ::gemma4c_dsl::Callee {
+                ::gemma4c_dsl::Callee::Device(Self::DEF)
+            }
+        }
+    }
+}
+
+/// The item as its author wrote it, with comments; its tokens where the file cannot be read.
+fn source_text(item: &ItemFn) -> String {
+    let first = item.attrs.first().map_or_else(
+        || item.to_token_stream().into_iter().next().map_or_else(Span::call_site, |token| token.span()),
+        |attribute| attribute.pound_token.span,
+    );
+    let start = match Span::call_site().start().line {
+        // The attribute of the macro itself stands above the item, or between its other attributes.
+        line if line > 0 => line.min(first.start().line),
+        _ => first.start().line,
+    };
+    let (start, end) = (start, item.block.brace_token.span.close().end().line);
+    let text = first.local_file().and_then(|path| std::fs::read_to_string(path).ok()).and_then(|text| {
+        let lines: Vec<_> = text.lines().skip(start.checked_sub(1)?).take(end + 1 - start).collect();
+        (!lines.is_empty()).then(|| lines.join("\n") + "\n")
+    });
+    text.unwrap_or_else(|| item.to_token_stream().to_string())
+}

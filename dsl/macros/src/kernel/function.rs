@@ -1,0 +1,197 @@
+//! What `#[kernel]` and `#[device]` read before the body: the attribute's launch contract and slots, and the function's
+//! parameters, compile-time parameters (`const K: u32`) and element-type parameters (`KV: Float`).
+
+use super::errors::Errors;
+use super::types::{KernelType, Role, Types};
+use proc_macro2::Ident;
+use quote::ToTokens;
+use syn::parse::{Parse, ParseStream};
+use syn::punctuated::Punctuated;
+use syn::{Expr, FnArg, GenericParam, ItemFn, LitInt, Pat, ReturnType, Token, Type};
+
+/// `#[kernel(block = 256, min_blocks = 2, dependent, dynamic_shared, slots(epilogue(value: f32, row: u32) -> f32))]`
+#[derive(Default)]
+pub struct Attribute {
+    pub block: Option<Expr>,
+    pub min_blocks: Option<LitInt>,
+    pub dependent: bool,
+    pub dynamic_shared: bool,
+    pub slots: Vec<Slot>,
+}
+
+/// A named place that an instance fills with device functions.
+pub struct Slot {
+    pub name: Ident,
+    pub params: Vec<(Ident, Type)>,
+    pub output: Type,
+}
+
+impl Parse for Attribute {
+    fn parse(input: ParseStream) -> syn::Result<Self> {
+        let mut attribute = Self::default();
+        while !input.is_empty() {
+            let key: Ident = input.parse()?;
+            match key.to_string().as_str() {
+                "block" => {
+                    input.parse::<Token![=]>()?;
+                    attribute.block = Some(input.parse()?);
+                }
+                "min_blocks" => {
+                    input.parse::<Token![=]>()?;
+                    attribute.min_blocks = Some(input.parse()?);
+                }
+                "dependent" => attribute.dependent = true,
+                "dynamic_shared" => attribute.dynamic_shared = true,
+                "slots" => {
+                    let content;
+                    syn::parenthesized!(content in input);
+                    attribute.slots = Punctuated::<Slot, Token![,]>::parse_terminated(&content)?.into_iter().collect();
+                }
+                other => {
+                    return Err(syn::Error::new(
+                        key.span(),
+                        format!(
+                            "unknown key `{other}`: #[kernel] takes `block = N`, `min_blocks = N`, `dependent`, \
+                             `dynamic_shared` and `slots(name(a: T, …) -> T)`"
+                        ),
+                    ));
+                }
+            }
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        Ok(attribute)
+    }
+}
+
+impl Parse for Slot {
+    fn parse(input: ParseStream) -> syn::Result<Self> {
+        let name = input.parse()?;
+        let content;
+        syn::parenthesized!(content in input);
+        let mut params = Vec::new();
+        while !content.is_empty() {
+            let param: Ident = content.parse()?;
+            content.parse::<Token![:]>()?;
+            params.push((param, content.parse()?));
+            if !content.is_empty() {
+                content.parse::<Token![,]>()?;
+            }
+        }
+        input.parse::<Token![->]>()?;
+        Ok(Self { name, params, output: input.parse()? })
+    }
+}
+
+pub struct Param {
+    pub name: Ident,
+    pub rust: Type,
+    pub ty: KernelType,
+}
+
+pub struct Constant {
+    pub name: Ident,
+    pub rust: Type,
+    pub ty: String,
+}
+
+/// A function as read: everything but its body.
+pub struct Function<'a> {
+    pub item: &'a ItemFn,
+    pub params: Vec<Param>,
+    pub constants: Vec<Constant>,
+    /// Element-type parameters, by name.
+    pub types: Vec<String>,
+    pub output: KernelType,
+}
+
+impl<'a> Function<'a> {
+    pub fn read(item: &'a ItemFn, errors: &Errors) -> Self {
+        let signature = &item.sig;
+        refuse_modifiers(item, errors);
+        let mut constants = Vec::new();
+        let mut types = Vec::new();
+        for parameter in &signature.generics.params {
+            match parameter {
+                GenericParam::Const(constant) => match constant.ty.to_token_stream().to_string().as_str() {
+                    ty @ ("u32" | "i32" | "f32" | "bool") => constants.push(Constant {
+                        name: constant.ident.clone(),
+                        rust: constant.ty.clone(),
+                        ty: ty.to_string(),
+                    }),
+                    _ => errors.refuse(&constant.ty, "a compile-time parameter is `u32`, `i32`, `f32` or `bool`"),
+                },
+                GenericParam::Type(ty) => {
+                    if ty.bounds.to_token_stream().to_string() != "Float" {
+                        errors.refuse(ty, "an element-type parameter is bound by `Float` alone (f32, F16 or BF16)");
+                    }
+                    types.push(ty.ident.to_string());
+                }
+                GenericParam::Lifetime(lifetime) => {
+                    errors.refuse(lifetime, "lifetimes are not needed: memory handles carry none");
+                }
+            }
+        }
+        if let Some(clause) = &signature.generics.where_clause {
+            errors.refuse(clause, "`where` is refused: write `KV: Float` in the parameter list");
+        }
+        let reader = Types { parameters: &types, errors };
+        let mut params = Vec::new();
+        for input in &signature.inputs {
+            match input {
+                FnArg::Typed(typed) => match &*typed.pat {
+                    Pat::Ident(name) if name.by_ref.is_none() && name.subpat.is_none() => {
+                        if let Some(ty) = reader.read(&typed.ty) {
+                            params.push(Param { name: name.ident.clone(), rust: (*typed.ty).clone(), ty });
+                        }
+                    }
+                    pattern => errors.refuse(pattern, "a parameter is a plain name"),
+                },
+                FnArg::Receiver(receiver) => errors.refuse(receiver, "a kernel is a free function: no `self`"),
+            }
+        }
+        let output = match &signature.output {
+            ReturnType::Default => KernelType::Unit,
+            ReturnType::Type(_, ty) => reader.read(ty).unwrap_or(KernelType::Unit),
+        };
+        Self { item, params, constants, types, output }
+    }
+
+    /// The rules that only a kernel has.
+    pub fn check_kernel(&self, errors: &Errors) {
+        if self.output != KernelType::Unit {
+            errors.refuse(&self.item.sig.output, "a kernel returns nothing: write into an `Output<T>` parameter");
+        }
+        for param in &self.params {
+            match &param.ty {
+                KernelType::Value(value) if matches!(value.as_str(), "u32" | "i32" | "u64" | "f32") => {}
+                KernelType::Memory { role: Role::Shared, .. } => errors.refuse(
+                    &param.rust,
+                    "shared memory is declared in the body: `let tile = shared::<f32>(N);`",
+                ),
+                KernelType::Memory { .. } => {}
+                _ => errors.refuse(
+                    &param.rust,
+                    "a kernel's parameter is `Weights<T>`, `Input<T>`, `Output<T>`, `InOut<T>`, or a scalar u32, i32, u64, f32",
+                ),
+            }
+        }
+    }
+}
+
+fn refuse_modifiers(item: &ItemFn, errors: &Errors) {
+    let signature = &item.sig;
+    if let Some(token) = &signature.asyncness {
+        errors.refuse(token, "`async` is refused: a GPU thread runs to its end");
+    }
+    if let Some(token) = &signature.constness {
+        errors.refuse(token, "`const fn` is refused: remove `const`");
+    }
+    if let Some(token) = &signature.abi {
+        errors.refuse(token, "an ABI is refused: the macro chooses it");
+    }
+    if let Some(token) = &signature.variadic {
+        errors.refuse(token, "variadic parameters are refused");
+    }
+}

@@ -1,0 +1,20 @@
+//! `#[kernel]` and `#[device]`: a Rust function in, the same function and its CUDA C text out.
+//!
+//! Read top down: [`expand`] drives; [`function`] reads the head; [`printer`], [`statements`] and [`expressions`] print the
+//! body; [`instrument`] prepares the Rust side; [`errors`] collects what is refused. The language itself is described
+//! in the `gemma4c-dsl` crate, whose names the expansion uses. Nothing here knows a type that the source does not say.
+
+mod comments;
+mod errors;
+mod expand;
+mod expressions;
+mod function;
+mod instrument;
+mod literals;
+mod methods;
+mod printer;
+mod scope;
+mod statements;
+mod types;
+
+pub use expand::{device, kernel};

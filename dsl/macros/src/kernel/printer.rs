@@ -1,0 +1,143 @@
+//! The printer's state, and what both kinds of function share: the parameter list, the text, the comments.
+
+use super::comments::Comments;
+use super::errors::Errors;
+use super::function::{Function, Slot};
+use super::scope::Scopes;
+use super::types::{KernelType, Types};
+use std::collections::BTreeMap;
+use syn::Expr;
+
+/// A shared array, as declared in the kernel's body.
+pub struct SharedArray {
+    pub name: String,
+    pub element: String,
+    pub len: Expr,
+}
+
+pub struct Printer<'a> {
+    pub errors: &'a Errors,
+    pub function_name: String,
+    pub slots: &'a [Slot],
+    /// Shared arrays may be declared: the body of a kernel, at its top level.
+    pub kernel: bool,
+    pub dynamic_shared: bool,
+    pub scopes: Scopes,
+    pub shared: Vec<SharedArray>,
+    /// Inside the arguments of a call, where `&mut name` is allowed.
+    pub argument: bool,
+    type_parameters: Vec<String>,
+    callees: BTreeMap<String, syn::Path>,
+    comments: Comments,
+    out: String,
+    indent: usize,
+    /// Line of the source that was printed last, to keep its blank lines.
+    last_line: usize,
+}
+
+/// What came out of a body.
+pub struct Body {
+    pub text: String,
+    pub callees: Vec<syn::Path>,
+    pub shared: Vec<SharedArray>,
+}
+
+impl<'a> Printer<'a> {
+    pub fn new(function: &Function, slots: &'a [Slot], errors: &'a Errors) -> Self {
+        let mut scopes = Scopes::default();
+        scopes.enter();
+        for constant in &function.constants {
+            scopes.declare(&constant.name.to_string(), Some(KernelType::Value(constant.ty.clone())), false);
+        }
+        for param in &function.params {
+            scopes.declare(&param.name.to_string(), Some(param.ty.clone()), false);
+        }
+        let braces = function.item.block.brace_token.span;
+        Self {
+            errors,
+            function_name: function.item.sig.ident.to_string(),
+            slots,
+            kernel: false,
+            dynamic_shared: false,
+            scopes,
+            shared: Vec::new(),
+            argument: false,
+            type_parameters: function.types.clone(),
+            callees: BTreeMap::new(),
+            comments: Comments::of_group(braces.join()),
+            out: String::new(),
+            indent: 1,
+            last_line: braces.open().start().line,
+        }
+    }
+
+    pub fn finish(self) -> Body {
+        Body { text: self.out, callees: self.callees.into_values().collect(), shared: self.shared }
+    }
+
+    pub fn types(&self) -> Types<'_> {
+        Types { parameters: &self.type_parameters, errors: self.errors }
+    }
+
+    /// Notes a function that is called: its definition becomes part of the source text.
+    pub fn callee(&mut self, path: &syn::Path) {
+        let mut path = path.clone();
+        for segment in &mut path.segments {
+            segment.arguments = syn::PathArguments::None;
+        }
+        self.callees.entry(super::scope::joined(&path)).or_insert(path);
+    }
+
+    pub fn line(&mut self, text: &str) {
+        self.out.push_str(&"    ".repeat(self.indent));
+        self.out.push_str(text);
+        self.out.push('\n');
+    }
+
+    pub fn indented(&mut self, body: impl FnOnce(&mut Self)) {
+        self.indent += 1;
+        self.scopes.enter();
+        body(self);
+        self.scopes.leave();
+        self.indent -= 1;
+    }
+
+    /// Prints the comments and the blank line that stand before the source line `line`.
+    pub fn lead_in(&mut self, line: usize) {
+        for (at, comment) in self.comments.before(line) {
+            self.blank_before(at);
+            self.line(&comment);
+            self.last_line = at;
+        }
+        self.blank_before(line);
+        self.last_line = line;
+    }
+
+    fn blank_before(&mut self, line: usize) {
+        let opening = self.out.is_empty() || self.out.ends_with("{\n") || self.out.ends_with("\n\n");
+        if line > self.last_line + 1 && !opening {
+            self.out.push('\n');
+        }
+    }
+
+    /// Comments left before a closing brace.
+    pub fn close(&mut self, line: usize) {
+        for (at, comment) in self.comments.before(line) {
+            self.blank_before(at);
+            self.line(&comment);
+            self.last_line = at;
+        }
+        self.last_line = line;
+    }
+
+    /// Puts the comment behind the code of source line `line` behind the printed line.
+    pub fn trail(&mut self, line: usize) {
+        self.last_line = line;
+        if let Some(comment) = self.comments.trailing(line) {
+            self.out.truncate(self.out.trim_end_matches('\n').len());
+            self.out.push_str("  ");
+            self.out.push_str(&comment);
+            self.out.push('\n');
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Types. A value type has the same name in Rust and in the CUDA prelude; a memory handle becomes a pointer. What is not
+//! listed here is refused.
+
+use super::errors::Errors;
+use quote::ToTokens;
+use syn::{GenericArgument, PathArguments, Type};
+
+/// Value types: what a variable, an element or a scalar parameter may be. The prelude defines them under the same names.
+const VALUES: &[&str] = &[
+    "bool", "u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f32", "F16", "BF16", "U32x2", "U32x4", "I32x4",
+    "F32x2", "F32x4",
+];
+
+/// What a kernel may do with a buffer, and what everybody else may do with it meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Weights,
+    Input,
+    Output,
+    InOut,
+    Shared,
+}
+
+impl Role {
+    fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "Weights" => Self::Weights,
+            "Input" => Self::Input,
+            "Output" => Self::Output,
+            "InOut" => Self::InOut,
+            "Shared" => Self::Shared,
+            _ => return None,
+        })
+    }
+}
+
+/// A type of the kernel language. Element and value types are held by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KernelType {
+    Unit,
+    Value(String),
+    Memory {
+        role: Role,
+        element: String,
+    },
+    /// A register array: owned (`let`), or borrowed by a device function.
+    Registers {
+        element: String,
+        mutable: bool,
+    },
+    /// `&mut T`: an out-parameter of a device function.
+    Reference {
+        value: String,
+    },
+}
+
+impl KernelType {
+    /// `name` declared with this type, as a CUDA parameter or variable.
+    pub fn declare(&self, name: &str) -> String {
+        match self {
+            Self::Unit => format!("void {name}"),
+            Self::Value(value) => format!("{value} {name}"),
+            Self::Memory { role: Role::Weights, element } => format!("weights<{element}> {name}"),
+            Self::Memory { role: Role::Input, element } => format!("const {element}* {name}"),
+            Self::Memory { element, .. } => format!("{element}* {name}"),
+            Self::Registers { element, mutable: true } => format!("{element}* {name}"),
+            Self::Registers { element, mutable: false } => format!("const {element}* {name}"),
+            Self::Reference { value } => format!("{value}& {name}"),
+        }
+    }
+}
+
+/// Reads types in the scope of a function's type parameters.
+pub struct Types<'a> {
+    pub parameters: &'a [String],
+    pub errors: &'a Errors,
+}
+
+impl Types<'_> {
+    pub fn read(&self, ty: &Type) -> Option<KernelType> {
+        match ty {
+            Type::Paren(inner) => self.read(&inner.elem),
+            Type::Group(inner) => self.read(&inner.elem),
+            Type::Tuple(tuple) if tuple.elems.is_empty() => Some(KernelType::Unit),
+            Type::Path(_) => match memory_of(ty) {
+                Some((name, element)) if name == "Regs" => {
+                    Some(KernelType::Registers { element: self.value(element)?, mutable: true })
+                }
+                Some((name, element)) if Role::named(&name).is_some() => {
+                    let role = Role::named(&name)?;
+                    Some(KernelType::Memory { role, element: self.value(element)? })
+                }
+                _ => self.value(ty).map(KernelType::Value),
+            },
+            Type::Reference(reference) => {
+                let mutable = reference.mutability.is_some();
+                match self.read(&reference.elem)? {
+                    KernelType::Registers { element, .. } => Some(KernelType::Registers { element, mutable }),
+                    KernelType::Value(value) if mutable => Some(KernelType::Reference { value }),
+                    _ => {
+                        self.errors.refuse(
+                            ty,
+                            "a reference may be `&mut T` of a value, or `&Regs<T>` / `&mut Regs<T>`: \
+                             pass values and memory handles by value",
+                        );
+                        None
+                    }
+                }
+            }
+            _ => {
+                self.errors.refuse(ty, format!("{}: a kernel knows values, memory handles and `Regs<T>`", shape(ty)));
+                None
+            }
+        }
+    }
+
+    /// Reads a value or element type.
+    pub fn value(&self, ty: &Type) -> Option<String> {
+        let name = ty.to_token_stream().to_string();
+        if VALUES.contains(&name.as_str()) || self.parameters.contains(&name) {
+            return Some(name);
+        }
+        let hint = match name.as_str() {
+            "f64" => "a kernel computes in f32: write `f32`",
+            "usize" | "isize" => {
+                "the width of `usize` differs between host and GPU: write `u32`, or `u64` for large offsets"
+            }
+            "u128" | "i128" => "no 128-bit integers on the GPU: write `U32x4` for 16 bytes",
+            "char" | "str" | "String" => "no text in a kernel",
+            _ => {
+                "not a value type of the kernel language: use bool, u8…u64, i8…i64, f32, F16, BF16, U32x2, U32x4, I32x4, F32x2, F32x4"
+            }
+        };
+        self.errors.refuse(ty, format!("type `{name}`: {hint}"));
+        None
+    }
+}
+
+fn shape(ty: &Type) -> &'static str {
+    match ty {
+        Type::Array(_) | Type::Slice(_) => "arrays and slices are refused (write `Regs<T>` for registers)",
+        Type::Tuple(_) => "tuples are refused (write F32x2, U32x2 … or a `&mut` parameter)",
+        Type::Ptr(_) => "raw pointers are refused (write a memory handle such as `Input<f32>`)",
+        Type::TraitObject(_) | Type::ImplTrait(_) => "trait objects and `impl Trait` are refused",
+        Type::FnPtr(_) => "function pointers are refused (write a slot)",
+        _ => "this type is refused",
+    }
+}
+
+/// `Input<f32>` → (`Input`, `f32`).
+fn memory_of(ty: &Type) -> Option<(String, &Type)> {
+    let Type::Path(path) = ty else { return None };
+    let segment = path.path.segments.last()?;
+    let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return None };
+    let mut types = arguments.args.iter().filter_map(|argument| match argument {
+        GenericArgument::Type(ty) => Some(ty),
+        _ => None,
+    });
+    Some((segment.ident.to_string(), types.next()?))
+}

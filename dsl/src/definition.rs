@@ -1,0 +1,164 @@
+//! Definitions: what the macros leave behind of a kernel and of a device function, as plain statics.
+
+use crate::ElementType;
+use crate::instance::Values;
+use crate::intrinsics::Intrinsic;
+use crate::sim;
+
+/// What a kernel does with a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Constant for the whole launch and before it: read on the non-coherent path, also before the dependency wait.
+    Weights,
+    /// Read; written by an earlier kernel, so not before the dependency wait.
+    Input,
+    /// Written, all of it; not read.
+    Output,
+    /// Read and written; atomics.
+    InOut,
+    /// Shared memory of the block.
+    Shared,
+}
+
+impl Access {
+    pub const fn writes(self) -> bool {
+        matches!(self, Self::Output | Self::InOut | Self::Shared)
+    }
+}
+
+/// Parameter of a kernel or a device function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParamDef {
+    pub name: &'static str,
+    pub kind: ParamKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParamKind {
+    /// `element` is the name of an [`ElementType`] or of an element-type parameter.
+    Memory { access: Access, element: &'static str },
+    /// u32, i32, u64 or f32 for a kernel; any value type for a device function.
+    Scalar(&'static str),
+    /// Registers or a reference: a device function's, so that it cannot fill a slot.
+    Local,
+}
+
+impl ParamDef {
+    /// The parameter as CUDA text, under another name.
+    pub fn declare(&self, name: &str) -> String {
+        match self.kind {
+            ParamKind::Memory { access: Access::Weights, element } => format!("weights<{element}> {name}"),
+            ParamKind::Memory { access: Access::Input, element } => format!("const {element}* {name}"),
+            ParamKind::Memory { element, .. } => format!("{element}* {name}"),
+            ParamKind::Scalar(ty) => format!("{ty} {name}"),
+            ParamKind::Local => name.to_string(),
+        }
+    }
+}
+
+/// Compile-time parameter: `constexpr` in the text, a variable in Rust.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConstantDef {
+    pub name: &'static str,
+    /// u32, i32, f32 or bool.
+    pub ty: &'static str,
+}
+
+/// A named place in a kernel that an instance fills with device functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotDef {
+    pub name: &'static str,
+    /// (name, value type)
+    pub params: &'static [(&'static str, &'static str)],
+    pub output: &'static str,
+}
+
+impl SlotDef {
+    /// The slot maps its first value to another of the same type: it may stay empty, and may chain several functions.
+    pub fn is_chain(&self) -> bool {
+        self.params.first().is_some_and(|(_, ty)| *ty == self.output)
+    }
+}
+
+/// Shared array of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedDef {
+    pub name: &'static str,
+    pub element: &'static str,
+    /// Length in elements, from the compile-time parameters.
+    pub len: fn(&Values) -> u32,
+}
+
+/// How a kernel must be launched.
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchContract {
+    /// Threads of a block, a multiple of 32.
+    pub block: fn(&Values) -> u32,
+    /// Launched with programmatic stream serialisation: the kernel starts before its predecessor ends, and executes
+    /// `grid_dependency_wait()` in every thread before it touches anything but weights.
+    pub dependent: bool,
+    /// Shared arrays live in dynamic shared memory, whose size the launch must state.
+    pub dynamic_shared: bool,
+}
+
+/// Function that a body calls, found when a source text is assembled.
+#[derive(Clone, Copy)]
+pub enum Callee {
+    Device(&'static DeviceDef),
+    Intrinsic(&'static Intrinsic),
+    /// Part of every source text.
+    Prelude,
+}
+
+/// A `#[kernel]` function.
+#[derive(Debug)]
+pub struct KernelDef {
+    pub name: &'static str,
+    pub doc: &'static str,
+    pub params: &'static [ParamDef],
+    pub constants: &'static [ConstantDef],
+    /// Element-type parameters.
+    pub types: &'static [&'static str],
+    pub slots: &'static [SlotDef],
+    pub shared: &'static [SharedDef],
+    pub launch: LaunchContract,
+    pub callees: &'static [fn() -> Callee],
+    /// The kernel alone, as CUDA text: the same for every instance. [`crate::Instance::cuda`] makes the whole source.
+    pub cuda: &'static str,
+    /// The kernel as its author wrote it.
+    pub rust: &'static str,
+    /// One GPU thread, in the simulator.
+    #[doc(hidden)]
+    pub run: fn(&sim::Arguments<'_>),
+}
+
+/// A `#[device]` function.
+#[derive(Debug)]
+pub struct DeviceDef {
+    pub name: &'static str,
+    pub doc: &'static str,
+    pub params: &'static [ParamDef],
+    pub output: &'static str,
+    /// Compile-time parameters it takes from the instance, by name.
+    pub constants: &'static [ConstantDef],
+    pub callees: &'static [fn() -> Callee],
+    pub cuda: &'static str,
+    pub rust: &'static str,
+    /// The function on erased arguments; `None` when its signature cannot fill a slot.
+    #[doc(hidden)]
+    pub call: Option<fn(&sim::SlotArguments<'_>) -> sim::Word4>,
+}
+
+/// Rows and definitions are named once; the name is their identity.
+impl PartialEq for KernelDef {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && self.cuda == other.cuda
+    }
+}
+
+impl SharedDef {
+    pub fn bytes(&self, values: &Values) -> usize {
+        let size = values.element(self.element).map_or(0, ElementType::size);
+        (self.len)(values) as usize * size
+    }
+}

@@ -1,0 +1,91 @@
+//! Who runs a case.
+
+use super::{Argument, Case, CaseError, Data};
+use crate::host::HostKernel;
+use crate::sim::{self, Arg, Memory, Options, Order};
+
+/// Runs a case's launch and gives back its buffers.
+pub trait Executor {
+    /// For messages: `simulator, reverse order`.
+    fn name(&self) -> String;
+
+    /// The content of every buffer after the launch, in launch order; `None` for scalars.
+    fn run(&self, case: &Case) -> Result<Vec<Option<Data>>, CaseError>;
+}
+
+/// The kernel's Rust body, with all checks.
+#[derive(Clone, Debug)]
+pub struct Simulator(pub Order);
+
+/// The kernel's emitted text, compiled by the system's C++ compiler.
+#[derive(Clone, Copy, Debug)]
+pub struct Host;
+
+impl Executor for Simulator {
+    fn name(&self) -> String {
+        let order = match self.0 {
+            Order::Forward => "forward",
+            Order::Reverse => "reverse",
+            Order::Seeded(_) => "seeded",
+        };
+        format!("simulator, {order} order")
+    }
+
+    fn run(&self, case: &Case) -> Result<Vec<Option<Data>>, CaseError> {
+        let mut prepared = Prepared::of(case)?;
+        let options = Options { order: self.0.clone(), unchecked: false, partial_outputs: case.partial_outputs() };
+        sim::launch(&case.instance, case.grid, &mut prepared.memory, &prepared.args, &options)
+            .map_err(|source| CaseError::Launch { case: case.name.clone(), executor: self.name(), source })?;
+        Ok(prepared.results())
+    }
+}
+
+impl Executor for Host {
+    fn name(&self) -> String {
+        "host-compiled text".to_string()
+    }
+
+    fn run(&self, case: &Case) -> Result<Vec<Option<Data>>, CaseError> {
+        let mut prepared = Prepared::of(case)?;
+        let host_error = |source| CaseError::Host { case: case.name.clone(), executor: self.name(), source };
+        let kernel = HostKernel::build(&case.instance).map_err(host_error)?;
+        kernel.launch(case.grid, &mut prepared.memory, &prepared.args, &Options::default()).map_err(host_error)?;
+        Ok(prepared.results())
+    }
+}
+
+/// A case's arguments in the simulator's memory.
+struct Prepared {
+    memory: Memory,
+    args: Vec<Arg>,
+    types: Vec<Option<crate::ElementType>>,
+}
+
+impl Prepared {
+    fn of(case: &Case) -> Result<Self, CaseError> {
+        let mut prepared = Self { memory: Memory::new(), args: Vec::new(), types: Vec::new() };
+        for argument in case.arguments()? {
+            match argument {
+                Argument::Scalar(scalar) => {
+                    prepared.args.push(scalar.into());
+                    prepared.types.push(None);
+                }
+                Argument::Buffer(data) => {
+                    let id = prepared.memory.allocate(data.bytes().len());
+                    prepared.memory.bytes_mut(id).copy_from_slice(data.bytes());
+                    prepared.args.push(Arg::Memory(prepared.memory.view(id)));
+                    prepared.types.push(Some(data.ty()));
+                }
+            }
+        }
+        Ok(prepared)
+    }
+
+    fn results(&self) -> Vec<Option<Data>> {
+        let content = |arg: &Arg, ty: &Option<crate::ElementType>| match (arg, ty) {
+            (Arg::Memory(view), Some(ty)) => Some(Data::new(*ty, self.memory.bytes(view.allocation).to_vec())),
+            _ => None,
+        };
+        self.args.iter().zip(&self.types).map(|(arg, ty)| content(arg, ty)).collect()
+    }
+}

@@ -1,0 +1,499 @@
+//! Instances: a kernel with its compile-time parameters, element types and slots chosen; and its source text.
+//!
+//! One source text = prelude + the intrinsics used + a header of a few generated lines + device functions + the body. The
+//! header is all that differs between two instances of a kernel.
+
+use crate::definition::{Callee, ConstantDef, DeviceDef, KernelDef, ParamDef, ParamKind, SlotDef};
+use crate::intrinsics::{HostText, Intrinsic};
+use crate::{ElementType, text};
+use std::fmt::Write as _;
+
+/// Compile options that a kernel's meaning depends on. Without the first, the GPU would fuse a product and a sum where the
+/// simulator rounds twice.
+pub const NVRTC_OPTIONS: &[&str] = &["--fmad=false", "--std=c++17"];
+
+/// Value of a compile-time parameter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ConstantValue {
+    U32(u32),
+    I32(i32),
+    F32(f32),
+    Bool(bool),
+}
+
+impl ConstantValue {
+    fn ty(self) -> &'static str {
+        match self {
+            Self::U32(_) => "u32",
+            Self::I32(_) => "i32",
+            Self::F32(_) => "f32",
+            Self::Bool(_) => "bool",
+        }
+    }
+
+    fn spelling(self) -> String {
+        match self {
+            Self::U32(v) => v.to_string(),
+            Self::I32(v) => v.to_string(),
+            // The shortest text that reads back as the same f32.
+            Self::F32(v) if v.is_finite() => format!("{v:?}f"),
+            Self::F32(v) => format!("bits_as<f32>({:#x}u)", v.to_bits()),
+            Self::Bool(v) => v.to_string(),
+        }
+    }
+}
+
+/// A Rust type that a compile-time parameter may have.
+pub trait Constant: Copy {
+    fn into_value(self) -> ConstantValue;
+    #[doc(hidden)]
+    fn from_value(value: ConstantValue) -> Option<Self>;
+}
+
+macro_rules! constants {
+    ($($ty:ident $variant:ident)*) => { $(
+        impl Constant for $ty {
+            fn into_value(self) -> ConstantValue {
+                ConstantValue::$variant(self)
+            }
+
+            fn from_value(value: ConstantValue) -> Option<Self> {
+                match value {
+                    ConstantValue::$variant(value) => Some(value),
+                    _ => None,
+                }
+            }
+        }
+    )* };
+}
+constants!(u32 U32 i32 I32 f32 F32 bool Bool);
+
+/// The compile-time parameters and element types of an instance, by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Values {
+    constants: Vec<(&'static str, ConstantValue)>,
+    types: Vec<(&'static str, ElementType)>,
+}
+
+impl Values {
+    /// The constant `name`. An [`Instance`] has checked that it is there.
+    #[doc(hidden)]
+    pub fn constant<T: Constant>(&self, name: &str) -> T {
+        self.constants
+            .iter()
+            .find(|(key, _)| *key == name)
+            .and_then(|(_, value)| T::from_value(*value))
+            .unwrap_or_else(|| panic!("compile-time parameter `{name}` is not set in this instance"))
+    }
+
+    /// The element type called `name`: a type's own name, or an element-type parameter.
+    pub fn element(&self, name: &str) -> Option<ElementType> {
+        ElementType::named(name).or_else(|| self.types.iter().find(|(key, _)| *key == name).map(|(_, ty)| *ty))
+    }
+
+    pub fn constants(&self) -> &[(&'static str, ConstantValue)] {
+        &self.constants
+    }
+}
+
+/// One parameter of an instance: the kernel's own, then those its slots bring.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InstanceParam {
+    /// Unique in the instance: `residual` of an `epilogue` slot is `epilogue_residual`.
+    pub name: String,
+    pub def: ParamDef,
+}
+
+/// A slot's device functions, applied in order to the first value.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fill {
+    pub functions: Vec<&'static DeviceDef>,
+    /// For each function, the index in [`Instance::params`] of its first extra parameter.
+    pub extra: Vec<usize>,
+}
+
+/// A kernel ready to be printed, compiled and run.
+#[derive(Clone, Debug)]
+pub struct Instance {
+    pub def: &'static KernelDef,
+    values: Values,
+    fills: Vec<Fill>,
+    params: Vec<InstanceParam>,
+}
+
+/// Why an instance cannot be built. Each names the kernel.
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum InstanceError {
+    #[error("kernel {kernel}: compile-time parameter `{name}` is not set")]
+    Missing { kernel: &'static str, name: &'static str },
+    #[error("kernel {kernel}: it has no {what} `{name}`")]
+    Unknown { kernel: &'static str, what: &'static str, name: String },
+    #[error("kernel {kernel}: compile-time parameter `{name}` is {expected}, but {found} was given")]
+    ConstantType { kernel: &'static str, name: &'static str, expected: &'static str, found: &'static str },
+    #[error("kernel {kernel}: element type {found} for `{name}`, which is one of f32, F16, BF16")]
+    ElementType { kernel: &'static str, name: String, found: &'static str },
+    #[error("kernel {kernel}: slot `{slot}` must be filled with exactly one device function")]
+    Unfilled { kernel: &'static str, slot: &'static str },
+    #[error("kernel {kernel}: `{function}` cannot fill slot `{slot}`: {why}")]
+    Fill { kernel: &'static str, slot: &'static str, function: &'static str, why: String },
+    #[error(
+        "kernel {kernel}: device function `{function}` needs compile-time parameter `{name}: {ty}`, which the kernel does not have"
+    )]
+    DeviceConstant { kernel: &'static str, function: &'static str, name: &'static str, ty: &'static str },
+    #[error("kernel {kernel}: device function `{function}` calls itself")]
+    Recursion { kernel: &'static str, function: &'static str },
+    #[error("kernel {kernel}: block of {threads} threads: it must be a multiple of 32, at most 1024")]
+    Block { kernel: &'static str, threads: u32 },
+}
+
+/// Chooses an instance's parameters: `Instance::of(matvec::DEF).constant("K", 2560u32).build()?`.
+#[derive(Clone, Debug)]
+pub struct InstanceBuilder {
+    def: &'static KernelDef,
+    constants: Vec<(String, ConstantValue)>,
+    types: Vec<(String, ElementType)>,
+    slots: Vec<(String, Vec<&'static DeviceDef>)>,
+}
+
+impl InstanceBuilder {
+    /// Sets a compile-time parameter.
+    pub fn constant(mut self, name: &str, value: impl Constant) -> Self {
+        self.constants.push((name.to_string(), value.into_value()));
+        self
+    }
+
+    /// Sets an element-type parameter.
+    pub fn element(mut self, name: &str, ty: ElementType) -> Self {
+        self.types.push((name.to_string(), ty));
+        self
+    }
+
+    /// Fills a slot. Several functions are applied one after the other.
+    pub fn slot(mut self, name: &str, functions: &[&'static DeviceDef]) -> Self {
+        self.slots.push((name.to_string(), functions.to_vec()));
+        self
+    }
+
+    pub fn build(self) -> Result<Instance, InstanceError> {
+        let def = self.def;
+        let kernel = def.name;
+        let unknown = |what, name: &str| InstanceError::Unknown { kernel, what, name: name.to_string() };
+        let mut values = Values::default();
+        for (name, _) in &self.constants {
+            if !def.constants.iter().any(|c| c.name == name) {
+                return Err(unknown("compile-time parameter", name));
+            }
+        }
+        for &ConstantDef { name, ty } in def.constants {
+            let (_, value) = self
+                .constants
+                .iter()
+                .rev()
+                .find(|(key, _)| key == name)
+                .ok_or(InstanceError::Missing { kernel, name })?;
+            if value.ty() != ty {
+                return Err(InstanceError::ConstantType { kernel, name, expected: ty, found: value.ty() });
+            }
+            values.constants.push((name, *value));
+        }
+        for (name, ty) in &self.types {
+            if !def.types.contains(&name.as_str()) {
+                return Err(unknown("element-type parameter", name));
+            }
+            if !matches!(ty, ElementType::F32 | ElementType::F16 | ElementType::BF16) {
+                return Err(InstanceError::ElementType { kernel, name: name.clone(), found: ty.name() });
+            }
+        }
+        for &name in def.types {
+            let (_, ty) =
+                self.types.iter().rev().find(|(key, _)| key == name).ok_or(InstanceError::Missing { kernel, name })?;
+            values.types.push((name, *ty));
+        }
+        if let Some((name, _)) = self.slots.iter().find(|(name, _)| !def.slots.iter().any(|slot| slot.name == name)) {
+            return Err(unknown("slot", name));
+        }
+        let mut params: Vec<_> =
+            def.params.iter().map(|p| InstanceParam { name: p.name.to_string(), def: *p }).collect();
+        let mut fills = Vec::new();
+        for slot in def.slots {
+            let functions =
+                self.slots.iter().rev().find(|(name, _)| name == slot.name).map(|(_, f)| f.clone()).unwrap_or_default();
+            fills.push(fill(kernel, slot, functions, &mut params)?);
+        }
+        let instance = Instance { def, values, fills, params };
+        let threads = instance.block();
+        if threads == 0 || threads % 32 != 0 || threads > 1024 {
+            return Err(InstanceError::Block { kernel, threads });
+        }
+        instance.functions()?;
+        Ok(instance)
+    }
+}
+
+/// Checks that the functions fit the slot, and appends their extra parameters to the instance's.
+fn fill(
+    kernel: &'static str,
+    slot: &SlotDef,
+    functions: Vec<&'static DeviceDef>,
+    params: &mut Vec<InstanceParam>,
+) -> Result<Fill, InstanceError> {
+    if functions.len() != 1 && !slot.is_chain() {
+        return Err(InstanceError::Unfilled { kernel, slot: slot.name });
+    }
+    let mut extra = Vec::new();
+    for function in &functions {
+        let refuse = |why: String| InstanceError::Fill { kernel, slot: slot.name, function: function.name, why };
+        if function.call.is_none() {
+            return Err(refuse("its parameters must be values and memory handles, its result a value".into()));
+        }
+        if function.output != slot.output {
+            return Err(refuse(format!("it gives {}, the slot {}", function.output, slot.output)));
+        }
+        for (index, (name, ty)) in slot.params.iter().enumerate() {
+            match function.params.get(index).map(|p| p.kind) {
+                Some(ParamKind::Scalar(found)) if found == *ty => {}
+                _ => return Err(refuse(format!("parameter {index} must be the slot's `{name}: {ty}`"))),
+            }
+        }
+        extra.push(params.len());
+        for param in &function.params[slot.params.len()..] {
+            let base = format!("{}_{}", slot.name, param.name);
+            let same = params.iter().filter(|p| p.name == base || p.name.starts_with(&format!("{base}_"))).count();
+            let name = if same == 0 { base } else { format!("{base}_{}", same + 1) };
+            params.push(InstanceParam { name, def: *param });
+        }
+    }
+    Ok(Fill { functions, extra })
+}
+
+/// What a source text needs besides its header and body, in the order of definition.
+#[derive(Default)]
+struct Functions {
+    intrinsics: Vec<&'static Intrinsic>,
+    devices: Vec<&'static DeviceDef>,
+}
+
+impl Instance {
+    pub fn of(def: &'static KernelDef) -> InstanceBuilder {
+        InstanceBuilder { def, constants: Vec::new(), types: Vec::new(), slots: Vec::new() }
+    }
+
+    pub fn values(&self) -> &Values {
+        &self.values
+    }
+
+    /// The parameters in launch order: the kernel's own, then those of its slots.
+    pub fn params(&self) -> &[InstanceParam] {
+        &self.params
+    }
+
+    pub(crate) fn fills(&self) -> &[Fill] {
+        &self.fills
+    }
+
+    /// Threads of a block.
+    pub fn block(&self) -> u32 {
+        (self.def.launch.block)(&self.values)
+    }
+
+    /// Bytes of shared memory that the kernel's own arrays take, as laid out in dynamic shared memory.
+    pub fn shared_bytes(&self) -> usize {
+        self.shared_layout().1
+    }
+
+    /// (offset of each array, bytes in all)
+    fn shared_layout(&self) -> (Vec<usize>, usize) {
+        let mut end = 0;
+        let offsets = self.def.shared.iter().map(|array| {
+            let at = end_aligned(end);
+            end = at + array.bytes(&self.values);
+            at
+        });
+        (offsets.collect(), end)
+    }
+
+    /// The intrinsics and device functions the instance reaches.
+    fn functions(&self) -> Result<Functions, InstanceError> {
+        let mut found = Functions::default();
+        let mut path = Vec::new();
+        let filled = self.fills.iter().flat_map(|fill| fill.functions.iter().map(|f| Callee::Device(f)));
+        for callee in self.def.callees.iter().map(|callee| callee()).chain(filled) {
+            self.reach(callee, &mut found, &mut path)?;
+        }
+        Ok(found)
+    }
+
+    fn reach(&self, callee: Callee, found: &mut Functions, path: &mut Vec<&'static str>) -> Result<(), InstanceError> {
+        let kernel = self.def.name;
+        match callee {
+            Callee::Prelude => {}
+            Callee::Intrinsic(row) => {
+                if !found.intrinsics.iter().any(|known| known.name == row.name) {
+                    for callee in row.needs {
+                        self.reach(callee(), found, path)?;
+                    }
+                    found.intrinsics.push(row);
+                }
+            }
+            Callee::Device(def) => {
+                if path.contains(&def.name) {
+                    return Err(InstanceError::Recursion { kernel, function: def.name });
+                }
+                if found.devices.iter().any(|known| known.name == def.name) {
+                    return Ok(());
+                }
+                for constant in def.constants {
+                    if !self.def.constants.contains(constant) {
+                        let ConstantDef { name, ty } = *constant;
+                        return Err(InstanceError::DeviceConstant { kernel, function: def.name, name, ty });
+                    }
+                }
+                path.push(def.name);
+                for callee in def.callees {
+                    self.reach(callee(), found, path)?;
+                }
+                path.pop();
+                found.devices.push(def);
+            }
+        }
+        Ok(())
+    }
+
+    /// The generated lines of this instance: constants, element types, shared layout, slots.
+    pub fn header(&self) -> String {
+        self.constants_text() + &self.slots_text()
+    }
+
+    fn constants_text(&self) -> String {
+        let mut text = String::new();
+        for (name, value) in &self.values.constants {
+            let keyword = if matches!(value, ConstantValue::F32(v) if !v.is_finite()) { "const" } else { "constexpr" };
+            let _ = writeln!(text, "{keyword} {} {name} = {};", value.ty(), value.spelling());
+        }
+        for (name, ty) in &self.values.types {
+            let _ = writeln!(text, "typedef {} {name};", ty.name());
+        }
+        if self.def.launch.dynamic_shared {
+            let (offsets, bytes) = self.shared_layout();
+            for (array, at) in self.def.shared.iter().zip(offsets) {
+                let _ = writeln!(text, "constexpr u32 {}_at = {at};", array.name);
+            }
+            let _ = writeln!(text, "DYNAMIC_SHARED({bytes});");
+        }
+        text
+    }
+
+    fn slots_text(&self) -> String {
+        let mut text = String::new();
+        for (slot, fill) in self.def.slots.iter().zip(&self.fills) {
+            let upper = slot.name.to_uppercase();
+            let extra = fill.functions.iter().zip(&fill.extra).flat_map(|(function, &first)| {
+                let count = function.params.len() - slot.params.len();
+                self.params[first..first + count].iter()
+            });
+            let (mut params, mut args) = (String::new(), String::new());
+            for param in extra {
+                let _ = write!(params, ", {}", param.def.declare(&param.name));
+                let _ = write!(args, ", {}", param.name);
+            }
+            let _ = writeln!(text, "#define {upper}_PARAMS {params}\n#define {upper}_ARGS {args}");
+            let own: Vec<_> = slot.params.iter().map(|(name, ty)| format!("{ty} {name}")).collect();
+            let names: Vec<_> = slot.params.iter().map(|(name, _)| *name).collect();
+            let _ = writeln!(
+                text,
+                "__device__ __forceinline__ {} {}({} {upper}_PARAMS) {{",
+                slot.output,
+                slot.name,
+                own.join(", ")
+            );
+            let mut value = names.first().map_or_else(String::new, ToString::to_string);
+            for (function, &first) in fill.functions.iter().zip(&fill.extra) {
+                let rest = names.iter().skip(1).map(ToString::to_string);
+                let count = function.params.len() - slot.params.len();
+                let extra = self.params[first..first + count].iter().map(|p| p.name.clone());
+                let arguments: Vec<_> = std::iter::once(value).chain(rest).chain(extra).collect();
+                value = format!("{}({})", function.name, arguments.join(", "));
+            }
+            let _ = writeln!(text, "    return {value};\n}}");
+        }
+        text
+    }
+
+    /// The whole CUDA C source of this instance, self-contained: what NVRTC compiles.
+    pub fn cuda(&self) -> String {
+        self.source(text::CUDA, |row| row.cuda.to_string(), "")
+    }
+
+    /// The same text for the host's C++ compiler, with an entry that takes its arguments as an array of pointers.
+    pub fn host(&self) -> String {
+        let arguments: Vec<_> = self
+            .params
+            .iter()
+            .enumerate()
+            .map(|(index, param)| {
+                let declared = param.def.declare("*");
+                format!("*({declared})arguments[{index}]")
+            })
+            .collect();
+        let entry = format!(
+            "extern \"C\" void gemma4c_entry(void** arguments) {{\n    {}({});\n}}\n",
+            self.def.name,
+            arguments.join(", ")
+        );
+        self.source(text::HOST, host_text, &entry)
+    }
+
+    /// The intrinsics whose host text calls back into the simulator.
+    pub(crate) fn hooks(&self) -> Vec<&'static Intrinsic> {
+        let functions = self.functions().unwrap_or_default();
+        functions.intrinsics.into_iter().filter(|row| matches!(row.host, HostText::Hook(_))).collect()
+    }
+
+    fn source(&self, platform: &str, intrinsic: impl Fn(&Intrinsic) -> String, entry: &str) -> String {
+        // `build` has walked the same functions already, so the walk cannot fail here.
+        let functions = self.functions().unwrap_or_default();
+        let mut source = String::new();
+        source.push_str(platform);
+        source.push_str(text::PRELUDE);
+        source.push_str("\n// ---- intrinsics ----\n");
+        for row in &functions.intrinsics {
+            source.push('\n');
+            source.push_str(&tidy(&intrinsic(row)));
+        }
+        source.push_str("\n// ---- this instance ----\n\n");
+        source.push_str(&self.constants_text());
+        for device in &functions.devices {
+            source.push('\n');
+            source.push_str(device.cuda);
+        }
+        source.push('\n');
+        let slots = self.slots_text();
+        if !slots.is_empty() {
+            source.push_str(&slots);
+            source.push('\n');
+        }
+        source.push_str(self.def.cuda);
+        source.push_str(entry);
+        source.push_str("\n}  // namespace gemma4c\n");
+        source
+    }
+}
+
+fn host_text(row: &Intrinsic) -> String {
+    match row.host {
+        HostText::Same => row.cuda.to_string(),
+        HostText::Text(text) => text.to_string(),
+        HostText::Hook(_) => row.hook_text(),
+    }
+}
+
+/// A row's text as it stands in a source: its macro joins head, body and brace without knowing whether the body has lines.
+fn tidy(text: &str) -> String {
+    let lines = text.trim().lines().map(str::trim_end);
+    lines.map(|line| if line == " }" { "}\n".to_string() } else { format!("{line}\n") }).collect()
+}
+
+/// Arrays in dynamic shared memory start where a 128-byte access may.
+fn end_aligned(at: usize) -> usize {
+    at.div_ceil(128) * 128
+}

@@ -1,0 +1,108 @@
+//! Atomic updates of global and shared memory, and the one way in which blocks of a launch may wait for each other's work.
+
+use super::ids::{grid_dim, grid_dim_y, grid_dim_z, thread_idx};
+use super::row;
+use super::warp::{Reduce, barrier};
+use crate::Element;
+use crate::sim::memory::{InOut, KernelIndex, Writable};
+use crate::sim::thread::Thread;
+
+/// Memory with atomic updates of a number.
+pub trait Atomic: Writable<Element: Reduce> {}
+impl<M: Writable<Element: Reduce + Element>> Atomic for M {}
+
+/// Adds to an element and gives its old value. The order of additions is not defined: a float sum may differ in its last bits.
+#[track_caller]
+pub fn atomic_add<M: Atomic>(memory: M, index: impl KernelIndex, value: M::Element) -> M::Element {
+    memory.raw_mut().update(index.value(), |old| old.sum(value))
+}
+
+row! {
+    /// Adds to an element and gives its old value.
+    Thread atomic_add
+    cuda "template <class T, class I> __device__ __forceinline__ T atomic_add(T* memory, I index, T value) { return atomicAdd(memory + index, value); }"
+    host "template <class T, class I> inline T atomic_add(T* memory, I index, T value) { T old = memory[index]; memory[index] = old + value; return old; }"
+}
+
+/// Raises an element to at least `value` and gives its old value. Integers alone: map floats to ordered integers first.
+#[track_caller]
+pub fn atomic_max<M: Atomic>(memory: M, index: impl KernelIndex, value: M::Element) -> M::Element
+where
+    M::Element: Ord,
+{
+    memory.raw_mut().update(index.value(), |old| old.larger(value))
+}
+
+row! {
+    /// Raises an element to at least `value` and gives its old value. Integers alone.
+    Thread atomic_max
+    cuda "template <class T, class I> __device__ __forceinline__ T atomic_max(T* memory, I index, T value) { return atomicMax(memory + index, value); }"
+    host "template <class T, class I> inline T atomic_max(T* memory, I index, T value) { T old = memory[index]; memory[index] = max(old, value); return old; }"
+}
+
+/// Lowers an element to at most `value` and gives its old value. Integers alone.
+#[track_caller]
+pub fn atomic_min<M: Atomic>(memory: M, index: impl KernelIndex, value: M::Element) -> M::Element
+where
+    M::Element: Ord,
+{
+    memory.raw_mut().update(index.value(), |old| old.smaller(value))
+}
+
+row! {
+    /// Lowers an element to at most `value` and gives its old value. Integers alone.
+    Thread atomic_min
+    cuda "template <class T, class I> __device__ __forceinline__ T atomic_min(T* memory, I index, T value) { return atomicMin(memory + index, value); }"
+    host "template <class T, class I> inline T atomic_min(T* memory, I index, T value) { T old = memory[index]; memory[index] = min(old, value); return old; }"
+}
+
+/// Counts this block as finished. True in the last block of the grid to arrive, which then sees all that the others wrote;
+/// the counter is zero again after it. A collective of the block; holds two barriers.
+#[track_caller]
+pub fn last_block(counter: InOut<u32>, index: u32) -> bool {
+    let thread = Thread::current();
+    let line = thread.line();
+    thread.block_collective("last_block", line, 0, |_| 0);
+    let blocks: u32 = thread.launch().grid.iter().product();
+    let mut last = 0;
+    if thread.index == 0 {
+        last = u32::from(atomic_add(counter, index, 1) + 1 == blocks);
+        if last == 1 {
+            counter.raw_mut().update(index.into(), |_| 0);
+        }
+    }
+    let last = thread.block_collective("last_block", line, last, |words| words[0]) == 1;
+    thread.block().after_all_blocks.set(last);
+    last
+}
+
+row! {
+    /// Counts this block as finished. True in the last block of the grid to arrive, which then sees all that the others
+    /// wrote; the counter is zero again after it.
+    Block last_block needs [barrier, thread_idx, grid_dim, grid_dim_y, grid_dim_z]
+    cuda "
+__device__ __forceinline__ bool last_block(u32* counter, u32 index) {
+    __shared__ bool last;
+    __threadfence();
+    barrier();
+    if (thread_idx() == 0) {
+        last = atomicAdd(counter + index, 1u) + 1 == grid_dim() * grid_dim_y() * grid_dim_z();
+        if (last) counter[index] = 0;
+    }
+    barrier();
+    __threadfence();
+    return last;
+}"
+    host "
+inline bool last_block(u32* counter, u32 index) {
+    static thread_local bool last;
+    barrier();
+    if (thread_idx() == 0) {
+        counter[index] += 1;
+        last = counter[index] == grid_dim() * grid_dim_y() * grid_dim_z();
+        if (last) counter[index] = 0;
+    }
+    barrier();
+    return last;
+}"
+}

@@ -1,0 +1,65 @@
+//! Vector loads and stores: 2, 4, 8 or 16 bytes in one access, from memory of smaller elements. The index counts the
+//! memory's own elements; the address must be a multiple of the access.
+
+use super::row;
+use crate::Element;
+use crate::sim::memory::{KernelIndex, Readable, Weights, Writable};
+
+/// Reads a `V` at element `index`: `load::<U32x4>(weights, i)`.
+#[track_caller]
+pub fn load<V: Element>(memory: impl Readable, index: impl KernelIndex) -> V {
+    memory.raw().get(index.value())
+}
+
+row! {
+    /// Reads a `V` at element `index`: `load::<U32x4>(weights, i)`.
+    Thread load
+    cuda "
+template <class V, class T, class I> __device__ __forceinline__ V load(const T* memory, I index) { return *(const V*)(memory + index); }
+template <class V, class T, class I> __device__ __forceinline__ V load(weights<T> memory, I index) { return read_constant((const V*)(memory.at + index)); }"
+    host same
+}
+
+/// Reads a `V` of weights that nobody will read again: it does not stay in L1.
+#[track_caller]
+pub fn load_streamed<V: Element, T: Element>(memory: Weights<T>, index: impl KernelIndex) -> V {
+    memory.raw().get(index.value())
+}
+
+row! {
+    /// Reads a `V` of weights that nobody will read again: it does not stay in L1.
+    Thread load_streamed
+    cuda "
+template <class V, class T, class I> __device__ __forceinline__ V load_streamed(weights<T> memory, I index) {
+    const V* at = (const V*)(memory.at + index);
+    if constexpr (sizeof(V) == 16) {
+        U32x4 raw;
+        asm(\"ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(raw.x), \"=r\"(raw.y), \"=r\"(raw.z), \"=r\"(raw.w) : \"l\"(at));
+        return bits_as<V>(raw);
+    } else if constexpr (sizeof(V) == 8) {
+        U32x2 raw;
+        asm(\"ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];\" : \"=r\"(raw.x), \"=r\"(raw.y) : \"l\"(at));
+        return bits_as<V>(raw);
+    } else if constexpr (sizeof(V) == 4) {
+        u32 raw;
+        asm(\"ld.global.nc.L1::no_allocate.u32 %0, [%1];\" : \"=r\"(raw) : \"l\"(at));
+        return bits_as<V>(raw);
+    } else {
+        return read_constant(at);
+    }
+}"
+    host "template <class V, class T, class I> inline V load_streamed(weights<T> memory, I index) { return *(const V*)(memory.at + index); }"
+}
+
+/// Writes a `V` at element `index`: `store(out, i, f32x4(a, b, c, d))`.
+#[track_caller]
+pub fn store<V: Element>(memory: impl Writable, index: impl KernelIndex, value: V) {
+    memory.raw_mut().set(index.value(), value);
+}
+
+row! {
+    /// Writes a `V` at element `index`: `store(out, i, f32x4(a, b, c, d))`.
+    Thread store
+    cuda "template <class T, class I, class V> __device__ __forceinline__ void store(T* memory, I index, V value) { *(V*)(memory + index) = value; }"
+    host same
+}

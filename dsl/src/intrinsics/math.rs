@@ -1,0 +1,46 @@
+//! Numeric functions that are not methods of Rust's floats. The exact ones give the same bits in every executor; the fast
+//! ones are approximations of the GPU's special function unit, good to about 2 units in the last place near 1.
+
+use super::intrinsic;
+
+intrinsic! {
+    /// `1 / sqrt(x)`, both steps correctly rounded.
+    Thread fn rsqrt(x: f32) -> f32 { 1.0 / x.sqrt() }
+    cuda "return 1.0f / sqrt(x);"
+}
+
+intrinsic! {
+    /// `1 / x`, correctly rounded.
+    Thread fn recip(x: f32) -> f32 { 1.0 / x }
+    cuda "return 1.0f / x;"
+}
+
+intrinsic! {
+    /// Towards zero; out of range saturates, NaN gives 0.
+    Thread fn f32_to_i32(x: f32) -> i32 { x as i32 }
+    cuda "return __float2int_rz(x);"
+}
+
+intrinsic! {
+    /// Towards zero; out of range saturates, NaN gives 0.
+    Thread fn f32_to_u32(x: f32) -> u32 { x as u32 }
+    cuda "return __float2uint_rz(x);"
+}
+
+intrinsic! {
+    /// To the nearest, ties to even; out of range saturates, NaN gives 0.
+    Thread fn round_to_i32(x: f32) -> i32 { x.round_ties_even() as i32 }
+    cuda "return __float2int_rn(x);"
+}
+
+intrinsic! {
+    /// `e^x`, approximately.
+    Thread fn exp_fast(x: f32) -> f32 { x.exp() }
+    cuda "return __expf(x);"
+}
+
+intrinsic! {
+    /// `2^x`, approximately.
+    Thread fn exp2_fast(x: f32) -> f32 { x.exp2() }
+    cuda "f32 y; asm(\"ex2.approx.f32 %0, %1;\" : \"=f\"(y) : \"f\"(x)); return y;"
+}

@@ -1,0 +1,256 @@
+//! A launch: binds arguments to an instance's parameters, runs the grid block by block, and looks at what was written.
+
+use super::block;
+use super::fault::{Fault, FaultKind};
+use super::memory::{Memory, Region, View};
+use super::shadow::Shadow;
+use super::thread::Launch;
+use super::{Arguments, Order};
+use crate::definition::{Access, ParamKind};
+use crate::instance::Instance;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// An argument of a launch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Arg {
+    Memory(View),
+    U32(u32),
+    I32(i32),
+    U64(u64),
+    F32(f32),
+}
+
+/// How a launch is run and how closely it is watched.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    pub order: Order,
+    /// Bounds are always checked. Without this, races, initialisation, completeness of outputs and the dependency wait
+    /// are not: whole plans run several times faster.
+    pub unchecked: bool,
+    /// Outputs, by name, that the launch does not write completely.
+    pub partial_outputs: Vec<String>,
+}
+
+/// Why a launch did not happen, or did not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    #[error("kernel {kernel}: it takes {expected} arguments, {found} were given")]
+    Count { kernel: &'static str, expected: usize, found: usize },
+    #[error("kernel {kernel}, argument `{param}`: {why}")]
+    Argument { kernel: &'static str, param: String, why: String },
+    #[error("kernel {kernel}: a grid of {grid:?} blocks")]
+    Grid { kernel: &'static str, grid: [u32; 3] },
+    #[error(transparent)]
+    Fault(#[from] Box<Fault>),
+}
+
+/// Runs a kernel's Rust body over a grid.
+pub fn launch(
+    instance: &Instance,
+    grid: [u32; 3],
+    memory: &mut Memory,
+    args: &[Arg],
+    options: &Options,
+) -> Result<(), LaunchError> {
+    let launch = bind(instance, grid, memory, args, options, false)?;
+    let arguments = Arguments { launch: &launch };
+    run_grid(&launch, options, &|| (instance.def.run)(&arguments))
+}
+
+/// Runs `entry`, the kernel compiled for the host, over the same grid and under the same scheduler.
+pub(crate) fn launch_host(
+    instance: &Instance,
+    grid: [u32; 3],
+    memory: &mut Memory,
+    args: &[Arg],
+    options: &Options,
+    entry: &dyn Fn(&[*const std::ffi::c_void]),
+) -> Result<(), LaunchError> {
+    // The host text reads memory through plain pointers: nothing could note its accesses.
+    let options = Options { unchecked: true, ..options.clone() };
+    let launch = bind(instance, grid, memory, args, &options, true)?;
+    let bases: Vec<*mut u8> =
+        launch.regions.iter().map(|r| r.as_ref().map_or(std::ptr::null_mut(), |r| r.base)).collect();
+    let pointers: Vec<*const std::ffi::c_void> = (0..args.len())
+        .map(|index| match &launch.regions[index] {
+            Some(_) => (&raw const bases[index]).cast(),
+            None => (&raw const launch.scalars[index]).cast(),
+        })
+        .collect();
+    run_grid(&launch, &options, &|| entry(&pointers))
+}
+
+fn run_grid(launch: &Launch<'_>, options: &Options, program: block::Program<'_>) -> Result<(), LaunchError> {
+    let [gx, gy, _] = launch.grid;
+    let mut order = options.order.clone();
+    let mut blocks: Vec<usize> = (0..launch.grid.iter().product::<u32>() as usize).collect();
+    order.arrange(&mut blocks);
+    for linear in blocks {
+        let linear = linear as u32;
+        let index = [linear % gx, linear / gx % gy, linear / gx / gy];
+        if block::run(launch, index, linear, &mut order, program).is_err() {
+            break;
+        }
+    }
+    if launch.fault.borrow().is_none() {
+        check_outputs(launch, options);
+    }
+    match launch.fault.take() {
+        Some(fault) => Err(Box::new(fault).into()),
+        None => Ok(()),
+    }
+}
+
+fn check_outputs(launch: &Launch<'_>, options: &Options) {
+    for region in launch.regions.iter().flatten() {
+        let partial = options.partial_outputs.contains(&region.name);
+        let (Some(shadow), Access::Output, false) = (&region.shadow, region.access, partial) else { continue };
+        if let Some(at) = shadow.borrow().first_unwritten(region.shadow_start, region.bytes) {
+            let element = (at - region.shadow_start) / region.element.size();
+            let len = region.bytes / region.element.size();
+            launch.fault.replace(Some(Fault {
+                kernel: launch.kernel().to_string(),
+                kind: FaultKind::UnwrittenOutput,
+                block: [0; 3],
+                thread: 0,
+                line: "after the launch".to_string(),
+                message: format!("`{}[{element}]` of {len} was never written", region.name),
+            }));
+            return;
+        }
+    }
+}
+
+fn bind<'a>(
+    instance: &'a Instance,
+    grid: [u32; 3],
+    memory: &mut Memory,
+    args: &[Arg],
+    options: &Options,
+    host: bool,
+) -> Result<Launch<'a>, LaunchError> {
+    let kernel = instance.def.name;
+    let params = instance.params();
+    if params.len() != args.len() {
+        return Err(LaunchError::Count { kernel, expected: params.len(), found: args.len() });
+    }
+    let blocks = grid.iter().map(|&n| u64::from(n)).product::<u64>();
+    if blocks == 0 || blocks > u64::from(u32::MAX) {
+        return Err(LaunchError::Grid { kernel, grid });
+    }
+    let mut regions = Vec::new();
+    let mut scalars = Vec::new();
+    for (param, arg) in params.iter().zip(args) {
+        let refuse = |why: String| LaunchError::Argument { kernel, param: param.name.clone(), why };
+        let (region, scalar) = match (param.def.kind, *arg) {
+            (ParamKind::Memory { access, element }, Arg::Memory(view)) => {
+                let element =
+                    instance.values().element(element).ok_or_else(|| refuse(format!("element type `{element}`")))?;
+                let size = element.size();
+                if view.offset + view.bytes > memory.len(view.allocation) {
+                    return Err(refuse(format!("{} bytes at {} leave the allocation", view.bytes, view.offset)));
+                }
+                if view.offset % size != 0 || view.bytes % size != 0 {
+                    return Err(refuse(format!(
+                        "{} bytes at {} do not hold whole elements of {size}",
+                        view.bytes, view.offset
+                    )));
+                }
+                let base = memory.bytes_mut(view.allocation)[view.offset..].as_mut_ptr();
+                let region = Region {
+                    name: param.name.clone(),
+                    access,
+                    element,
+                    base,
+                    bytes: view.bytes,
+                    checked: false,
+                    after_wait: !options.unchecked && instance.def.launch.dependent && access != Access::Weights,
+                    shadow: None,
+                    shadow_start: view.offset,
+                };
+                (Some((view, region)), 0)
+            }
+            (ParamKind::Scalar("u32"), Arg::U32(value)) => (None, u64::from(value)),
+            (ParamKind::Scalar("i32"), Arg::I32(value)) => (None, u64::from(value as u32)),
+            (ParamKind::Scalar("u64"), Arg::U64(value)) => (None, value),
+            (ParamKind::Scalar("f32"), Arg::F32(value)) => (None, u64::from(value.to_bits())),
+            (kind, arg) => return Err(refuse(format!("the kernel wants {kind:?}, {arg:?} was given"))),
+        };
+        regions.push(region);
+        scalars.push(scalar);
+    }
+    if !options.unchecked {
+        attach_shadows(&mut regions, memory);
+    }
+    let mut launch = Launch {
+        instance,
+        grid,
+        threads: instance.block(),
+        regions: regions.into_iter().map(|region| region.map(|(_, region)| region)).collect(),
+        scalars,
+        shared: Vec::new(),
+        checks: !options.unchecked,
+        host,
+        clock: Cell::new(0),
+        fault: RefCell::new(None),
+    };
+    if !host {
+        bind_shared(&mut launch, memory, options)?;
+    }
+    Ok(launch)
+}
+
+/// Memory that somebody may write during the launch is shadowed; the rest cannot race.
+fn attach_shadows(regions: &mut [Option<(View, Region)>], memory: &Memory) {
+    let mut shadows = BTreeMap::new();
+    for (view, region) in regions.iter().flatten() {
+        let id = memory.position(view.allocation);
+        let (writes, granule) = shadows.entry(id).or_insert((false, usize::MAX));
+        *writes |= region.access.writes();
+        *granule = region.element.size().min(*granule);
+    }
+    let shadows: BTreeMap<_, _> = shadows
+        .into_iter()
+        .filter(|(_, (writes, _))| *writes)
+        .map(|(id, (_, granule))| (id, Rc::new(RefCell::new(Shadow::new(memory.len_at(id), granule.min(4), false)))))
+        .collect();
+    for (view, region) in regions.iter_mut().flatten() {
+        region.shadow = shadows.get(&memory.position(view.allocation)).cloned();
+        region.checked = region.shadow.is_some() || region.after_wait;
+    }
+}
+
+/// Shared arrays live in the simulator's memory like everything else; blocks run one after the other and share them.
+fn bind_shared(launch: &mut Launch<'_>, memory: &mut Memory, options: &Options) -> Result<(), LaunchError> {
+    let kernel = launch.kernel();
+    for array in launch.instance.def.shared {
+        let refuse = |why: String| LaunchError::Argument { kernel, param: array.name.to_string(), why };
+        let element = launch
+            .values()
+            .element(array.element)
+            .ok_or_else(|| refuse(format!("element type `{}`", array.element)))?;
+        let bytes = array.bytes(launch.values());
+        if bytes > 228 * 1024 {
+            return Err(refuse(format!(
+                "{bytes} bytes of shared memory: no GPU of ours has more than 228 KiB a block"
+            )));
+        }
+        let base = memory.scratch(launch.shared.len(), bytes);
+        let shadow =
+            (!options.unchecked).then(|| Rc::new(RefCell::new(Shadow::new(bytes, element.size().min(4), true))));
+        launch.shared.push(Region {
+            name: array.name.to_string(),
+            access: Access::Shared,
+            element,
+            base,
+            bytes,
+            checked: shadow.is_some(),
+            after_wait: false,
+            shadow,
+            shadow_start: 0,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,167 @@
+//! The shadow of a piece of memory: who touched each granule last, when, and at which line.
+//!
+//! Time is a counter of the launch that every barrier advances. A thread remembers when its last block barrier and its
+//! last warp barrier were; an earlier access by another thread is ordered before the thread's own only if it is older
+//! than the barrier that both passed. Two readers a granule are kept, from different warps where there are any, which is
+//! enough to find the other side of a write.
+
+use super::fault::{FaultKind, Line, spelled};
+
+/// What an access does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Touch {
+    Read,
+    Write,
+    Atomic,
+}
+
+/// The thread that makes an access, and its place in time.
+#[derive(Clone, Copy)]
+pub(crate) struct Accessor {
+    /// Number of the thread in the grid.
+    pub thread: u32,
+    pub now: u32,
+    pub last_block_barrier: u32,
+    pub last_warp_barrier: u32,
+    /// The block has seen all other blocks arrive: what they did before is ordered.
+    pub after_all_blocks: bool,
+    pub threads_per_block: u32,
+    pub line: Line,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Mark {
+    /// Number of the thread in the grid, plus one; zero for nobody.
+    thread: u32,
+    time: u32,
+    line: Line,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Granule {
+    write: Mark,
+    atomic: bool,
+    reads: [Mark; 2],
+    /// First reader of the launch: another block's read is never ordered before a write of ours.
+    first_read: Mark,
+}
+
+/// The shadow of one allocation or shared array.
+pub(crate) struct Shadow {
+    granules: Vec<Granule>,
+    bytes_per_granule: usize,
+    /// Marks older than this are void: shared memory starts anew with each block.
+    floor: u32,
+    shared: bool,
+}
+
+impl Shadow {
+    pub fn new(bytes: usize, bytes_per_granule: usize, shared: bool) -> Self {
+        Self {
+            granules: vec![Granule::default(); bytes.div_ceil(bytes_per_granule)],
+            bytes_per_granule,
+            floor: 0,
+            shared,
+        }
+    }
+
+    /// Forgets everything before `now`: a new block.
+    pub fn restart(&mut self, now: u32) {
+        self.floor = now;
+    }
+
+    /// Checks an access and notes it.
+    pub fn touch(&mut self, at: usize, bytes: usize, touch: Touch, who: &Accessor) -> Result<(), (FaultKind, String)> {
+        let (floor, shared) = (self.floor, self.shared);
+        let live = |mark: Mark| mark.thread != 0 && mark.time >= floor;
+        let range = at / self.bytes_per_granule..(at + bytes).div_ceil(self.bytes_per_granule);
+        for granule in &mut self.granules[range] {
+            let unordered = |mark: Mark| live(mark) && !who.is_after(mark);
+            if shared && touch == Touch::Read && !live(granule.write) {
+                return Err((FaultKind::UninitialisedShared, "reads shared memory that nobody has written".into()));
+            }
+            if unordered(granule.write) && !(touch == Touch::Atomic && granule.atomic) {
+                return Err(who.race(granule.write, "written"));
+            }
+            if touch == Touch::Read {
+                granule.note_read(who, floor);
+            } else {
+                for read in granule.reads.into_iter().chain([granule.first_read]) {
+                    if unordered(read) {
+                        return Err(who.race(read, "read"));
+                    }
+                }
+                granule.write = who.mark();
+                granule.atomic = touch == Touch::Atomic;
+            }
+        }
+        Ok(())
+    }
+
+    /// The first byte of `at..at + bytes` that nobody wrote.
+    pub fn first_unwritten(&self, at: usize, bytes: usize) -> Option<usize> {
+        let range = at / self.bytes_per_granule..(at + bytes).div_ceil(self.bytes_per_granule);
+        range.clone().find(|&index| self.granules[index].write.thread == 0).map(|index| index * self.bytes_per_granule)
+    }
+}
+
+impl Granule {
+    fn note_read(&mut self, who: &Accessor, floor: u32) {
+        let mark = who.mark();
+        if self.first_read.thread == 0 || self.first_read.time < floor {
+            self.first_read = mark;
+        }
+        let [first, second] = self.reads;
+        let stale = |old: Mark| {
+            old.thread == 0 || old.time < floor || !who.same_block(old) || old.time < who.last_block_barrier
+        };
+        if stale(first) || first.thread == mark.thread {
+            self.reads[0] = mark;
+        } else if stale(second) || second.thread == mark.thread || who.warp_of(second) == who.warp_of(first) {
+            self.reads[1] = mark;
+        }
+    }
+}
+
+impl Accessor {
+    fn mark(&self) -> Mark {
+        Mark { thread: self.thread + 1, time: self.now, line: self.line }
+    }
+
+    fn same_block(&self, mark: Mark) -> bool {
+        (mark.thread - 1) / self.threads_per_block == self.thread / self.threads_per_block
+    }
+
+    fn warp_of(&self, mark: Mark) -> u32 {
+        (mark.thread - 1) / 32
+    }
+
+    /// The access behind `mark` happened before this thread's next one.
+    fn is_after(&self, mark: Mark) -> bool {
+        if mark.thread == self.thread + 1 {
+            return true;
+        }
+        if !self.same_block(mark) {
+            return self.after_all_blocks;
+        }
+        let barrier = if self.warp_of(mark) == self.thread / 32 {
+            self.last_warp_barrier.max(self.last_block_barrier)
+        } else {
+            self.last_block_barrier
+        };
+        mark.time < barrier
+    }
+
+    fn race(&self, other: Mark, did: &str) -> (FaultKind, String) {
+        let thread = other.thread - 1;
+        let (block, thread) = (thread / self.threads_per_block, thread % self.threads_per_block);
+        let line = spelled(other.line);
+        if self.same_block(other) {
+            (FaultKind::Race, format!("{did} by thread {thread} at {line}, with no barrier between"))
+        } else {
+            let why =
+                format!("{did} by thread {thread} of block {block} at {line}; nothing orders two blocks of a launch");
+            (FaultKind::RaceBetweenBlocks, why)
+        }
+    }
+}

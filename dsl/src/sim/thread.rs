@@ -1,0 +1,236 @@
+//! One GPU thread as the code that runs on it sees it: who it is, what it may touch, how it waits for the others.
+//!
+//! The running thread is found through a thread-local pointer, which the scheduler sets before it resumes a coroutine.
+//! Coroutines never move between OS threads.
+
+use super::fault::{Fault, FaultKind, Line, spelled};
+use super::memory::Region;
+use super::shadow::{Accessor, Touch};
+use crate::instance::{Instance, Values};
+use corosensei::Yielder;
+use std::cell::{Cell, RefCell};
+use std::panic::Location;
+
+/// Words that a lane may bring to a collective: two operands and an accumulator of a tensor-core product.
+pub(crate) const LANE_WORDS: usize = 12;
+pub(crate) type Lanes = [[u32; LANE_WORDS]; 32];
+
+/// Why a thread gave up control.
+#[derive(Clone, Copy)]
+pub(crate) struct Stop {
+    pub scope: StopScope,
+    pub operation: &'static str,
+    pub line: Line,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StopScope {
+    Warp { orders_memory: bool },
+    Block,
+}
+
+/// State of one launch, shared by all its threads.
+pub(crate) struct Launch<'a> {
+    pub instance: &'a Instance,
+    pub grid: [u32; 3],
+    pub threads: u32,
+    /// One for each parameter; scalars have none.
+    pub regions: Vec<Option<Region>>,
+    pub scalars: Vec<u64>,
+    pub shared: Vec<Region>,
+    pub checks: bool,
+    pub host: bool,
+    /// Advanced by every barrier; orders the marks of the shadow.
+    pub clock: Cell<u32>,
+    pub fault: RefCell<Option<Fault>>,
+}
+
+impl Launch<'_> {
+    pub fn values(&self) -> &Values {
+        self.instance.values()
+    }
+
+    pub fn kernel(&self) -> &'static str {
+        self.instance.def.name
+    }
+
+    pub fn tick(&self) -> u32 {
+        self.clock.set(self.clock.get() + 1);
+        self.clock.get()
+    }
+}
+
+/// State of the running block.
+pub(crate) struct Block {
+    pub index: [u32; 3],
+    pub linear: u32,
+    pub warps: Vec<Warp>,
+    /// What the threads brought to block collectives: two sets, used in turn, so that a fast thread cannot overwrite what
+    /// a slow one has yet to read.
+    pub words: RefCell<[Vec<u32>; 2]>,
+    /// (number of the collective, its result)
+    pub result: Cell<(u32, u32)>,
+    pub after_all_blocks: Cell<bool>,
+}
+
+pub(crate) struct Warp {
+    pub words: RefCell<[Lanes; 2]>,
+}
+
+/// 16 bytes on their way from global to shared memory.
+pub(crate) struct AsyncCopy {
+    pub target: *const Region,
+    pub at: usize,
+    pub data: [u8; 16],
+    pub line: Line,
+}
+
+/// State of one GPU thread.
+pub(crate) struct Thread {
+    pub index: u32,
+    pub launch: *const Launch<'static>,
+    pub block: *const Block,
+    pub yielder: Cell<*const Yielder<(), Stop>>,
+    pub last_block_barrier: Cell<u32>,
+    pub last_warp_barrier: Cell<u32>,
+    pub waited: Cell<bool>,
+    pub warp_collectives: Cell<u32>,
+    pub block_collectives: Cell<u32>,
+    pub open_copies: RefCell<Vec<AsyncCopy>>,
+    pub copy_groups: RefCell<std::collections::VecDeque<Vec<AsyncCopy>>>,
+}
+
+thread_local! {
+    pub(crate) static CURRENT: Cell<*const Thread> = const { Cell::new(std::ptr::null()) };
+}
+
+/// The payload of the unwinding that ends a faulty thread.
+pub(crate) struct Raised;
+
+impl Thread {
+    /// The GPU thread that is running.
+    #[allow(unsafe_code)]
+    #[track_caller]
+    pub fn current() -> &'static Thread {
+        let current = CURRENT.get();
+        assert!(!current.is_null(), "a kernel's functions work inside a simulated launch alone");
+        // SAFETY: the scheduler keeps the block's threads alive while any of their coroutines can run, and clears the
+        // pointer when it returns. The reference does not leave the coroutine's stack.
+        unsafe { &*current }
+    }
+
+    #[allow(unsafe_code)]
+    pub fn launch(&self) -> &Launch<'_> {
+        // SAFETY: a thread lives inside the call that owns its launch.
+        unsafe { &*self.launch }
+    }
+
+    #[allow(unsafe_code)]
+    pub fn block(&self) -> &Block {
+        // SAFETY: as above, for the block.
+        unsafe { &*self.block }
+    }
+
+    pub fn lane(&self) -> usize {
+        self.index as usize % 32
+    }
+
+    /// The kernel's line that called, unless it is the host text that runs.
+    #[track_caller]
+    pub fn line(&self) -> Line {
+        if self.launch().host { None } else { Some(Location::caller()) }
+    }
+
+    pub fn accessor(&self, line: Line) -> Accessor {
+        let (launch, block) = (self.launch(), self.block());
+        Accessor {
+            thread: block.linear * launch.threads + self.index,
+            now: launch.clock.get(),
+            last_block_barrier: self.last_block_barrier.get(),
+            last_warp_barrier: self.last_warp_barrier.get(),
+            after_all_blocks: block.after_all_blocks.get(),
+            threads_per_block: launch.threads,
+            line,
+        }
+    }
+
+    pub fn fault(&self, kind: FaultKind, line: Line, message: String) -> Fault {
+        let kernel = self.launch().kernel().to_string();
+        Fault { kernel, kind, block: self.block().index, thread: self.index, line: spelled(line), message }
+    }
+
+    /// Ends the thread, and with it the launch.
+    pub fn raise(&self, kind: FaultKind, line: Line, message: String) -> ! {
+        let fault = self.fault(kind, line, message);
+        self.launch().fault.borrow_mut().get_or_insert(fault);
+        std::panic::resume_unwind(Box::new(Raised))
+    }
+
+    /// Gives control back until the other threads have arrived.
+    #[allow(unsafe_code)]
+    pub fn suspend(&self, stop: Stop) {
+        // SAFETY: set at the start of this coroutine, on whose stack this runs.
+        let yielder = unsafe { &*self.yielder.get() };
+        yielder.suspend(stop);
+    }
+
+    /// Checks an access to memory that needs more than a bound.
+    pub fn check(&self, region: &Region, at: usize, bytes: usize, touch: Touch, line: Line) {
+        let launch = self.launch();
+        if region.after_wait && !self.waited.get() {
+            let message =
+                format!("touches `{}` before grid_dependency_wait(): its producer may still be running", region.name);
+            self.raise(FaultKind::MissingDependencyWait, line, message);
+        }
+        if let Some(shadow) = &region.shadow {
+            let accessor = self.accessor(line);
+            let result = shadow.borrow_mut().touch(region.shadow_start + at, bytes, touch, &accessor);
+            if let Err((kind, why)) = result {
+                let element = at / region.element.size();
+                let verb = match touch {
+                    Touch::Read => "reads",
+                    Touch::Write => "writes",
+                    Touch::Atomic => "updates",
+                };
+                self.raise(kind, line, format!("{verb} `{}[{element}]`: {why}", region.name));
+            }
+        }
+        debug_assert!(launch.checks);
+    }
+
+    /// All lanes bring words, wait for each other, and see what the others brought.
+    pub fn warp_collective<R>(
+        &self,
+        operation: &'static str,
+        line: Line,
+        words: &[u32],
+        see: impl FnOnce(&Lanes) -> R,
+    ) -> R {
+        let turn = self.warp_collectives.get();
+        self.warp_collectives.set(turn + 1);
+        let warp = &self.block().warps[self.index as usize / 32];
+        warp.words.borrow_mut()[turn as usize % 2][self.lane()][..words.len()].copy_from_slice(words);
+        self.suspend(Stop { scope: StopScope::Warp { orders_memory: false }, operation, line });
+        see(&warp.words.borrow()[turn as usize % 2])
+    }
+
+    /// All threads bring a word, wait for each other, and get one result. Orders memory like a barrier.
+    pub fn block_collective(
+        &self,
+        operation: &'static str,
+        line: Line,
+        word: u32,
+        see: impl FnOnce(&[u32]) -> u32,
+    ) -> u32 {
+        let turn = self.block_collectives.get() + 1;
+        self.block_collectives.set(turn);
+        let block = self.block();
+        block.words.borrow_mut()[turn as usize % 2][self.index as usize] = word;
+        self.suspend(Stop { scope: StopScope::Block, operation, line });
+        if block.result.get().0 != turn {
+            let result = see(&block.words.borrow()[turn as usize % 2]);
+            block.result.set((turn, result));
+        }
+        block.result.get().1
+    }
+}
