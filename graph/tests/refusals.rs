@@ -190,9 +190,10 @@ fn model() -> Graph {
 }
 
 type Break = fn(&mut Graph);
+type IsExpected = fn(&VerifyError) -> bool;
 
 /// Each breaks one rule of the specification in the model above, and says which error it must be.
-const BREAKS: [(&str, Break, fn(&VerifyError) -> bool); 12] = [
+const BREAKS: [(&str, Break, IsExpected); 12] = [
     ("a weight that does not exist", |g| op_of(g, "logits", Op::MatMul { weight: WeightId(7) }), is_dangling),
     ("a cache that does not exist", |g| op_of(g, "kv", Op::KvAppend { cache: CacheId(1) }), is_dangling),
     ("an input that does not exist", |g| g.nodes[3].inputs[1] = NodeId(99), is_dangling),

@@ -13,11 +13,11 @@
 //! checks magic, version, length, table and checksums before any body is decoded, and [`crate::validate`] checks what the
 //! bodies say, so that whoever holds a [`Plan`] need not check again.
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{Plan, validate};
+use crate::{Plan, Weight, validate};
 
 const MAGIC: &[u8; 8] = b"gemma4c\0";
 /// The format this build reads and writes.
@@ -27,8 +27,13 @@ const ENTRY: usize = 32;
 
 /// The sections of version 1, in the order they are written. All are required.
 const SECTIONS: [&str; 6] = ["model", "target", "weights", "program", "text", "report"];
-/// A structured section of a real plan is far smaller; decoding a larger one could take many times its size in memory.
-const LARGEST: [u64; 6] = [1 << 20, 1 << 10, 1 << 20, 1 << 20, 1 << 30, 1 << 24];
+/// The most bytes of each. A real plan's are far smaller; together with the bounds on lists they keep what a hostile file can
+/// make a reader allocate below 64 MB.
+const LARGEST: [u64; 6] = [1 << 20, 1 << 10, 1 << 21, 1 << 22, 1 << 24, 1 << 22];
+
+/// The weights as they are decoded.
+#[derive(Deserialize)]
+struct Weights(#[serde(deserialize_with = "crate::list::at_most::<16384, _, _>")] Vec<Weight>);
 
 /// Why a file is not a plan this build can run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,6 +44,8 @@ pub enum PlanError {
     Version { found: u32 },
     #[error("the plan is cut: {what} needs {needed} bytes, the file has {found}")]
     Cut { what: &'static str, needed: u64, found: u64 },
+    #[error("the plan is damaged: it says it has {expected} bytes, the file has {found}")]
+    Length { expected: u64, found: u64 },
     #[error("the plan is damaged: the checksum of {what} is {found:016x}, expected {expected:016x}")]
     Checksum { what: &'static str, expected: u64, found: u64 },
     #[error("the plan is damaged: section table entry {index} is {found}, expected {expected}")]
@@ -50,8 +57,15 @@ pub enum PlanError {
 }
 
 impl Plan {
-    /// The bytes of plan.bin.
+    /// The bytes of plan.bin, if reading them will give this plan back.
     pub fn to_bytes(&self) -> Result<Vec<u8>, PlanError> {
+        let bytes = self.encoded()?;
+        // Whoever compiles should hear of a plan that cannot be run, not whoever runs it.
+        Plan::from_bytes(&bytes)?;
+        Ok(bytes)
+    }
+
+    fn encoded(&self) -> Result<Vec<u8>, PlanError> {
         let bodies: [Vec<u8>; 6] = [
             encode(0, &self.model)?,
             encode(1, &self.target)?,
@@ -88,10 +102,11 @@ impl Plan {
     pub fn from_bytes(bytes: &[u8]) -> Result<Plan, PlanError> {
         let sections = read_table(bytes)?;
         let (vocab, sampling) = decode(4, sections[4])?;
+        let Weights(weights) = decode(2, sections[2])?;
         let plan = Plan {
             model: decode(0, sections[0])?,
             target: decode(1, sections[1])?,
-            weights: decode(2, sections[2])?,
+            weights,
             program: decode(3, sections[3])?,
             vocab,
             sampling,
@@ -132,8 +147,11 @@ fn read_table(bytes: &[u8]) -> Result<[&[u8]; 6], PlanError> {
     }
     let wrong = |index, expected: String, found: String| Err(PlanError::Table { index, expected, found });
     let (count, len) = (u32_at(bytes, 12) as usize, bytes.len() as u64);
-    if count != SECTIONS.len() || length != len {
-        return wrong(0, format!("{} sections in {len} bytes", SECTIONS.len()), format!("{count} in {length}"));
+    if length != len {
+        return Err(PlanError::Length { expected: length, found: len });
+    }
+    if count != SECTIONS.len() {
+        return wrong(0, format!("the first of {}", SECTIONS.len()), format!("the first of {count}"));
     }
     let mut sections = [&bytes[..0]; 6];
     let mut start = (HEADER + table.len()) as u64;
@@ -152,7 +170,7 @@ fn read_table(bytes: &[u8]) -> Result<[&[u8]; 6], PlanError> {
     }
     match start == len {
         true => Ok(sections),
-        false => wrong(SECTIONS.len(), format!("an end at {start}"), format!("a file of {len} bytes")),
+        false => Err(PlanError::Length { expected: start, found: len }),
     }
 }
 
@@ -167,7 +185,11 @@ fn encode<T: Serialize>(section: usize, value: &T) -> Result<Vec<u8>, PlanError>
 
 fn decode<T: DeserializeOwned>(section: usize, body: &[u8]) -> Result<T, PlanError> {
     let fail = |why: String| PlanError::Decode { section: SECTIONS[section], why };
-    let (value, rest) = postcard::take_from_bytes(body).map_err(|e| fail(e.to_string()))?;
+    let (value, rest) = postcard::take_from_bytes(body).map_err(|e| match e {
+        // The decoder keeps no words of ours.
+        postcard::Error::SerdeDeCustom => fail("a list is too long, or a choice does not exist".into()),
+        other => fail(other.to_string()),
+    })?;
     if rest.is_empty() { Ok(value) } else { Err(fail(format!("{} bytes are left over", rest.len()))) }
 }
 

@@ -6,6 +6,7 @@
 
 pub mod fingerprint;
 mod format;
+mod list;
 mod model;
 mod program;
 mod validate;

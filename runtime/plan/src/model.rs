@@ -18,6 +18,7 @@ pub struct ModelFile {
 pub struct Model {
     pub architecture: String,
     pub name: Option<String>,
+    #[serde(deserialize_with = "crate::list::at_most::<1024, _, _>")]
     pub files: Vec<ModelFile>,
     /// See [`crate::fingerprint`].
     pub fingerprint: u64,
@@ -34,6 +35,7 @@ pub struct Weight {
     pub name: String,
     pub dtype: DType,
     /// Fastest first.
+    #[serde(deserialize_with = "crate::list::at_most::<4, _, _>")]
     pub dims: Vec<u64>,
     /// Index into [`Model::files`].
     pub file: u32,

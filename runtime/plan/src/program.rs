@@ -5,6 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::list::at_most;
+
 /// Index into [`Program::values`].
 pub type ValueIndex = u32;
 /// Index into [`crate::Plan::weights`].
@@ -101,6 +103,7 @@ impl Op {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     pub op: Op,
+    #[serde(deserialize_with = "at_most::<4, _, _>")]
     pub inputs: Vec<ValueIndex>,
     pub output: ValueIndex,
 }
@@ -115,8 +118,11 @@ pub struct Program {
     /// Most rows one pass can give logits for.
     pub asked: u32,
     pub arena_bytes: u64,
+    #[serde(deserialize_with = "at_most::<4096, _, _>")]
     pub caches: Vec<Cache>,
+    #[serde(deserialize_with = "at_most::<65536, _, _>")]
     pub values: Vec<Value>,
+    #[serde(deserialize_with = "at_most::<65536, _, _>")]
     pub steps: Vec<Step>,
     /// The logits.
     pub output: ValueIndex,

@@ -9,6 +9,8 @@ use crate::{Plan, Program, Weight};
 
 /// Far beyond any model; below it no product of two sizes used here overflows 64 bits.
 const MOST: u32 = 1 << 28;
+/// Bytes of a name.
+const LONGEST_NAME: usize = 200;
 
 /// The first contradiction, as a sentence.
 pub(crate) fn check(plan: &Plan) -> Result<(), String> {
@@ -22,10 +24,12 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
         let wanted = cache.window.map_or(program.context, |w| w.saturating_add(program.chunk));
         let sane = cache.kv_heads.checked_mul(cache.head_dim).is_some_and(|w| w > 0 && w <= MOST);
         if !sane || cache.window == Some(0) || cache.capacity < wanted.min(program.context) || cache.capacity > MOST {
-            return Err(format!("the cache of layer {} is {cache:?}", cache.layer));
+            let (context, chunk) = (program.context, program.chunk);
+            return Err(format!("a context of {context} in chunks of {chunk} does not fit {cache:?}"));
         }
     }
-    for value in &program.values {
+    for (i, value) in program.values.iter().enumerate() {
+        check_name("value", i, &value.name)?;
         check_value(program, value)?;
     }
     let mut made = vec![false; program.values.len()];
@@ -49,8 +53,18 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
     }
 }
 
+/// Names end up in errors and on terminals.
+fn check_name(what: &str, index: usize, name: &str) -> Result<(), String> {
+    match name.len() <= LONGEST_NAME && !name.contains(char::is_control) {
+        true => Ok(()),
+        false => Err(format!("{what} {index} has a name of {} bytes that cannot be shown", name.len())),
+    }
+}
+
 fn check_weights(plan: &Plan) -> Result<(), String> {
-    for w in &plan.weights {
+    let mut total = 0u64;
+    for (i, w) in plan.weights.iter().enumerate() {
+        check_name("weight", i, &w.name)?;
         let file = plan.model.files.get(w.file as usize).ok_or(format!("{} lies in file {}", w.name, w.file))?;
         if w.dims.is_empty() || w.dims.len() > 4 || w.dims.iter().any(|d| *d == 0 || *d > MOST as u64) {
             return Err(format!("{} has dimensions {:?}", w.name, w.dims));
@@ -59,8 +73,9 @@ fn check_weights(plan: &Plan) -> Result<(), String> {
             return Err(format!("{} {}{:?} has {} bytes", w.name, w.dtype, w.dims, w.bytes));
         }
         if w.offset.checked_add(w.bytes).is_none_or(|end| end > file.bytes) {
-            return Err(format!("{} ends beyond {}", w.name, file.path));
+            return Err(format!("{} ends beyond file {} of {} bytes", w.name, w.file, file.bytes));
         }
+        total = total.checked_add(w.bytes).ok_or("the weights are larger than any machine")?;
     }
     Ok(())
 }
@@ -94,9 +109,9 @@ fn check_step(plan: &Plan, step: &Step, made: &mut [bool]) -> Result<(), String>
     let program = &plan.program;
     let value = |i: u32| program.values.get(i as usize).ok_or(format!("a step names value {i}, which does not exist"));
     let out = value(step.output)?;
-    let fail = |why: &str| Err(format!("step {}: {why}", out.name));
+    let fail = |why: &str| Err(format!("step {}: {:?} {why}", out.name, step.op));
     if step.inputs.len() != step.op.arity() {
-        return fail("wrong number of inputs");
+        return fail(&format!("takes {} inputs, not {}", step.op.arity(), step.inputs.len()));
     }
     let mut inputs = Vec::with_capacity(2);
     for &i in &step.inputs {
@@ -116,13 +131,11 @@ fn check_step(plan: &Plan, step: &Step, made: &mut [bool]) -> Result<(), String>
         }
         inputs.push(input);
     }
-    let shape_fits =
-        shape_fits(plan, &step.op, &inputs, out).ok_or(format!("step {}: a weight is missing", out.name))?;
-    if !shape_fits {
-        return fail("the shapes do not fit");
+    if !shape_fits(plan, &step.op, &inputs, out).unwrap_or(false) {
+        return fail("does not fit its inputs, its weight or its output");
     }
     if std::mem::replace(&mut made[step.output as usize], true) {
-        return fail("is made twice");
+        return Err(format!("value {} is made twice", out.name));
     }
     Ok(())
 }
@@ -195,7 +208,7 @@ fn shape_fits(plan: &Plan, op: &Op, inputs: &[&Value], out: &Value) -> Option<bo
         Op::KvAppend { cache } => {
             let c = plan.program.caches.get(cache as usize)?;
             let rows = |v: &&Value| is_floats(v) && v.rows == RowCount::Chunk && v.width == c.kv_heads * c.head_dim;
-            out.kind == Kind::Kv { cache } && inputs.iter().all(rows)
+            out.kind == Kind::Kv { cache } && out.rows == RowCount::Chunk && inputs.iter().all(rows)
         }
         Op::Attention { heads } => {
             let Kind::Kv { cache } = inputs.get(1)?.kind else { return Some(false) };

@@ -5,11 +5,18 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::list::at_most;
+
+/// Four times what the largest known vocabulary has, of tokens and of merges.
+const MOST_TOKENS: usize = 1 << 20;
+const MOST_MERGES: usize = 1 << 21;
+
 /// Many strings in one allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Strings {
     text: String,
     /// End of string `i` in `text`; it starts where the one before ends.
+    #[serde(deserialize_with = "at_most::<MOST_TOKENS, _, _>")]
     ends: Vec<u32>,
 }
 
@@ -74,15 +81,19 @@ pub struct Merge {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vocab {
     pub tokens: Strings,
+    #[serde(deserialize_with = "at_most::<MOST_TOKENS, _, _>")]
     pub kinds: Vec<TokenKind>,
+    #[serde(deserialize_with = "at_most::<MOST_MERGES, _, _>")]
     pub merges: Vec<Merge>,
     pub bos: Option<u32>,
     pub eos: Option<u32>,
     pub unknown: Option<u32>,
     pub add_bos: bool,
     /// Tokens that end a generation.
+    #[serde(deserialize_with = "at_most::<65536, _, _>")]
     pub stop: Vec<u32>,
     /// Tokens that are never sampled.
+    #[serde(deserialize_with = "at_most::<65536, _, _>")]
     pub suppress: Vec<u32>,
     /// Jinja text.
     pub chat_template: Option<String>,

@@ -1,0 +1,134 @@
+//! plan.bin says the same every time, comes back as it was, and explains what is wrong with it.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fmt::Write;
+
+use gemma4c_blocks::DType;
+use gemma4c_plan::{Kind, Op, Plan, PlanError, RowCount, VERSION};
+
+#[test]
+fn a_plan_comes_back_as_it_was() {
+    let plan = support::plan();
+    let bytes = plan.to_bytes().unwrap();
+    let back = Plan::from_bytes(&bytes).unwrap();
+    assert_eq!(back, plan);
+    assert_eq!(back.to_bytes().unwrap(), bytes);
+
+    let silent = Plan { vocab: None, ..plan };
+    assert_eq!(Plan::from_bytes(&silent.to_bytes().unwrap()).unwrap(), silent);
+}
+
+/// A file of the first version, kept as it was written then. If this fails, the format has changed: raise [`VERSION`], and
+/// decide whether files of this one are still read.
+#[test]
+fn version_1_is_read_and_written_as_ever() {
+    assert_eq!(VERSION, 1);
+    let kept: &[u8] = include_bytes!("data/plan-v1.bin");
+    assert_eq!(Plan::from_bytes(kept).unwrap(), support::plan());
+    assert!(support::plan().to_bytes().unwrap() == kept, "the bytes have changed");
+}
+
+type Edit = fn(&mut Plan);
+
+/// Each edits the plan into a contradiction.
+const CONTRADICTIONS: [(&str, Edit); 40] = [
+    ("no context", |p| p.program.context = 0),
+    ("no chunk", |p| p.program.chunk = 0),
+    ("more rows asked for than a chunk has", |p| p.program.asked = 5),
+    ("a ring too short for its window and a chunk", |p| p.program.caches[0].capacity = 11),
+    ("a cache too short for the context", |p| p.program.caches[0].window = None),
+    ("a window of 0", |p| p.program.caches[0].window = Some(0)),
+    ("a cache without heads", |p| p.program.caches[0].kv_heads = 0),
+    ("a cache whose width overflows", |p| p.program.caches[0].head_dim = u32::MAX),
+    ("a weight in no file", |p| p.weights[3].file = 1),
+    ("a weight without dimensions", |p| p.weights[3].dims.clear()),
+    ("a dimension of 0", |p| p.weights[3].dims[0] = 0),
+    ("a weight of other bytes than its shape has", |p| p.weights[3].bytes += 1),
+    ("a row that is not whole blocks", |p| p.weights[0].dims[0] = 33),
+    ("a weight beyond the end of its file", |p| p.weights[11].offset += 1),
+    ("a weight whose end overflows", |p| p.weights[3].offset = u64::MAX),
+    ("a name with a line break", |p| p.weights[3].name = "two\nlines".into()),
+    ("a name that is a novel", |p| p.program.values[3].name = "x".repeat(1000)),
+    ("a value of no width", |p| p.program.values[1].width = 0),
+    ("a value beyond the arena", |p| p.program.arena_bytes -= 4),
+    ("a value at an odd place", |p| offset_of(p, 5, 2)),
+    ("a value whose end overflows", |p| offset_of(p, 5, u64::MAX - 3)),
+    ("a value in no cache", |p| p.program.values[10].kind = Kind::Kv { cache: 1 }),
+    ("a step of a value that does not exist", |p| p.program.steps[2].output = 99),
+    ("a step that reads a value that does not exist", |p| p.program.steps[2].inputs[0] = 99),
+    ("a step with an input too many", |p| p.program.steps[2].inputs.push(1)),
+    ("a step that reads what is made later", |p| p.program.steps.swap(3, 4)),
+    ("a step that reads its own output", |p| p.program.steps[2].inputs[0] = 2),
+    ("a step that writes over its input", |p| offset_of(p, 2, 64)),
+    ("a value made twice", |p| p.program.steps.push(p.program.steps[2].clone())),
+    ("two appends to a cache", |p| {
+        let (mut value, mut step) = (p.program.values[10].clone(), p.program.steps[10].clone());
+        (value.name, step.output) = ("again".into(), p.program.values.len() as u32);
+        p.program.values.push(value);
+        p.program.steps.push(step);
+    }),
+    ("a weight that does not exist", |p| p.program.steps[4].op = Op::MatMul { weight: 12 }),
+    ("a product of another width", |p| p.program.steps[4].op = Op::MatMul { weight: 4 }),
+    ("a norm by a vector that is not f32", |p| {
+        p.weights[1].dtype = DType::F16;
+        p.weights[1].bytes /= 2;
+    }),
+    ("heads that do not share evenly", |p| p.program.steps[11].op = Op::Attention { heads: 3 }),
+    ("an append of only the asked rows", |p| p.program.values[10].rows = RowCount::Asked),
+    ("an output that does not exist", |p| p.program.output = 99),
+    ("an output that is a row for every token", |p| p.program.output = 14),
+    ("an output of another vocabulary", |p| p.model.vocab_size = 13),
+    ("a merge of tokens that do not exist", |p| p.vocab.as_mut().unwrap().merges[0].result = 12),
+    ("a token without a kind", |p| p.vocab.as_mut().unwrap().kinds.truncate(11)),
+];
+
+fn offset_of(plan: &mut Plan, value: usize, offset: u64) {
+    plan.program.values[value].kind = Kind::Floats { offset };
+}
+
+#[test]
+fn each_fault_has_its_words() {
+    let bytes = support::plan().to_bytes().unwrap();
+    let mut texts = String::from("-- the file\n");
+    let with = |at: usize, new: &[u8]| [&bytes[..at], new, &bytes[at + new.len()..]].concat();
+    let files: [(&str, Vec<u8>); 12] = [
+        ("an empty file", vec![]),
+        ("wrong magic", with(0, b"PK\x03\x04")),
+        ("newer version", with(8, &[2])),
+        ("version 0", with(8, &[0])),
+        ("cut in the header", bytes[..20].to_vec()),
+        ("cut in the section table", bytes[..100].to_vec()),
+        ("cut in a section", bytes[..bytes.len() - 1].to_vec()),
+        ("bytes after the end", [&bytes[..], b"x"].concat()),
+        ("a flipped bit in the header", with(16, &[bytes[16] ^ 1])),
+        ("a flipped bit in the section table", with(40, &[bytes[40] ^ 1])),
+        ("a flipped bit in a section", with(300, &[bytes[300] ^ 1])),
+        ("another file's checksum", with(24, &[0; 8])),
+    ];
+    for (name, file) in files {
+        writeln!(texts, "{name}\n    {}", Plan::from_bytes(&file).expect_err(name)).unwrap();
+    }
+    texts.push_str("\n-- contradictions\n");
+    for (name, edit) in CONTRADICTIONS {
+        let mut plan = support::plan();
+        edit(&mut plan);
+        let error = plan.to_bytes().expect_err(name);
+        assert!(matches!(error, PlanError::Invalid(_)), "{name}: {error}");
+        writeln!(texts, "{name}\n    {error}").unwrap();
+    }
+    let mut plan = support::plan();
+    plan.weights[0].dims = vec![1; 5];
+    writeln!(texts, "a fifth dimension\n    {}", plan.to_bytes().unwrap_err()).unwrap();
+    assert_snapshot("errors", "plan", &texts);
+}
+
+fn assert_snapshot(area: &str, name: &str, text: &str) {
+    insta::with_settings!({
+        snapshot_path => format!("../../../snapshots/{area}"),
+        prepend_module_to_snapshot => false,
+        omit_expression => true,
+    }, { insta::assert_snapshot!(name, text) });
+}
