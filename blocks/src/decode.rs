@@ -1,32 +1,31 @@
 //! The decoders the CPU runs: one small type a format, shaped so that the compiler vectorises it.
 //!
-//! Values come in groups of 32, held in registers, because that is the largest unit all formats share: a block is one
-//! group or eight, and plain floats are taken 32 at a time. Whoever multiplies decoded weights can therefore do it
-//! without a detour through memory.
-//!
 //! Every product here is exact in f32: a half-precision factor has 11 significant bits, a group's integer scale at most
 //! 7, a code at most 8, and no format's three add up to more than 24. So `scale * code + minimum` is rounded once,
 //! whether or not a machine fuses it, and these decoders are bit-equal to [`crate::reference`].
 
-use crate::{DType, layout::IQ4_LEVELS, reference::packed6};
+use std::hint::black_box;
+use std::sync::atomic::{Ordering, compiler_fence};
 
-/// Values decoded at a time.
-pub const GROUP: usize = 32;
+use crate::{DType, layout::IQ4_LEVELS};
 
-/// A block format whose groups of 32 values can be decoded.
+/// Values in the small blocks, and in a group of a large one that shares a scale.
+const GROUP: usize = 32;
+
+/// A block format that can be decoded.
 pub trait BlockFormat {
     const DTYPE: DType;
-    /// Groups in a block. Float formats count 32 values as a block here, where their layout counts one.
-    const GROUPS: usize;
-    /// Bytes of those groups.
+    /// Values decoded at a time: a block's, or 32 of a float format, whose layout has one to a block.
+    const LEN: usize;
+    /// Bytes of those values.
     const BYTES: usize;
 
-    /// Decodes group `index` of `block`, which is `BYTES` long.
-    fn group(block: &[u8], index: usize, out: &mut [f32; GROUP]);
+    /// Decodes `LEN` values from `BYTES` bytes.
+    fn decode(block: &[u8], out: &mut [f32]);
 
     /// Decodes what a row holds after its last whole block: only rows of floats can hold anything.
     #[inline(always)]
-    fn tail(_bytes: &[u8], _out: &mut [f32]) {}
+    fn decode_tail(_bytes: &[u8], _out: &mut [f32]) {}
 }
 
 /// Evaluates `$body` with `$format` standing for the [`BlockFormat`] of `$dtype`: one monomorphic copy a format.
@@ -60,30 +59,40 @@ fn decode_row_vectorised(dtype: DType, row: &[u8], out: &mut [f32]) {
 #[inline(always)]
 pub fn decode_row_as<F: BlockFormat>(row: &[u8], out: &mut [f32]) {
     let mut blocks = row.chunks_exact(F::BYTES);
-    let (groups, tail) = out.as_chunks_mut::<GROUP>();
-    for (block, groups) in blocks.by_ref().zip(groups.chunks_exact_mut(F::GROUPS)) {
-        for (index, group) in groups.iter_mut().enumerate() {
-            F::group(block, index, group);
-        }
+    let mut values = out.chunks_exact_mut(F::LEN);
+    for (block, values) in blocks.by_ref().zip(values.by_ref()) {
+        F::decode(block, values);
     }
-    F::tail(blocks.remainder(), tail);
+    F::decode_tail(blocks.remainder(), values.into_remainder());
 }
 
-/// Half precision to single, exact for every bit pattern but the payload of a NaN.
-///
-/// Integer arithmetic and one subtraction: no call, no table, no branch, and no denormal operand, which would cost a
-/// hundred cycles and is common among the scales of small weights.
+/// Half precision to single, exact for every bit pattern but the payload of a NaN; loops over it vectorise.
 #[inline(always)]
 pub fn half_to_f32(bits: u16) -> f32 {
-    const REBIAS: u32 = (127 - 15) << 23;
     const SMALLEST_NORMAL: u32 = (127 - 14) << 23;
-    let sign = (bits as u32 & 0x8000) << 16;
     let exponent = bits & 0x7c00;
     let shifted = (bits as u32 & 0x7fff) << 13;
+    // As a denormal operand would cost a hundred cycles, a subnormal becomes the fraction of a normal that is taken off again.
     let subnormal = (f32::from_bits(shifted + SMALLEST_NORMAL) - f32::from_bits(SMALLEST_NORMAL)).to_bits();
     let infinity = if exponent == 0x7c00 { REBIAS } else { 0 };
     let magnitude = if exponent == 0 { subnormal } else { shifted + REBIAS + infinity };
-    f32::from_bits(magnitude | sign)
+    f32::from_bits(magnitude | (bits as u32 & 0x8000) << 16)
+}
+
+/// What makes a half's exponent, moved into place, a single's.
+const REBIAS: u32 = (127 - 15) << 23;
+
+/// The half at `offset`: the same, but quick for one normal number alone.
+#[inline(always)]
+fn half(block: &[u8], offset: usize) -> f32 {
+    let bits = u16::from_le_bytes(*bytes(block, offset));
+    let normal = (0x0400..0x7c00).contains(&(bits & 0x7fff));
+    if normal {
+        let magnitude = ((bits as u32 & 0x7fff) << 13) + REBIAS;
+        f32::from_bits(magnitude | (bits as u32 & 0x8000) << 16)
+    } else {
+        half_to_f32(bits)
+    }
 }
 
 #[inline(always)]
@@ -91,54 +100,18 @@ fn bytes<const N: usize>(block: &[u8], offset: usize) -> &[u8; N] {
     block[offset..].first_chunk().expect("blocks have the length their format states")
 }
 
+/// Sets values `first` and on, N of them, as one unit of vector code.
+///
+/// The fence costs no instruction. It keeps the compiler from looking for vectors across units and blocks: what it finds there
+/// gathers bytes one by one.
 #[inline(always)]
-fn half(block: &[u8], offset: usize) -> f32 {
-    half_to_f32(u16::from_le_bytes(*bytes(block, offset)))
-}
-
-/// Nibbles in ggml's planar order: byte j holds elements j (low) and j + 16 (high).
-#[inline(always)]
-fn nibbles(packed: &[u8; 16]) -> [u8; GROUP] {
-    let mut codes = [0; GROUP];
-    for j in 0..16 {
-        codes[j] = packed[j] & 15;
-        codes[j + 16] = packed[j] >> 4;
+#[expect(clippy::needless_range_loop, reason = "the form that vectorises for every format")]
+fn set<const N: usize>(out: &mut [f32], first: usize, value: impl Fn(usize) -> f32) {
+    let out: &mut [f32; N] = out[first..].first_chunk_mut().expect("as many values as the format states");
+    for i in 0..N {
+        out[i] = value(i);
     }
-    codes
-}
-
-/// Nibbles with bit i of `high` put above nibble i.
-#[inline(always)]
-fn nibbles_and_bits(packed: &[u8; 16], high: &[u8; 4]) -> [u8; GROUP] {
-    let mut codes = nibbles(packed);
-    for i in 0..GROUP {
-        codes[i] |= (high[i / 8] >> (i % 8) & 1) << 4;
-    }
-    codes
-}
-
-/// `scale * (code - zero)`.
-#[inline(always)]
-fn scaled(codes: &[u8; GROUP], zero: i32, scale: f32, out: &mut [f32; GROUP]) {
-    for i in 0..GROUP {
-        out[i] = scale * (codes[i] as i32 - zero) as f32;
-    }
-}
-
-/// `scale * code + minimum`.
-#[inline(always)]
-fn affine(codes: &[u8; GROUP], scale: f32, minimum: f32, out: &mut [f32; GROUP]) {
-    for i in 0..GROUP {
-        out[i] = scale * codes[i] as f32 + minimum;
-    }
-}
-
-/// `scale * level[code]`.
-#[inline(always)]
-fn levels(codes: &[u8; GROUP], scale: f32, out: &mut [f32; GROUP]) {
-    for i in 0..GROUP {
-        out[i] = scale * IQ4_LEVELS[codes[i] as usize & 15] as f32;
-    }
+    compiler_fence(Ordering::SeqCst);
 }
 
 macro_rules! float_format {
@@ -147,16 +120,18 @@ macro_rules! float_format {
 
         impl BlockFormat for $name {
             const DTYPE: DType = DType::$name;
-            const GROUPS: usize = 1;
+            const LEN: usize = GROUP;
             const BYTES: usize = $width * GROUP;
 
             #[inline(always)]
-            fn group(block: &[u8], _index: usize, out: &mut [f32; GROUP]) {
-                Self::tail(bytes::<{ $width * GROUP }>(block, 0), out);
+            fn decode(block: &[u8], out: &mut [f32]) {
+                let encoded = block.as_chunks::<$width>().0;
+                set::<16>(out, 0, |i| $decode(encoded[i]));
+                set::<16>(out, 16, |i| $decode(encoded[i + 16]));
             }
 
             #[inline(always)]
-            fn tail(row: &[u8], out: &mut [f32]) {
+            fn decode_tail(row: &[u8], out: &mut [f32]) {
                 for (value, encoded) in out.iter_mut().zip(row.as_chunks::<$width>().0) {
                     *value = $decode(*encoded);
                 }
@@ -170,98 +145,158 @@ float_format!(F16, 2, |b| half_to_f32(u16::from_le_bytes(b)));
 float_format!(BF16, 2, |b| f32::from_bits((u16::from_le_bytes(b) as u32) << 16));
 
 macro_rules! block_format {
-    ($name:ident, $groups:literal groups, $bytes:literal bytes, |$block:ident, $index:ident, $out:ident| $decode:expr) => {
+    ($name:ident, $len:literal values in $bytes:literal bytes, |$block:ident, $out:ident| $decode:expr) => {
         pub struct $name;
 
         impl BlockFormat for $name {
             const DTYPE: DType = DType::$name;
-            const GROUPS: usize = $groups;
+            const LEN: usize = $len;
             const BYTES: usize = $bytes;
 
             #[inline(always)]
-            fn group($block: &[u8], $index: usize, $out: &mut [f32; GROUP]) {
+            fn decode($block: &[u8], $out: &mut [f32]) {
                 $decode
             }
         }
     };
 }
 
-block_format!(Q4_0, 1 groups, 18 bytes, |block, _index, out| {
-    scaled(&nibbles(bytes(block, 2)), 8, half(block, 0), out);
-});
-
-block_format!(Q4_1, 1 groups, 20 bytes, |block, _index, out| {
-    affine(&nibbles(bytes(block, 4)), half(block, 0), half(block, 2), out);
-});
-
-block_format!(Q5_0, 1 groups, 22 bytes, |block, _index, out| {
-    scaled(&nibbles_and_bits(bytes(block, 6), bytes(block, 2)), 16, half(block, 0), out);
-});
-
-block_format!(Q5_1, 1 groups, 24 bytes, |block, _index, out| {
-    affine(&nibbles_and_bits(bytes(block, 8), bytes(block, 4)), half(block, 0), half(block, 2), out);
-});
-
-block_format!(Q8_0, 1 groups, 34 bytes, |block, _index, out| {
+block_format!(Q8_0, 32 values in 34 bytes, |block, out| {
     let scale = half(block, 0);
-    let codes: &[u8; GROUP] = bytes(block, 2);
-    for i in 0..GROUP {
-        out[i] = scale * (codes[i] as i8) as f32;
+    let codes: &[u8; 32] = bytes(block, 2);
+    set::<32>(out, 0, |i| scale * (codes[i] as i8) as f32);
+});
+
+/// 16 bytes of nibbles in ggml's planar order: byte j holds elements j (low) and j + 16 (high). `value(j, nibble)` is the value
+/// of element j.
+#[inline(always)]
+fn planar(packed: &[u8; 16], out: &mut [f32], first: usize, value: impl Fn(usize, u8) -> f32) {
+    set::<16>(out, first, |j| value(j, packed[j] & 15));
+    set::<16>(out, first + 16, |j| value(j + 16, packed[j] >> 4));
+}
+
+block_format!(Q4_0, 32 values in 18 bytes, |block, out| {
+    let scale = half(block, 0);
+    planar(bytes(block, 2), out, 0, |_, nibble| scale * (nibble as i8 - 8) as f32);
+});
+
+block_format!(Q4_1, 32 values in 20 bytes, |block, out| {
+    let (scale, minimum) = (half(block, 0), half(block, 2));
+    planar(bytes(block, 4), out, 0, |_, nibble| scale * nibble as f32 + minimum);
+});
+
+block_format!(Q5_0, 32 values in 22 bytes, |block, out| {
+    let scale = half(block, 0);
+    let high = u32::from_le_bytes(*bytes(block, 2));
+    planar(bytes(block, 6), out, 0, |j, nibble| scale * ((nibble as u32 | (high >> j & 1) << 4) as i32 - 16) as f32);
+});
+
+block_format!(Q5_1, 32 values in 24 bytes, |block, out| {
+    let (scale, minimum) = (half(block, 0), half(block, 2));
+    let high = u32::from_le_bytes(*bytes(block, 4));
+    planar(bytes(block, 8), out, 0, |j, nibble| {
+        scale * (nibble as u32 | (high >> j & 1) << 4) as i32 as f32 + minimum
+    });
+});
+
+/// Level `code` of the IQ4 formats: four levels to a word, a word picked by the high bits and shifted by the low ones. A table
+/// in memory would be read element by element.
+#[inline(always)]
+fn level(code: u8) -> f32 {
+    const fn word(i: usize) -> u32 {
+        let [a, b, c, d] = [IQ4_LEVELS[i], IQ4_LEVELS[i + 1], IQ4_LEVELS[i + 2], IQ4_LEVELS[i + 3]];
+        u32::from_le_bytes([a as u8, b as u8, c as u8, d as u8])
+    }
+    let code = code as u32;
+    let low = if code & 4 == 0 { word(0) } else { word(4) };
+    let high = if code & 4 == 0 { word(8) } else { word(12) };
+    let word = if code & 8 == 0 { low } else { high };
+    (word >> (8 * (code & 3))) as i8 as f32
+}
+
+block_format!(IQ4NL, 32 values in 18 bytes, |block, out| {
+    let scale = half(block, 0);
+    planar(bytes(block, 2), out, 0, |_, nibble| scale * level(nibble));
+});
+
+/// Hides where `scales` come from: each is then read where it lies, spread to a vector on the way, instead of being shuffled
+/// out of the register they were computed in.
+#[inline(always)]
+fn in_memory<const N: usize>(scales: &[f32; N]) -> &[f32; N] {
+    black_box(scales)
+}
+
+block_format!(IQ4XS, 256 values in 136 bytes, |block, out| {
+    let factor = half(block, 0);
+    let high = u16::from_le_bytes(*bytes(block, 2));
+    let low: &[u8; 4] = bytes(block, 4);
+    let scales: [f32; 8] = std::array::from_fn(|group| {
+        let code = (high >> (2 * group) & 3) << 4 | (low[group / 2] >> (4 * (group % 2)) & 15) as u16;
+        factor * (code as i32 - 32) as f32
+    });
+    for (group, scale) in in_memory(&scales).iter().enumerate() {
+        planar(bytes(block, 8 + 16 * group), out, 32 * group, |_, nibble| scale * level(nibble));
     }
 });
 
-block_format!(IQ4NL, 1 groups, 18 bytes, |block, _index, out| {
-    levels(&nibbles(bytes(block, 2)), half(block, 0), out);
-});
-
-/// The 4-bit codes of group `index` where two neighbouring groups share 32 bytes, the even one in the low nibbles.
+/// Scales and minima of the eight groups of a block that packs them, 6 bits each, behind two halves.
+///
+/// The first four pairs lie in the low six bits of eight bytes, the last four in the nibbles of four more and in the two bits
+/// left above. All are unpacked at once, as bytes of words.
 #[inline(always)]
-fn paired_nibbles(block: &[u8], offset: usize, index: usize) -> [u8; GROUP] {
-    let packed: &[u8; GROUP] = bytes(block, offset + GROUP * (index / 2));
-    packed.map(|byte| byte >> (4 * (index % 2)) & 15)
+fn packed_scales(block: &[u8]) -> ([f32; 8], [f32; 8]) {
+    let [a, b, c] = [4, 8, 12].map(|at| u32::from_le_bytes(*bytes(block, at)));
+    let bytes = |first: u32, last: u32| (first as u64 | (last as u64) << 32).to_le_bytes();
+    let scales = bytes(a & 0x3f3f_3f3f, c & 0x0f0f_0f0f | (a >> 6 & 0x0303_0303) << 4);
+    let minima = bytes(b & 0x3f3f_3f3f, c >> 4 & 0x0f0f_0f0f | (b >> 6 & 0x0303_0303) << 4);
+    let (scale, minimum) = (half(block, 0), half(block, 2));
+    (scales.map(|s| scale * s as f32), minima.map(|m| minimum * m as f32))
 }
 
-/// Scale and minimum of a group in the formats that pack eight pairs of 6 bits behind two halves.
-#[inline(always)]
-fn packed_scale(block: &[u8], index: usize) -> (f32, f32) {
-    let (scale, minimum) = packed6(bytes::<12>(block, 4), index);
-    (half(block, 0) * scale as f32, -(half(block, 2) * minimum as f32))
-}
-
-block_format!(Q4K, 8 groups, 144 bytes, |block, index, out| {
-    let (scale, minimum) = packed_scale(block, index);
-    affine(&paired_nibbles(block, 16, index), scale, minimum, out);
-});
-
-block_format!(Q5K, 8 groups, 176 bytes, |block, index, out| {
-    let (scale, minimum) = packed_scale(block, index);
-    let mut codes = paired_nibbles(block, 48, index);
-    let high: &[u8; GROUP] = bytes(block, 16);
-    for i in 0..GROUP {
-        codes[i] |= (high[i] >> index & 1) << 4;
+block_format!(Q4K, 256 values in 144 bytes, |block, out| {
+    let (scales, minima) = packed_scales(block);
+    let (scales, minima) = (in_memory(&scales), in_memory(&minima));
+    // Two groups share 32 bytes: one has the low nibbles, one the high ones.
+    for group in 0..8 {
+        let (scale, minimum) = (scales[group], minima[group]);
+        let packed: &[u8; 32] = bytes(block, 16 + 32 * (group / 2));
+        set::<32>(out, 32 * group, |i| scale * (packed[i] >> (4 * (group % 2)) & 15) as f32 - minimum);
     }
-    affine(&codes, scale, minimum, out);
 });
 
-block_format!(Q6K, 8 groups, 210 bytes, |block, index, out| {
-    // Halves of 128 values: 64 bytes of nibbles and 32 of bit pairs each; groups 0 and 1 of a half lie in the low
-    // nibbles, 2 and 3 in the high ones.
-    let (side, quarter) = (index / 4, index % 4);
-    let low: &[u8; GROUP] = bytes(block, 64 * side + GROUP * (quarter % 2));
-    let high: &[u8; GROUP] = bytes(block, 128 + GROUP * side);
-    let scales: &[u8; 2] = bytes(block, 192 + 2 * index);
-    let scale = half(block, 208);
-    for (part, scale) in scales.map(|s| scale * (s as i8) as f32).into_iter().enumerate() {
-        for i in 16 * part..16 * part + 16 {
-            let code = low[i] >> (4 * (quarter / 2)) & 15 | (high[i] >> (2 * quarter) & 3) << 4;
-            out[i] = scale * (code as i32 - 32) as f32;
+block_format!(Q5K, 256 values in 176 bytes, |block, out| {
+    let (scales, minima) = packed_scales(block);
+    let (scales, minima) = (in_memory(&scales), in_memory(&minima));
+    let high: &[u8; 32] = bytes(block, 16);
+    for group in 0..8 {
+        let (scale, minimum) = (scales[group], minima[group]);
+        let packed: &[u8; 32] = bytes(block, 48 + 32 * (group / 2));
+        set::<32>(out, 32 * group, |i| {
+            let code = packed[i] >> (4 * (group % 2)) & 15 | (high[i] >> group & 1) << 4;
+            scale * code as f32 - minimum
+        });
+    }
+});
+
+block_format!(Q6K, 256 values in 210 bytes, |block, out| {
+    let factor = half(block, 208);
+    let scales: &[u8; 16] = bytes(block, 192);
+    let scales = scales.map(|scale| factor * (scale as i8) as f32);
+    let scales = in_memory(&scales);
+    // Halves of 128 values, each 64 bytes of low nibbles and 32 of high bit pairs: byte i of the latter belongs to elements i,
+    // i + 32, i + 64 and i + 96.
+    for side in 0..2 {
+        for part in 0..2 {
+            let first = 128 * side + 16 * part;
+            let scale = |quarter: usize| scales[first / 16 + 2 * quarter];
+            let low: &[u8; 16] = bytes(block, 64 * side + 16 * part);
+            let next: &[u8; 16] = bytes(block, 64 * side + 32 + 16 * part);
+            let high: &[u8; 16] = bytes(block, 128 + 32 * side + 16 * part);
+            let value = |scale: f32, low: u8, high: u8| scale * ((low | high & 0x30) as i8 - 32) as f32;
+            set::<16>(out, first, |i| value(scale(0), low[i] & 15, high[i] << 4));
+            set::<16>(out, first + 32, |i| value(scale(1), next[i] & 15, high[i] << 2));
+            set::<16>(out, first + 64, |i| value(scale(2), low[i] >> 4, high[i]));
+            set::<16>(out, first + 96, |i| value(scale(3), next[i] >> 4, high[i] >> 2));
         }
     }
-});
-
-block_format!(IQ4XS, 8 groups, 136 bytes, |block, index, out| {
-    let high = u16::from_le_bytes(*bytes(block, 2)) >> (2 * index) & 3;
-    let low = block[4 + index / 2] >> (4 * (index % 2)) & 15;
-    let scale = half(block, 0) * ((high << 4 | low as u16) as i32 - 32) as f32;
-    levels(&nibbles(bytes(block, 8 + 16 * index)), scale, out);
 });

@@ -1,6 +1,6 @@
 //! The fast decoders against the literal reading of the layout table, bit for bit, for every format.
 
-use gemma4c_blocks::decode::{BlockFormat, GROUP, decode_row, half_to_f32};
+use gemma4c_blocks::decode::{BlockFormat, decode_row, half_to_f32};
 use gemma4c_blocks::{DType, Minimum, Scale, reference, with_format};
 use proptest::prelude::*;
 
@@ -79,8 +79,8 @@ fn formats_have_the_sizes_of_their_layouts() {
         let layout = dtype.layout();
         with_format!(dtype, F => {
             assert_eq!(F::DTYPE, dtype);
-            assert_eq!(F::BYTES * layout.len, layout.bytes * GROUP * F::GROUPS, "{dtype}");
-            assert!(layout.len == 1 || layout.len == GROUP * F::GROUPS, "{dtype}");
+            assert_eq!(F::BYTES * layout.len, layout.bytes * F::LEN, "{dtype}");
+            assert!(layout.len == 1 || layout.len == F::LEN, "{dtype}");
         });
     }
 }
