@@ -1,11 +1,14 @@
 //! From a graph to what a plan holds, and from CUDA C to machine code.
 //!
 //! - `cpu` lowers a graph to the steps of a CPU plan, one a node;
+//! - `kernels` is the library of kernels, one family a file, and `cases` what each must do;
 //! - `arch` is the list of GPU architectures and the facts kernels are chosen by;
 //! - `nvrtc` finds NVIDIA's run-time compiler, calls it and keeps what it made.
 //!
 //! No model is known here (a graph is all that comes in) and nothing runs here: no GPU and no driver is touched.
 
 pub mod arch;
+pub mod cases;
 pub mod cpu;
+pub mod kernels;
 pub mod nvrtc;

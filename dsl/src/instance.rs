@@ -323,6 +323,11 @@ impl Instance {
         Ok(found)
     }
 
+    /// The device functions in the source text, those that fill slots among them.
+    pub fn devices(&self) -> Vec<&'static DeviceDef> {
+        self.functions().map_or_else(|_| Vec::new(), |functions| functions.devices)
+    }
+
     fn reach(&self, callee: Callee, found: &mut Functions, path: &mut Vec<&'static str>) -> Result<(), InstanceError> {
         let kernel = self.def.name;
         match callee {

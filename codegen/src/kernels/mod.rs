@@ -1,0 +1,97 @@
+//! The kernel library: one family a file, the plain version of a kernel beside the fast one as its oracle.
+//!
+//! A family's row in [`FAMILIES`] is all that lists, snapshots, compiles, checks and measures its kernels. Which kernel a
+//! node gets is decided elsewhere; nothing here knows a graph, a plan or a GPU.
+
+pub mod probe;
+
+use gemma4c_dsl::harness::Case;
+use gemma4c_dsl::{DeviceDef, Instance, KernelDef};
+
+use crate::cases;
+use crate::nvrtc::Source;
+
+/// Kernels that do one job, and everything that is known of them.
+#[derive(Debug)]
+pub struct Family {
+    pub name: &'static str,
+    /// One line: what the job is.
+    pub about: &'static str,
+    pub kernels: &'static [&'static KernelDef],
+    /// The instances that plans use, each under a label that is unique for its kernel. Empty: those of the cases.
+    instances: fn() -> Vec<(String, Instance)>,
+    /// What the kernels must do, for every executor.
+    pub cases: fn() -> Vec<Case>,
+}
+
+/// The whole library, in the order of a layer.
+pub static FAMILIES: &[Family] = &[Family {
+    name: "probe",
+    about: "what this GPU's memory gives at best",
+    kernels: &[probe::read_all::DEF],
+    instances: probe::instances,
+    cases: cases::probe::cases,
+}];
+
+/// An instance with its name for people: `read_all`, `4 loads ahead`.
+#[derive(Clone, Debug)]
+pub struct NamedInstance {
+    pub label: String,
+    pub instance: Instance,
+}
+
+impl NamedInstance {
+    /// What NVRTC compiles.
+    pub fn source(&self) -> Source {
+        source(&self.instance)
+    }
+
+    /// Part of the chain that makes one token, where a spilled register costs every token of every user. Such kernels, and
+    /// no others, start before their predecessor ends.
+    pub fn is_decode(&self) -> bool {
+        self.instance.def.launch.dependent
+    }
+}
+
+/// An instance's CUDA C under its kernel's name.
+pub fn source(instance: &Instance) -> Source {
+    Source { name: instance.def.name.to_owned(), text: instance.cuda() }
+}
+
+impl Family {
+    /// The instances that plans use; where the family does not say, one for each that its cases use.
+    pub fn instances(&self) -> Vec<NamedInstance> {
+        let given = (self.instances)();
+        if !given.is_empty() {
+            return given.into_iter().map(|(label, instance)| NamedInstance { label, instance }).collect();
+        }
+        let mut found: Vec<NamedInstance> = Vec::new();
+        for case in (self.cases)() {
+            let (name, header) = (case.instance.def.name, case.instance.header());
+            if !found.iter().any(|known| known.instance.def.name == name && known.instance.header() == header) {
+                found.push(NamedInstance { label: case.name, instance: case.instance });
+            }
+        }
+        found
+    }
+}
+
+/// The family of that name.
+pub fn family(name: &str) -> Option<&'static Family> {
+    FAMILIES.iter().find(|family| family.name == name)
+}
+
+/// The kernel of that name, and its family.
+pub fn kernel(name: &str) -> Option<(&'static Family, &'static KernelDef)> {
+    FAMILIES.iter().find_map(|family| Some((family, *family.kernels.iter().find(|kernel| kernel.name == name)?)))
+}
+
+/// The device functions that any instance or case reaches, each once, by name.
+pub fn device_functions() -> Vec<&'static DeviceDef> {
+    let of_plans = FAMILIES.iter().flat_map(Family::instances).map(|named| named.instance);
+    let of_cases = FAMILIES.iter().flat_map(|family| (family.cases)()).map(|case| case.instance);
+    let mut found: Vec<&'static DeviceDef> = of_plans.chain(of_cases).flat_map(|instance| instance.devices()).collect();
+    found.sort_by_key(|device| device.name);
+    found.dedup_by_key(|device| device.name);
+    found
+}

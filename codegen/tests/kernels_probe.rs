@@ -1,0 +1,10 @@
+//! The memory probe: every case in the simulator under three orders and as host-compiled text.
+
+use gemma4c_codegen::cases::probe;
+
+#[test]
+fn every_case_equals_its_oracle() {
+    for case in probe::cases() {
+        case.assert();
+    }
+}
