@@ -31,7 +31,7 @@ pub(super) enum Fill {
 
 /// What one embedding row, scaled by √d, is beside what a layer adds to the residual stream. Small, or else the tied head would
 /// see its own input again and a short model would only repeat it.
-const EMBEDDING: f32 = 0.25;
+const EMBEDDING: f32 = 0.125;
 /// Standard deviation of the logits.
 const LOGITS: f32 = 3.0;
 /// Standard deviation of attention scores (there is no 1/√head_dim: the query and key norms carry it).

@@ -92,6 +92,21 @@ pub fn tensors(options: &Options) -> Result<Vec<TensorSpec>, SynthError> {
 /// Writes a random model to `out`, on all threads of the current pool. `progress` is told the bytes done and the bytes in all,
 /// from any of them.
 pub fn write(options: &Options, out: &Path, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Summary, SynthError> {
+    let (body, tensors, summary) = create(options, out)?;
+    fill_tensors(&tensors, &body, options.seed, progress)?;
+    body.finish()?;
+    Ok(summary)
+}
+
+/// Writes everything but the numbers: a file of the full size whose weights are zeros that no disk block backs. Enough for
+/// whatever reads metadata and shapes alone, at any size, in milliseconds.
+pub fn write_header(options: &Options, out: &Path) -> Result<Summary, SynthError> {
+    let (body, _, summary) = create(options, out)?;
+    body.finish()?;
+    Ok(summary)
+}
+
+fn create(options: &Options, out: &Path) -> Result<(Body, Vec<TensorSpec>, Summary), SynthError> {
     let Model { shape, vocabulary } = Model::new(options)?;
     let tensors = inventory::inventory(&shape, options.dtype);
 
@@ -105,12 +120,10 @@ pub fn write(options: &Options, out: &Path, progress: &(dyn Fn(u64, u64) + Sync)
         writer.tensor(&tensor.name, &tensor.dims, tensor.dtype)?;
     }
     let body = writer.create(out)?;
-    fill_tensors(&tensors, &body, options.seed, progress)?;
 
     let parameters = tensors.iter().map(|t| t.dims.iter().product::<u64>()).sum();
     let summary = Summary { layers: shape.layers, tensors: tensors.len(), parameters, file_bytes: body.file_len() };
-    body.finish()?;
-    Ok(summary)
+    Ok((body, tensors, summary))
 }
 
 /// A tensor cut into pieces of whole blocks.
