@@ -149,6 +149,13 @@ pub struct DeviceDef {
     pub call: Option<fn(&sim::SlotArguments<'_>) -> sim::Word4>,
 }
 
+impl KernelDef {
+    /// The same kernel with another text: how tests show that a wrong text is caught.
+    pub const fn with_cuda(&self, cuda: &'static str) -> Self {
+        Self { cuda, ..*self }
+    }
+}
+
 /// Rows and definitions are named once; the name is their identity.
 impl PartialEq for KernelDef {
     fn eq(&self, other: &Self) -> bool {

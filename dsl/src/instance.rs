@@ -222,7 +222,7 @@ impl InstanceBuilder {
         }
         let instance = Instance { def, values, fills, params };
         let threads = instance.block();
-        if threads == 0 || threads % 32 != 0 || threads > 1024 {
+        if threads == 0 || !threads.is_multiple_of(32) || threads > 1024 {
             return Err(InstanceError::Block { kernel, threads });
         }
         instance.functions()?;

@@ -1,6 +1,113 @@
 //! The two languages of gemma4c.
 //!
 //! `#[dataflow]` goes on a function that builds a graph; it names the nodes after the function's bindings.
+//!
+//! `#[kernel]` goes on a plain Rust function and prints it as CUDA C at build time. rustc checks the function; it stays in
+//! place as the kernel's meaning, which the simulator ([`sim`]) runs; the printed text is compiled by the system's C++
+//! compiler ([`host`]) and by NVRTC. The same cases ([`harness`]) run through all of them.
+//!
+//! # How to write a kernel
+//!
+//! ```
+//! use gemma4c_dsl::prelude::*;
+//! use gemma4c_dsl::{Instance, harness::{Bound, Case}};
+//!
+//! /// Adds what the layer was given: fills a slot. The slot's values come first, then arguments of its own.
+//! #[device]
+//! fn add_residual(value: f32, row: u32, residual: Input<f32>) -> f32 {
+//!     value + residual[row]
+//! }
+//!
+//! /// The sum of each row's squares.
+//! #[kernel(block = 64, dependent, slots(epilogue(value: f32, row: u32) -> f32))]
+//! pub fn square_sums<const K: u32, E: Float>(x: Input<E>, out: Output<f32>) {
+//!     require!(K % 32 == 0);
+//!     let partial = shared::<f32>(2);
+//!     let row = block_idx();
+//!
+//!     // Nothing but weights may be touched before this line.
+//!     grid_dependency_wait();
+//!     let mut sum = 0.0f32;
+//!     for i in (thread_idx()..K).by(64) {
+//!         let value = x[row * K + i].to_f32();
+//!         sum = value.mul_add(value, sum);
+//!     }
+//!     let sum = warp_sum(sum);
+//!     if lane_id() == 0 {
+//!         partial[warp_id()] = sum;
+//!     }
+//!     barrier();
+//!     if thread_idx() == 0 {
+//!         out[row] = epilogue(partial[0] + partial[1], row);
+//!     }
+//!     grid_launch_dependents();
+//! }
+//!
+//! let instance = Instance::of(square_sums::DEF)
+//!     .constant("K", 32u32)
+//!     .element("E", gemma4c_dsl::ElementType::BF16)
+//!     .slot("epilogue", &[add_residual::DEF])
+//!     .build()?;
+//! println!("{}", instance.cuda()); // the whole source, for NVRTC
+//! Case::new("two rows of ones", instance)
+//!     .grid([2, 1, 1])
+//!     .buffer("x", vec![BF16::from_f32(1.0); 64])
+//!     .buffer("epilogue_residual", vec![0.5f32, 0.25])
+//!     .expect("out", vec![32.5f32, 32.25], Bound::Exact)
+//!     .check()?; // the simulator in three orders with all checks, then the host's compiler
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! - **The head.** `block` is the number of threads, an expression over compile-time parameters. `dependent`: launched with
+//!   programmatic dependent launch, so every thread executes `grid_dependency_wait()`. `min_blocks = N`: the second
+//!   operand of `__launch_bounds__`. `dynamic_shared`: shared arrays live in dynamic shared memory (needed above 48 KiB);
+//!   the launch states [`Instance::shared_bytes`]. `slots(…)`: named places, called like functions.
+//! - **Compile-time parameters** are const generics (`u32`, `i32`, `f32`, `bool`): `constexpr` in the text, so loops over them
+//!   unroll and arrays may have their length. In Rust they are variables that the instance fills, so one compiled test runs
+//!   every instance. A device function names the ones it needs in the same way and gets the instance's.
+//! - **Element types** are type parameters bound by [`Float`] (f32, F16, BF16).
+//! - **Buffers** are parameters by role: [`sim::Weights`] (constant; the non-coherent path; allowed before the dependency wait),
+//!   [`sim::Input`], [`sim::Output`] (all of it written, none of it read), [`sim::InOut`]. `x[i]` reads, `x[i] = v` and `x[i] += v`
+//!   write; `x.offset(n)` is the handle n elements on; `load::<U32x4>(x, i)` and `store(x, i, v)` move 16 bytes. Scalars are
+//!   u32, i32, u64, f32.
+//! - **Shared memory**: `let tile = shared::<f32>(N);` at the top level of the kernel; `Shared<T>` as a device function's parameter.
+//! - **Registers**: `let mut acc = regs(0.0f32, N);`, `&mut Regs<f32>` as a parameter. Index them with unrolled loops alone: a
+//!   run-time index spills them.
+//! - **Slots**: an instance fills each with device functions whose first parameters are the slot's; extra parameters become launch
+//!   arguments called `<slot>_<parameter>`, after the kernel's own. A slot that gives what its first value is may stay empty
+//!   or chain several functions; any other must be filled with one.
+//! - **Device functions** are inlined. They take values, handles, `&mut value` and `&mut Regs<T>`, and return a value or nothing.
+//!
+//! # The language
+//!
+//! Statements: `let` of one name (a type or an initial value that says its type), assignment and compound assignment,
+//! `if`/`else if`/`else`, `for` over `a..b` and `(a..b).by(step)`, `while`, `loop`, `break`, `continue`, `return`, blocks, calls,
+//! `require!(condition)` (a `static_assert`). `#[unroll]` and `#[unroll(4)]` on a loop. Expressions: literals, variables, the
+//! operators, `as`, indexing, vector fields (`.x`), calls of device functions, slots and [`intrinsics`], methods of numbers
+//! (`min max clamp abs sqrt mul_add floor ceil trunc round round_ties_even exp exp2 ln log2 powf tanh sin cos to_bits is_nan`,
+//! `wrapping_add wrapping_sub wrapping_mul rotate_left rotate_right div_ceil abs_diff count_ones leading_zeros
+//! trailing_zeros`, `to_f32`), `T::from_f32`, `f32::from_bits`, constants such as `f32::INFINITY`, and `if c { a } else { b }`
+//! with one expression a branch. Names and comments are kept; a name that shadows another gets a number.
+//!
+//! Everything else is a compile error at its token that says what to write instead: closures, `match`, tuples, arrays, structs,
+//! references outside calls, recursion, `usize`, f64, iterators, other macros, `..=`, labels.
+//!
+//! # What means the same, and how
+//!
+//! - A bare literal takes its type from its neighbour in Rust and in C++. Where it has none (`let n = 0`, `1 << k`, `0..4`, `2 * 3`)
+//!   it is refused: write `0u32`.
+//! - Arithmetic is for i32, u32, i64, u64 and f32; small integers are cast first, 16-bit floats converted. rustc checks this: the
+//!   macro wraps operands in identity functions whose bounds say so. `!` is for bool, `& | ^ << >> %` for integers.
+//! - Overflow, division by zero and shifts out of range are faults of the simulator, so that C++'s undefined behaviour is never
+//!   reached in a tested case. `wrapping_*` wraps in both.
+//! - `as` between integers truncates or extends, to f32 rounds to nearest. From f32 to an integer: `f32_to_i32`, which
+//!   saturates everywhere.
+//! - Floats are never contracted: NVRTC gets `--fmad=false` ([`NVRTC_OPTIONS`]), the host `-ffp-contract=off`; `mul_add` is one
+//!   fused operation everywhere. `+ - * / sqrt mul_add` and the roundings give the same bits in every executor; `exp exp2 ln
+//!   log2 powf tanh sin cos`, tensor-core sums and float atomics do not, and need a bound.
+//! - C++ evaluates arguments and operands in any order: an expression must not hold two effects (atomics, `&mut` arguments).
+//!
+//! The Rust body runs thread by thread with every access watched; `cargo test` in an unoptimised profile has overflow checks.
 
 pub use gemma4c_dsl_macros::dataflow;
 

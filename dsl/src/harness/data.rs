@@ -117,7 +117,11 @@ impl Data {
                 match same {
                     true => 0.0,
                     false if error.is_nan() || error.is_infinite() || exact => {
-                        error.max(f64::MIN_POSITIVE).min(f64::MAX)
+                        if error.is_nan() {
+                            f64::MAX
+                        } else {
+                            error.clamp(f64::MIN_POSITIVE, f64::MAX)
+                        }
                     }
                     false => error - tolerance(e.into()),
                 }
@@ -206,7 +210,7 @@ mod tests {
         let mismatch = expected.compare(&found, Bound::Within { absolute: 0.05, relative: 0.0 }, &[]).unwrap();
         assert_eq!((mismatch.element, mismatch.count, mismatch.len), (2, 2, 3));
         assert_eq!(expected.compare(&found, Bound::Within { absolute: 0.6, relative: 0.0 }, &[]), None);
-        assert!(expected.compare(&found, Bound::Exact, &[1..3]).is_none());
+        assert!(expected.compare(&found, Bound::Exact, std::slice::from_ref(&(1..3))).is_none());
     }
 
     #[test]

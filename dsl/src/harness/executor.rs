@@ -34,8 +34,9 @@ impl Executor for Simulator {
     fn run(&self, case: &Case) -> Result<Vec<Option<Data>>, CaseError> {
         let mut prepared = Prepared::of(case)?;
         let options = Options { order: self.0.clone(), unchecked: false, partial_outputs: case.partial_outputs() };
-        sim::launch(&case.instance, case.grid, &mut prepared.memory, &prepared.args, &options)
-            .map_err(|source| CaseError::Launch { case: case.name.clone(), executor: self.name(), source })?;
+        sim::launch(&case.instance, case.grid, &mut prepared.memory, &prepared.args, &options).map_err(|source| {
+            CaseError::Launch { case: case.name.clone(), executor: self.name(), source: Box::new(source) }
+        })?;
         Ok(prepared.results())
     }
 }
@@ -47,7 +48,8 @@ impl Executor for Host {
 
     fn run(&self, case: &Case) -> Result<Vec<Option<Data>>, CaseError> {
         let mut prepared = Prepared::of(case)?;
-        let host_error = |source| CaseError::Host { case: case.name.clone(), executor: self.name(), source };
+        let host_error =
+            |source| CaseError::Host { case: case.name.clone(), executor: self.name(), source: Box::new(source) };
         let kernel = HostKernel::build(&case.instance).map_err(host_error)?;
         kernel.launch(case.grid, &mut prepared.memory, &prepared.args, &Options::default()).map_err(host_error)?;
         Ok(prepared.results())

@@ -92,13 +92,13 @@ pub enum CaseError {
     #[error("case `{case}`: parameter `{param}` of kernel {kernel}: {why}")]
     Setup { case: String, kernel: &'static str, param: String, why: String },
     #[error("case `{case}`, {executor}: {source}")]
-    Launch { case: String, executor: String, source: LaunchError },
+    Launch { case: String, executor: String, source: Box<LaunchError> },
     #[error("case `{case}`, {executor}: {source}")]
-    Host { case: String, executor: String, source: HostError },
+    Host { case: String, executor: String, source: Box<HostError> },
     #[error("case `{case}`, {executor}: {message}")]
     Other { case: String, executor: String, message: String },
     #[error("case `{case}`, {executor}: kernel {kernel}, `{param}`: {mismatch}")]
-    Mismatch { case: String, executor: String, kernel: &'static str, param: String, mismatch: Mismatch },
+    Mismatch { case: String, executor: String, kernel: &'static str, param: String, mismatch: Box<Mismatch> },
 }
 
 impl Case {
@@ -206,7 +206,7 @@ impl Case {
                     executor: executor.name(),
                     kernel: self.instance.def.name,
                     param: expectation.param.clone(),
-                    mismatch,
+                    mismatch: Box::new(mismatch),
                 });
             }
         }

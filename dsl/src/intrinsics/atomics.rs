@@ -20,8 +20,8 @@ pub fn atomic_add<M: Atomic>(memory: M, index: impl KernelIndex, value: M::Eleme
 row! {
     /// Adds to an element and gives its old value.
     Thread atomic_add
-    cuda "template <class T, class I> __device__ __forceinline__ T atomic_add(T* memory, I index, T value) { return atomicAdd(memory + index, value); }"
-    host "template <class T, class I> inline T atomic_add(T* memory, I index, T value) { T old = memory[index]; memory[index] = old + value; return old; }"
+    cuda "template <class T, class I> __device__ __forceinline__ T atomic_add(T* memory, I index, typename same<T>::type value) { return atomicAdd(memory + index, value); }"
+    host "template <class T, class I> inline T atomic_add(T* memory, I index, typename same<T>::type value) { T old = memory[index]; memory[index] = old + value; return old; }"
 }
 
 /// Raises an element to at least `value` and gives its old value. Integers alone: map floats to ordered integers first.
@@ -36,8 +36,8 @@ where
 row! {
     /// Raises an element to at least `value` and gives its old value. Integers alone.
     Thread atomic_max
-    cuda "template <class T, class I> __device__ __forceinline__ T atomic_max(T* memory, I index, T value) { return atomicMax(memory + index, value); }"
-    host "template <class T, class I> inline T atomic_max(T* memory, I index, T value) { T old = memory[index]; memory[index] = max(old, value); return old; }"
+    cuda "template <class T, class I> __device__ __forceinline__ T atomic_max(T* memory, I index, typename same<T>::type value) { return atomicMax(memory + index, value); }"
+    host "template <class T, class I> inline T atomic_max(T* memory, I index, typename same<T>::type value) { T old = memory[index]; memory[index] = max(old, value); return old; }"
 }
 
 /// Lowers an element to at most `value` and gives its old value. Integers alone.
@@ -52,8 +52,8 @@ where
 row! {
     /// Lowers an element to at most `value` and gives its old value. Integers alone.
     Thread atomic_min
-    cuda "template <class T, class I> __device__ __forceinline__ T atomic_min(T* memory, I index, T value) { return atomicMin(memory + index, value); }"
-    host "template <class T, class I> inline T atomic_min(T* memory, I index, T value) { T old = memory[index]; memory[index] = min(old, value); return old; }"
+    cuda "template <class T, class I> __device__ __forceinline__ T atomic_min(T* memory, I index, typename same<T>::type value) { return atomicMin(memory + index, value); }"
+    host "template <class T, class I> inline T atomic_min(T* memory, I index, typename same<T>::type value) { T old = memory[index]; memory[index] = min(old, value); return old; }"
 }
 
 /// Counts this block as finished. True in the last block of the grid to arrive, which then sees all that the others wrote;

@@ -20,9 +20,13 @@ template <class V, class T, class I> __device__ __forceinline__ V load(weights<T
     host same
 }
 
+/// Memory that may be read past L1: constants alone.
+pub trait Streamed: Readable {}
+impl<T: Element> Streamed for Weights<T> {}
+
 /// Reads a `V` of weights that nobody will read again: it does not stay in L1.
 #[track_caller]
-pub fn load_streamed<V: Element, T: Element>(memory: Weights<T>, index: impl KernelIndex) -> V {
+pub fn load_streamed<V: Element>(memory: impl Streamed, index: impl KernelIndex) -> V {
     memory.raw().get(index.value())
 }
 

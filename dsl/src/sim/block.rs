@@ -25,6 +25,9 @@ thread_local! {
 
 type GpuThread = Coroutine<(), Stop, (), DefaultStack>;
 
+/// A fault was left in the launch.
+pub(crate) struct Faulted;
+
 enum Status {
     Ready,
     Waiting(Stop),
@@ -41,7 +44,7 @@ pub(crate) fn run(
     linear: u32,
     order: &mut Order,
     program: Program<'_>,
-) -> Result<(), ()> {
+) -> Result<(), Faulted> {
     watch_panics();
     let threads = launch.threads as usize;
     let block = Block {
@@ -126,7 +129,7 @@ struct Scheduler<'a> {
 }
 
 impl Scheduler<'_> {
-    fn run(&mut self, order: &mut Order) -> Result<(), ()> {
+    fn run(&mut self, order: &mut Order) -> Result<(), Faulted> {
         let mut sequence: Vec<usize> = (0..self.states.len()).collect();
         let mut done = 0;
         while done < self.states.len() {
@@ -154,7 +157,7 @@ impl Scheduler<'_> {
     }
 
     /// Runs a thread until it waits (`Some`) or returns (`None`).
-    fn resume(&mut self, index: usize) -> Result<Option<Stop>, ()> {
+    fn resume(&mut self, index: usize) -> Result<Option<Stop>, Faulted> {
         CURRENT.set(&self.states[index]);
         let coroutine = &mut self.coroutines[index];
         let outcome = catch_unwind(AssertUnwindSafe(|| coroutine.resume(())));
@@ -170,12 +173,12 @@ impl Scheduler<'_> {
                     fault.line = line;
                     self.launch.fault.borrow_mut().get_or_insert(fault);
                 }
-                Err(())
+                Err(Faulted)
             }
         }
     }
 
-    fn arrive(&mut self, index: usize, stop: Stop) -> Result<(), ()> {
+    fn arrive(&mut self, index: usize, stop: Stop) -> Result<(), Faulted> {
         self.status[index] = Status::Waiting(stop);
         match stop.scope {
             StopScope::Warp { orders_memory } => {
@@ -206,7 +209,7 @@ impl Scheduler<'_> {
     }
 
     /// Lets a group go on, if all of it stopped at the same place.
-    fn release(&mut self, group: std::ops::Range<usize>, stop: Stop) -> Result<(), ()> {
+    fn release(&mut self, group: std::ops::Range<usize>, stop: Stop) -> Result<(), Faulted> {
         for index in group.clone() {
             if let Status::Waiting(other) = &self.status[index]
                 && (other.operation, other.line) != (stop.operation, stop.line)
@@ -220,13 +223,13 @@ impl Scheduler<'_> {
         Ok(())
     }
 
-    fn report_divergence(&self) {
+    fn report_divergence(&self) -> Faulted {
         let waiting = |index: usize| match &self.status[index] {
             Status::Waiting(stop) => Some(*stop),
             _ => None,
         };
-        let Some(first) = (0..self.status.len()).find(|&index| waiting(index).is_some()) else { return };
-        let Some(stop) = waiting(first) else { return };
+        let Some(first) = (0..self.status.len()).find(|&index| waiting(index).is_some()) else { return Faulted };
+        let Some(stop) = waiting(first) else { return Faulted };
         let (group, whole) = match stop.scope {
             StopScope::Warp { .. } => (first / 32 * 32..first / 32 * 32 + 32, "all 32 lanes of a warp"),
             StopScope::Block => (0..self.status.len(), "all threads of a block"),
@@ -241,22 +244,22 @@ impl Scheduler<'_> {
             stop.operation,
             elsewhere.unwrap_or_else(|| "other threads are elsewhere".to_string())
         );
-        self.raise(first, FaultKind::Divergence, stop.line, message);
+        self.raise(first, FaultKind::Divergence, stop.line, message)
     }
 
-    fn raise(&self, index: usize, kind: FaultKind, line: Line, message: String) {
+    fn raise(&self, index: usize, kind: FaultKind, line: Line, message: String) -> Faulted {
         let fault = self.states[index].fault(kind, line, message);
         self.launch.fault.borrow_mut().get_or_insert(fault);
+        Faulted
     }
 
     /// What a thread must have done before it returns.
-    fn check_end(&self, index: usize) -> Result<(), ()> {
+    fn check_end(&self, index: usize) -> Result<(), Faulted> {
         let state = &self.states[index];
         if self.launch.checks && self.launch.instance.def.launch.dependent && !state.waited.get() {
             let message =
                 "returns without grid_dependency_wait(): its successor would not wait for its predecessor".to_string();
-            self.raise(index, FaultKind::MissingDependencyWait, None, message);
-            return Err(());
+            return Err(self.raise(index, FaultKind::MissingDependencyWait, None, message));
         }
         let open = state.open_copies.borrow().first().map(|copy| copy.line);
         let pending = state.copy_groups.borrow().iter().flatten().next().map(|copy| copy.line);
@@ -267,10 +270,15 @@ impl Scheduler<'_> {
                 line,
                 "returns with a cp_async that nobody waited for".to_string(),
             );
-            return Err(());
+            return Err(Faulted);
         }
         Ok(())
     }
+}
+
+fn said(payload: &dyn std::any::Any) -> String {
+    let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a panic without a message").to_string()
 }
 
 /// Installs, once, a panic hook that keeps quiet about panics inside GPU threads and remembers their line.
@@ -283,7 +291,7 @@ fn watch_panics() {
                 return previous(info);
             }
             let line = info.location().map_or_else(|| spelled(None), |at| format!("{}:{}", at.file(), at.line()));
-            let message = info.payload_as_str().unwrap_or("a panic without a message").to_string();
+            let message = said(info.payload());
             PANIC.set(Some((line, message)));
         }));
     });

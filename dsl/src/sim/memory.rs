@@ -113,7 +113,7 @@ impl Region {
     #[track_caller]
     pub fn access(&self, index: i64, at: i64, bytes: usize, touch: Touch) -> *mut u8 {
         if at < 0 || at as usize + bytes > self.bytes {
-            self.out_of_bounds(index, touch);
+            self.out_of_bounds(index, bytes, touch);
         }
         if self.checked {
             let thread = Thread::current();
@@ -130,11 +130,14 @@ impl Region {
 
     #[cold]
     #[track_caller]
-    fn out_of_bounds(&self, index: i64, touch: Touch) -> ! {
+    fn out_of_bounds(&self, index: i64, bytes: usize, touch: Touch) -> ! {
         let thread = Thread::current();
         let verb = if touch == Touch::Read { "reads" } else { "writes" };
         let len = self.bytes / self.element.size();
-        let message = format!("{verb} `{}[{index}]`, which has {len} elements", self.name);
+        let message = match bytes / self.element.size() {
+            0 | 1 => format!("{verb} `{}[{index}]`, which has {len} elements", self.name),
+            more => format!("{verb} {more} elements from `{}[{index}]`, which has {len}", self.name),
+        };
         thread.raise(FaultKind::OutOfBounds, thread.line(), message)
     }
 }

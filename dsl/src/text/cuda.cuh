@@ -66,6 +66,6 @@ __device__ __forceinline__ u16 float_to_bfloat(f32 value) {
     return bits;
 }
 
-__device__ __forceinline__ u32 count_ones(u32 x) { return __popc(x); }
-__device__ __forceinline__ u32 leading_zeros(u32 x) { return __clz(x); }
-__device__ __forceinline__ u32 trailing_zeros(u32 x) { return x == 0 ? 32 : __ffs(x) - 1; }
+__device__ __forceinline__ u32 count_ones_of_word(u32 x) { return __popc(x); }
+__device__ __forceinline__ u32 leading_zeros_of_word(u32 x) { return __clz(x); }
+__device__ __forceinline__ u32 trailing_zeros_of_word(u32 x) { return x == 0 ? 32 : __ffs(x) - 1; }

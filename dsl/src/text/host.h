@@ -57,6 +57,6 @@ inline u16 float_to_bfloat(f32 value) {
     return (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-inline u32 count_ones(u32 x) { return __builtin_popcount(x); }
-inline u32 leading_zeros(u32 x) { return x == 0 ? 32 : __builtin_clz(x); }
-inline u32 trailing_zeros(u32 x) { return x == 0 ? 32 : __builtin_ctz(x); }
+inline u32 count_ones_of_word(u32 x) { return __builtin_popcount(x); }
+inline u32 leading_zeros_of_word(u32 x) { return x == 0 ? 32 : __builtin_clz(x); }
+inline u32 trailing_zeros_of_word(u32 x) { return x == 0 ? 32 : __builtin_ctz(x); }

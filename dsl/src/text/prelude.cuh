@@ -91,17 +91,35 @@ __device__ __forceinline__ f32 sin(f32 x) { return ::sinf(x); }
 __device__ __forceinline__ f32 cos(f32 x) { return ::cosf(x); }
 
 // Signed overflow is undefined in C++: the sum is taken unsigned.
-__device__ __forceinline__ u32 wrapping_add(u32 a, u32 b) { return a + b; }
-__device__ __forceinline__ i32 wrapping_add(i32 a, i32 b) { return (i32)((u32)a + (u32)b); }
-__device__ __forceinline__ u64 wrapping_add(u64 a, u64 b) { return a + b; }
-__device__ __forceinline__ u32 wrapping_sub(u32 a, u32 b) { return a - b; }
-__device__ __forceinline__ i32 wrapping_sub(i32 a, i32 b) { return (i32)((u32)a - (u32)b); }
-__device__ __forceinline__ u64 wrapping_sub(u64 a, u64 b) { return a - b; }
-__device__ __forceinline__ u32 wrapping_mul(u32 a, u32 b) { return a * b; }
-__device__ __forceinline__ i32 wrapping_mul(i32 a, i32 b) { return (i32)((u32)a * (u32)b); }
-__device__ __forceinline__ u64 wrapping_mul(u64 a, u64 b) { return a * b; }
+template <class T> struct unsigned_of { typedef T type; };
+template <> struct unsigned_of<i32> { typedef u32 type; };
+template <> struct unsigned_of<i64> { typedef u64 type; };
+template <class T> __device__ __forceinline__ T wrapping_add(T a, typename same<T>::type b) {
+    typedef typename unsigned_of<T>::type U;
+    return (T)((U)a + (U)b);
+}
+template <class T> __device__ __forceinline__ T wrapping_sub(T a, typename same<T>::type b) {
+    typedef typename unsigned_of<T>::type U;
+    return (T)((U)a - (U)b);
+}
+template <class T> __device__ __forceinline__ T wrapping_mul(T a, typename same<T>::type b) {
+    typedef typename unsigned_of<T>::type U;
+    return (T)((U)a * (U)b);
+}
+template <class T> __device__ __forceinline__ typename unsigned_of<T>::type abs_diff(T a, typename same<T>::type b) {
+    typedef typename unsigned_of<T>::type U;
+    return a < b ? (U)b - (U)a : (U)a - (U)b;
+}
+template <class T> __device__ __forceinline__ T div_ceil(T a, typename same<T>::type b) { return a / b + (a % b != 0); }
 __device__ __forceinline__ u32 rotate_left(u32 x, u32 by) { return x << (by & 31) | x >> (-by & 31); }
 __device__ __forceinline__ u32 rotate_right(u32 x, u32 by) { return x >> (by & 31) | x << (-by & 31); }
-template <class T> __device__ __forceinline__ T div_ceil(T a, typename same<T>::type b) { return a / b + (a % b != 0); }
-__device__ __forceinline__ u32 abs_diff(u32 a, u32 b) { return a < b ? b - a : a - b; }
-__device__ __forceinline__ u32 abs_diff(i32 a, i32 b) { return a < b ? (u32)b - (u32)a : (u32)a - (u32)b; }
+__device__ __forceinline__ u32 count_ones(u32 x) { return count_ones_of_word(x); }
+__device__ __forceinline__ u32 leading_zeros(u32 x) { return leading_zeros_of_word(x); }
+__device__ __forceinline__ u32 trailing_zeros(u32 x) { return trailing_zeros_of_word(x); }
+
+// These are for u32: another width would convert silently and mean something else.
+template <class T> u32 rotate_left(T, u32) = delete;
+template <class T> u32 rotate_right(T, u32) = delete;
+template <class T> u32 count_ones(T) = delete;
+template <class T> u32 leading_zeros(T) = delete;
+template <class T> u32 trailing_zeros(T) = delete;

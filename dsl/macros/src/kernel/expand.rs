@@ -180,9 +180,8 @@ fn rust_function(item: &ItemFn, constants: &[super::function::Constant], slots: 
     let statements = &block.stmts;
     quote! {
         #(#attrs)*
-        #[allow(non_snake_case, unused_variables, unused_mut, clippy::too_many_arguments, clippy::let_and_return)]
-        #[allow(clippy::needless_return, clippy::assign_op_pattern, clippy::erasing_op, clippy::identity_op)]
-        #[allow(clippy::double_parens, clippy::unnecessary_cast, clippy::manual_range_contains, clippy::needless_late_init)]
+        // The language is smaller than Rust: advice to write what it does not have would mislead.
+        #[allow(non_snake_case, unused_variables, unused_mut, clippy::style, clippy::complexity, clippy::erasing_op)]
         #vis #sig {
             #(#bindings)*
             #(#closures)*
