@@ -153,12 +153,19 @@ impl Buffer {
     }
 
     /// Overwrites the buffer from its start; waits until it is done.
+    ///
+    /// On the device's own stream: the driver's synchronous copy may return while the last bytes are on their way, and
+    /// launches on our stream would not wait for them.
     pub fn write(&self, bytes: &[u8]) -> Result<(), CudaError> {
         assert!(bytes.len() <= self.bytes, "{} bytes do not fit a buffer of {}", bytes.len(), self.bytes);
         self.context.enter()?;
-        // SAFETY: the range lies within the allocation, and the call returns when the bytes have been read.
+        let copying = || CudaError::driver(format!("copying {} bytes to the GPU", bytes.len()));
+        // SAFETY: the range lies within the allocation, and the source lives until the stream has been waited for.
         #[allow(unsafe_code)]
-        unsafe { result::memcpy_htod_sync(self.address, bytes) }.map_err(CudaError::driver("copying to the GPU"))
+        unsafe {
+            result::memcpy_htod_async(self.address, bytes, self.context.stream).map_err(copying())?;
+            result::stream::synchronize(self.context.stream).map_err(copying())
+        }
     }
 
     /// The buffer's bytes, once everything launched before is done.
@@ -174,12 +181,13 @@ impl Buffer {
         Ok(bytes)
     }
 
-    /// Sets every byte.
+    /// Sets every byte, before whatever is launched next.
     pub fn fill(&self, byte: u8) -> Result<(), CudaError> {
         self.context.enter()?;
         // SAFETY: exactly the allocation.
         #[allow(unsafe_code)]
-        unsafe { result::memset_d8_sync(self.address, byte, self.bytes) }.map_err(CudaError::driver("filling memory"))
+        unsafe { result::memset_d8_async(self.address, byte, self.bytes, self.context.stream) }
+            .map_err(CudaError::driver("filling memory"))
     }
 }
 
