@@ -1,6 +1,6 @@
 //! `gemma4c run`: text from a plan.
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{BufRead, IsTerminal};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -84,11 +84,12 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let mut generation = Generation { session, sampler, stop, most: args.n, fed: Vec::new() };
     if let Some(ids) = &args.tokens {
         let mut first = true;
-        generation.answer(&parse_ids(ids)?, &mut |id| {
+        let speed = generation.answer(&parse_ids(ids)?, &mut |id| {
             let separator = if std::mem::take(&mut first) { "" } else { " " };
             output::print(&format!("{separator}{id}"))
         })?;
         output::print("\n")?;
+        speed.report();
         return Ok(Outcome::Done);
     }
     let Some(vocab) = vocab else {
@@ -157,18 +158,19 @@ impl Generation {
     fn stream(&mut self, prompt: &[u32], tokenizer: &Tokenizer) -> Result<String> {
         let mut text = String::new();
         let mut detokenizer = tokenizer.detokenizer(false);
-        self.answer(prompt, &mut |id| {
+        let speed = self.answer(prompt, &mut |id| {
             let ready = detokenizer.push(id)?;
             text.push_str(ready);
             output::print(ready)
         })?;
         let rest = detokenizer.finish();
         output::print(&format!("{rest}\n"))?;
+        speed.report();
         Ok(text + &rest)
     }
 
     /// Generates after `prompt`, one call of `each` a token, until a stop token, the limit or the end of the context.
-    fn answer(&mut self, prompt: &[u32], each: &mut dyn FnMut(u32) -> Result<()>) -> Result<()> {
+    fn answer(&mut self, prompt: &[u32], each: &mut dyn FnMut(u32) -> Result<()>) -> Result<Speed> {
         // What the session has seen already need not be fed again, as long as the new prompt goes on from it. Sliding layers
         // forget, so it cannot go back to an earlier point.
         if prompt.len() <= self.fed.len() || !prompt.starts_with(&self.fed) {
@@ -199,11 +201,8 @@ impl Generation {
             })?;
             self.fed.push(token);
         }
-        if self.fed.len() == context && written < self.most {
-            eprintln!("\n[the context of {context} positions is full]");
-        }
-        report(read, reading, written, started.elapsed());
-        Ok(())
+        let full = self.fed.len() == context && written < self.most;
+        Ok(Speed { read, reading, written, writing: started.elapsed(), full: full.then_some(context) })
     }
 
     /// Feeds a prompt with a bar and returns the logits of its last token.
@@ -233,14 +232,30 @@ impl Generation {
     }
 }
 
-/// Speeds, for a person; the first generated token comes out of the prompt's pass.
-fn report(read: usize, reading: Duration, written: u32, writing: Duration) {
-    let per_second = |n: f64, time: Duration| if n > 0.0 { n / time.as_secs_f64().max(1e-9) } else { 0.0 };
-    let decoded = written.saturating_sub(1) as f64;
-    let _ = writeln!(
-        std::io::stderr(),
-        "[prompt: {read} tokens, {:.1} tokens/s; generated: {written} tokens, {:.1} tokens/s]",
-        per_second(read as f64, reading),
-        per_second(decoded, writing)
-    );
+/// How an answer went.
+struct Speed {
+    read: usize,
+    reading: Duration,
+    written: u32,
+    writing: Duration,
+    /// The context, where it ended the answer.
+    full: Option<usize>,
+}
+
+impl Speed {
+    /// For a person, on stderr.
+    fn report(&self) {
+        let per_second = |n: f64, time: Duration| if n > 0.0 { n / time.as_secs_f64().max(1e-9) } else { 0.0 };
+        if let Some(context) = self.full {
+            eprintln!("[the context of {context} positions is full]");
+        }
+        eprintln!(
+            "[prompt: {} tokens, {:.1} tokens/s; generated: {} tokens, {:.1} tokens/s]",
+            self.read,
+            per_second(self.read as f64, self.reading),
+            self.written,
+            // The first one comes out of the prompt's pass.
+            per_second(self.written.saturating_sub(1) as f64, self.writing)
+        );
+    }
 }
