@@ -18,10 +18,13 @@ impl Errors {
         self.0.borrow_mut().push(error);
     }
 
+    pub fn any(&self) -> bool {
+        !self.0.borrow().is_empty()
+    }
+
     /// `compile_error!` items for every refusal; `None` when there was none.
     pub fn into_compile_errors(self) -> Option<TokenStream> {
         let errors = self.0.into_inner();
         (!errors.is_empty()).then(|| errors.iter().map(syn::Error::to_compile_error).collect())
     }
-
 }

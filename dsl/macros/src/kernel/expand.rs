@@ -23,19 +23,19 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let function = Function::read(&item, &errors);
     function.check_kernel(&errors);
     check_slots(&attribute.slots, &function, &errors);
-    let Some(block) = &attribute.block else {
+    let block = attribute.block.clone().unwrap_or_else(|| {
         errors.refuse(&item.sig.ident, "the block size is missing: write `#[kernel(block = 256)]`");
-        return finish(&item, errors, TokenStream::new());
-    };
+        syn::parse_quote!(32)
+    });
     let mut printer = Printer::new(&function, &attribute.slots, &errors);
     printer.kernel = true;
     printer.dynamic_shared = attribute.dynamic_shared;
     printer.body(&item.block, false);
-    let bounds = printer.expression(block);
+    let bounds = printer.expression(&block);
     let body = printer.finish();
     let text = kernel_text(&function, &attribute, &bounds, &body);
-    let items = kernel_items(&function, &attribute, block, &body, &text);
-    finish(&item, errors, items)
+    let items = kernel_items(&function, &attribute, &block, &body, &text, errors.any());
+    finish(items, errors)
 }
 
 /// `#[device]`.
@@ -52,8 +52,8 @@ pub fn device(attribute: TokenStream, item: TokenStream) -> TokenStream {
     printer.body(&item.block, function.output != KernelType::Unit);
     let body = printer.finish();
     let text = device_text(&function, &body);
-    let items = device_items(&function, &body, &text);
-    finish(&item, errors, items)
+    let items = device_items(&function, &body, &text, errors.any());
+    finish(items, errors)
 }
 
 fn read(item: TokenStream) -> Result<(ItemFn, Errors), TokenStream> {
@@ -66,18 +66,11 @@ fn read(item: TokenStream) -> Result<(ItemFn, Errors), TokenStream> {
     }
 }
 
-/// The definition, or the refusals; the function itself always, so that the editor keeps working.
-fn finish(item: &ItemFn, errors: Errors, items: TokenStream) -> TokenStream {
-    match errors.into_compile_errors() {
-        None => items,
-        Some(errors) => {
-            let mut item = item.clone();
-            // The language's own attributes would be errors of their own.
-            super::instrument::instrument(&mut item.block);
-            let function = rust_function(&item, &[], &[]);
-            quote!(#function #errors)
-        }
-    }
+/// The items, and the refusals after them: the function and its definition are always there, so that the editor keeps
+/// working. What would only repeat a refusal in rustc's words is left out of a refused definition.
+fn finish(items: TokenStream, errors: Errors) -> TokenStream {
+    let errors = errors.into_compile_errors();
+    quote!(#items #errors)
 }
 
 fn check_slots(slots: &[Slot], function: &Function, errors: &Errors) {
@@ -247,8 +240,8 @@ fn constant_rows(function: &Function) -> TokenStream {
     quote!(&[#(#rows),*])
 }
 
-fn callee_rows(body: &Body) -> TokenStream {
-    let callees = &body.callees;
+fn callee_rows(body: &Body, refused: bool) -> TokenStream {
+    let callees = if refused { &[] } else { body.callees.as_slice() };
     quote!(&[#(#callees::callee),*])
 }
 
@@ -316,7 +309,14 @@ fn dispatch(function: &Function, name: &Ident) -> TokenStream {
     }
 }
 
-fn kernel_items(function: &Function, attribute: &Attribute, block: &syn::Expr, body: &Body, text: &str) -> TokenStream {
+fn kernel_items(
+    function: &Function,
+    attribute: &Attribute,
+    block: &syn::Expr,
+    body: &Body,
+    text: &str,
+    refused: bool,
+) -> TokenStream {
     let name = &function.item.sig.ident;
     let spelled = name.to_string();
     let vis = &function.item.vis;
@@ -324,10 +324,10 @@ fn kernel_items(function: &Function, attribute: &Attribute, block: &syn::Expr, b
     let (params, constants, slots) =
         (param_rows(&function.params), constant_rows(function), slot_rows(&attribute.slots));
     let (shared, callees, bindings) =
-        (shared_rows(function, &body.shared), callee_rows(body), constant_bindings(function));
+        (shared_rows(function, &body.shared), callee_rows(body, refused), constant_bindings(function));
     let (types, doc, source) = (&function.types, documentation(function.item).join("\n"), source_text(function.item));
     let (dependent, dynamic) = (attribute.dependent, attribute.dynamic_shared);
-    let call = dispatch(function, name);
+    let call = if refused { TokenStream::new() } else { dispatch(function, name) };
     quote! {
         #rust
 
@@ -369,18 +369,20 @@ fn kernel_items(function: &Function, attribute: &Attribute, block: &syn::Expr, b
     }
 }
 
-fn device_items(function: &Function, body: &Body, text: &str) -> TokenStream {
+fn device_items(function: &Function, body: &Body, text: &str, refused: bool) -> TokenStream {
     let name = &function.item.sig.ident;
     let spelled = name.to_string();
     let vis = &function.item.vis;
     let rust = rust_function(&instrumented(function), &function.constants, &[]);
-    let (params, constants, callees) = (param_rows(&function.params), constant_rows(function), callee_rows(body));
+    let (params, constants, callees) =
+        (param_rows(&function.params), constant_rows(function), callee_rows(body, refused));
     let (doc, source) = (documentation(function.item).join("\n"), source_text(function.item));
     let output = match &function.output {
         KernelType::Value(value) => value.as_str(),
         _ => "void",
     };
-    let fills_slots = function.types.is_empty()
+    let fills_slots = !refused
+        && function.types.is_empty()
         && matches!(function.output, KernelType::Value(_))
         && function.params.iter().all(|p| matches!(p.ty, KernelType::Value(_) | KernelType::Memory { .. }));
     let call = if fills_slots {

@@ -5,8 +5,8 @@
 //! diagnostic says what to write. An element's compound assignment is written out (`a[i] += v` as a read and a write),
 //! because the simulator must see both; `let` bindings of shared arrays get their number.
 
+use super::arrays::call_of;
 use super::literals;
-use super::statements::call_of;
 use quote::{ToTokens, quote_spanned};
 use syn::spanned::Spanned;
 use syn::visit_mut::{self, VisitMut};

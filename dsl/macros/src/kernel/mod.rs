@@ -1,9 +1,10 @@
 //! `#[kernel]` and `#[device]`: a Rust function in, the same function and its CUDA C text out.
 //!
-//! Read top down: [`expand`] drives; [`function`] reads the head; [`printer`], [`statements`] and [`expressions`] print the
+//! Read top down: [`expand`] drives; [`function`] reads the head; [`printer`], [`statements`], [`arrays`] and [`expressions`] print the
 //! body; [`instrument`] prepares the Rust side; [`errors`] collects what is refused. The language itself is described
 //! in the `gemma4c-dsl` crate, whose names the expansion uses. Nothing here knows a type that the source does not say.
 
+mod arrays;
 mod comments;
 mod errors;
 mod expand;

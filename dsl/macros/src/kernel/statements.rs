@@ -2,11 +2,11 @@
 
 use super::expressions::operator;
 use super::literals;
-use super::printer::{Printer, SharedArray};
-use super::types::{KernelType, Role};
+use super::printer::Printer;
+use super::types::KernelType;
 use quote::ToTokens;
 use syn::visit::Visit;
-use syn::{Attribute, BinOp, Block, Expr, ExprCall, ExprForLoop, ExprIf, Local, Meta, Pat, RangeLimits, Stmt, Type};
+use syn::{Attribute, BinOp, Block, Expr, ExprCall, ExprForLoop, ExprIf, Local, Meta, Pat, RangeLimits, Stmt};
 
 impl Printer<'_> {
     /// The statements of a function's body. `returns`: the last expression is the result.
@@ -85,16 +85,14 @@ impl Printer<'_> {
             }
             other => return self.errors.refuse(other, "a `let` binds one plain name: patterns are refused"),
         };
-        if let Some(call) = init.and_then(|init| call_of(init, "shared")) {
-            return self.shared_array(&name, call, top_level);
-        }
-        if let Some(call) = init.and_then(|init| call_of(init, "regs")) {
-            return self.register_array(&name, annotation, call);
+        if init.is_some_and(|init| self.array(&name, annotation, init, top_level)) {
+            return;
         }
         let declared = annotation.and_then(|ty| self.types().read(ty));
         match (init, declared) {
             (None, None) if annotation.is_none() => {
                 self.errors.refuse(local, "a variable without a value needs its type: `let x: f32;`");
+                self.scopes.declare(&name, None, false);
             }
             (None, ty) => {
                 let printed = self.scopes.declare(&name, ty.clone(), false);
@@ -113,68 +111,6 @@ impl Printer<'_> {
                 let left = ty.map_or_else(|| format!("auto {printed}"), |ty| ty.declare(&printed));
                 self.line(&format!("{left} = {value};"));
             }
-        }
-    }
-
-    /// `let tile = shared::<f32>(N);`
-    fn shared_array(&mut self, name: &str, call: &ExprCall, top_level: bool) {
-        let element = match &*call.func {
-            Expr::Path(path) => path.path.segments.last().and_then(|segment| match &segment.arguments {
-                syn::PathArguments::AngleBracketed(generics) => generics.args.first(),
-                _ => None,
-            }),
-            _ => None,
-        };
-        let (Some(syn::GenericArgument::Type(rust_element)), 1) = (element, call.args.len()) else {
-            return self.errors.refuse(call, "write `let tile = shared::<f32>(N);`: the element type, then the length");
-        };
-        if !self.kernel || !top_level {
-            return self.errors.refuse(
-                call,
-                "shared memory is declared at the top level of a kernel's body: pass it to a device function as `Shared<T>`",
-            );
-        }
-        let Some(element) = self.types().value(rust_element) else { return };
-        let len = self.expression(&call.args[0]);
-        let ty = KernelType::Memory { role: Role::Shared, element: element.clone() };
-        let printed = self.scopes.declare(name, Some(ty), false);
-        if self.dynamic_shared {
-            // The offsets are lines of the instance's header.
-            self.line(&format!("{element}* {printed} = ({element}*)(dynamic_shared + {printed}_at);"));
-        } else {
-            self.line(&format!("__shared__ __align__(16) {element} {printed}[{len}];"));
-        }
-        self.shared.push(SharedArray { name: printed, element, len: call.args[0].clone() });
-    }
-
-    /// `let mut acc = regs(0.0f32, N);`
-    fn register_array(&mut self, name: &str, annotation: Option<&Type>, call: &ExprCall) {
-        let [value, len] = call.args.iter().collect::<Vec<_>>()[..] else {
-            return self
-                .errors
-                .refuse(call, "write `regs(value, N)`: the value every element starts with, then the length");
-        };
-        let element = match annotation.map(|ty| self.types().read(ty)) {
-            Some(Some(KernelType::Registers { element, .. })) => Some(element),
-            Some(_) => None,
-            None => match self.scopes.type_of(value) {
-                Some(KernelType::Value(element)) if !literals::is_bare(value) => Some(element),
-                _ => None,
-            },
-        };
-        let Some(element) = element else {
-            return self
-                .errors
-                .refuse(value, "nothing says the element type: write `regs(0.0f32, N)` or `let x: Regs<f32> = …`");
-        };
-        let (text, len) = (self.expression(value), self.expression(len));
-        let ty = KernelType::Registers { element: element.clone(), mutable: true };
-        let printed = self.scopes.declare(name, Some(ty), false);
-        if literals::is_zero(value) {
-            self.line(&format!("{element} {printed}[{len}] = {{}};"));
-        } else {
-            self.line(&format!("{element} {printed}[{len}];"));
-            self.line(&format!("fill({printed}, {text});"));
         }
     }
 
@@ -383,17 +319,6 @@ fn strip(expr: &Expr) -> &Expr {
         Expr::Paren(inner) => strip(&inner.expr),
         Expr::Group(inner) => strip(&inner.expr),
         other => other,
-    }
-}
-
-/// The call `name(…)` or `name::<T>(…)`, if `expr` is one.
-pub fn call_of<'e>(expr: &'e Expr, name: &str) -> Option<&'e ExprCall> {
-    match expr {
-        Expr::Call(call) => match &*call.func {
-            Expr::Path(path) if path.path.segments.len() == 1 && path.path.segments[0].ident == name => Some(call),
-            _ => None,
-        },
-        _ => None,
     }
 }
 

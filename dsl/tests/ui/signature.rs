@@ -1,0 +1,29 @@
+//! Heads of functions.
+use gemma4c_dsl::prelude::*;
+
+#[kernel(block = 32, cluster = 2)]
+fn unknown_key(out: Output<u32>) {
+    out[thread_idx()] = 1;
+}
+
+#[kernel]
+fn no_block(out: Output<u32>) {
+    out[thread_idx()] = 1;
+}
+
+#[kernel(block = N * 32)]
+fn generics<'a, const N: usize, T: Copy>(x: Input<T>, flag: bool)
+where
+    T: Copy,
+{
+}
+
+#[kernel(block = 32)]
+async fn asynchronous((a, b): (u32, u32)) {}
+
+#[device(inline)]
+fn device_arguments(x: f32) -> f32 {
+    x
+}
+
+fn main() {}
