@@ -3,6 +3,7 @@
 //! A family's row in [`FAMILIES`] is all that lists, snapshots, compiles, checks and measures its kernels. Which kernel a
 //! node gets is decided elsewhere; nothing here knows a graph, a plan or a GPU.
 
+pub mod gather;
 pub mod probe;
 
 use gemma4c_dsl::harness::Case;
@@ -25,13 +26,22 @@ pub struct Family {
 }
 
 /// The whole library, in the order of a layer.
-pub static FAMILIES: &[Family] = &[Family {
-    name: "probe",
-    about: "what this GPU's memory gives at best",
-    kernels: &[probe::read_all::DEF],
-    instances: probe::instances,
-    cases: cases::probe::cases,
-}];
+pub static FAMILIES: &[Family] = &[
+    Family {
+        name: "probe",
+        about: "what this GPU's memory gives at best",
+        kernels: &[probe::read_all::DEF],
+        instances: probe::instances,
+        cases: cases::probe::cases,
+    },
+    Family {
+        name: "gather",
+        about: "embedding rows: gathered by token, decoded, scaled",
+        kernels: &[gather::gather_blocks::DEF, gather::gather_floats::DEF],
+        instances: gather::instances,
+        cases: cases::gather::cases,
+    },
+];
 
 /// An instance with its name for people: `read_all`, `4 loads ahead`.
 #[derive(Clone, Debug)]
