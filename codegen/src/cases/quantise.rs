@@ -1,0 +1,83 @@
+//! Cases of the activation quantisation: values of all sizes, zeros, ties, rows past the end of a chunk.
+
+use gemma4c_dsl::harness::{Bound, Case, Random};
+
+use crate::kernels::quantise::{BLOCK_THREADS, instance, plain_instance};
+
+/// Rows of activations in int8.
+#[derive(Clone, Debug, Default)]
+pub struct Int8 {
+    /// Four codes to a word.
+    pub codes: Vec<u32>,
+    /// One a group of 32.
+    pub scales: Vec<f32>,
+    pub sums: Vec<i32>,
+}
+
+impl Int8 {
+    /// The definition: `q = round(x / scale)`, `scale = max|x| / 127`.
+    pub fn of(x: &[f32]) -> Self {
+        let mut int8 = Self::default();
+        for group in x.chunks_exact(32) {
+            let scale = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs())) / 127.0;
+            let code = |x: &f32| if scale > 0.0 { (x / scale).round_ties_even().clamp(-127.0, 127.0) as i8 } else { 0 };
+            let codes: Vec<i8> = group.iter().map(code).collect();
+            int8.codes.extend(codes.chunks_exact(4).map(|c| u32::from_le_bytes(std::array::from_fn(|i| c[i] as u8))));
+            int8.scales.push(scale);
+            int8.sums.push(codes.iter().map(|&code| i32::from(code)).sum());
+        }
+        int8
+    }
+
+    pub fn code(&self, i: usize) -> i8 {
+        self.codes[i / 4].to_le_bytes()[i % 4] as i8
+    }
+}
+
+/// Activations as a model has them: groups of very different sizes, one of zeros, one of ties.
+pub fn activations(count: usize, seed: u64) -> Vec<f32> {
+    let mut random = Random::new(seed);
+    let mut x = Vec::with_capacity(count);
+    for group in 0..count / 32 {
+        let size = 10f32.powf(random.float(-3.0, 2.0));
+        match group {
+            1 => x.extend([0.0; 32]),
+            // The scale is 1, so that halves tie.
+            2 => x.extend((0..32).map(|i| if i == 0 { 127.0 } else { i as f32 - 15.5 })),
+            _ => x.extend(random.floats(32, -size, size)),
+        }
+    }
+    x
+}
+
+pub fn cases() -> Vec<Case> {
+    // (width, rows in the buffers, rows in the chunk, blocks)
+    let shapes = [(32, 1, 1, 1), (704, 3, 3, 1), (704, 5, 2, 3), (2560, 1, 1, 2)];
+    shapes.into_iter().flat_map(|(k, rows, active, blocks)| case(k, rows, active, blocks)).collect()
+}
+
+fn case(k: usize, rows: usize, active: usize, blocks: u32) -> [Case; 2] {
+    let x = activations(rows * k, (rows * k) as u64);
+    let int8 = Int8::of(&x);
+    let plain_blocks = ((active * k / 32) as u32).div_ceil(BLOCK_THREADS);
+    let variants = [("", instance(k as u32), blocks), ("plain, ", plain_instance(k as u32), plain_blocks)];
+    variants.map(|(name, instance, blocks)| {
+        let instance = instance.expect("a width of whole groups");
+        let mut case = Case::new(format!("{name}{active} of {rows} rows of {k}"), instance)
+            .grid([blocks, 1, 1])
+            .buffer("x", x.clone())
+            .buffer("state", vec![0, active as u32, 0]);
+        let words = [("xq", active * k / 4, rows * k / 4), ("xscale", active * k / 32, rows * k / 32)];
+        for (param, written, all) in words.into_iter().chain([("xsum", active * k / 32, rows * k / 32)]) {
+            case = match param {
+                "xq" => case.expect(param, int8.codes.clone(), Bound::Exact),
+                "xscale" => case.expect(param, int8.scales.clone(), Bound::Exact),
+                _ => case.expect(param, int8.sums.clone(), Bound::Exact),
+            };
+            if written < all {
+                case = case.except(written..all);
+            }
+        }
+        case
+    })
+}

@@ -1,0 +1,152 @@
+//! GGUF blocks to streams, on the device: one launch a stream, once, when a model is loaded.
+//!
+//! What a stream is made of is data ([`streams::Content`]); each kind of content has one kernel, and the numbers of a format
+//! are its compile-time parameters. Blocks are aligned to 2 bytes, so they are read byte by byte: the upload is slower
+//! than that. Floats stay as they are and need no kernel. A launch repacks whole rows; to fill part of a matrix it is given
+//! the rest of the stream, from those rows on.
+
+use gemma4c_blocks::{DType, Layout};
+use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::{Instance, InstanceError};
+
+use super::gather::{packed6, plane_bits};
+use super::streams::{Content, GROUP, Stream, streams};
+
+/// Threads of a block. A thread writes one element of its kernel's `out`.
+pub const BLOCK_THREADS: u32 = 256;
+
+/// The bits of every element, from their place in a block (FROM) to their place in a group of 32 (TO): see `Plane` of the
+/// block formats. One thread gathers the bits of one word.
+#[kernel(block = THREADS)]
+pub fn repack_plane<
+    const THREADS: u32,
+    const LEN: u32,
+    const BYTES: u32,
+    const BITS: u32,
+    const FROM_AT: u32,
+    const FROM_RUN: u32,
+    const TO_RUN: u32,
+>(
+    blocks: Weights<u8>,
+    out: Output<u32>,
+    count: u32,
+) {
+    let at = block_idx() * THREADS + thread_idx();
+    if at < count {
+        let group = at / BITS;
+        let block = blocks.offset((group / (LEN / 32)) as u64 * BYTES as u64);
+        let first = group % (LEN / 32) * 32;
+        let mut word = 0u32;
+        #[unroll]
+        for shift in (0..32u32).by(BITS) {
+            let byte = at % BITS * 4 + shift / 8;
+            let i = byte / TO_RUN * (TO_RUN * 8 / BITS) + shift % 8 / BITS * TO_RUN + byte % TO_RUN;
+            word = word | plane_bits(block, first + i, FROM_AT, BITS, FROM_RUN, FROM_RUN * 8 / BITS) << shift;
+        }
+        out[at] = word;
+    }
+}
+
+/// COUNT neighbouring 16-bit fields of every block.
+#[kernel(block = THREADS)]
+pub fn repack_halves<const THREADS: u32, const BYTES: u32, const AT: u32, const COUNT: u32>(
+    blocks: Weights<u8>,
+    out: Output<u16>,
+    count: u32,
+) {
+    let at = block_idx() * THREADS + thread_idx();
+    if at < count {
+        let block = blocks.offset((at / COUNT) as u64 * BYTES as u64);
+        out[at] = load::<u16>(block, AT + at % COUNT * 2);
+    }
+}
+
+/// The 6-bit scale and minimum of every group of 32, as two bytes.
+#[kernel(block = THREADS)]
+pub fn repack_packed6<const THREADS: u32, const BYTES: u32, const AT: u32>(
+    blocks: Weights<u8>,
+    out: Output<u16>,
+    count: u32,
+) {
+    let at = block_idx() * THREADS + thread_idx();
+    if at < count {
+        let pair = packed6(blocks.offset((at / 8) as u64 * BYTES as u64), AT, at % 8);
+        out[at] = (pair.x | pair.y << 8) as u16;
+    }
+}
+
+/// The 6-bit scale of every group of 32, less 32.
+#[kernel(block = THREADS)]
+pub fn repack_split6<const THREADS: u32, const BYTES: u32, const LOW_AT: u32, const HIGH_AT: u32>(
+    blocks: Weights<u8>,
+    out: Output<u8>,
+    count: u32,
+) {
+    let at = block_idx() * THREADS + thread_idx();
+    if at < count {
+        let block = blocks.offset((at / 8) as u64 * BYTES as u64);
+        let k = at % 8;
+        let low = block[LOW_AT + k / 2] as u32 >> (4 * (k % 2)) & 15;
+        let high = load::<u16>(block, HIGH_AT) as u32 >> (2 * k) & 3;
+        out[at] = ((low | high << 4) as i32 - 32) as u8;
+    }
+}
+
+/// How one stream of a type is filled: `instance` on `[count.div_ceil(BLOCK_THREADS)]` blocks, with `count` elements of its `out`.
+#[derive(Clone, Debug)]
+pub struct Repack {
+    pub stream: Stream,
+    pub instance: Instance,
+    /// Bytes of an element of `out`.
+    element_bytes: usize,
+}
+
+impl Repack {
+    /// Elements of `out` that `rows` rows of `k` values fill: the kernel's `count`.
+    pub fn count(&self, rows: u64, k: u64) -> u64 {
+        rows * (k / self.stream.per as u64) * (self.stream.bytes / self.element_bytes) as u64
+    }
+}
+
+/// One launch for each stream of the type; none for floats.
+pub fn repacks(dtype: DType) -> Result<Vec<Repack>, InstanceError> {
+    let made = streams(dtype).into_iter().filter_map(|stream| repack(dtype.layout(), stream).transpose());
+    made.collect()
+}
+
+fn repack(layout: &Layout, stream: Stream) -> Result<Option<Repack>, InstanceError> {
+    let bytes = layout.bytes as u32;
+    let of = |def| Instance::of(def).constant("THREADS", BLOCK_THREADS).constant("BYTES", bytes);
+    let (builder, element_bytes) = match stream.content {
+        Content::Verbatim => return Ok(None),
+        Content::Plane { from, to } => {
+            let plane = of(repack_plane::DEF)
+                .constant("LEN", layout.len as u32)
+                .constant("BITS", from.bits as u32)
+                .constant("FROM_AT", from.offset as u32)
+                .constant("FROM_RUN", from.run as u32)
+                .constant("TO_RUN", to.run as u32);
+            (plane, 4)
+        }
+        Content::Halves { offset, count } => {
+            (of(repack_halves::DEF).constant("AT", offset as u32).constant("COUNT", count as u32), 2)
+        }
+        Content::Packed6 { packed } => (of(repack_packed6::DEF).constant("AT", packed as u32), 2),
+        Content::Split6 { high, low } => {
+            (of(repack_split6::DEF).constant("LOW_AT", low as u32).constant("HIGH_AT", high as u32), 1)
+        }
+    };
+    debug_assert!(layout.len.is_multiple_of(GROUP));
+    Ok(Some(Repack { stream, instance: builder.build()?, element_bytes }))
+}
+
+/// Every instance, labelled by type and stream.
+pub fn instances() -> Vec<(String, Instance)> {
+    let mut named = Vec::new();
+    for dtype in DType::ALL {
+        for repack in repacks(dtype).expect("every type of the table has its kernels") {
+            named.push((format!("{dtype} {}", repack.stream.name), repack.instance));
+        }
+    }
+    named
+}

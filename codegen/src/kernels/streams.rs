@@ -1,0 +1,295 @@
+//! Repacked weights as data: which streams a matrix becomes, and where each value lies in them.
+//!
+//! GGUF blocks interleave codes and scales in 18 to 210 bytes, aligned to 2, so a GPU could not read them 16 bytes at a
+//! time. A repacked matrix holds the same bits as separate streams, row-major by (row, group of 32 values), each starting
+//! at a multiple of 16 bytes:
+//!
+//! | stream | content of a group |
+//! |---|---|
+//! | `codes` | low bits: 16 bytes of nibbles, byte j = elements j and j + 16; or 32 signed bytes; or floats as they are |
+//! | `high` | high bits: one word, bit i = element i; or 8 bytes, byte j = elements j, j + 8, j + 16, j + 24 |
+//! | `scales` | the group's own factors: halves, or small integers that `supers` scale |
+//! | `supers` | half-precision factors, one or two for each 256 values |
+//!
+//! Rows follow each other without gaps, so matrices of one type and width stacked on each other are one matrix, and a range
+//! of rows is a matrix. Everything here follows from [`Layout`]; the functions on bytes are plain and slow, the oracle of
+//! the kernels that repack and multiply.
+
+use gemma4c_blocks::{Codes, DType, Layout, Minimum, Plane, Scale};
+use gemma4c_dsl::{ElementType, F16, Float};
+
+/// Values of a group: what shares a scale, and what activations are quantised by.
+pub const GROUP: usize = 32;
+/// Every stream starts at a multiple of this, and is padded to one.
+pub const ALIGNMENT: u64 = 16;
+
+/// How a stream is made from blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// The bytes as they are: floats.
+    Verbatim,
+    /// Bits of every element: from their place in a block to their place in a group of 32.
+    Plane { from: Plane, to: Plane },
+    /// `count` 16-bit fields, at `offset` of every block.
+    Halves { offset: usize, count: usize },
+    /// A scale and a minimum of 6 bits, as two bytes for each group of 32.
+    Packed6 { packed: usize },
+    /// A 6-bit scale less 32, as one signed byte for each group of 32.
+    Split6 { high: usize, low: usize },
+}
+
+/// One stream of a repacked matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    pub name: &'static str,
+    /// Bytes for each `per` values of a row.
+    pub bytes: usize,
+    pub per: usize,
+    pub content: Content,
+}
+
+impl Stream {
+    /// Bytes of the stream of a matrix, padded.
+    pub const fn total_bytes(&self, rows: u64, k: u64) -> u64 {
+        (rows * (k / self.per as u64) * self.bytes as u64).next_multiple_of(ALIGNMENT)
+    }
+
+    /// What kernels read the stream as: all that belongs to a group, or to 256 values, in one access.
+    pub const fn element(&self) -> ElementType {
+        match (self.content, self.bytes) {
+            (Content::Verbatim, _) | (_, 16 | 32) => ElementType::U32x4,
+            (_, 1) => ElementType::U8,
+            (_, 2) => ElementType::U16,
+            (_, 4) => ElementType::U32,
+            _ => ElementType::U32x2,
+        }
+    }
+}
+
+/// Where bits lie in a repacked group.
+const fn packed_plane(bits: usize) -> Plane {
+    let run = match bits {
+        1 => 1,
+        2 => 8,
+        4 => 16,
+        _ => 32,
+    };
+    Plane { offset: 0, bits, run }
+}
+
+/// The streams of a type, `codes` first.
+pub fn streams(dtype: DType) -> Vec<Stream> {
+    let layout = dtype.layout();
+    let plane = |name, from: Plane| {
+        let content = Content::Plane { from, to: packed_plane(from.bits) };
+        Stream { name, bytes: GROUP * from.bits / 8, per: GROUP, content }
+    };
+    let halves =
+        |name, per, offset, count| Stream { name, bytes: 2 * count, per, content: Content::Halves { offset, count } };
+    let mut streams = match layout.codes {
+        Codes::Float => {
+            return vec![Stream { name: "codes", bytes: layout.bytes, per: 1, content: Content::Verbatim }];
+        }
+        Codes::Signed { plane: low } | Codes::Table { low, .. } => vec![plane("codes", low)],
+        Codes::Unsigned { low, high, .. } => {
+            std::iter::once(plane("codes", low)).chain(high.map(|high| plane("high", high))).collect()
+        }
+    };
+    // A block's minimum stands beside its scale, so that both are one pair of halves.
+    let with_minimum = if layout.minimum == Minimum::Zero { 1 } else { 2 };
+    match layout.scale {
+        Scale::One => {}
+        Scale::Half { offset } => streams.push(halves("scales", layout.len, offset, with_minimum)),
+        Scale::Packed6 { half, packed } => {
+            streams.push(Stream { name: "scales", bytes: 2, per: GROUP, content: Content::Packed6 { packed } });
+            streams.push(halves("supers", layout.len, half, with_minimum));
+        }
+        Scale::Bytes16 { half, bytes } => {
+            // Two signed bytes for each group: copied as 16-bit fields.
+            let content = Content::Halves { offset: bytes, count: layout.len / GROUP };
+            streams.push(Stream { name: "scales", bytes: 2, per: GROUP, content });
+            streams.push(halves("supers", layout.len, half, 1));
+        }
+        Scale::Split6 { half, high, low } => {
+            streams.push(Stream { name: "scales", bytes: 1, per: GROUP, content: Content::Split6 { high, low } });
+            streams.push(halves("supers", layout.len, half, 1));
+        }
+    }
+    streams
+}
+
+/// Why bytes are not a matrix.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StreamsError {
+    #[error("a row of {k} values of {dtype} is not whole blocks")]
+    Row { dtype: DType, k: usize },
+    #[error("{rows} rows of {k} values of {dtype} take {expected} bytes of blocks, {found} were given")]
+    Blocks { dtype: DType, rows: usize, k: usize, expected: u64, found: usize },
+}
+
+/// A repacked matrix on the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Repacked {
+    pub dtype: DType,
+    pub rows: usize,
+    /// Values of a row.
+    pub k: usize,
+    /// In the order of [`streams`], each padded to [`ALIGNMENT`].
+    pub streams: Vec<(Stream, Vec<u8>)>,
+}
+
+impl Repacked {
+    /// Repacks GGUF blocks, one field at a time as the table says.
+    pub fn from_blocks(dtype: DType, rows: usize, k: usize, blocks: &[u8]) -> Result<Self, StreamsError> {
+        let row_bytes = dtype.row_bytes(k as u64).ok_or(StreamsError::Row { dtype, k })?;
+        let expected = row_bytes.saturating_mul(rows as u64);
+        if expected != blocks.len() as u64 {
+            return Err(StreamsError::Blocks { dtype, rows, k, expected, found: blocks.len() });
+        }
+        let layout = dtype.layout();
+        let pack = |stream: Stream| {
+            let mut bytes: Vec<u8> = blocks
+                .chunks_exact(layout.bytes)
+                .flat_map(|block| repack_block(layout, stream.content, block))
+                .collect();
+            bytes.resize(stream.total_bytes(rows as u64, k as u64) as usize, 0);
+            (stream, bytes)
+        };
+        Ok(Self { dtype, rows, k, streams: streams(dtype).into_iter().map(pack).collect() })
+    }
+
+    pub fn stream(&self, name: &str) -> Option<&[u8]> {
+        self.streams.iter().find(|(stream, _)| stream.name == name).map(|(_, bytes)| bytes.as_slice())
+    }
+
+    /// The bytes of `name` that belong to value `i` of `row`.
+    fn field(&self, name: &str, row: usize, i: usize) -> &[u8] {
+        let found = self.streams.iter().find(|(stream, _)| stream.name == name);
+        found.map_or(&[], |(stream, bytes)| {
+            let at = (row * self.k + i) / stream.per * stream.bytes;
+            &bytes[at..at + stream.bytes]
+        })
+    }
+
+    fn bits(&self, name: &str, row: usize, i: usize, bits: usize) -> i32 {
+        let field = self.field(name, row, i);
+        let (byte, shift) = packed_plane(bits).locate(i % GROUP);
+        i32::from(field[byte]) >> shift & ((1 << bits) - 1)
+    }
+
+    /// The integer that value `i` of `row` is a multiple of its scale by; zero for floats.
+    pub fn code(&self, row: usize, i: usize) -> i32 {
+        match self.dtype.layout().codes {
+            Codes::Float => 0,
+            Codes::Signed { .. } => self.bits("codes", row, i, 8) as i8 as i32,
+            Codes::Unsigned { low, high, zero } => {
+                let high = high.map_or(0, |high| self.bits("high", row, i, high.bits) << low.bits);
+                (self.bits("codes", row, i, low.bits) | high) - zero
+            }
+            Codes::Table { levels, .. } => levels[self.bits("codes", row, i, 4) as usize].into(),
+        }
+    }
+
+    /// Value `i` of `row`, the same bits as its block decodes to.
+    pub fn value(&self, row: usize, i: usize) -> f32 {
+        let layout = self.dtype.layout();
+        let scales = || self.field("scales", row, i);
+        let supers = || self.field("supers", row, i);
+        let scale = match layout.scale {
+            Scale::One => return gemma4c_blocks::reference::value(layout, self.field("codes", row, i), 0),
+            Scale::Half { .. } => half_of(scales(), 0),
+            Scale::Packed6 { .. } => half_of(supers(), 0) * f32::from(scales()[0]),
+            Scale::Bytes16 { .. } => half_of(supers(), 0) * f32::from(scales()[i % GROUP / 16] as i8),
+            Scale::Split6 { .. } => half_of(supers(), 0) * f32::from(scales()[0] as i8),
+        };
+        let scaled = scale * self.code(row, i) as f32;
+        // As in the blocks: without a minimum nothing is added, so that -0.0 stays.
+        match layout.minimum {
+            Minimum::Zero => scaled,
+            Minimum::Half { .. } => scaled + half_of(scales(), 1),
+            Minimum::Packed6 { .. } => scaled + -(half_of(supers(), 1) * f32::from(scales()[1])),
+        }
+    }
+
+    /// All values, row by row.
+    pub fn dequantise(&self) -> Vec<f32> {
+        (0..self.rows).flat_map(|row| (0..self.k).map(move |i| self.value(row, i))).collect()
+    }
+}
+
+fn half_of(field: &[u8], index: usize) -> f32 {
+    F16::from_bits(u16::from_le_bytes([field[2 * index], field[2 * index + 1]])).to_f32()
+}
+
+/// What one block gives to a stream.
+fn repack_block(layout: &Layout, content: Content, block: &[u8]) -> Vec<u8> {
+    match content {
+        Content::Verbatim => block.to_vec(),
+        Content::Plane { from, to } => {
+            let mut out = vec![0; layout.len * to.bits / 8];
+            for i in 0..layout.len {
+                let (byte, shift) = from.locate(i);
+                let code = u32::from(block[byte]) >> shift & ((1 << from.bits) - 1);
+                let (byte, shift) = to.locate(i % GROUP);
+                out[i / GROUP * GROUP * to.bits / 8 + byte] |= (code << shift) as u8;
+            }
+            out
+        }
+        Content::Halves { offset, count } => block[offset..offset + 2 * count].to_vec(),
+        Content::Packed6 { packed } => {
+            let s = &block[packed..packed + 12];
+            let first = |k: usize| [s[k] & 63, s[k + 4] & 63];
+            let last = |k: usize| [s[k + 4] & 15 | s[k - 4] >> 6 << 4, s[k + 4] >> 4 | s[k] >> 6 << 4];
+            (0..layout.len / GROUP).flat_map(|k| if k < 4 { first(k) } else { last(k) }).collect()
+        }
+        Content::Split6 { high, low } => {
+            let high = u16::from_le_bytes([block[high], block[high + 1]]);
+            let scale = |k: usize| u16::from(block[low + k / 2] >> (4 * (k % 2)) & 15) | (high >> (2 * k) & 3) << 4;
+            (0..layout.len / GROUP).map(|k| (scale(k) as i32 - 32) as u8).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gemma4c_blocks::reference;
+    use gemma4c_dsl::harness::Random;
+
+    #[test]
+    fn repacked_values_are_the_blocks_values() {
+        for dtype in DType::ALL {
+            let layout = dtype.layout();
+            let (rows, k) = (3, 512);
+            let blocks = Random::new(dtype as u64).bytes(rows * k / layout.len * layout.bytes);
+            let repacked = Repacked::from_blocks(dtype, rows, k, &blocks).unwrap();
+            let values =
+                blocks.chunks_exact(layout.bytes).flat_map(|b| (0..layout.len).map(|i| reference::value(layout, b, i)));
+            for (i, (expected, found)) in values.zip(repacked.dequantise()).enumerate() {
+                let same = expected.to_bits() == found.to_bits() || expected.is_nan() && found.is_nan();
+                assert!(same, "{dtype}, value {i}: {found}, expected {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_repacked_matrix_is_as_large_as_its_blocks() {
+        for dtype in DType::ALL {
+            let k = 512;
+            let total: u64 = streams(dtype).iter().map(|stream| stream.total_bytes(16, k)).sum();
+            let blocks = dtype.row_bytes(k).unwrap() * 16;
+            // The scales of the K formats give up their 6-bit packing.
+            assert!(total >= blocks && total * 100 <= blocks * 103, "{dtype}: {total} bytes from {blocks}");
+        }
+    }
+
+    #[test]
+    fn streams_are_padded_and_bad_shapes_named() {
+        let scales = streams(DType::Q4_0)[1];
+        assert_eq!((scales.total_bytes(1, 32), scales.total_bytes(3, 96)), (16, 32));
+        let error = Repacked::from_blocks(DType::Q4K, 1, 320, &[]).unwrap_err();
+        assert_eq!(error.to_string(), "a row of 320 values of q4_k is not whole blocks");
+        let error = Repacked::from_blocks(DType::Q4_0, 2, 32, &[0; 18]).unwrap_err();
+        assert_eq!(error.to_string(), "2 rows of 32 values of q4_0 take 36 bytes of blocks, 18 were given");
+    }
+}
