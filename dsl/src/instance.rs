@@ -1,12 +1,8 @@
-//! Instances: a kernel with its compile-time parameters, element types and slots chosen; and its source text.
-//!
-//! One source text = prelude + the intrinsics used + a header of a few generated lines + device functions + the body. The
-//! header is all that differs between two instances of a kernel.
+//! Instances: a kernel with its compile-time parameters, element types and slots chosen. Its source text: `source.rs`.
 
+use crate::ElementType;
 use crate::definition::{Callee, ConstantDef, DeviceDef, KernelDef, ParamDef, ParamKind, SlotDef};
-use crate::intrinsics::{HostText, Intrinsic};
-use crate::{ElementType, text};
-use std::fmt::Write as _;
+use crate::intrinsics::Intrinsic;
 
 /// Compile options that a kernel's meaning depends on. Without the first, the GPU would fuse a product and a sum where the
 /// simulator rounds twice.
@@ -22,7 +18,7 @@ pub enum ConstantValue {
 }
 
 impl ConstantValue {
-    fn ty(self) -> &'static str {
+    pub(crate) fn ty(self) -> &'static str {
         match self {
             Self::U32(_) => "u32",
             Self::I32(_) => "i32",
@@ -31,7 +27,7 @@ impl ConstantValue {
         }
     }
 
-    fn spelling(self) -> String {
+    pub(crate) fn spelling(self) -> String {
         match self {
             Self::U32(v) => v.to_string(),
             Self::I32(v) => v.to_string(),
@@ -71,8 +67,8 @@ constants!(u32 U32 i32 I32 f32 F32 bool Bool);
 /// The compile-time parameters and element types of an instance, by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Values {
-    constants: Vec<(&'static str, ConstantValue)>,
-    types: Vec<(&'static str, ElementType)>,
+    pub(crate) constants: Vec<(&'static str, ConstantValue)>,
+    pub(crate) types: Vec<(&'static str, ElementType)>,
 }
 
 impl Values {
@@ -268,9 +264,9 @@ fn fill(
 
 /// What a source text needs besides its header and body, in the order of definition.
 #[derive(Default)]
-struct Functions {
-    intrinsics: Vec<&'static Intrinsic>,
-    devices: Vec<&'static DeviceDef>,
+pub(crate) struct Functions {
+    pub intrinsics: Vec<&'static Intrinsic>,
+    pub devices: Vec<&'static DeviceDef>,
 }
 
 impl Instance {
@@ -302,7 +298,7 @@ impl Instance {
     }
 
     /// (offset of each array, bytes in all)
-    fn shared_layout(&self) -> (Vec<usize>, usize) {
+    pub(crate) fn shared_layout(&self) -> (Vec<usize>, usize) {
         let mut end = 0;
         let offsets = self.def.shared.iter().map(|array| {
             let at = end_aligned(end);
@@ -313,7 +309,7 @@ impl Instance {
     }
 
     /// The intrinsics and device functions the instance reaches.
-    fn functions(&self) -> Result<Functions, InstanceError> {
+    pub(crate) fn functions(&self) -> Result<Functions, InstanceError> {
         let mut found = Functions::default();
         let mut path = Vec::new();
         let filled = self.fills.iter().flat_map(|fill| fill.functions.iter().map(|f| Callee::Device(f)));
@@ -363,139 +359,6 @@ impl Instance {
         }
         Ok(())
     }
-
-    /// The generated lines of this instance: constants, element types, shared layout, slots.
-    pub fn header(&self) -> String {
-        self.constants_text() + &self.slots_text()
-    }
-
-    fn constants_text(&self) -> String {
-        let mut text = String::new();
-        for (name, value) in &self.values.constants {
-            let keyword = if matches!(value, ConstantValue::F32(v) if !v.is_finite()) { "const" } else { "constexpr" };
-            let _ = writeln!(text, "{keyword} {} {name} = {};", value.ty(), value.spelling());
-        }
-        for (name, ty) in &self.values.types {
-            let _ = writeln!(text, "typedef {} {name};", ty.name());
-        }
-        if self.def.launch.dynamic_shared {
-            let (offsets, bytes) = self.shared_layout();
-            for (array, at) in self.def.shared.iter().zip(offsets) {
-                let _ = writeln!(text, "constexpr u32 {}_at = {at};", array.name);
-            }
-            let _ = writeln!(text, "DYNAMIC_SHARED({bytes});");
-        }
-        text
-    }
-
-    fn slots_text(&self) -> String {
-        let mut text = String::new();
-        for (slot, fill) in self.def.slots.iter().zip(&self.fills) {
-            let upper = slot.name.to_uppercase();
-            let extra = fill.functions.iter().zip(&fill.extra).flat_map(|(function, &first)| {
-                let count = function.params.len() - slot.params.len();
-                self.params[first..first + count].iter()
-            });
-            let (mut params, mut args) = (String::new(), String::new());
-            for param in extra {
-                let _ = write!(params, ", {}", param.def.declare(&param.name));
-                let _ = write!(args, ", {}", param.name);
-            }
-            let _ = writeln!(text, "#define {upper}_PARAMS {params}\n#define {upper}_ARGS {args}");
-            let own: Vec<_> = slot.params.iter().map(|(name, ty)| format!("{ty} {name}")).collect();
-            let names: Vec<_> = slot.params.iter().map(|(name, _)| *name).collect();
-            let _ = writeln!(
-                text,
-                "__device__ __forceinline__ {} {}({} {upper}_PARAMS) {{",
-                slot.output,
-                slot.name,
-                own.join(", ")
-            );
-            let mut value = names.first().map_or_else(String::new, ToString::to_string);
-            for (function, &first) in fill.functions.iter().zip(&fill.extra) {
-                let rest = names.iter().skip(1).map(ToString::to_string);
-                let count = function.params.len() - slot.params.len();
-                let extra = self.params[first..first + count].iter().map(|p| p.name.clone());
-                let arguments: Vec<_> = std::iter::once(value).chain(rest).chain(extra).collect();
-                value = format!("{}({})", function.name, arguments.join(", "));
-            }
-            let _ = writeln!(text, "    return {value};\n}}");
-        }
-        text
-    }
-
-    /// The whole CUDA C source of this instance, self-contained: what NVRTC compiles.
-    pub fn cuda(&self) -> String {
-        self.source(text::CUDA, |row| row.cuda.to_string(), "")
-    }
-
-    /// The same text for the host's C++ compiler, with an entry that takes its arguments as an array of pointers.
-    pub fn host(&self) -> String {
-        let arguments: Vec<_> = self
-            .params
-            .iter()
-            .enumerate()
-            .map(|(index, param)| {
-                let declared = param.def.declare("*");
-                format!("*({declared})arguments[{index}]")
-            })
-            .collect();
-        let entry = format!(
-            "extern \"C\" void gemma4c_entry(void** arguments) {{\n    {}({});\n}}\n",
-            self.def.name,
-            arguments.join(", ")
-        );
-        self.source(text::HOST, host_text, &entry)
-    }
-
-    /// The intrinsics whose host text calls back into the simulator.
-    pub(crate) fn hooks(&self) -> Vec<&'static Intrinsic> {
-        let functions = self.functions().unwrap_or_default();
-        functions.intrinsics.into_iter().filter(|row| matches!(row.host, HostText::Hook(_))).collect()
-    }
-
-    fn source(&self, platform: &str, intrinsic: impl Fn(&Intrinsic) -> String, entry: &str) -> String {
-        // `build` has walked the same functions already, so the walk cannot fail here.
-        let functions = self.functions().unwrap_or_default();
-        let mut source = String::new();
-        source.push_str(platform);
-        source.push_str(text::PRELUDE);
-        source.push_str("\n// ---- intrinsics ----\n");
-        for row in &functions.intrinsics {
-            source.push('\n');
-            source.push_str(&tidy(&intrinsic(row)));
-        }
-        source.push_str("\n// ---- this instance ----\n\n");
-        source.push_str(&self.constants_text());
-        for device in &functions.devices {
-            source.push('\n');
-            source.push_str(device.cuda);
-        }
-        source.push('\n');
-        let slots = self.slots_text();
-        if !slots.is_empty() {
-            source.push_str(&slots);
-            source.push('\n');
-        }
-        source.push_str(self.def.cuda);
-        source.push_str(entry);
-        source.push_str("\n}  // namespace gemma4c\n");
-        source
-    }
-}
-
-fn host_text(row: &Intrinsic) -> String {
-    match row.host {
-        HostText::Same => row.cuda.to_string(),
-        HostText::Text(text) => text.to_string(),
-        HostText::Hook(_) => row.hook_text(),
-    }
-}
-
-/// A row's text as it stands in a source: its macro joins head, body and brace without knowing whether the body has lines.
-fn tidy(text: &str) -> String {
-    let lines = text.trim().lines().map(str::trim_end);
-    lines.map(|line| if line == " }" { "}\n".to_string() } else { format!("{line}\n") }).collect()
 }
 
 /// Arrays in dynamic shared memory start where a 128-byte access may.

@@ -122,6 +122,7 @@ pub mod intrinsics;
 #[doc(hidden)]
 pub mod semantics;
 pub mod sim;
+mod source;
 pub mod text;
 
 pub use definition::{

@@ -27,4 +27,10 @@ impl Errors {
         let errors = self.0.into_inner();
         (!errors.is_empty()).then(|| errors.iter().map(syn::Error::to_compile_error).collect())
     }
+
+    /// The messages alone, for unit tests on token streams.
+    #[cfg(test)]
+    pub fn messages(&self) -> Vec<String> {
+        self.0.borrow().iter().map(ToString::to_string).collect()
+    }
 }

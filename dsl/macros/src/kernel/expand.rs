@@ -3,8 +3,9 @@
 
 use super::errors::Errors;
 use super::function::{Attribute, Function, Param, Slot};
+use super::heads::{device_text, documentation, kernel_text};
 use super::instrument::instrument;
-use super::printer::{Body, Printer, SharedArray};
+use super::printer::{Body, Printer};
 use super::types::{KernelType, Role, Types};
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, format_ident, quote};
@@ -82,60 +83,6 @@ fn check_slots(slots: &[Slot], function: &Function, errors: &Errors) {
         types.value(&slot.output);
     }
 }
-
-// ---- the printed text -------------------------------------------------------------------------------------------
-
-fn documentation(item: &ItemFn) -> Vec<String> {
-    let mut lines = Vec::new();
-    for attribute in &item.attrs {
-        if let syn::Meta::NameValue(meta) = &attribute.meta
-            && meta.path.is_ident("doc")
-            && let syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(text), .. }) = &meta.value
-        {
-            lines.extend(text.value().split('\n').map(|line| line.strip_prefix(' ').unwrap_or(line).to_string()));
-        }
-    }
-    lines
-}
-
-fn comment_lines(item: &ItemFn) -> String {
-    documentation(item).iter().map(|line| format!("// {line}").trim_end().to_string() + "\n").collect()
-}
-
-/// A head that fits the line, or one parameter a line.
-fn head(before: &str, parameters: &[String], after: &str) -> String {
-    let flat = format!("{before}({}{after}", parameters.join(", "));
-    if flat.len() <= 110 { flat } else { format!("{before}(\n    {}{after}", parameters.join(",\n    ")) }
-}
-
-fn declarations(params: &[Param]) -> Vec<String> {
-    params.iter().map(|param| param.ty.declare(&param.name.to_string())).collect()
-}
-
-fn kernel_text(function: &Function, attribute: &Attribute, bounds: &str, body: &Body) -> String {
-    let bounds = match &attribute.min_blocks {
-        Some(blocks) => format!("{bounds}, {}", blocks.base10_digits()),
-        None => bounds.to_string(),
-    };
-    let before = format!("extern \"C\" __global__ void __launch_bounds__({bounds}) {}", function.item.sig.ident);
-    let slots: String =
-        attribute.slots.iter().map(|slot| format!(" {}_PARAMS", slot.name.to_string().to_uppercase())).collect();
-    let head = head(&before, &declarations(&function.params), &format!("{slots}) {{\n"));
-    format!("{}{head}{}}}\n", comment_lines(function.item), body.text)
-}
-
-fn device_text(function: &Function, body: &Body) -> String {
-    let template = match function.types.as_slice() {
-        [] => String::new(),
-        types => format!("template <{}>\n", types.iter().map(|t| format!("class {t}")).collect::<Vec<_>>().join(", ")),
-    };
-    let before =
-        format!("__device__ __forceinline__ {}", function.output.declare(&function.item.sig.ident.to_string()));
-    let head = head(&before, &declarations(&function.params), ") {\n");
-    format!("{}{template}{head}{}}}\n", comment_lines(function.item), body.text)
-}
-
-// ---- the Rust items ---------------------------------------------------------------------------------------------
 
 /// The author's function: compile-time parameters become variables that the running instance fills, writable handles
 /// become `mut`, slots become closures that ask the instance.
@@ -245,17 +192,22 @@ fn callee_rows(body: &Body, refused: bool) -> TokenStream {
     quote!(&[#(#callees::callee),*])
 }
 
-fn shared_rows(function: &Function, shared: &[SharedArray]) -> TokenStream {
+fn shared_rows(function: &Function, body: &Body) -> TokenStream {
+    let constants = &body.constants;
     let bindings = constant_bindings(function);
-    let rows = shared.iter().map(|array| {
+    let rows = body.shared.iter().map(|array| {
         let (name, element, len) = (&array.name, &array.element, &array.len);
         quote! {
             ::gemma4c_dsl::SharedDef {
                 name: #name,
                 element: #element,
                 len: {
-                    #[allow(non_snake_case, unused_variables, clippy::unnecessary_cast)]
-                    fn len(__values: &::gemma4c_dsl::Values) -> u32 { #bindings (#len) as u32 }
+                    #[allow(non_snake_case, unused_variables, dead_code, clippy::unnecessary_cast)]
+                    fn len(__values: &::gemma4c_dsl::Values) -> u32 {
+                        #(#constants)*
+                        #bindings
+                        (#len) as u32
+                    }
                     len
                 },
             }
@@ -324,7 +276,7 @@ fn kernel_items(
     let (params, constants, slots) =
         (param_rows(&function.params), constant_rows(function), slot_rows(&attribute.slots));
     let (shared, callees, bindings) =
-        (shared_rows(function, &body.shared), callee_rows(body, refused), constant_bindings(function));
+        (shared_rows(function, body), callee_rows(body, refused), constant_bindings(function));
     let (types, doc, source) = (&function.types, documentation(function.item).join("\n"), source_text(function.item));
     let (dependent, dynamic) = (attribute.dependent, attribute.dynamic_shared);
     let call = if refused { TokenStream::new() } else { dispatch(function, name) };

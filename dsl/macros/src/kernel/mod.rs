@@ -1,6 +1,6 @@
 //! `#[kernel]` and `#[device]`: a Rust function in, the same function and its CUDA C text out.
 //!
-//! Read top down: [`expand`] drives; [`function`] reads the head; [`printer`], [`statements`], [`arrays`] and [`expressions`] print the
+//! Read top down: [`expand`] drives; [`function`] reads the head and [`heads`] prints it; [`printer`], [`statements`], [`arrays`] and [`expressions`] print the
 //! body; [`instrument`] prepares the Rust side; [`errors`] collects what is refused. The language itself is described
 //! in the `gemma4c-dsl` crate, whose names the expansion uses. Nothing here knows a type that the source does not say.
 
@@ -10,12 +10,15 @@ mod errors;
 mod expand;
 mod expressions;
 mod function;
+mod heads;
 mod instrument;
 mod literals;
 mod methods;
 mod printer;
 mod scope;
 mod statements;
+#[cfg(test)]
+mod tests;
 mod types;
 
 pub use expand::{device, kernel};

@@ -24,6 +24,8 @@ pub struct Printer<'a> {
     pub dynamic_shared: bool,
     pub scopes: Scopes,
     pub shared: Vec<SharedArray>,
+    /// Constants of the body, which the length of a shared array may use.
+    pub constants: Vec<syn::ItemConst>,
     /// Inside the arguments of a call, where `&mut name` is allowed.
     pub argument: bool,
     type_parameters: Vec<String>,
@@ -40,6 +42,7 @@ pub struct Body {
     pub text: String,
     pub callees: Vec<syn::Path>,
     pub shared: Vec<SharedArray>,
+    pub constants: Vec<syn::ItemConst>,
 }
 
 impl<'a> Printer<'a> {
@@ -61,6 +64,7 @@ impl<'a> Printer<'a> {
             dynamic_shared: false,
             scopes,
             shared: Vec::new(),
+            constants: Vec::new(),
             argument: false,
             type_parameters: function.types.clone(),
             callees: BTreeMap::new(),
@@ -72,7 +76,12 @@ impl<'a> Printer<'a> {
     }
 
     pub fn finish(self) -> Body {
-        Body { text: self.out, callees: self.callees.into_values().collect(), shared: self.shared }
+        Body {
+            text: self.out,
+            callees: self.callees.into_values().collect(),
+            shared: self.shared,
+            constants: self.constants,
+        }
     }
 
     pub fn types(&self) -> Types<'_> {

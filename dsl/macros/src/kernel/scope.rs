@@ -6,7 +6,7 @@
 
 use super::methods::{self, Gives};
 use super::types::KernelType;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use syn::{BinOp, Expr, Lit};
 
 #[derive(Clone)]
@@ -15,12 +15,20 @@ pub struct Binding {
     pub ty: Option<KernelType>,
 }
 
+/// One block of the source.
 #[derive(Default)]
-pub struct Scopes(Vec<HashMap<String, Binding>>);
+struct Scope {
+    bindings: HashMap<String, Binding>,
+    /// Every spelling declared here: a shadowed variable is still declared in the printed block.
+    printed: HashSet<String>,
+}
+
+#[derive(Default)]
+pub struct Scopes(Vec<Scope>);
 
 impl Scopes {
     pub fn enter(&mut self) {
-        self.0.push(HashMap::new());
+        self.0.push(Scope::default());
     }
 
     pub fn leave(&mut self) {
@@ -28,14 +36,14 @@ impl Scopes {
     }
 
     pub fn find(&self, name: &str) -> Option<&Binding> {
-        self.0.iter().rev().find_map(|scope| scope.get(name))
+        self.0.iter().rev().find_map(|scope| scope.bindings.get(name))
     }
 
     /// Binds `name` and returns its printed spelling. Rust shadows freely; in C++ `auto x = x + 1` reads the new `x`. So a
     /// shadowing name, and one that hides a function it is initialised from, gets a number.
     pub fn declare(&mut self, name: &str, ty: Option<KernelType>, hides_call: bool) -> String {
         let base = if methods::reserved(name) { format!("{name}_") } else { name.to_string() };
-        let taken = |spelling: &str| self.0.iter().flat_map(HashMap::values).any(|b| b.printed == spelling);
+        let taken = |spelling: &str| self.0.iter().any(|scope| scope.printed.contains(spelling));
         let mut printed = base.clone();
         let mut number = 1;
         while taken(&printed) || (hides_call && printed == name) {
@@ -43,7 +51,8 @@ impl Scopes {
             printed = format!("{base}_{number}");
         }
         if let Some(scope) = self.0.last_mut() {
-            scope.insert(name.to_string(), Binding { printed: printed.clone(), ty });
+            scope.printed.insert(printed.clone());
+            scope.bindings.insert(name.to_string(), Binding { printed: printed.clone(), ty });
         }
         printed
     }

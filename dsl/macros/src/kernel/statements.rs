@@ -48,9 +48,24 @@ impl Printer<'_> {
             Stmt::Macro(call) => {
                 self.errors.refuse(&call.mac.path, "macros are refused, except `require!(condition)` as a statement");
             }
-            Stmt::Item(item) => self.errors.refuse(item, "items are refused inside a kernel: put them beside it"),
+            Stmt::Item(syn::Item::Const(constant)) => self.constant(constant, top_level),
+            Stmt::Item(item) => {
+                self.errors.refuse(item, "of items, a kernel's body may hold `const NAME: u32 = …;` alone")
+            }
         }
         self.trail(last_line(statement));
+    }
+
+    /// `const LANES: u32 = 32;`
+    fn constant(&mut self, constant: &syn::ItemConst, top_level: bool) {
+        let ty = self.types().value(&constant.ty);
+        let value = self.expression(&constant.expr);
+        let known = ty.clone().map(KernelType::Value);
+        let name = self.scopes.declare(&constant.ident.to_string(), known, false);
+        self.line(&format!("constexpr {} {name} = {value};", ty.unwrap_or_default()));
+        if top_level {
+            self.constants.push(constant.clone());
+        }
     }
 
     /// `require!(K % 32 == 0)`: a condition on compile-time parameters.

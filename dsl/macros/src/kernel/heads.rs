@@ -1,0 +1,56 @@
+//! The printed function around its body: documentation, qualifiers, parameters.
+
+use super::function::{Attribute, Function, Param};
+use super::printer::Body;
+use syn::ItemFn;
+
+/// The lines of a function's documentation.
+pub fn documentation(item: &ItemFn) -> Vec<String> {
+    let mut lines = Vec::new();
+    for attribute in &item.attrs {
+        if let syn::Meta::NameValue(meta) = &attribute.meta
+            && meta.path.is_ident("doc")
+            && let syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(text), .. }) = &meta.value
+        {
+            lines.extend(text.value().split('\n').map(|line| line.strip_prefix(' ').unwrap_or(line).to_string()));
+        }
+    }
+    lines
+}
+
+fn comment_lines(item: &ItemFn) -> String {
+    documentation(item).iter().map(|line| format!("// {line}").trim_end().to_string() + "\n").collect()
+}
+
+/// A head that fits the line, or one parameter a line.
+fn head(before: &str, parameters: &[String], after: &str) -> String {
+    let flat = format!("{before}({}{after}", parameters.join(", "));
+    if flat.len() <= 110 { flat } else { format!("{before}(\n    {}{after}", parameters.join(",\n    ")) }
+}
+
+fn declarations(params: &[Param]) -> Vec<String> {
+    params.iter().map(|param| param.ty.declare(&param.name.to_string())).collect()
+}
+
+pub fn kernel_text(function: &Function, attribute: &Attribute, bounds: &str, body: &Body) -> String {
+    let bounds = match &attribute.min_blocks {
+        Some(blocks) => format!("{bounds}, {}", blocks.base10_digits()),
+        None => bounds.to_string(),
+    };
+    let before = format!("extern \"C\" __global__ void __launch_bounds__({bounds}) {}", function.item.sig.ident);
+    let slots: String =
+        attribute.slots.iter().map(|slot| format!(" {}_PARAMS", slot.name.to_string().to_uppercase())).collect();
+    let head = head(&before, &declarations(&function.params), &format!("{slots}) {{\n"));
+    format!("{}{head}{}}}\n", comment_lines(function.item), body.text)
+}
+
+pub fn device_text(function: &Function, body: &Body) -> String {
+    let template = match function.types.as_slice() {
+        [] => String::new(),
+        types => format!("template <{}>\n", types.iter().map(|t| format!("class {t}")).collect::<Vec<_>>().join(", ")),
+    };
+    let before =
+        format!("__device__ __forceinline__ {}", function.output.declare(&function.item.sig.ident.to_string()));
+    let head = head(&before, &declarations(&function.params), ") {\n");
+    format!("{}{template}{head}{}}}\n", comment_lines(function.item), body.text)
+}
