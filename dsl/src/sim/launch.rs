@@ -181,6 +181,16 @@ fn bind<'a>(
         regions.push(region);
         scalars.push(scalar);
     }
+    for (weights, reader) in regions.iter().flatten().filter(|(_, region)| region.access == Access::Weights) {
+        let overlaps = |view: &View| {
+            let (a, b) = (weights, view);
+            a.allocation == b.allocation && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes
+        };
+        if let Some((_, writer)) = regions.iter().flatten().find(|(view, r)| r.access.writes() && overlaps(view)) {
+            let why = format!("weights are constant while a kernel runs, but `{}` writes the same memory", writer.name);
+            return Err(LaunchError::Argument { kernel, param: reader.name.clone(), why });
+        }
+    }
     if !options.unchecked {
         attach_shadows(&mut regions, memory);
     }

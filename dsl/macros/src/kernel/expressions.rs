@@ -1,6 +1,7 @@
 //! Expressions: each is printed together with its C++ precedence, and a parent puts parentheses where C++ would read
 //! another tree than Rust did (`a & b == c`), or where a person would have to think (`a << 2 | b`).
 
+use super::effects;
 use super::literals;
 use super::methods;
 use super::printer::Printer;
@@ -59,6 +60,10 @@ impl Printer<'_> {
     }
 
     fn printed(&mut self, expr: &Expr) -> Printed {
+        if effects::unordered(expr) {
+            return self
+                .refused(expr, "C++ may evaluate these two effects in either order: give the first its own `let`");
+        }
         match expr {
             Expr::Paren(inner) => self.printed(&inner.expr),
             Expr::Group(inner) => self.printed(&inner.expr),
@@ -225,7 +230,12 @@ impl Printer<'_> {
             return self.refused(expr, "recursion is refused: write a loop");
         }
         let generics = self.generics(&last.arguments);
-        let printed = self.arguments(arguments);
+        let arguments: Vec<&Expr> = arguments.collect();
+        if effects::takes_any_word(&name) && arguments.first().is_some_and(|first| literals::is_bare(first)) {
+            self.errors
+                .refuse(arguments[0], "nothing says the type of this: give the literal a suffix (`1u32`, `1.0f32`)");
+        }
+        let printed = self.arguments(arguments.into_iter());
         if let Some(slot) = self.slots.iter().find(|slot| path.get_ident().is_some() && slot.name == name) {
             let upper = slot.name.to_string().to_uppercase();
             return Printed::primary(format!("{name}({} {upper}_ARGS)", printed.join(", ")));

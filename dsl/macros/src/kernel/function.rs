@@ -88,6 +88,8 @@ pub struct Param {
     pub name: Ident,
     pub rust: Type,
     pub ty: KernelType,
+    /// The body may change it.
+    pub mutable: bool,
 }
 
 pub struct Constant {
@@ -143,7 +145,8 @@ impl<'a> Function<'a> {
                 FnArg::Typed(typed) => match &*typed.pat {
                     Pat::Ident(name) if name.by_ref.is_none() && name.subpat.is_none() => {
                         if let Some(ty) = reader.read(&typed.ty) {
-                            params.push(Param { name: name.ident.clone(), rust: (*typed.ty).clone(), ty });
+                            let mutable = name.mutability.is_some() || matches!(ty, KernelType::Reference { .. });
+                            params.push(Param { name: name.ident.clone(), rust: (*typed.ty).clone(), ty, mutable });
                         }
                     }
                     pattern => errors.refuse(pattern, "a parameter is a plain name"),

@@ -2,6 +2,7 @@
 
 use super::function::{Attribute, Function, Param};
 use super::printer::Body;
+use super::scope::spelling;
 use syn::ItemFn;
 
 /// The lines of a function's documentation.
@@ -29,7 +30,7 @@ fn head(before: &str, parameters: &[String], after: &str) -> String {
 }
 
 fn declarations(params: &[Param]) -> Vec<String> {
-    params.iter().map(|param| param.ty.declare(&param.name.to_string())).collect()
+    params.iter().map(|param| param.ty.declare(&spelling(&param.name.to_string()))).collect()
 }
 
 pub fn kernel_text(function: &Function, attribute: &Attribute, bounds: &str, body: &Body) -> String {

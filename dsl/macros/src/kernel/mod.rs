@@ -6,6 +6,7 @@
 
 mod arrays;
 mod comments;
+mod effects;
 mod errors;
 mod expand;
 mod expressions;

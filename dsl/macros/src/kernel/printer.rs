@@ -54,6 +54,9 @@ impl<'a> Printer<'a> {
         }
         for param in &function.params {
             scopes.declare(&param.name.to_string(), Some(param.ty.clone()), false);
+            if param.mutable {
+                scopes.set_mutable(&param.name.to_string());
+            }
         }
         let braces = function.item.block.brace_token.span;
         Self {

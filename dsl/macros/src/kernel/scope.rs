@@ -13,6 +13,8 @@ use syn::{BinOp, Expr, Lit};
 pub struct Binding {
     pub printed: String,
     pub ty: Option<KernelType>,
+    /// May change after its declaration.
+    pub mutable: bool,
 }
 
 /// One block of the source.
@@ -42,7 +44,7 @@ impl Scopes {
     /// Binds `name` and returns its printed spelling. Rust shadows freely; in C++ `auto x = x + 1` reads the new `x`. So a
     /// shadowing name, and one that hides a function it is initialised from, gets a number.
     pub fn declare(&mut self, name: &str, ty: Option<KernelType>, hides_call: bool) -> String {
-        let base = if methods::reserved(name) { format!("{name}_") } else { name.to_string() };
+        let base = spelling(name);
         let taken = |spelling: &str| self.0.iter().any(|scope| scope.printed.contains(spelling));
         let mut printed = base.clone();
         let mut number = 1;
@@ -52,9 +54,34 @@ impl Scopes {
         }
         if let Some(scope) = self.0.last_mut() {
             scope.printed.insert(printed.clone());
-            scope.bindings.insert(name.to_string(), Binding { printed: printed.clone(), ty });
+            scope.bindings.insert(name.to_string(), Binding { printed: printed.clone(), ty, mutable: false });
         }
         printed
+    }
+
+    /// Marks the variable `name` as one that changes.
+    pub fn set_mutable(&mut self, name: &str) {
+        if let Some(binding) = self.0.iter_mut().rev().find_map(|scope| scope.bindings.get_mut(name)) {
+            binding.mutable = true;
+        }
+    }
+
+    /// The expression has the same value whenever it is evaluated: literals, variables that do not change, arithmetic.
+    pub fn is_stable(&self, expr: &Expr) -> bool {
+        match expr {
+            Expr::Lit(_) => true,
+            Expr::Path(path) => {
+                path.path.get_ident().is_none_or(|name| self.find(&name.to_string()).is_some_and(|b| !b.mutable))
+            }
+            Expr::Paren(inner) => self.is_stable(&inner.expr),
+            Expr::Group(inner) => self.is_stable(&inner.expr),
+            Expr::Unary(unary) => self.is_stable(&unary.expr),
+            Expr::Cast(cast) => self.is_stable(&cast.expr),
+            Expr::Field(field) => self.is_stable(&field.base),
+            Expr::Binary(binary) => self.is_stable(&binary.left) && self.is_stable(&binary.right),
+            Expr::MethodCall(call) => self.is_stable(&call.receiver) && call.args.iter().all(|a| self.is_stable(a)),
+            _ => false,
+        }
     }
 
     /// The type of an expression, where the source says it.
@@ -128,6 +155,11 @@ impl Scopes {
             _ => None,
         }
     }
+}
+
+/// A name as the text may use it: one that means something else there gets an underscore.
+pub fn spelling(name: &str) -> String {
+    if methods::reserved(name) { format!("{name}_") } else { name.to_string() }
 }
 
 /// `a::b::c`, generics left out.

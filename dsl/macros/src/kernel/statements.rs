@@ -89,8 +89,10 @@ impl Printer<'_> {
             self.errors.refuse(token, "`let … else` is refused: write `if`");
         }
         let init = local.init.as_ref().map(|init| &*init.expr);
-        let name = match pattern {
-            Pat::Ident(name) if name.by_ref.is_none() && name.subpat.is_none() => name.ident.to_string(),
+        let (name, mutable) = match pattern {
+            Pat::Ident(name) if name.by_ref.is_none() && name.subpat.is_none() => {
+                (name.ident.to_string(), name.mutability.is_some())
+            }
             Pat::Wild(_) => {
                 if let Some(init) = init {
                     let text = self.expression(init);
@@ -111,6 +113,7 @@ impl Printer<'_> {
             }
             (None, ty) => {
                 let printed = self.scopes.declare(&name, ty.clone(), false);
+                self.scopes.set_mutable(&name);
                 self.line(&format!("{};", ty.unwrap_or(KernelType::Unit).declare(&printed)));
             }
             (Some(init), ty) => {
@@ -123,6 +126,9 @@ impl Printer<'_> {
                 let known = ty.clone().or_else(|| self.scopes.type_of(init));
                 let value = self.expression(init);
                 let printed = self.scopes.declare(&name, known, calls(init, &name));
+                if mutable {
+                    self.scopes.set_mutable(&name);
+                }
                 let left = ty.map_or_else(|| format!("auto {printed}"), |ty| ty.declare(&printed));
                 self.line(&format!("{left} = {value};"));
             }
@@ -247,9 +253,9 @@ impl Printer<'_> {
             return self.errors.refuse(token, "`..=` is refused: write `a..b + 1`");
         }
         let name = match &*each.pat {
-            Pat::Ident(name) => Some(name.ident.to_string()),
+            Pat::Ident(name) if name.mutability.is_none() => Some(name.ident.to_string()),
             Pat::Wild(_) => None,
-            other => return self.errors.refuse(other, "a loop variable is a plain name"),
+            other => return self.errors.refuse(other, "a loop variable is a plain name that the body does not change"),
         };
         let known = [Some(&**start), Some(&**end), step]
             .into_iter()
@@ -260,27 +266,33 @@ impl Printer<'_> {
             _ if !literals::is_bare(start) => "auto".to_string(),
             _ => return self.errors.refuse(start, "nothing says the loop variable's type: write `0u32..n`"),
         };
-        let (start, end) = (self.expression(start), self.at_relation(end));
-        let step = step.map(|step| self.expression(step));
-        self.pragma(unroll);
+        let first = self.expression(start);
         self.scopes.enter();
-        let i = self.scopes.declare(name.as_deref().unwrap_or("repeat"), known, false);
-        let advance = step.map_or(format!("++{i}"), |step| format!("{i} += {step}"));
-        self.line(&format!("for ({declared} {i} = {start}; {i} < {end}; {advance}) {{"));
+        let base = name.as_deref().unwrap_or("repeat");
+        let (last, by) = (self.bound(end, base, "end"), step.map(|step| self.bound(step, base, "step")));
+        self.pragma(unroll);
+        let i = self.scopes.declare(base, known, false);
+        let advance = by.map_or(format!("++{i}"), |by| format!("{i} += {by}"));
+        self.line(&format!("for ({declared} {i} = {first}; {i} < {last}; {advance}) {{"));
         self.block(&each.body);
         self.line("}");
         self.scopes.leave();
     }
 
-    fn at_relation(&mut self, expr: &Expr) -> String {
+    /// A loop's bound or step. Rust evaluates it once, C++ in every turn: one that could change is put into a variable.
+    fn bound(&mut self, expr: &Expr, base: &str, what: &str) -> String {
         let text = self.expression(expr);
+        if !self.scopes.is_stable(expr) {
+            let name = self.scopes.declare(&format!("{base}_{what}"), None, false);
+            self.line(&format!("auto {name} = {text};"));
+            return name;
+        }
         match strip(expr) {
             Expr::Binary(binary)
                 if operator(&binary.op).is_some_and(|(_, l)| l <= super::expressions::level::RELATION) =>
             {
                 format!("({text})")
             }
-            Expr::If(_) => format!("({text})"),
             _ => text,
         }
     }

@@ -99,6 +99,16 @@ fn loops_and_arrays() {
         "let v: u32;\nif n > 1 { v = 1; } else { v = 2; }\nout[v] = v;",
         "u32 v;\nif (n > 1) {\n    v = 1;\n} else {\n    v = 2;\n}\nout[v] = v;",
     );
+    check(
+        "let mut m = n;\nfor i in 0..m { m += i; }",
+        "auto m = n;\nauto i_end = m;\nfor (u32 i = 0; i < i_end; ++i) {\n    m += i;\n}",
+    );
+    check(
+        "for i in (0..x[n]).by(lane_id() + 1) {}",
+        "auto i_end = x[n];\nauto i_step = lane_id() + 1;\nfor (u32 i = 0; i < i_end; i += i_step) {\n}",
+    );
+    refuse("let a = atomic_add(out, 0u32, 1) + atomic_add(out, 1u32, 1);", "either order");
+    refuse("let a = warp_sum(1);", "give the literal a suffix");
     refuse("for i in 0..4 {}", "write `0u32..n`");
     refuse("let a = |v: u32| v;", "closures are refused");
 }
