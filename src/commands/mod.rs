@@ -5,6 +5,7 @@ mod completions;
 mod demo;
 mod doctor;
 mod inspect;
+mod kernels;
 mod logits;
 mod plan_file;
 mod run;
@@ -28,6 +29,7 @@ pub enum Command {
     Logits(logits::Args),
     Tokenize(tokenize::Args),
     Inspect(inspect::Args),
+    Kernels(kernels::Args),
     Synth(synth::Args),
     Demo(demo::Args),
     Doctor(doctor::Args),
@@ -41,6 +43,7 @@ pub fn run(command: Command) -> Result<Outcome> {
         Command::Logits(args) => logits::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Kernels(args) => kernels::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Doctor(args) => doctor::run(&args),

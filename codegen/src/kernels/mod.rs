@@ -5,6 +5,10 @@
 
 pub mod gather;
 pub mod probe;
+pub mod quantise;
+pub mod repack;
+pub mod resources;
+pub mod streams;
 
 use gemma4c_dsl::harness::Case;
 use gemma4c_dsl::{DeviceDef, Instance, KernelDef};
@@ -41,6 +45,25 @@ pub static FAMILIES: &[Family] = &[
         instances: gather::instances,
         cases: cases::gather::cases,
     },
+    Family {
+        name: "repack",
+        about: "GGUF blocks to streams of codes and scales, once, at load",
+        kernels: &[
+            repack::repack_plane::DEF,
+            repack::repack_halves::DEF,
+            repack::repack_packed6::DEF,
+            repack::repack_split6::DEF,
+        ],
+        instances: repack::instances,
+        cases: cases::repack::cases,
+    },
+    Family {
+        name: "quantise",
+        about: "activations to int8, 32 to a scale",
+        kernels: &[quantise::quantise::DEF, quantise::quantise_plain::DEF],
+        instances: Vec::new,
+        cases: cases::quantise::cases,
+    },
 ];
 
 /// An instance with its name for people: `read_all`, `4 loads ahead`.
@@ -69,17 +92,25 @@ pub fn source(instance: &Instance) -> Source {
 }
 
 impl Family {
-    /// The instances that plans use; where the family does not say, one for each that its cases use.
+    /// The instances that plans use, kernel by kernel; where the family does not say, one for each that its cases use.
     pub fn instances(&self) -> Vec<NamedInstance> {
-        let given = (self.instances)();
-        if !given.is_empty() {
-            return given.into_iter().map(|(label, instance)| NamedInstance { label, instance }).collect();
+        let named = |(label, instance)| NamedInstance { label, instance };
+        let mut found: Vec<NamedInstance> = (self.instances)().into_iter().map(named).collect();
+        if found.is_empty() {
+            found = self.instances_of_cases();
         }
+        found.sort_by_key(|named| self.kernels.iter().position(|kernel| *kernel == named.instance.def));
+        found
+    }
+
+    fn instances_of_cases(&self) -> Vec<NamedInstance> {
         let mut found: Vec<NamedInstance> = Vec::new();
-        for case in (self.cases)() {
-            let (name, header) = (case.instance.def.name, case.instance.header());
-            if !found.iter().any(|known| known.instance.def.name == name && known.instance.header() == header) {
-                found.push(NamedInstance { label: case.name, instance: case.instance });
+        for Case { name: label, instance, .. } in (self.cases)() {
+            let is_it = |known: &NamedInstance| {
+                known.instance.def == instance.def && known.instance.header() == instance.header()
+            };
+            if !found.iter().any(is_it) {
+                found.push(NamedInstance { label, instance });
             }
         }
         found

@@ -1,0 +1,70 @@
+//! Every instance that a plan may use, compiled for every architecture, with no GPU; and what each takes of one.
+//!
+//! The tables hold for the NVRTC that the test script fetches; another version compiles everything all the same, and its
+//! registers are its own.
+
+mod support;
+
+use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::kernels::resources::{Usage, measure, table};
+use gemma4c_codegen::kernels::{FAMILIES, Family, NamedInstance};
+use gemma4c_codegen::nvrtc::{Cache, Compiler, Version};
+use std::io::Write;
+
+const TABLES_ARE_OF: Version = Version { major: 13, minor: 0 };
+
+fn instances() -> Vec<(&'static Family, NamedInstance)> {
+    let of = |family: &'static Family| family.instances().into_iter().map(move |named| (family, named));
+    FAMILIES.iter().flat_map(of).collect()
+}
+
+/// Compiles everything for one architecture, shows the table, and gives it back.
+fn check(arch: Arch) -> Vec<Usage> {
+    let Some(toolchain) = support::toolchain() else { return Vec::new() };
+    let version = toolchain.version();
+    let compiler = Compiler { toolchain, cache: Cache::from_env() };
+    let usages = measure(&compiler, arch, &instances()).unwrap_or_else(|errors| {
+        let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        panic!("{} of the instances do not compile for {arch}:\n\n{}", texts.len(), texts.join("\n\n"))
+    });
+    if version != TABLES_ARE_OF {
+        let note = format!("SKIPPED: the table of {arch} is of NVRTC {TABLES_ARE_OF}, this one is {version}");
+        writeln!(std::io::stderr(), "{note}").expect("stderr takes a message");
+        return usages;
+    }
+    let resources = table(&usages);
+    insta::with_settings!({
+        snapshot_path => "../../snapshots/kernels",
+        prepend_module_to_snapshot => false,
+        description => format!("What every instance takes on {arch}: per thread registers, bytes of stack and of spills; per block threads and bytes of shared memory."),
+    }, { insta::assert_snapshot!(format!("resources-{arch}"), resources) });
+    usages
+}
+
+/// A decode kernel that spills pays for it in every token.
+fn check_without_spills(arch: Arch) {
+    let spilling = |usage: &&Usage| usage.is_decode && usage.resources.spills();
+    let usages = check(arch);
+    let found: Vec<String> = usages.iter().filter(spilling).map(|u| format!("{}: {}", u.kernel, u.label)).collect();
+    assert!(found.is_empty(), "decode kernels that spill registers on {arch}:\n  {}", found.join("\n  "));
+}
+
+#[test]
+fn every_instance_compiles_for_sm_80() {
+    check(Arch::Sm80);
+}
+
+#[test]
+fn every_instance_compiles_for_sm_89_and_decode_kernels_spill_nothing() {
+    check_without_spills(Arch::Sm89);
+}
+
+#[test]
+fn every_instance_compiles_for_sm_90a_and_decode_kernels_spill_nothing() {
+    check_without_spills(Arch::Sm90a);
+}
+
+#[test]
+fn every_instance_compiles_for_sm_120a() {
+    check(Arch::Sm120a);
+}
