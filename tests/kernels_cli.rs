@@ -36,11 +36,6 @@ fn assert_cli_snapshot(name: &str, text: &str) {
 }
 
 #[test]
-fn the_help_says_what_can_be_asked() {
-    assert_cli_snapshot("kernels-help", &printed(&["--help"]));
-}
-
-#[test]
 fn the_list_has_every_kernel_of_every_family() {
     let list = printed(&[]);
     for family in gemma4c_codegen::kernels::FAMILIES {
