@@ -1,118 +1,181 @@
 //! Causal attention over a layer's keys and values, with scale 1.
 //!
-//! Keys are taken in segments of 256 absolute positions. A segment's scores, their maximum, exponentials and weighted values depend
-//! on the query and the segment alone, and segments are folded in order; so a long context can be shared
-//! among threads, or a chunk of rows walked through by one, with the same bits.
+//! Keys are taken in segments of 256 absolute positions. What a segment gives a query (the largest score, the sum of the
+//! exponentials relative to it, the values weighted by them) depends on the query and the segment alone, and segments are
+//! folded in order. So a long context can be shared among threads, and a chunk of rows can walk through the segments
+//! together, with the same bits.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::super::kv::KvLayer;
-use super::{lanes, math, vectorised};
+use super::{lanes, math, tiles, vectorised};
 
 /// Positions in a segment.
 const SEGMENT: usize = 256;
+/// Rows that go through the segments together, while a segment's keys and values are in the cache.
+const ROWS: usize = 16;
 
 /// Attends from the rows of `q` (n × heads · head_dim), which are at `first_position` and on, to all positions up to their own;
 /// with a window, to the `window` latest of these, their own among them.
 ///
 /// The rows' own keys and values are in `kv` already. Query head h reads key and value head `h / (heads / kv.heads())`.
 pub fn attention(q: &[f32], kv: &KvLayer, first_position: usize, window: Option<usize>, heads: usize, out: &mut [f32]) {
-    let (group, width) = (heads / kv.heads(), heads * kv.head_dim());
-    assert!(heads.is_multiple_of(kv.heads()) && q.len() == out.len() && q.len().is_multiple_of(width));
+    let (kv_heads, width) = (kv.heads(), heads * kv.head_dim());
+    assert!(heads.is_multiple_of(kv_heads) && q.len() == out.len() && q.len().is_multiple_of(width));
     let rows = q.len() / width;
+    if rows == 0 {
+        return;
+    }
     let reach = window.map_or(first_position + rows, |window| (window + rows - 1).min(first_position + rows));
     assert!(reach <= kv.capacity(), "keys this call needs have been overwritten");
 
-    // The heads that share a key head lie side by side in a row: one query of the row.
-    let query_len = group * kv.head_dim();
-    let queries: Vec<Query> = q
-        .chunks_exact(query_len)
-        .enumerate()
-        .map(|(i, q)| {
-            let end = first_position + i / kv.heads() + 1;
-            Query { q, head: i % kv.heads(), first: window.map_or(0, |window| end.saturating_sub(window)), end }
-        })
+    // The heads that share a key head lie side by side in a row.
+    let group_len = width / kv_heads;
+    let mut blocks: Vec<Block> = (0..rows.div_ceil(ROWS) * kv_heads)
+        .map(|i| Block { kv, head: i % kv_heads, group: heads / kv_heads, rows: Vec::with_capacity(ROWS) })
         .collect();
-    let mut outputs: Vec<&mut [f32]> = out.chunks_exact_mut(query_len).collect();
-    outputs.par_iter_mut().zip(&queries).for_each(|(out, query)| {
-        let partials: Vec<Partial> =
-            query.segments().into_par_iter().map(|segment| partial(query, kv, group, segment)).collect();
-        fold(&partials, out);
-    });
-}
-
-/// What the heads of one row that share a key head ask for: positions `first..end` of that head.
-struct Query<'a> {
-    q: &'a [f32],
-    head: usize,
-    first: usize,
-    end: usize,
-}
-
-impl Query<'_> {
-    fn segments(&self) -> Range<usize> {
-        self.first / SEGMENT..self.end.div_ceil(SEGMENT)
+    let mut outputs: Vec<Vec<&mut [f32]>> = blocks.iter().map(|_| Vec::with_capacity(ROWS)).collect();
+    for (i, (q, out)) in q.chunks_exact(group_len).zip(out.chunks_exact_mut(group_len)).enumerate() {
+        let (row, head) = (i / kv_heads, i % kv_heads);
+        let end = first_position + row + 1;
+        let positions = window.map_or(0, |window| end.saturating_sub(window))..end;
+        let block = row / ROWS * kv_heads + head;
+        blocks[block].rows.push(Row { q, positions });
+        outputs[block].push(out);
     }
+
+    // Few blocks, as in decoding: several segments of each at a time, so that no thread is idle.
+    let at_once = (2 * rayon::current_num_threads()).div_ceil(blocks.len());
+    blocks.par_iter().zip(outputs).for_each(|(block, outputs)| block.attend(at_once, outputs));
 }
 
-/// A segment's contribution, for each head of a query: values weighted by exponentials relative to the largest score.
+/// Some rows' queries for one key head.
+struct Block<'a> {
+    kv: &'a KvLayer,
+    head: usize,
+    /// Query heads that read this key head.
+    group: usize,
+    rows: Vec<Row<'a>>,
+}
+
+struct Row<'a> {
+    /// The queries of the group, one after the other.
+    q: &'a [f32],
+    /// Where they look.
+    positions: Range<usize>,
+}
+
+/// What positions seen so far give each query of a block.
 struct Partial {
-    heads: Vec<PartialHead>,
-}
-
-struct PartialHead {
-    largest: f32,
-    sum: f32,
+    /// Per query: the largest score, and the sum of exponentials relative to it; zero if no position was in reach.
+    weights: Vec<(f32, f32)>,
+    /// Per query: the values weighted by those exponentials.
     values: Vec<f32>,
 }
 
-vectorised! {
-    fn partial(query: &Query, kv: &KvLayer, group: usize, segment: usize) -> Partial {
-        let positions = query.first.max(segment * SEGMENT)..query.end.min((segment + 1) * SEGMENT);
-        let dim = kv.head_dim();
-        let mut scores = [0.0; SEGMENT];
-        let scores = &mut scores[..positions.len()];
-        let heads = (0..group).map(|head| {
-            let q = &query.q[head * dim..][..dim];
-            for (score, position) in scores.iter_mut().zip(positions.clone()) {
-                *score = lanes::dot(q, kv.key(position, query.head));
-            }
-            let largest = scores.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b));
-            for score in scores.iter_mut() {
-                *score = math::exp(*score - largest);
-            }
-            let mut values = vec![0.0f32; dim];
-            for (weight, position) in scores.iter().zip(positions.clone()) {
-                for (out, value) in values.iter_mut().zip(kv.value(position, query.head)) {
-                    *out = weight.mul_add(*value, *out);
+impl Block<'_> {
+    fn attend(&self, at_once: usize, outputs: Vec<&mut [f32]>) {
+        let reach = self.reach();
+        let segments: Vec<usize> = (reach.start / SEGMENT..reach.end.div_ceil(SEGMENT)).collect();
+        let mut state = self.nothing();
+        for segments in segments.chunks(at_once) {
+            match segments {
+                [segment] => self.fold(&mut state, &self.partial(*segment)),
+                _ => {
+                    let partials: Vec<Partial> = segments.par_iter().map(|segment| self.partial(*segment)).collect();
+                    partials.iter().for_each(|partial| self.fold(&mut state, partial));
                 }
-            }
-            PartialHead { largest, sum: lanes::sum(scores), values }
-        });
-        Partial { heads: heads.collect() }
-    }
-
-    /// Folds the segments in order: whenever a larger score turns up, what has been summed shrinks to it.
-    fn fold(partials: &[Partial], out: &mut [f32]) {
-        let dim = partials[0].heads[0].values.len();
-        for (head, out) in out.chunks_exact_mut(dim).enumerate() {
-            out.fill(0.0);
-            let (mut largest, mut sum) = (f32::NEG_INFINITY, 0.0f32);
-            for partial in partials.iter().map(|partial| &partial.heads[head]) {
-                let new = largest.max(partial.largest);
-                let (old_factor, factor) = (math::exp(largest - new), math::exp(partial.largest - new));
-                largest = new;
-                sum = sum * old_factor + partial.sum * factor;
-                for (out, value) in out.iter_mut().zip(&partial.values) {
-                    *out = *out * old_factor + value * factor;
-                }
-            }
-            for out in out {
-                *out /= sum;
             }
         }
+        let dim = self.kv.head_dim();
+        let sums = state.weights.iter().map(|(_, sum)| *sum);
+        let heads = outputs.into_iter().flat_map(|out| out.chunks_exact_mut(dim));
+        for ((out, values), sum) in heads.zip(state.values.chunks_exact(dim)).zip(sums) {
+            for (out, value) in out.iter_mut().zip(values) {
+                *out = value / sum;
+            }
+        }
+    }
+
+    /// All positions that any of the rows looks at.
+    fn reach(&self) -> Range<usize> {
+        self.rows[0].positions.start..self.rows[self.rows.len() - 1].positions.end
+    }
+
+    fn nothing(&self) -> Partial {
+        let queries = self.rows.len() * self.group;
+        let weights = vec![(f32::NEG_INFINITY, 0.0); queries];
+        Partial { weights, values: vec![0.0; queries * self.kv.head_dim()] }
+    }
+
+    fn partial(&self, segment: usize) -> Partial {
+        let (dim, group) = (self.kv.head_dim(), self.group);
+        let segment = segment * SEGMENT..(segment + 1) * SEGMENT;
+        let seen = intersection(&segment, &self.reach());
+        let keys: Vec<&[f32]> = seen.clone().map(|position| self.kv.key(position, self.head)).collect();
+        let values: Vec<&[f32]> = seen.clone().map(|position| self.kv.value(position, self.head)).collect();
+        let queries: Vec<&[f32]> = self.rows.iter().flat_map(|row| row.q.chunks_exact(dim)).collect();
+        let mut scores = vec![0.0; queries.len() * seen.len()];
+        tiles::all_dots(&keys, &queries, &mut scores.chunks_exact_mut(seen.len()).collect::<Vec<_>>());
+
+        let mut partial = self.nothing();
+        let scores_of_rows = scores.chunks_exact_mut(group * seen.len());
+        let weights_of_rows = partial.weights.chunks_exact_mut(group);
+        let values_of_rows = partial.values.chunks_exact_mut(group * dim);
+        for (((row, scores), weights), out) in
+            self.rows.iter().zip(scores_of_rows).zip(weights_of_rows).zip(values_of_rows)
+        {
+            // Scores beyond a row's own reach were computed along with its neighbours' and are left out.
+            let own = intersection(&seen, &row.positions);
+            if own.is_empty() {
+                continue;
+            }
+            let own = own.start - seen.start..own.end - seen.start;
+            for (scores, weights) in scores.chunks_exact_mut(seen.len()).zip(weights) {
+                *weights = exponentials(&mut scores[own.clone()]);
+            }
+            let scores: Vec<&[f32]> = scores.chunks_exact(seen.len()).map(|scores| &scores[own.clone()]).collect();
+            tiles::weighted_sums(&scores, &values[own], out);
+        }
+        partial
+    }
+
+    /// Adds what a later segment gives: whichever of the two has the smaller largest score shrinks to the other's.
+    fn fold(&self, state: &mut Partial, later: &Partial) {
+        let dim = self.kv.head_dim();
+        let pairs = state.values.chunks_exact_mut(dim).zip(later.values.chunks_exact(dim));
+        for (((largest, sum), (later_largest, later_sum)), (values, later_values)) in
+            state.weights.iter_mut().zip(&later.weights).zip(pairs)
+        {
+            if *later_sum == 0.0 {
+                continue;
+            }
+            let new = largest.max(*later_largest);
+            let (factor, later_factor) = (math::exp(*largest - new), math::exp(later_largest - new));
+            *largest = new;
+            *sum = *sum * factor + later_sum * later_factor;
+            for (value, later) in values.iter_mut().zip(later_values) {
+                *value = *value * factor + later * later_factor;
+            }
+        }
+    }
+}
+
+fn intersection(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let start = a.start.max(b.start);
+    start..a.end.min(b.end).max(start)
+}
+
+vectorised! {
+    /// Replaces scores by exponentials relative to the largest; gives that score and their sum.
+    fn exponentials(scores: &mut [f32]) -> (f32, f32) {
+        let largest = lanes::largest(scores);
+        for score in scores.iter_mut() {
+            *score = math::exp(*score - largest);
+        }
+        (largest, lanes::sum(scores))
     }
 }
 
@@ -121,15 +184,14 @@ mod tests {
     use super::super::testing::{Random, assert_close, with_threads};
     use super::*;
 
-    /// A layer filled with random rows 0..positions, chunk by chunk as a session would.
-    fn filled(capacity: usize, positions: usize, heads: usize, dim: usize) -> (KvLayer, Vec<f32>, Vec<f32>) {
-        let len = positions * heads * dim;
-        let (keys, values) = (Random::new(9).values(len), Random::new(10).values(len));
+    /// A layer to which random rows 0..positions have been appended.
+    fn filled(capacity: usize, positions: usize, heads: usize, dim: usize) -> KvLayer {
+        let (mut keys, mut values) = (Random::new(9), Random::new(10));
         let mut kv = KvLayer::new(capacity, heads, dim);
-        for (i, (k, v)) in keys.chunks(heads * dim).zip(values.chunks(heads * dim)).enumerate() {
-            kv.append(i, k, v);
+        for position in 0..positions {
+            kv.append(position, &keys.values(heads * dim), &values.values(heads * dim));
         }
-        (kv, keys, values)
+        kv
     }
 
     fn attended(q: &[f32], kv: &KvLayer, first: usize, window: Option<usize>, heads: usize) -> Vec<f32> {
@@ -138,34 +200,22 @@ mod tests {
         out
     }
 
-    fn exact(
-        q: &[f32],
-        keys: &[f32],
-        values: &[f32],
-        first: usize,
-        window: Option<usize>,
-        heads: usize,
-        kv_heads: usize,
-        dim: usize,
-    ) -> Vec<f64> {
+    fn exact(q: &[f32], kv: &KvLayer, first: usize, window: Option<usize>, heads: usize) -> Vec<f64> {
         let mut out = vec![];
-        for (i, q) in q.chunks(dim).enumerate() {
-            let (position, head) = (first + i / heads, i % heads / (heads / kv_heads));
-            let row = |rows: &'_ [f32], p: usize| {
-                rows[(p * kv_heads + head) * dim..][..dim].iter().map(|x| *x as f64).collect::<Vec<_>>()
-            };
+        for (i, q) in q.chunks(kv.head_dim()).enumerate() {
+            let (position, head) = (first + i / heads, i % heads / (heads / kv.heads()));
             let seen: Vec<usize> = (0..=position).filter(|p| window.is_none_or(|w| position - p < w)).collect();
-            let scores: Vec<f64> =
-                seen.iter().map(|p| row(keys, *p).iter().zip(q).map(|(k, q)| k * *q as f64).sum()).collect();
+            let dot = |key: &[f32]| key.iter().zip(q).map(|(k, q)| *k as f64 * *q as f64).sum::<f64>();
+            let scores: Vec<f64> = seen.iter().map(|p| dot(kv.key(*p, head))).collect();
             let largest = scores.iter().fold(f64::NEG_INFINITY, |a, b| a.max(*b));
-            let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
-            let mut head_out = vec![0.0; dim];
+            let sum: f64 = scores.iter().map(|score| (score - largest).exp()).sum();
+            let mut mixed = vec![0.0; kv.head_dim()];
             for (p, score) in seen.iter().zip(&scores) {
-                for (out, v) in head_out.iter_mut().zip(row(values, *p)) {
-                    *out += (score - largest).exp() / sum * v;
+                for (mixed, value) in mixed.iter_mut().zip(kv.value(*p, head)) {
+                    *mixed += (score - largest).exp() / sum * *value as f64;
                 }
             }
-            out.extend(head_out);
+            out.extend(mixed);
         }
         out
     }
@@ -174,12 +224,12 @@ mod tests {
     fn close_to_f64_for_every_grouping_and_window_edge() {
         for (kv_heads, group, dim) in [(1, 1, 32), (2, 2, 40), (1, 8, 64), (3, 5, 33), (1, 16, 32)] {
             let heads = kv_heads * group;
-            for (first, rows) in [(0, 1), (0, 5), (255, 3), (600, 2)] {
-                let (kv, keys, values) = filled(first + rows, first + rows, kv_heads, dim);
+            for (first, rows) in [(0, 1), (0, 5), (240, 40), (600, 2)] {
+                let kv = filled(first + rows, first + rows, kv_heads, dim);
                 let q = Random::new(1).values(rows * heads * dim);
                 for window in [None, Some(1), Some(2), Some(255), Some(256), Some(257), Some(10_000)] {
                     let out = attended(&q, &kv, first, window, heads);
-                    assert_close(&out, &exact(&q, &keys, &values, first, window, heads, kv_heads, dim), 3e-6);
+                    assert_close(&out, &exact(&q, &kv, first, window, heads), 3e-6);
                 }
             }
         }
@@ -188,9 +238,9 @@ mod tests {
     #[test]
     fn a_ring_of_window_and_chunk_is_enough() {
         let (window, chunk, kv_heads, dim) = (300, 7, 2, 32);
-        let (whole, ..) = filled(1000, 1000, kv_heads, dim);
+        let whole = filled(1000, 1000, kv_heads, dim);
         for end in [7, 300, 307, 308, 614, 1000] {
-            let (ring, ..) = filled(window + chunk, end, kv_heads, dim);
+            let ring = filled(window + chunk, end, kv_heads, dim);
             let q = Random::new(2).values(chunk * 4 * dim);
             let attend = |kv| attended(&q, kv, end - chunk, Some(window), 4);
             assert!(attend(&ring) == attend(&whole), "{end} positions");
@@ -200,7 +250,7 @@ mod tests {
     #[test]
     fn a_row_has_the_same_bits_alone_and_among_others_on_one_thread_and_on_two() {
         let (heads, kv_heads, dim, first, rows) = (8, 2, 64, 700, 64);
-        let (kv, ..) = filled(first + rows, first + rows, kv_heads, dim);
+        let kv = filled(first + rows, first + rows, kv_heads, dim);
         let q = Random::new(3).values(rows * heads * dim);
         for window in [None, Some(512)] {
             let all = with_threads(1, || attended(&q, &kv, first, window, heads));

@@ -69,30 +69,16 @@ pub fn sum(a: &[f32]) -> f32 {
     total(acc)
 }
 
-/// [`dot`] of every pair of a row of `a` and a row of `b`, all of equal length.
+/// The largest value of a row.
 #[inline(always)]
-pub fn dot_tile<const A: usize, const B: usize>(a: [&[f32]; A], b: [&[f32]; B]) -> [[f32; B]; A] {
-    let (a, a_tails) = chunked(a);
-    let (b, b_tails) = chunked(b);
-    let mut acc = [[[0.0; LANES]; B]; A];
-    for step in 0..a[0].len() {
-        for (acc, a) in acc.iter_mut().zip(&a) {
-            for (acc, b) in acc.iter_mut().zip(&b) {
-                accumulate(acc, &a[step], &b[step]);
-            }
+pub fn largest(row: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, tail) = row.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            lanes[lane] = larger(lanes[lane], chunk[lane]);
         }
     }
-    std::array::from_fn(|i| {
-        std::array::from_fn(|j| {
-            accumulate_tail(&mut acc[i][j], a_tails[i], b_tails[j]);
-            total(acc[i][j])
-        })
-    })
-}
-
-/// Each row as whole chunks and what is left, cut to equal lengths so that one bounds check serves all.
-#[inline(always)]
-fn chunked<const N: usize>(rows: [&[f32]; N]) -> ([&[[f32; LANES]]; N], [&[f32]; N]) {
-    let chunks = rows[0].len() / LANES;
-    (rows.map(|row| &row.as_chunks::<LANES>().0[..chunks]), rows.map(|row| row.as_chunks::<LANES>().1))
+    lanes.into_iter().chain(tail.iter().copied()).fold(f32::NEG_INFINITY, larger)
 }

@@ -21,6 +21,7 @@ mod product;
 pub mod rope;
 #[cfg(test)]
 mod testing;
+mod tiles;
 
 /// Compiles each function once for every vector width worth having and picks at run time.
 ///

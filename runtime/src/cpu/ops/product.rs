@@ -4,12 +4,12 @@
 //! the first-level cache and multiplied at once. Several: a strip of weight rows is decoded into a scratch that stays in the
 //! cache, then multiplied with all activation rows in register tiles.
 
-use gemma4c_blocks::decode::{BlockFormat, decode_row_as};
+use gemma4c_blocks::decode::{BlockFormat, decode_row, decode_row_as};
 use gemma4c_blocks::{DType, with_format};
 use rayon::prelude::*;
 
 use super::lanes::{self, LANES};
-use super::vectorised;
+use super::{tiles, vectorised};
 
 /// A strip of weight rows, the activation rows to multiply it with, and where the products go.
 pub struct Task<'a> {
@@ -27,17 +27,14 @@ pub fn strip_rows(dtype: DType, cols: usize, inputs: usize) -> usize {
     const DECODED: usize = 512 << 10;
     let decoded = size_of::<f32>() * cols.max(1);
     let encoded = (cols / dtype.layout().len * dtype.layout().bytes).max(1);
-    if inputs == 1 { (ENCODED / encoded).max(1) } else { (DECODED / decoded).clamp(TILE_WEIGHTS, 256) }
+    if inputs == 1 { (ENCODED / encoded).max(1) } else { (DECODED / decoded).clamp(4, 256) }
 }
 
 /// Runs the tasks on all threads.
 pub fn run(dtype: DType, cols: usize, tasks: Vec<Task>) {
-    let one = |scratch: &mut Vec<f32>, task: Task| {
-        let Task { weights, inputs, mut outputs } = task;
-        match (inputs, outputs.as_mut_slice()) {
-            ([input], [output]) => multiply_one(dtype, weights, input, output, &mut Piece([0.0; PIECE])),
-            (_, outputs) => multiply_many(dtype, weights, cols, inputs, outputs, scratch),
-        }
+    let one = |scratch: &mut Vec<f32>, mut task: Task| match (task.inputs, task.outputs.as_mut_slice()) {
+        ([input], [output]) => multiply_one(dtype, task.weights, input, output, &mut Piece([0.0; PIECE])),
+        _ => multiply_many(task, dtype, cols, scratch),
     };
     if tasks.len() == 1 {
         return tasks.into_iter().for_each(|task| one(&mut Vec::new(), task));
@@ -49,21 +46,15 @@ vectorised! {
     fn multiply_one(dtype: DType, weights: &[u8], input: &[f32], output: &mut [f32], piece: &mut Piece) {
         with_format!(dtype, F => multiply_one_as::<F>(weights, input, output, piece));
     }
+}
 
-    fn multiply_many(
-        dtype: DType,
-        weights: &[u8],
-        cols: usize,
-        inputs: &[&[f32]],
-        outputs: &mut [&mut [f32]],
-        scratch: &mut Vec<f32>,
-    ) {
-        let rows = outputs[0].len();
-        scratch.resize(rows * cols, 0.0);
-        with_format!(dtype, F => decode_strip::<F>(weights, cols, scratch));
-        let strip: Vec<&[f32]> = scratch.chunks_exact(cols).collect();
-        multiply_tiles(&strip, inputs, outputs);
-    }
+/// Several activation rows: the strip is decoded whole, then multiplied in tiles.
+fn multiply_many(task: Task, dtype: DType, cols: usize, scratch: &mut Vec<f32>) {
+    let Task { weights, inputs, mut outputs } = task;
+    scratch.resize(outputs[0].len() * cols, 0.0);
+    decode_row(dtype, weights, scratch);
+    let strip: Vec<&[f32]> = scratch.chunks_exact(cols).collect();
+    tiles::all_dots(&strip, inputs, &mut outputs);
 }
 
 /// Values decoded before they are multiplied: few enough that the processor still decodes the next piece while it multiplies
@@ -87,44 +78,22 @@ fn multiply_one_as<F: BlockFormat>(weights: &[u8], input: &[f32], output: &mut [
     }
 }
 
-#[inline(always)]
-fn decode_strip<F: BlockFormat>(weights: &[u8], cols: usize, strip: &mut [f32]) {
-    let row_bytes = weights.len() / (strip.len() / cols);
-    for (row, decoded) in weights.chunks_exact(row_bytes).zip(strip.chunks_exact_mut(cols)) {
-        decode_row_as::<F>(row, decoded);
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Random;
+    use super::*;
 
-const TILE_WEIGHTS: usize = 4;
-const TILE_INPUTS: usize = 4;
-
-/// All products of a decoded strip, tile by tile. Where a size is no multiple of the tile, the last tile overlaps the one before
-/// and computes the same values again.
-#[inline(always)]
-fn multiply_tiles(strip: &[&[f32]], inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
-    let mut i = 0;
-    while i < inputs.len() {
-        if inputs.len() < TILE_INPUTS || strip.len() < TILE_WEIGHTS {
-            for (w, output) in strip.iter().zip(outputs[i].iter_mut()) {
-                *output = lanes::dot(w, inputs[i]);
-            }
-            i += 1;
-            continue;
+    /// The code for processors without wide vectors is in every binary, and hardly ever runs where tests do.
+    #[test]
+    fn the_version_for_any_cpu_gives_the_bits_of_the_one_for_this() {
+        for dtype in DType::ALL {
+            let (rows, cols) = (3, 768);
+            let weights = Random::new(1).encoded(dtype, rows * cols);
+            let x = Random::new(2).values(cols);
+            let (mut this, mut any) = (vec![f32::NAN; rows], vec![f32::NAN; rows]);
+            multiply_one(dtype, &weights, &x, &mut this, &mut Piece([0.0; PIECE]));
+            with_format!(dtype, F => multiply_one_as::<F>(&weights, &x, &mut any, &mut Piece([0.0; PIECE])));
+            assert_eq!(this, any, "{dtype}");
         }
-        let first_input = i.min(inputs.len() - TILE_INPUTS);
-        let mut j = 0;
-        while j < strip.len() {
-            let first_weight = j.min(strip.len() - TILE_WEIGHTS);
-            let w: [&[f32]; TILE_WEIGHTS] = std::array::from_fn(|k| strip[first_weight + k]);
-            let x: [&[f32]; TILE_INPUTS] = std::array::from_fn(|k| inputs[first_input + k]);
-            let products = lanes::dot_tile(w, x);
-            for (k, products) in products.iter().enumerate() {
-                for (l, product) in products.iter().enumerate() {
-                    outputs[first_input + l][first_weight + k] = *product;
-                }
-            }
-            j += TILE_WEIGHTS;
-        }
-        i += TILE_INPUTS;
     }
 }
