@@ -138,6 +138,8 @@ pub enum InstanceError {
     DeviceConstant { kernel: &'static str, function: &'static str, name: &'static str, ty: &'static str },
     #[error("kernel {kernel}: device function `{function}` calls itself")]
     Recursion { kernel: &'static str, function: &'static str },
+    #[error("kernel {kernel}: two different device functions are called `{function}`: rename one")]
+    NameClash { kernel: &'static str, function: &'static str },
     #[error("kernel {kernel}: block of {threads} threads: it must be a multiple of 32, at most 1024")]
     Block { kernel: &'static str, threads: u32 },
 }
@@ -269,6 +271,25 @@ pub(crate) struct Functions {
     pub devices: Vec<&'static DeviceDef>,
 }
 
+/// `matvec_q8_0[K = 2560, ROWS = 4, epilogue = add_residual]`: unique among the instances of a kernel.
+impl std::fmt::Display for Instance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let constants = self.values.constants.iter().map(|(name, value)| format!("{name} = {}", value.spelling()));
+        let types = self.values.types.iter().map(|(name, ty)| format!("{name} = {}", ty.name()));
+        let filled = self.def.slots.iter().zip(&self.fills).filter(|(_, fill)| !fill.functions.is_empty());
+        let slots = filled.map(|(slot, fill)| {
+            let functions: Vec<_> = fill.functions.iter().map(|function| function.name).collect();
+            format!("{} = {}", slot.name, functions.join(" then "))
+        });
+        let chosen: Vec<_> = constants.chain(types).chain(slots).collect();
+        if chosen.is_empty() {
+            f.write_str(self.def.name)
+        } else {
+            write!(f, "{}[{}]", self.def.name, chosen.join(", "))
+        }
+    }
+}
+
 impl Instance {
     pub fn of(def: &'static KernelDef) -> InstanceBuilder {
         InstanceBuilder { def, constants: Vec::new(), types: Vec::new(), slots: Vec::new() }
@@ -340,8 +361,9 @@ impl Instance {
                 if path.contains(&def.name) {
                     return Err(InstanceError::Recursion { kernel, function: def.name });
                 }
-                if found.devices.iter().any(|known| known.name == def.name) {
-                    return Ok(());
+                if let Some(known) = found.devices.iter().find(|known| known.name == def.name) {
+                    let same = known.cuda == def.cuda;
+                    return if same { Ok(()) } else { Err(InstanceError::NameClash { kernel, function: def.name }) };
                 }
                 for constant in def.constants {
                     if !self.def.constants.contains(constant) {

@@ -82,7 +82,7 @@
 //!
 //! Statements: `let` of one name (a type or an initial value that says its type), assignment and compound assignment,
 //! `if`/`else if`/`else`, `for` over `a..b` and `(a..b).by(step)`, `while`, `loop`, `break`, `continue`, `return`, blocks, calls,
-//! `require!(condition)` (a `static_assert`). `#[unroll]` and `#[unroll(4)]` on a loop. Expressions: literals, variables, the
+//! `require!(condition)` (a `static_assert`), `const NAME: u32 = …;`. `#[unroll]` and `#[unroll(4)]` on a loop. Expressions: literals, variables, the
 //! operators, `as`, indexing, vector fields (`.x`), calls of device functions, slots and [`intrinsics`], methods of numbers
 //! (`min max clamp abs sqrt mul_add floor ceil trunc round round_ties_even exp exp2 ln log2 powf tanh sin cos to_bits is_nan`,
 //! `wrapping_add wrapping_sub wrapping_mul rotate_left rotate_right div_ceil abs_diff count_ones leading_zeros
@@ -105,9 +105,19 @@
 //! - Floats are never contracted: NVRTC gets `--fmad=false` ([`NVRTC_OPTIONS`]), the host `-ffp-contract=off`; `mul_add` is one
 //!   fused operation everywhere. `+ - * / sqrt mul_add` and the roundings give the same bits in every executor; `exp exp2 ln
 //!   log2 powf tanh sin cos`, tensor-core sums and float atomics do not, and need a bound.
-//! - C++ evaluates arguments and operands in any order: an expression must not hold two effects (atomics, `&mut` arguments).
+//! - A loop's bounds are evaluated once; in the text, one that could change becomes a variable. C++ evaluates arguments and
+//!   operands in any order, so two effects (atomics, calls with `&mut`) in one expression are refused.
 //!
-//! The Rust body runs thread by thread with every access watched; `cargo test` in an unoptimised profile has overflow checks.
+//! # Intrinsics
+//!
+//! [`intrinsics::TABLE`] has every row with its scope. By topic: [`intrinsics::ids`] (`thread_idx block_idx lane_id warp_id …`),
+//! [`intrinsics::warp`] (`barrier warp_barrier shfl_xor shfl_down shfl_idx ballot warp_any warp_all warp_sum warp_max warp_min
+//! block_sum block_max`), [`intrinsics::loads`] (`load load_streamed store`), [`intrinsics::bits`] (`dp4a byte_perm byte_of
+//! signed_byte_of nibble_of pack_bytes sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16`), [`intrinsics::math`] (`rsqrt
+//! recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast`), [`intrinsics::atomics`] (`atomic_add atomic_max atomic_min
+//! last_block`), [`intrinsics::asynchronous`] (`cp_async16 cp_async_commit cp_async_wait`), [`intrinsics::tensor`] (`ldmatrix_x1 …
+//! mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k32_s8`), [`intrinsics::grid`] (`grid_dependency_wait grid_launch_dependents`).
+//! Warp and block intrinsics need all their threads at the same line; shuffles and reductions of a warp do not order memory.
 
 pub use gemma4c_dsl_macros::dataflow;
 

@@ -200,8 +200,26 @@ fn scaled<const SCALE: f32>(word: u32, index: u32) -> f32 {
     word as f32 * SCALE
 }
 
+mod elsewhere {
+    use gemma4c_dsl::prelude::*;
+
+    #[device]
+    pub fn weighted(value: f32, index: u32) -> f32 {
+        value * 2.0
+    }
+}
+
+/// A kernel whose slot may bring a second function of a name it already calls.
+#[kernel(block = 32, slots(finish(value: f32, index: u32) -> f32))]
+fn clashing<const N: u32>(w: Input<f32>, out: Output<f32>) {
+    let values = regs(1.0f32, N);
+    out[thread_idx()] = finish(weighted(&values, w), 0);
+}
+
 #[test]
 fn an_instance_says_what_it_lacks() {
+    let clash = Instance::of(clashing::DEF).constant("N", 1u32).slot("finish", &[elsewhere::weighted::DEF]).build();
+    assert_eq!(clash.unwrap_err(), InstanceError::NameClash { kernel: "clashing", function: "weighted" });
     let kernel = "decoded";
     let of = || Instance::of(decoded::DEF);
     assert_eq!(of().build().unwrap_err(), InstanceError::Unfilled { kernel, slot: "decode" });
@@ -215,6 +233,7 @@ fn an_instance_says_what_it_lacks() {
     assert!(matches!(walk.constant("COUNT", 3u32).build().unwrap_err(), InstanceError::ConstantType { .. }));
 
     let filled = of().slot("decode", &[low_byte::DEF]).build().unwrap();
+    assert_eq!(filled.to_string(), "decoded[decode = low_byte]");
     let x: Vec<u32> = (0..32).map(|i| i * 1000).collect();
     let expected: Vec<f32> = x.iter().map(|x| (x % 256) as f32).collect();
     Case::new("low bytes", filled).buffer("x", x).expect("out", expected, Bound::Exact).assert();
@@ -246,4 +265,25 @@ fn a_launch_refuses_arguments_that_do_not_fit() {
     refused(run(&[blocks, overlapping, scales, Arg::U32(2)]), "`quants` writes the same memory");
     refused(run(&[blocks, beyond, scales, Arg::U32(2)]), "leave the allocation");
     refused(run(&[blocks, quants, odd, Arg::U32(2)]), "whole elements");
+}
+
+#[test]
+fn the_header_is_all_that_differs_between_instances() {
+    let of = |limit: u32| Instance::of(walk::DEF).constant("LIMIT", limit).constant("COUNT", true).build().unwrap();
+    let (five, seven) = (of(5), of(7));
+    assert_eq!(five.header(), "constexpr u32 LIMIT = 5;\nconstexpr bool COUNT = true;\n");
+    assert_eq!(five.to_string(), "walk[LIMIT = 5, COUNT = true]");
+    assert_eq!(five.cuda().replace(&five.header(), ""), seven.cuda().replace(&seven.header(), ""));
+}
+
+#[test]
+fn every_intrinsic_has_one_row() {
+    let mut names: Vec<_> = gemma4c_dsl::intrinsics::TABLE.iter().map(|row| row.name).collect();
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count);
+    for row in gemma4c_dsl::intrinsics::TABLE {
+        assert!(row.cuda.contains(row.name) && !row.doc.is_empty(), "{}", row.name);
+    }
 }
