@@ -1,12 +1,22 @@
 //! Results on stdout. A closed pipe is an end, not an accident, so nothing here panics on it as `println!` would.
 
+use std::fs;
 use std::io::{self, Write};
+use std::path::Path;
 
 /// Writes a result.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     Ok(out.flush()?)
+}
+
+/// Refuses to write over a folder, a device or a pipe: a file that is renamed to its name would take the place of
+/// `/dev/null`, and opening a pipe would wait for a reader.
+pub fn may_be_written(path: &Path) -> anyhow::Result<()> {
+    let other = fs::metadata(path).is_ok_and(|info| !info.is_file());
+    anyhow::ensure!(!other, "cannot write {}: it is there, and not a regular file", path.display());
+    Ok(())
 }
 
 /// Whether an error only says that nobody reads stdout any more.

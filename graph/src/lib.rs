@@ -23,6 +23,6 @@ pub use dot::to_dot;
 pub use graph::{Cache, CacheId, Graph, Node, NodeId, Weight, WeightId};
 pub use infer::{TypeError, infer};
 pub use op::{Op, Part};
-pub use text::to_text;
+pub use text::{layer_ranges, to_text};
 pub use types::{Elem, Rows, Type};
 pub use verify::{VerifyError, verify};

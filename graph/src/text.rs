@@ -36,7 +36,7 @@ pub fn to_text(graph: &Graph) -> String {
     let _ = write!(out, "\n{before}");
     for (same, body) in folded {
         let noun = if same.len() == 1 { "layer" } else { "layers" };
-        let _ = write!(out, "\n{noun} {}:\n{body}", ranges(&same));
+        let _ = write!(out, "\n{noun} {}:\n{body}", layer_ranges(&same));
     }
     let _ = write!(out, "\n{after}");
     if let Some(output) = graph.output {
@@ -110,7 +110,7 @@ fn weight_text(graph: &Graph, layer: Option<u32>, id: WeightId) -> String {
 }
 
 /// `0-3, 5, 7-8` for a sorted list.
-fn ranges(layers: &[u32]) -> String {
+pub fn layer_ranges(layers: &[u32]) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for &l in layers {
         match runs.last_mut() {

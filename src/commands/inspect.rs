@@ -2,16 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use gemma4c_blocks::DType;
-use gemma4c_graph::to_dot;
+use gemma4c_graph::{layer_ranges, to_dot};
 use gemma4c_models::gemma4::{self, Config, Keys, Reach};
 use gemma4c_models::gguf::Gguf;
-use gemma4c_plan::{Plan, Step, Weight};
+use gemma4c_plan::{Plan, Weight};
 use serde_json::{Value, json};
 
 use super::{Outcome, plan_file};
@@ -38,7 +36,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<Outcome> {
-    let text = if is_gguf(&args.file)? {
+    let text = if plan_file::is_gguf(&args.file)? {
         let file = Gguf::open(&args.file)?;
         let config = Config::read(&file)?;
         match (args.json, args.graph, args.dot) {
@@ -58,12 +56,6 @@ pub fn run(args: &Args) -> Result<Outcome> {
     };
     output::print(&text)?;
     Ok(Outcome::Done)
-}
-
-fn is_gguf(path: &Path) -> Result<bool> {
-    let mut magic = [0; 4];
-    let mut file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(file.read_exact(&mut magic).is_ok() && &magic == b"GGUF")
 }
 
 fn pretty(value: &Value) -> Result<String> {
@@ -115,8 +107,8 @@ fn config_text(file: &Gguf, config: &Config) -> String {
     let sizes = file.tensors().iter().filter_map(|t| Some((t.dtype().ok()?, t.len)));
     let _ = writeln!(out, "tensors        {}", by_type(sizes));
     let _ = writeln!(out, "\nlayers (equal ones once)");
-    let mut seen: Vec<(String, Vec<usize>)> = Vec::new();
-    for (i, l) in config.layers.iter().enumerate() {
+    let mut seen: Vec<(String, Vec<u32>)> = Vec::new();
+    for (i, l) in (0..).zip(&config.layers) {
         let a = &l.attention;
         let reach = window(a.reach).map_or("global".into(), |w| format!("window {w}"));
         let line = format!(
@@ -134,8 +126,8 @@ fn config_text(file: &Gguf, config: &Config) -> String {
         }
     }
     for (line, layers) in seen {
-        let layers: Vec<String> = layers.iter().map(usize::to_string).collect();
-        let _ = writeln!(out, "  {line}\n    layers {}", layers.join(" "));
+        let noun = if layers.len() == 1 { "layer" } else { "layers" };
+        let _ = writeln!(out, "  {line}\n    {noun} {}", layer_ranges(&layers));
     }
     out
 }
@@ -188,8 +180,8 @@ fn plan_text(plan: &Plan) -> String {
         let _ = writeln!(out, "  {what:<17}{bytes:>16}  {}", output::bytes(bytes));
     }
     let _ = writeln!(out, "\nsteps          {}", program.steps.len());
-    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
-    program.steps.iter().for_each(|s| *kinds.entry(kind(s)).or_default() += 1);
+    let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
+    program.steps.iter().for_each(|s| *kinds.entry(s.op.name()).or_default() += 1);
     for (kind, count) in kinds {
         let _ = writeln!(out, "  {kind:<15}{count}");
     }
@@ -200,7 +192,7 @@ fn plan_json(plan: &Plan) -> Value {
     let (program, (weights, kv, arena)) = (&plan.program, memory(plan));
     let steps = program.steps.iter().map(|s| {
         let out = &program.values[s.output as usize];
-        json!({"kernel": kind(s), "nodes": [out.name], "width": out.width})
+        json!({"kernel": s.op.name(), "nodes": [out.name], "width": out.width})
     });
     json!({
         "model": {"name": plan.model.name, "files": plan.model.files, "layers": plan.model.layers,
@@ -214,18 +206,4 @@ fn plan_json(plan: &Plan) -> Value {
         "memory": {"weights": weights, "kv": kv, "arena": arena, "host": 0,
                    "total": weights.saturating_add(kv).saturating_add(arena)},
     })
-}
-
-/// The step's operation, as the graph's text writes it.
-fn kind(step: &Step) -> String {
-    let name = format!("{:?}", step.op);
-    let name = name.split([' ', '{', '(']).next().unwrap_or_default();
-    let mut out = String::new();
-    for c in name.chars() {
-        if c.is_ascii_uppercase() && !out.is_empty() {
-            out.push('_');
-        }
-        out.push(c.to_ascii_lowercase());
-    }
-    out
 }

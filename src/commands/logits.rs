@@ -11,7 +11,7 @@ use gemma4c_runtime::Asked;
 
 use super::tokenize::parse_ids;
 use super::{Outcome, plan_file::PlanArgs};
-use crate::progress;
+use crate::{output, progress};
 
 /// Compute logits for given tokens and write them to a safetensors file.
 ///
@@ -118,6 +118,7 @@ struct Tensors {
 
 impl Tensors {
     fn create(path: &Path, shapes: &[(String, [usize; 2])]) -> Result<Tensors> {
+        output::may_be_written(path)?;
         let mut header = serde_json::Map::new();
         let (mut offset, mut starts) = (0u64, BTreeMap::new());
         for (name, shape) in shapes {

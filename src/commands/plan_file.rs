@@ -1,12 +1,15 @@
 //! Plans on disk: reading one with errors that name it, writing one whole or not at all.
 
-use std::fs;
-use std::io::Write;
+use std::fs::{self, File, Metadata, Permissions};
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::Plan;
 use gemma4c_runtime::{ModelLocation, Session};
+
+use crate::output;
 
 /// A plan is small; a file beyond this is something else, and is not read into memory to find out.
 const LARGEST: u64 = 1 << 30;
@@ -45,17 +48,28 @@ impl PlanArgs {
     }
 }
 
+/// Whether a file is a GGUF model, where a plan would do as well.
+pub fn is_gguf(path: &Path) -> Result<bool> {
+    regular(path)?;
+    let mut magic = [0; 4];
+    let mut file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(file.read_exact(&mut magic).is_ok() && &magic == b"GGUF")
+}
+
+/// Opening a pipe would wait for whoever writes to it.
+fn regular(path: &Path) -> Result<Metadata> {
+    let info = fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
+    ensure!(info.is_file(), "{} is not a regular file", path.display());
+    Ok(info)
+}
+
 /// Reads and checks a plan.
 pub fn read(path: &Path) -> Result<Plan> {
-    let cannot_read = || format!("cannot read {}", path.display());
-    let info = fs::metadata(path).with_context(cannot_read)?;
-    if !info.is_file() {
-        bail!("{} is not a regular file", path.display());
-    }
+    let info = regular(path)?;
     if info.len() > LARGEST {
         bail!("{} is not a plan: it has {} bytes", path.display(), info.len());
     }
-    let bytes = fs::read(path).with_context(cannot_read)?;
+    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     if bytes.starts_with(b"GGUF") {
         bail!("{0} is a model, not a plan: run `gemma4c compile {0} -o PLAN.bin` first", path.display());
     }
@@ -64,9 +78,13 @@ pub fn read(path: &Path) -> Result<Plan> {
 
 /// Writes a plan under its name only once it is complete.
 pub fn write(plan: &Plan, path: &Path) -> Result<u64> {
+    output::may_be_written(path)?;
     let bytes = plan.to_bytes()?;
     let cannot_write = || format!("cannot write {}", path.display());
-    let mut file = tempfile::NamedTempFile::new_in(folder(path)).with_context(cannot_write)?;
+    // Readable as any new file is, not only for its owner as temporary ones are.
+    let permissions = Permissions::from_mode(0o666);
+    let mut file =
+        tempfile::Builder::new().permissions(permissions).tempfile_in(folder(path)).with_context(cannot_write)?;
     file.write_all(&bytes).with_context(cannot_write)?;
     file.persist(path).with_context(cannot_write)?;
     Ok(bytes.len() as u64)

@@ -50,6 +50,7 @@ fn dtype(name: &str) -> Result<DType> {
 }
 
 pub fn run(args: &Args) -> Result<Outcome> {
+    output::may_be_written(&args.output)?;
     let started = Instant::now();
     let options = synth::Options {
         preset: args.preset,

@@ -70,12 +70,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
 
 /// The vocabulary of a model or of a plan.
 fn vocab_of(path: &Path) -> Result<Option<Vocab>> {
-    let mut magic = [0; 4];
-    let is_gguf = fs::File::open(path)
-        .with_context(|| format!("cannot read {}", path.display()))?
-        .read_exact(&mut magic)
-        .is_ok_and(|()| &magic == b"GGUF");
-    match is_gguf {
+    match plan_file::is_gguf(path)? {
         true => Ok(vocab_from_metadata(Gguf::open(path)?.metadata())?),
         false => Ok(plan_file::read(path)?.vocab),
     }

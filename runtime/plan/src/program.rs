@@ -84,6 +84,30 @@ pub enum Op {
 }
 
 impl Op {
+    /// The name the compiler's graph has for it.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Op::Tokens => "tokens",
+            Op::Gather { .. } => "gather",
+            Op::TakeAsked => "take_asked",
+            Op::Columns { .. } => "columns",
+            Op::MatMul { .. } => "matmul",
+            Op::ExpertMatMul { .. } => "expert_matmul",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::Route { .. } => "route",
+            Op::ExpertSum { .. } => "expert_sum",
+            Op::Add => "add",
+            Op::Mul => "mul",
+            Op::Scale { .. } => "scale",
+            Op::MulWeight { .. } => "mul_weight",
+            Op::Gelu => "gelu",
+            Op::Softcap { .. } => "softcap",
+            Op::Rope { .. } => "rope",
+            Op::KvAppend { .. } => "kv_append",
+            Op::Attention { .. } => "attention",
+        }
+    }
+
     /// How many values it reads.
     pub const fn arity(&self) -> usize {
         match self {
