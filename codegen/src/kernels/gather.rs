@@ -211,7 +211,7 @@ fn blocks(layout: &Layout) -> Result<Instance, InstanceError> {
 
 /// A plane of no bits reads as zero, at byte 0 whatever the element.
 fn plane(builder: InstanceBuilder, name: &str, plane: Plane) -> InstanceBuilder {
-    let span = if plane.bits == 0 { u32::MAX } else { (plane.run * 8 / plane.bits) as u32 };
+    let span = (plane.run * 8).checked_div(plane.bits).map_or(u32::MAX, |span| span as u32);
     builder
         .constant(&format!("{name}_AT"), plane.offset as u32)
         .constant(&format!("{name}_BITS"), plane.bits as u32)
