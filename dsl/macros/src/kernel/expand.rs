@@ -336,7 +336,12 @@ fn device_items(function: &Function, body: &Body, text: &str, refused: bool) -> 
     let fills_slots = !refused
         && function.types.is_empty()
         && matches!(function.output, KernelType::Value(_))
-        && function.params.iter().all(|p| matches!(p.ty, KernelType::Value(_) | KernelType::Memory { .. }));
+        && function.params.iter().all(|p| match p.ty {
+            KernelType::Value(_) => true,
+            // A launch has no shared memory to give.
+            KernelType::Memory { role, .. } => role != Role::Shared,
+            _ => false,
+        });
     let call = if fills_slots {
         let arguments = (0..function.params.len()).map(|index| quote!(__arguments.take(#index)));
         quote! {
