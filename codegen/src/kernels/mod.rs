@@ -4,6 +4,7 @@
 //! node gets is decided elsewhere; nothing here knows a graph, a plan or a GPU.
 
 pub mod gather;
+pub mod norm;
 pub mod probe;
 pub mod quantise;
 pub mod repack;
@@ -63,6 +64,13 @@ pub static FAMILIES: &[Family] = &[
         kernels: &[quantise::quantise::DEF, quantise::quantise_plain::DEF],
         instances: Vec::new,
         cases: cases::quantise::cases,
+    },
+    Family {
+        name: "norm",
+        about: "RMS norms of rows, with residual, layer scale, next norm and int8 outputs",
+        kernels: &[norm::rms_norm::DEF, norm::residual_norm::DEF, norm::rms_norm_plain::DEF],
+        instances: norm::instances,
+        cases: cases::norm::cases,
     },
 ];
 

@@ -1,0 +1,325 @@
+//! RMS norms of whole rows, with what comes before and after them: residual, layer scale, the next norm, int8 outputs.
+//!
+//! A block takes a row and a thread eight neighbouring values, which it keeps in registers from the load to the last
+//! store: a row of 8192 values is the widest. Weights are on their way before the activations are there. Outputs that
+//! an instance does not have are empty buffers: no compiled instance of it touches them.
+//!
+//! Kernels compute every row of the grid. Rows beyond those in use hold numbers that nobody reads.
+
+use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::{Instance, InstanceError};
+
+use super::quantise::quantise8;
+
+#[device]
+pub fn squares_of(x: F32x4) -> f32 {
+    (x.x * x.x + x.y * x.y) + (x.z * x.z + x.w * x.w)
+}
+
+#[device]
+pub fn scaled4(x: F32x4, by: f32) -> F32x4 {
+    f32x4(x.x * by, x.y * by, x.z * by, x.w * by)
+}
+
+#[device]
+pub fn product4(x: F32x4, y: F32x4) -> F32x4 {
+    f32x4(x.x * y.x, x.y * y.y, x.z * y.z, x.w * y.w)
+}
+
+#[device]
+pub fn sum4(x: F32x4, y: F32x4) -> F32x4 {
+    f32x4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w)
+}
+
+/// `1 / rms` of the row of which every thread of the block holds eight values. A collective of the block.
+#[device]
+pub fn inverse_rms<const WIDTH: u32>(low: F32x4, high: F32x4, epsilon: f32) -> f32 {
+    rsqrt(block_sum(squares_of(low) + squares_of(high)) / WIDTH as f32 + epsilon)
+}
+
+/// Stores eight values as int8, four lanes to a group; `at` is the first one's place. A collective of the warp, in which
+/// the lanes that are not `inside` store nothing.
+#[device]
+pub fn store_int8(
+    low: F32x4,
+    high: F32x4,
+    at: u32,
+    inside: bool,
+    xq: Output<i8>,
+    xscale: Output<f32>,
+    xsum: Output<i32>,
+) {
+    let codes = quantise8(low, high);
+    if inside {
+        store(xq, at, u32x2(codes.x, codes.y));
+        if at % 32 == 0 {
+            xscale[at / 32] = f32::from_bits(codes.z);
+            xsum[at / 32] = codes.w as i32;
+        }
+    }
+}
+
+/// The norm of each row, times `weight` where it is WEIGHTED: written as floats, as int8, or both.
+#[kernel(block = THREADS, dependent)]
+pub fn rms_norm<
+    const WIDTH: u32,
+    const THREADS: u32,
+    const WEIGHTED: bool,
+    const WRITTEN: bool,
+    const QUANTISED: bool,
+>(
+    x: Input<f32>,
+    weight: Weights<f32>,
+    out: Output<f32>,
+    xq: Output<i8>,
+    xscale: Output<f32>,
+    xsum: Output<i32>,
+    epsilon: f32,
+) {
+    require!(WIDTH % 8 == 0 && WIDTH <= THREADS * 8);
+    require!(!QUANTISED || WIDTH % 32 == 0);
+    let at = thread_idx() * 8;
+    let inside = at < WIDTH;
+    let start = block_idx() * WIDTH + at;
+    let mut weight_low = F32x4::ZERO;
+    let mut weight_high = F32x4::ZERO;
+    if WEIGHTED && inside {
+        weight_low = load::<F32x4>(weight, at);
+        weight_high = load::<F32x4>(weight, at + 4);
+    }
+
+    grid_launch_dependents();
+    grid_dependency_wait();
+    let mut low = F32x4::ZERO;
+    let mut high = F32x4::ZERO;
+    if inside {
+        low = load::<F32x4>(x, start);
+        high = load::<F32x4>(x, start + 4);
+    }
+    let factor = inverse_rms(low, high, epsilon);
+    low = scaled4(low, factor);
+    high = scaled4(high, factor);
+    if WEIGHTED {
+        low = product4(low, weight_low);
+        high = product4(high, weight_high);
+    }
+    if WRITTEN && inside {
+        store(out, start, low);
+        store(out, start + 4, high);
+    }
+    if QUANTISED {
+        store_int8(low, high, start, inside, xq, xscale, xsum);
+    }
+}
+
+/// Ends a sub-layer and begins the next: `h_out = (h + norm(x) * weight) * layer_scale`, then, of that, the NEXT norm (times
+/// `next_weight`) or the value itself, as floats and as int8. With BRANCHES, x is `norm(x) * x_weight + norm(branch) *
+/// branch_weight`: the dense and the expert half of a mixture. `h_out` may be `h`.
+#[kernel(block = THREADS, dependent)]
+pub fn residual_norm<
+    const WIDTH: u32,
+    const THREADS: u32,
+    const BRANCHES: bool,
+    const SCALED: bool,
+    const NEXT: bool,
+    const WRITTEN: bool,
+    const QUANTISED: bool,
+>(
+    h: Input<f32>,
+    x: Input<f32>,
+    branch: Input<f32>,
+    x_weight: Weights<f32>,
+    branch_weight: Weights<f32>,
+    weight: Weights<f32>,
+    layer_scale: Weights<f32>,
+    next_weight: Weights<f32>,
+    h_out: Output<f32>,
+    out: Output<f32>,
+    xq: Output<i8>,
+    xscale: Output<f32>,
+    xsum: Output<i32>,
+    epsilon: f32,
+) {
+    require!(WIDTH % 8 == 0 && WIDTH <= THREADS * 8);
+    require!(!QUANTISED || WIDTH % 32 == 0);
+    let at = thread_idx() * 8;
+    let inside = at < WIDTH;
+    let start = block_idx() * WIDTH + at;
+    let mut weight_low = F32x4::ZERO;
+    let mut weight_high = F32x4::ZERO;
+    let mut next_low = F32x4::ZERO;
+    let mut next_high = F32x4::ZERO;
+    if inside {
+        weight_low = load::<F32x4>(weight, at);
+        weight_high = load::<F32x4>(weight, at + 4);
+    }
+    if NEXT && inside {
+        next_low = load::<F32x4>(next_weight, at);
+        next_high = load::<F32x4>(next_weight, at + 4);
+    }
+
+    grid_launch_dependents();
+    grid_dependency_wait();
+    let mut low = F32x4::ZERO;
+    let mut high = F32x4::ZERO;
+    let mut h_low = F32x4::ZERO;
+    let mut h_high = F32x4::ZERO;
+    if inside {
+        low = load::<F32x4>(x, start);
+        high = load::<F32x4>(x, start + 4);
+        h_low = load::<F32x4>(h, start);
+        h_high = load::<F32x4>(h, start + 4);
+    }
+    if BRANCHES {
+        let mut other_low = F32x4::ZERO;
+        let mut other_high = F32x4::ZERO;
+        if inside {
+            other_low = load::<F32x4>(branch, start);
+            other_high = load::<F32x4>(branch, start + 4);
+        }
+        let of_x = inverse_rms(low, high, epsilon);
+        let of_branch = inverse_rms(other_low, other_high, epsilon);
+        if inside {
+            low = product4(scaled4(low, of_x), load::<F32x4>(x_weight, at));
+            high = product4(scaled4(high, of_x), load::<F32x4>(x_weight, at + 4));
+            low = sum4(low, product4(scaled4(other_low, of_branch), load::<F32x4>(branch_weight, at)));
+            high = sum4(high, product4(scaled4(other_high, of_branch), load::<F32x4>(branch_weight, at + 4)));
+        }
+    }
+
+    let factor = inverse_rms(low, high, epsilon);
+    low = sum4(h_low, product4(scaled4(low, factor), weight_low));
+    high = sum4(h_high, product4(scaled4(high, factor), weight_high));
+    if SCALED {
+        let scale = layer_scale[0u32];
+        low = scaled4(low, scale);
+        high = scaled4(high, scale);
+    }
+    if inside {
+        store(h_out, start, low);
+        store(h_out, start + 4, high);
+    }
+    if NEXT {
+        let factor = inverse_rms(low, high, epsilon);
+        low = product4(scaled4(low, factor), next_low);
+        high = product4(scaled4(high, factor), next_high);
+    }
+    if WRITTEN && inside {
+        store(out, start, low);
+        store(out, start + 4, high);
+    }
+    if QUANTISED {
+        store_int8(low, high, start, inside, xq, xscale, xsum);
+    }
+}
+
+/// The norm of each row, plainly: a warp takes a row of any width.
+#[kernel(block = 32)]
+pub fn rms_norm_plain<const WEIGHTED: bool>(
+    x: Input<f32>,
+    weight: Weights<f32>,
+    out: Output<f32>,
+    width: u32,
+    epsilon: f32,
+) {
+    let start = block_idx() * width;
+    let mut squares = 0.0f32;
+    for i in (lane_id()..width).by(32) {
+        squares += x[start + i] * x[start + i];
+    }
+    let factor = rsqrt(warp_sum(squares) / width as f32 + epsilon);
+    for i in (lane_id()..width).by(32) {
+        let normed = x[start + i] * factor;
+        out[start + i] = if WEIGHTED { normed * weight[i] } else { normed };
+    }
+}
+
+/// What an instance leaves behind besides the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outputs {
+    Floats,
+    Int8,
+    Both,
+}
+
+impl Outputs {
+    pub fn written(self) -> bool {
+        self != Self::Int8
+    }
+
+    pub fn quantised(self) -> bool {
+        self != Self::Floats
+    }
+}
+
+/// Whole warps, eight values a thread.
+fn threads(width: u32) -> u32 {
+    width.div_ceil(256) * 32
+}
+
+/// A [`rms_norm`]; its grid is `[rows, 1, 1]`.
+pub fn norm(width: u32, weighted: bool, outputs: Outputs) -> Result<Instance, InstanceError> {
+    Instance::of(rms_norm::DEF)
+        .constant("WIDTH", width)
+        .constant("THREADS", threads(width))
+        .constant("WEIGHTED", weighted)
+        .constant("WRITTEN", outputs.written())
+        .constant("QUANTISED", outputs.quantised())
+        .build()
+}
+
+/// The choices of a [`residual_norm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Residual {
+    /// x is the sum of two normed branches.
+    pub branches: bool,
+    /// The layer's scale multiplies the sum.
+    pub scaled: bool,
+    /// The outputs are of the sum's norm; without it, of the sum itself.
+    pub next: bool,
+    /// Besides the residual stream.
+    pub outputs: Option<Outputs>,
+}
+
+/// A [`residual_norm`]; its grid is `[rows, 1, 1]`.
+pub fn residual(width: u32, of: Residual) -> Result<Instance, InstanceError> {
+    Instance::of(residual_norm::DEF)
+        .constant("WIDTH", width)
+        .constant("THREADS", threads(width))
+        .constant("BRANCHES", of.branches)
+        .constant("SCALED", of.scaled)
+        .constant("NEXT", of.next)
+        .constant("WRITTEN", of.outputs.is_some_and(Outputs::written))
+        .constant("QUANTISED", of.outputs.is_some_and(Outputs::quantised))
+        .build()
+}
+
+pub fn plain(weighted: bool) -> Result<Instance, InstanceError> {
+    Instance::of(rms_norm_plain::DEF).constant("WEIGHTED", weighted).build()
+}
+
+/// The widths of the five models' residual streams.
+pub const WIDTHS: [u32; 5] = [1536, 2560, 2816, 3840, 5376];
+
+/// For each width: the first norm of a token, both ends of a sub-layer, and the end of a layer.
+pub fn instances() -> Vec<(String, Instance)> {
+    let sublayer = Residual { branches: false, scaled: false, next: true, outputs: Some(Outputs::Int8) };
+    let layer = Residual { scaled: true, ..sublayer };
+    let kinds = [("sub-layer", sublayer), ("layer", layer)];
+    let unnormed = Residual { next: false, ..sublayer };
+    let mixture = Residual { branches: true, ..layer };
+    let mut all = Vec::new();
+    for width in WIDTHS {
+        all.push((format!("{width}, int8"), norm(width, true, Outputs::Int8)));
+        all.push((format!("{width}, floats"), norm(width, true, Outputs::Floats)));
+        all.extend(kinds.map(|(name, of)| (format!("{width}, {name}, int8"), residual(width, of))));
+        let floats = Residual { outputs: Some(Outputs::Floats), ..layer };
+        all.push((format!("{width}, layer, floats"), residual(width, floats)));
+    }
+    // Before the per-layer gate the sum is not normed; the mixture's two halves meet in one kernel.
+    all.extend([1536, 2560].map(|width| (format!("{width}, sum, int8"), residual(width, unnormed))));
+    all.push(("2816, mixture, int8".to_owned(), residual(2816, mixture)));
+    all.push(("any width".to_owned(), plain(true)));
+    let built = all.into_iter().map(|(label, instance)| instance.map(|instance| (label, instance)));
+    built.collect::<Result<_, _>>().expect("every width is a block")
+}
