@@ -4,6 +4,7 @@
 //! on a GPU. One file a family, with the family's oracles; [`crate::kernels::FAMILIES`] names its `cases`.
 
 pub mod gather;
+pub mod heads;
 pub mod norm;
 pub mod probe;
 pub mod quantise;

@@ -4,6 +4,7 @@
 //! node gets is decided elsewhere; nothing here knows a graph, a plan or a GPU.
 
 pub mod gather;
+pub mod heads;
 pub mod norm;
 pub mod probe;
 pub mod quantise;
@@ -71,6 +72,13 @@ pub static FAMILIES: &[Family] = &[
         kernels: &[norm::rms_norm::DEF, norm::residual_norm::DEF, norm::rms_norm_plain::DEF],
         instances: norm::instances,
         cases: cases::norm::cases,
+    },
+    Family {
+        name: "heads",
+        about: "head norms of Q, K and V, RoPE, and the store into the cache",
+        kernels: &[heads::heads::DEF],
+        instances: heads::instances,
+        cases: cases::heads::cases,
     },
 ];
 

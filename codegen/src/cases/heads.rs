@@ -1,0 +1,126 @@
+//! Cases of the heads: GQA ratios of the models, layers without KV, K as V, the ring's edge, positions up to the longest
+//! context, rows beyond those in use.
+
+use gemma4c_dsl::ElementType;
+use gemma4c_dsl::harness::{Bound, Case, Data, Random};
+use gemma4c_dsl::{BF16, F16, Float};
+
+use super::norm::normed;
+use crate::kernels::heads::{Heads, inverse_frequencies};
+
+#[derive(Clone, Copy)]
+struct Shape {
+    heads: Heads,
+    /// Rows of the launch, and how many of them are in use.
+    rows: (usize, usize),
+    position: u32,
+    capacity: u32,
+    k_is_v: bool,
+}
+
+/// NeoX rotation by f32 angles, in f64.
+fn rotated(head: &[f32], position: u32, frequencies: &[f32]) -> Vec<f32> {
+    let half = head.len() / 2;
+    let mut out = head.to_vec();
+    for (i, frequency) in frequencies.iter().enumerate() {
+        let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
+        let (x, y) = (f64::from(head[i]), f64::from(head[i + half]));
+        out[i] = (x * cos - y * sin) as f32;
+        out[i + half] = (y * cos + x * sin) as f32;
+    }
+    out
+}
+
+/// A cache of that type, and how far a stored value may be off: one step of the type.
+fn cache(ty: ElementType, values: &[f32]) -> (Data, Bound) {
+    let within = |relative| Bound::Within { absolute: 3e-6, relative };
+    match ty {
+        ElementType::F16 => (values.iter().map(|x| F16::from_f32(*x)).collect::<Vec<_>>().into(), within(1.0 / 1024.0)),
+        ElementType::BF16 => {
+            (values.iter().map(|x| BF16::from_f32(*x)).collect::<Vec<_>>().into(), within(1.0 / 128.0))
+        }
+        _ => (values.into(), within(4e-6)),
+    }
+}
+
+/// The rows of a launch inside a buffer with a stride, as the multi-output product leaves them.
+fn strided(values: &[f32], width: usize, stride: usize) -> Vec<f32> {
+    if width == 0 {
+        return Vec::new();
+    }
+    values.chunks(width).flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(9.0, stride - width))).collect()
+}
+
+fn case(name: &str, shape: Shape) -> Case {
+    let Shape { heads, rows: (rows, used), position, capacity, k_is_v } = shape;
+    let (dim, q_heads, kv_heads) = (heads.dim as usize, heads.q as usize, heads.kv as usize);
+    let mut random = Random::new(u64::from(position) + dim as u64);
+    let q = random.floats(rows * q_heads * dim, -3.0, 3.0);
+    let k = random.floats(rows * kv_heads * dim, -30.0, 30.0);
+    let v = if k_is_v { k.clone() } else { random.floats(rows * kv_heads * dim, -0.1, 0.1) };
+    let (q_weight, k_weight) = (random.floats(dim, 0.2, 2.0), random.floats(dim, -1.0, 1.0));
+    // Global heads rotate the first quarter of their pairs alone, as the file's factors say.
+    let factors: Vec<f32> = (0..dim / 2).map(|i| if i < dim / 8 { 1.0 } else { 1e30 }).collect();
+    let frequencies = match dim {
+        512 => inverse_frequencies(heads.dim, 1e6, Some(&factors)),
+        _ => inverse_frequencies(heads.dim, 1e4, None),
+    };
+
+    let at = |row: usize| position + row as u32;
+    let turned = |head: &[f32], weight: &[f32], row| rotated(&normed(head, Some(weight)), at(row), &frequencies);
+    let q_out: Vec<f32> =
+        q.chunks(dim).enumerate().flat_map(|(i, head)| turned(head, &q_weight, i / q_heads)).collect();
+    let before = random.floats(capacity as usize * kv_heads * dim, -1.0, 1.0);
+    let (mut k_after, mut v_after) = (before.clone(), before.clone());
+    for row in 0..used {
+        for head in 0..kv_heads {
+            let from = (row * kv_heads + head) * dim;
+            let to = ((at(row) % capacity) as usize * kv_heads + head) * dim;
+            k_after[to..to + dim].copy_from_slice(&turned(&k[from..from + dim], &k_weight, row));
+            v_after[to..to + dim].copy_from_slice(&normed(&v[from..from + dim], None));
+        }
+    }
+
+    let (q_width, kv_width) = (q_heads * dim, kv_heads * dim);
+    let stride = q_width + 2 * kv_width;
+    let (k_data, bound) = cache(heads.cache, &k_after);
+    let case = Case::new(name, heads.instance().expect("two warps are a block"))
+        .grid(heads.grid(rows as u32))
+        .buffer("q", strided(&q, q_width, stride))
+        .buffer("k", strided(&k, kv_width, stride))
+        .buffer("v", strided(&v, kv_width, kv_width.max(1)))
+        .buffer("q_weight", q_weight)
+        .buffer("k_weight", if kv_heads > 0 { k_weight } else { Vec::new() })
+        .buffer("inverse_frequencies", frequencies)
+        .buffer("state", vec![position, used as u32, 0])
+        .buffer("k_cache", cache(heads.cache, &before).0)
+        .buffer("v_cache", cache(heads.cache, &before).0)
+        .scalar("q_stride", stride as u32)
+        .scalar("k_stride", stride as u32)
+        .scalar("v_stride", kv_width as u32)
+        .scalar("capacity", capacity)
+        .scalar("epsilon", 1e-6f32)
+        .expect("k_cache", k_data, bound)
+        .expect("v_cache", cache(heads.cache, &v_after).0, bound)
+        .expect("q_out", q_out, Bound::Within { absolute: 3e-6, relative: 4e-6 });
+    if used < rows { case.except(used * q_width..rows * q_width) } else { case }
+}
+
+pub fn cases() -> Vec<Case> {
+    let heads = |dim, q, kv, cache| Heads { dim, q, kv, cache };
+    let shape = |heads, position| Shape { heads, rows: (1, 1), position, capacity: 4, k_is_v: false };
+    let sliding = heads(256, 8, 2, ElementType::F16);
+    let global = heads(512, 4, 1, ElementType::BF16);
+    let small = heads(64, 3, 3, ElementType::F32);
+    vec![
+        case("sliding, first position", shape(sliding, 0)),
+        case("sliding, ratio 4, the ring has turned", shape(sliding, 131_071)),
+        case("sliding, a chunk across the ring's edge", Shape { rows: (3, 3), ..shape(sliding, 1022) }),
+        case("sliding, no KV of its own", Shape { rows: (2, 2), ..shape(heads(256, 8, 0, ElementType::F16), 700) }),
+        case("global, the longest context", shape(global, 262_143)),
+        case("global, V is the raw K", Shape { rows: (2, 2), k_is_v: true, ..shape(global, 5_000) }),
+        case("global, no KV of its own", shape(heads(512, 2, 0, ElementType::F16), 99_999)),
+        case("ratio 1, odd heads, rows left over", Shape { rows: (5, 3), capacity: 7, ..shape(small, 6) }),
+        case("ratio 16, f32 cache", Shape { rows: (2, 1), ..shape(heads(64, 16, 1, ElementType::F32), 3) }),
+    ]
+}

@@ -1,0 +1,206 @@
+//! Head norms of Q, K and V, RoPE of Q and K, and the store of K and V into the cache: one kernel.
+//!
+//! A warp takes a head of a row. Q and K are normed with their weights and rotated; V is normed without a weight and not
+//! rotated. Layers that keep no K and V of their own have no KV heads here; layers whose V is their K pass the raw K as V.
+//! Rotation pairs value i with i + DIM / 2, by `position * inverse_frequencies[i]`, the product rounded to f32. A
+//! head that rotates in part has frequencies of nearly zero (a factor of 1e30 in the file), which leave values as they are.
+
+use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::{ElementType, Instance, InstanceError};
+
+/// Cosine (x) and sine (y), within 1.2e-7 for angles up to 2^24; the same bits everywhere, which the libraries' are not.
+/// The angle is first brought to an eighth turn around zero: the product with the first part of pi / 2 is exact there,
+/// and the two parts after it carry 48 more bits.
+#[device]
+pub fn cos_sin(angle: f32) -> F32x2 {
+    let quarters = (angle * 0.63661975).round_ties_even();
+    let mut rest = quarters.mul_add(-1.5707964, angle);
+    rest = quarters.mul_add(4.371139e-8, rest);
+    rest = quarters.mul_add(1.7151245e-15, rest);
+    let square = rest * rest;
+    // Taylor's series: at pi / 4 the first term left out is below half a unit in the last place.
+    let mut odd = square.mul_add(2.7557319e-6, -1.984127e-4);
+    odd = square.mul_add(odd, 8.333334e-3);
+    odd = square.mul_add(odd, -0.16666667);
+    let sine = (rest * square).mul_add(odd, rest);
+    let mut even = square.mul_add(-2.755732e-7, 2.4801588e-5);
+    even = square.mul_add(even, -1.3888889e-3);
+    even = square.mul_add(even, 4.1666668e-2);
+    even = square.mul_add(even, -0.5);
+    let cosine = square.mul_add(even, 1.0);
+    let quarter = round_to_i32(quarters) & 3;
+    let x = if quarter & 1 == 0 { cosine } else { sine };
+    let y = if quarter & 1 == 0 { sine } else { cosine };
+    f32x2(if quarter == 1 || quarter == 2 { -x } else { x }, if quarter >= 2 { -y } else { y })
+}
+
+/// Norms, rotates and stores. Row r of the grid's second dimension is position `state[0] + r`, and is left alone if `state[1]`
+/// rows are not that many: its position may belong to another. The caches are `[capacity][KV_HEADS][DIM]`, position p in
+/// row `p % capacity`. `q_out` may be `q`.
+#[kernel(block = WARPS * 32, dependent)]
+pub fn heads<const DIM: u32, const Q_HEADS: u32, const KV_HEADS: u32, const WARPS: u32, KV: Float>(
+    q: Input<f32>,
+    k: Input<f32>,
+    v: Input<f32>,
+    q_weight: Weights<f32>,
+    k_weight: Weights<f32>,
+    inverse_frequencies: Weights<f32>,
+    state: Input<u32>,
+    q_out: Output<f32>,
+    k_cache: InOut<KV>,
+    v_cache: InOut<KV>,
+    q_stride: u32,
+    k_stride: u32,
+    v_stride: u32,
+    capacity: u32,
+    epsilon: f32,
+) {
+    require!(DIM % 64 == 0);
+    let head = block_idx() * WARPS + warp_id();
+    let row = block_idx_y();
+    let lane = lane_id();
+    let is_q = head < Q_HEADS;
+    let is_k = head >= Q_HEADS && head < Q_HEADS + KV_HEADS;
+    let is_v = head >= Q_HEADS + KV_HEADS && head < Q_HEADS + 2 * KV_HEADS;
+
+    // What does not wait for the product: weights (V has none) and frequencies.
+    let weight = if is_q { q_weight } else { k_weight };
+    let mut weight_low = regs(1.0f32, DIM / 64);
+    let mut weight_high = regs(1.0f32, DIM / 64);
+    let mut frequency = regs(0.0f32, DIM / 64);
+    if is_q || is_k {
+        #[unroll]
+        for p in 0..DIM / 64 {
+            let i = lane + 32 * p;
+            weight_low[p] = weight[i];
+            weight_high[p] = weight[i + DIM / 2];
+            frequency[p] = inverse_frequencies[i];
+        }
+    }
+
+    grid_launch_dependents();
+    grid_dependency_wait();
+    // Head of its own tensor.
+    let own = if is_q {
+        head
+    } else if is_k {
+        head - Q_HEADS
+    } else {
+        head - Q_HEADS - KV_HEADS
+    };
+    let of_q = q.offset(row * q_stride + own * DIM);
+    let of_k = k.offset(row * k_stride + own * DIM);
+    let of_v = v.offset(row * v_stride + own * DIM);
+    let source = if is_q {
+        of_q
+    } else if is_k {
+        of_k
+    } else {
+        of_v
+    };
+    let position = state[0u32] + row;
+    let in_use = row < state[1u32] && (is_q || is_k || is_v);
+    let mut low = regs(0.0f32, DIM / 64);
+    let mut high = regs(0.0f32, DIM / 64);
+    let mut squares = 0.0f32;
+    if in_use {
+        #[unroll]
+        for p in 0..DIM / 64 {
+            low[p] = source[lane + 32 * p];
+            high[p] = source[lane + 32 * p + DIM / 2];
+            squares += low[p] * low[p] + high[p] * high[p];
+        }
+    }
+    let factor = rsqrt(warp_sum(squares) / DIM as f32 + epsilon);
+
+    if in_use {
+        let to_q = (row * Q_HEADS + own) * DIM;
+        let to_cache = ((position % capacity) * KV_HEADS + own) * DIM;
+        #[unroll]
+        for p in 0..DIM / 64 {
+            let i = lane + 32 * p;
+            let x = low[p] * factor * weight_low[p];
+            let y = high[p] * factor * weight_high[p];
+            let turn = cos_sin(position as f32 * frequency[p]);
+            let turned_x = x * turn.x - y * turn.y;
+            let turned_y = y * turn.x + x * turn.y;
+            if is_q {
+                q_out[to_q + i] = turned_x;
+                q_out[to_q + i + DIM / 2] = turned_y;
+            }
+            if is_k {
+                k_cache[to_cache + i] = KV::from_f32(turned_x);
+                k_cache[to_cache + i + DIM / 2] = KV::from_f32(turned_y);
+            }
+            if is_v {
+                v_cache[to_cache + i] = KV::from_f32(x);
+                v_cache[to_cache + i + DIM / 2] = KV::from_f32(y);
+            }
+        }
+    }
+}
+
+/// Angle a position, for each pair of a head: `base^(-2 i / dim) / factor`, computed in f64. `factors` are the file's, one
+/// a pair, or none.
+pub fn inverse_frequencies(dim: u32, base: f64, factors: Option<&[f32]>) -> Vec<f32> {
+    let factor = |i: usize| factors.and_then(|factors| factors.get(i)).map_or(1.0, |factor| f64::from(*factor));
+    (0..dim as usize / 2).map(|i| (base.powf(-2.0 * i as f64 / f64::from(dim)) / factor(i)) as f32).collect()
+}
+
+/// Heads of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    pub dim: u32,
+    pub q: u32,
+    /// 0: the layer reads the cache of another.
+    pub kv: u32,
+    /// Of the cache: F32, F16 or BF16.
+    pub cache: ElementType,
+}
+
+impl Heads {
+    pub fn instance(self) -> Result<Instance, InstanceError> {
+        Instance::of(heads::DEF)
+            .constant("DIM", self.dim)
+            .constant("Q_HEADS", self.q)
+            .constant("KV_HEADS", self.kv)
+            // More blocks rather than larger ones: the few heads of a decoded row spread over the GPU.
+            .constant("WARPS", 2u32)
+            .element("KV", self.cache)
+            .build()
+    }
+
+    /// Blocks for that many rows.
+    pub fn grid(self, rows: u32) -> [u32; 3] {
+        [(self.q + 2 * self.kv).div_ceil(2), rows, 1]
+    }
+}
+
+/// (query heads, KV heads of sliding layers, of global layers, layers that share KV)
+const MODELS: [(&str, u32, u32, u32, bool); 5] = [
+    ("e2b", 8, 1, 1, true),
+    ("e4b", 8, 2, 2, true),
+    ("12b", 16, 8, 1, false),
+    ("26b-a4b", 16, 8, 2, false),
+    ("31b", 32, 16, 4, false),
+];
+
+/// Both kinds of layer of the five models, with and without KV of their own.
+pub fn instances() -> Vec<(String, Instance)> {
+    let mut all = Vec::new();
+    for (model, q, sliding, global, shares) in MODELS {
+        for (kind, dim, kv) in [("sliding", 256, sliding), ("global", 512, global)] {
+            let own = Heads { dim, q, kv, cache: ElementType::F16 };
+            all.push((format!("{model}, {kind}"), own.instance()));
+            if shares {
+                all.push((format!("{model}, {kind}, no KV of its own"), Heads { kv: 0, ..own }.instance()));
+            }
+        }
+    }
+    for cache in [ElementType::BF16, ElementType::F32] {
+        let e4b = Heads { dim: 512, q: 8, kv: 2, cache };
+        all.push((format!("e4b, global, {} cache", cache.name().to_lowercase()), e4b.instance()));
+    }
+    let built = all.into_iter().map(|(label, instance)| instance.map(|instance| (label, instance)));
+    built.collect::<Result<_, _>>().expect("two warps are a block")
+}
