@@ -4,8 +4,10 @@
 //! on a GPU. One file a family, with the family's oracles; [`crate::kernels::FAMILIES`] names its `cases`.
 
 pub mod gather;
+pub mod geglu;
 pub mod heads;
 pub mod norm;
+pub mod per_layer;
 pub mod probe;
 pub mod quantise;
 pub mod repack;

@@ -4,8 +4,10 @@
 //! node gets is decided elsewhere; nothing here knows a graph, a plan or a GPU.
 
 pub mod gather;
+pub mod geglu;
 pub mod heads;
 pub mod norm;
+pub mod per_layer;
 pub mod probe;
 pub mod quantise;
 pub mod repack;
@@ -79,6 +81,20 @@ pub static FAMILIES: &[Family] = &[
         kernels: &[heads::heads::DEF],
         instances: heads::instances,
         cases: cases::heads::cases,
+    },
+    Family {
+        name: "geglu",
+        about: "gelu(gate) * up over rows",
+        kernels: &[geglu::geglu::DEF],
+        instances: geglu::instances,
+        cases: cases::geglu::cases,
+    },
+    Family {
+        name: "per_layer",
+        about: "per-layer embeddings: the inputs of all layers at once",
+        kernels: &[per_layer::per_layer_inputs::DEF],
+        instances: per_layer::instances,
+        cases: cases::per_layer::cases,
     },
 ];
 

@@ -1,0 +1,74 @@
+//! `gelu(gate) * up`, element by element, where the product is not fused into the matrix product that made its inputs:
+//! many rows, and (as [`super::per_layer::gate`]) the per-layer gate.
+//!
+//! A thread takes eight neighbouring values of a row; rows of the inputs have strides of their own, so that both may be
+//! parts of a wider buffer.
+
+use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::{Instance, InstanceError};
+
+use super::norm::{Outputs, store_int8};
+
+/// GELU by its tanh formula: `x / 2 * (1 + tanh(sqrt(2 / pi) * x * (1 + 0.044715 x^2)))`.
+#[device]
+pub fn gelu(x: f32) -> f32 {
+    let inner = 0.7978846 * x * (1.0 + 0.044715 * x * x);
+    0.5 * x * (1.0 + inner.tanh())
+}
+
+#[device]
+pub fn geglu4(gate: F32x4, up: F32x4) -> F32x4 {
+    f32x4(gelu(gate.x) * up.x, gelu(gate.y) * up.y, gelu(gate.z) * up.z, gelu(gate.w) * up.w)
+}
+
+/// `gelu(gate) * up`, rows of `width` values, as floats, as int8, or both.
+#[kernel(block = 128, dependent)]
+pub fn geglu<const WRITTEN: bool, const QUANTISED: bool>(
+    gate: Input<f32>,
+    up: Input<f32>,
+    out: Output<f32>,
+    xq: Output<i8>,
+    xscale: Output<f32>,
+    xsum: Output<i32>,
+    width: u32,
+    gate_stride: u32,
+    up_stride: u32,
+) {
+    let row = block_idx_y();
+    let at = (block_idx() * block_dim() + thread_idx()) * 8;
+    let inside = at < width;
+    grid_launch_dependents();
+    grid_dependency_wait();
+    let mut low = F32x4::ZERO;
+    let mut high = F32x4::ZERO;
+    if inside {
+        let from_gate = gate.offset(row * gate_stride + at);
+        let from_up = up.offset(row * up_stride + at);
+        low = geglu4(load::<F32x4>(from_gate, 0u32), load::<F32x4>(from_up, 0u32));
+        high = geglu4(load::<F32x4>(from_gate, 4u32), load::<F32x4>(from_up, 4u32));
+    }
+    let to = row * width + at;
+    if WRITTEN && inside {
+        store(out, to, low);
+        store(out, to + 4, high);
+    }
+    if QUANTISED {
+        store_int8(low, high, to, inside, xq, xscale, xsum);
+    }
+}
+
+/// A [`geglu`]. Widths and strides are multiples of 8; of 32, where int8 comes out.
+pub fn instance(outputs: Outputs) -> Result<Instance, InstanceError> {
+    Instance::of(geglu::DEF).constant("WRITTEN", outputs.written()).constant("QUANTISED", outputs.quantised()).build()
+}
+
+/// Blocks for `rows` rows of `width` values.
+pub fn grid(instance: &Instance, width: u32, rows: u32) -> [u32; 3] {
+    [width.div_ceil(instance.block() * 8), rows, 1]
+}
+
+pub fn instances() -> Vec<(String, Instance)> {
+    let kinds = [("floats", Outputs::Floats), ("int8", Outputs::Int8)];
+    let built = kinds.map(|(label, outputs)| instance(outputs).map(|instance| (label.to_owned(), instance)));
+    built.into_iter().collect::<Result<_, _>>().expect("128 threads are a block")
+}
