@@ -11,6 +11,7 @@ pub mod per_layer;
 pub mod probe;
 pub mod quantise;
 pub mod repack;
+pub mod sample;
 
 use gemma4c_dsl::harness::Case;
 

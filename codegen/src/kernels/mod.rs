@@ -12,6 +12,7 @@ pub mod probe;
 pub mod quantise;
 pub mod repack;
 pub mod resources;
+pub mod sample;
 pub mod streams;
 
 use gemma4c_dsl::harness::Case;
@@ -95,6 +96,13 @@ pub static FAMILIES: &[Family] = &[
         kernels: &[per_layer::per_layer_inputs::DEF],
         instances: per_layer::instances,
         cases: cases::per_layer::cases,
+    },
+    Family {
+        name: "sample",
+        about: "argmax, and sampling by temperature, top-k and top-p",
+        kernels: &[sample::candidates::DEF, sample::sample::DEF, sample::argmax_plain::DEF],
+        instances: sample::instances,
+        cases: cases::sample::cases,
     },
 ];
 

@@ -1,0 +1,327 @@
+//! The next token: the largest logits, and a choice among them by temperature, top-k and top-p.
+//!
+//! Two launches. [`candidates`] finds, for each slice of the vocabulary, its KEPT largest logits in order; [`sample`] finds the
+//! KEPT largest of those, picks one and writes the loop's state for the next token. With KEPT = 1 the two are the argmax.
+//! Nothing depends on the order in which threads arrive: a logit and its token make one number, all numbers differ, and
+//! the largest are found by counting.
+//!
+//! The rule is that of the runtime's sampler, with the same random number for (seed, position): candidates from the largest
+//! down, of equals the lower token first; weights `exp((logit - largest) / temperature)`; the nucleus is the shortest
+//! head of that list with a share of at least top-p. What differs: at most KEPT candidates, and weights and sums in f32.
+//! A sum of 64 weights is within 4e-6 of its f64 value, so the pick differs only where the random number falls within
+//! 4e-6 of the border between two tokens, or top-p within 4e-6 of the nucleus's end.
+
+use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
+
+/// Squashes a logit into `-cap..cap`.
+#[device]
+pub fn softcap(value: f32, token: u32, cap: f32) -> f32 {
+    cap * (value / cap).tanh()
+}
+
+/// A logit and its token as one number: a larger logit is a larger key, and of equal ones the lower token. NaN is 0, the key
+/// of nobody.
+#[device]
+pub fn key_of(logit: f32, token: u32) -> u64 {
+    let bits = logit.to_bits();
+    let ordered = if bits >> 31 == 0 { bits ^ 0x8000_0000 } else { bits ^ 0xffff_ffff };
+    if logit.is_nan() { 0u64 } else { ((ordered as u64) << 32) | (token ^ 0xffff_ffff) as u64 }
+}
+
+#[device]
+pub fn logit_of(key: u64) -> f32 {
+    let ordered = (key >> 32) as u32;
+    f32::from_bits(if ordered >> 31 == 1 { ordered ^ 0x8000_0000 } else { ordered ^ 0xffff_ffff })
+}
+
+/// The token of a key; `u32::MAX` for nobody.
+#[device]
+pub fn token_of(key: u64) -> u32 {
+    key as u32 ^ 0xffff_ffff
+}
+
+/// The KEPT-th largest of the keys in the block's registers, or 0 where there are fewer: its bits one by one, from the
+/// highest, by counting the keys that reach it. A collective of the block.
+#[device]
+pub fn kept_threshold<const PER: u32, const KEPT: u32>(keys: &Regs<u64>) -> u64 {
+    let mut threshold = 0u64;
+    for bit in 0u32..64 {
+        let candidate = threshold | (1u64 << (63 - bit));
+        let mut mine = 0u32;
+        #[unroll]
+        for i in 0..PER {
+            if keys[i] >= candidate {
+                mine += 1;
+            }
+        }
+        let reaching = block_sum(mine);
+        if reaching >= KEPT {
+            threshold = candidate;
+        }
+        if reaching == KEPT {
+            break;
+        }
+    }
+    threshold
+}
+
+/// The largest of the keys in the block's registers. A collective of the block.
+#[device]
+pub fn largest_key<const PER: u32>(keys: &Regs<u64>) -> u64 {
+    let mut largest = 0u64;
+    #[unroll]
+    for i in 0..PER {
+        largest = largest.max(keys[i]);
+    }
+    let high = (largest >> 32) as u32;
+    let highest = block_max(high);
+    let low = block_max(if high == highest { largest as u32 } else { 0u32 });
+    ((highest as u64) << 32) | low as u64
+}
+
+/// Collects the KEPT largest keys of the block, in no order, the rest 0. A collective of the block.
+#[device]
+pub fn keep_largest<const PER: u32, const KEPT: u32>(keys: &Regs<u64>, kept: Shared<u64>, count: Shared<u32>) {
+    if thread_idx() < KEPT {
+        kept[thread_idx()] = 0;
+    }
+    if thread_idx() == 0 {
+        count[0u32] = 0;
+    }
+    let threshold = if KEPT == 1 { largest_key(keys) } else { kept_threshold(keys) };
+    barrier();
+    #[unroll]
+    for i in 0..PER {
+        if keys[i] != 0 && keys[i] >= threshold {
+            kept[atomic_add(count, 0u32, 1u32)] = keys[i];
+        }
+    }
+    barrier();
+}
+
+/// How many of the kept keys stand before key `i`.
+#[device]
+pub fn rank_of<const KEPT: u32>(kept: Shared<u64>, i: u32) -> u32 {
+    let key = kept[i];
+    let mut rank = 0u32;
+    for other in 0..KEPT {
+        if kept[other] > key || (kept[other] == key && other < i) {
+            rank += 1;
+        }
+    }
+    rank
+}
+
+/// A number in 0..1 from Philox 4x32-10, the seed its key and the position its counter: 24 bits, exact in f32.
+#[device]
+pub fn philox_uniform(seed_low: u32, seed_high: u32, position: u32) -> f32 {
+    let mut key_low = seed_low;
+    let mut key_high = seed_high;
+    let mut a = position;
+    let mut b = 0u32;
+    let mut c = 0u32;
+    let mut d = 0u32;
+    for _ in 0u32..10 {
+        let first = 0xD251_1F53u64 * a as u64;
+        let second = 0xCD9E_8D57u64 * c as u64;
+        a = (second >> 32) as u32 ^ b ^ key_low;
+        b = second as u32;
+        c = (first >> 32) as u32 ^ d ^ key_high;
+        d = first as u32;
+        key_low = key_low.wrapping_add(0x9E37_79B9);
+        key_high = key_high.wrapping_add(0xBB67_AE85);
+    }
+    (a >> 8) as f32 / 16777216.0
+}
+
+/// The place of the pick among `count` candidates with those weights, the largest first.
+#[device]
+pub fn pick(weights: Shared<f32>, count: u32, top_p: f32, uniform: f32) -> u32 {
+    let mut total = 0.0f32;
+    for i in 0..count {
+        total += weights[i];
+    }
+    let mut nucleus = 0u32;
+    let mut mass = 0.0f32;
+    while nucleus < count && mass < total * top_p {
+        mass += weights[nucleus];
+        nucleus += 1;
+    }
+    let mut picked = 0u32;
+    let mut rest = uniform * mass - weights[0u32];
+    while rest >= 0.0 && picked + 1 < nucleus {
+        picked += 1;
+        rest -= weights[picked];
+    }
+    picked
+}
+
+/// The KEPT largest of each slice of THREADS * PER logits as keys, the largest first. Tokens of the list `suppress` and
+/// NaN are nobody. The slot is what happens to a logit first.
+#[kernel(block = THREADS, dependent, slots(transform(value: f32, token: u32) -> f32))]
+pub fn candidates<const THREADS: u32, const PER: u32, const KEPT: u32>(
+    logits: Input<f32>,
+    suppress: Weights<u32>,
+    largest: Output<u64>,
+    vocabulary: u32,
+    suppressed: u32,
+) {
+    require!(KEPT <= THREADS);
+    let kept = shared::<u64>(KEPT);
+    let count = shared::<u32>(1);
+    grid_launch_dependents();
+    grid_dependency_wait();
+    let mut keys = regs(0u64, PER);
+    #[unroll]
+    for i in 0..PER {
+        let token = (block_idx() * PER + i) * THREADS + thread_idx();
+        let mut allowed = token < vocabulary;
+        for s in 0..suppressed {
+            allowed = allowed && suppress[s] != token;
+        }
+        if allowed {
+            keys[i] = key_of(transform(logits[token], token), token);
+        }
+    }
+    keep_largest(&keys, kept, count);
+    if thread_idx() < KEPT {
+        largest[block_idx() * KEPT + rank_of(kept, thread_idx())] = kept[thread_idx()];
+    }
+}
+
+/// Picks the next token among the KEPT largest of all slices, and leaves the state ready for it: `state` = position, rows (1),
+/// token; and `history[position % history_len]` = token. `settings` = temperature, top-k, top-p (bits of f32 where
+/// not whole), the seed's lower and upper half. Temperature 0 takes the largest; top-k 0, or beyond KEPT, is KEPT. Where
+/// nothing can be picked the token is `u32::MAX`. One block.
+#[kernel(block = THREADS, dependent)]
+pub fn sample<const THREADS: u32, const PER: u32, const KEPT: u32>(
+    largest: Input<u64>,
+    settings: Input<u32>,
+    state: InOut<u32>,
+    history: InOut<u32>,
+    slices: u32,
+    history_len: u32,
+) {
+    require!(KEPT <= THREADS);
+    let kept = shared::<u64>(KEPT);
+    let count = shared::<u32>(1);
+    let sorted = shared::<u64>(KEPT);
+    let weights = shared::<f32>(KEPT);
+    let me = thread_idx();
+    grid_launch_dependents();
+    grid_dependency_wait();
+    let mut keys = regs(0u64, PER);
+    #[unroll]
+    for i in 0..PER {
+        let at = i * THREADS + me;
+        if at < slices * KEPT {
+            keys[i] = largest[at];
+        }
+    }
+    keep_largest(&keys, kept, count);
+    if me < KEPT {
+        sorted[rank_of(kept, me)] = kept[me];
+    }
+    barrier();
+
+    let temperature = f32::from_bits(settings[0u32]);
+    if me < KEPT {
+        let difference = logit_of(sorted[me]) - logit_of(sorted[0u32]);
+        weights[me] = if sorted[me] == 0 { 0.0 } else { (difference / temperature).exp() };
+    }
+    barrier();
+    if me == 0 {
+        let top_k = settings[1u32];
+        let position = state[0u32] + state[1u32];
+        let mut place = 0u32;
+        if KEPT > 1 && temperature > 0.0 {
+            let uniform = philox_uniform(settings[3u32], settings[4u32], position);
+            let most = if top_k == 0 { KEPT } else { top_k.min(KEPT) };
+            place = pick(weights, most, f32::from_bits(settings[2u32]), uniform);
+        }
+        let token = token_of(sorted[place]);
+        state[0u32] = position;
+        state[1u32] = 1;
+        state[2u32] = token;
+        history[position % history_len] = token;
+    }
+}
+
+/// The token of the largest logit, plainly: one warp reads them all.
+#[kernel(block = 32)]
+pub fn argmax_plain(logits: Input<f32>, token: Output<u32>, vocabulary: u32) {
+    let mut largest = 0u64;
+    for i in (lane_id()..vocabulary).by(32) {
+        largest = largest.max(key_of(logits[i], i));
+    }
+    let high = (largest >> 32) as u32;
+    let highest = warp_max(high);
+    let low = warp_max(if high == highest { largest as u32 } else { 0u32 });
+    if lane_id() == 0 {
+        token[0u32] = low ^ 0xffff_ffff;
+    }
+}
+
+/// The most candidates that sampling keeps. Larger top-k is the host's to do.
+pub const MOST_KEPT: u32 = 64;
+
+/// Threads of a block of [`candidates`], and logits a thread.
+const SLICE: (u32, u32) = (256, 8);
+
+/// Both launches for a vocabulary: `kept` is 1 for the argmax, up to [`MOST_KEPT`] for sampling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Picker {
+    pub vocabulary: u32,
+    pub kept: u32,
+}
+
+impl Picker {
+    /// Slices of the vocabulary: the blocks of [`candidates`], and the argument of [`sample`]. `largest` holds `kept` keys for
+    /// each.
+    pub fn slices(self) -> u32 {
+        self.vocabulary.div_ceil(SLICE.0 * SLICE.1)
+    }
+
+    /// The first launch, with `[slices, 1, 1]` blocks. `transform` is done to each logit: nothing, or [`softcap`].
+    pub fn candidates(self, transform: &[&'static DeviceDef]) -> Result<Instance, InstanceError> {
+        Instance::of(candidates::DEF)
+            .constant("THREADS", SLICE.0)
+            .constant("PER", SLICE.1)
+            .constant("KEPT", self.kept)
+            .slot("transform", transform)
+            .build()
+    }
+
+    /// The second launch, of one block.
+    pub fn sample(self) -> Result<Instance, InstanceError> {
+        let keys = self.slices() * self.kept;
+        let threads = keys.max(self.kept).next_multiple_of(32).min(1024);
+        Instance::of(sample::DEF)
+            .constant("THREADS", threads)
+            .constant("PER", keys.div_ceil(threads))
+            .constant("KEPT", self.kept)
+            .build()
+    }
+}
+
+/// An [`argmax_plain`], of one block.
+pub fn plain() -> Result<Instance, InstanceError> {
+    Instance::of(argmax_plain::DEF).build()
+}
+
+pub fn instances() -> Vec<(String, Instance)> {
+    let greedy = Picker { vocabulary: 262_144, kept: 1 };
+    let sampling = Picker { kept: MOST_KEPT, ..greedy };
+    let all = [
+        ("argmax, softcap", greedy.candidates(&[softcap::DEF])),
+        ("argmax", greedy.candidates(&[])),
+        ("argmax, 262144 tokens", greedy.sample()),
+        ("64 kept, softcap", sampling.candidates(&[softcap::DEF])),
+        ("64 kept", sampling.candidates(&[])),
+        ("64 of 262144 tokens", sampling.sample()),
+        ("any vocabulary", plain()),
+    ];
+    let built = all.into_iter().map(|(label, instance)| instance.map(|instance| (label.to_owned(), instance)));
+    built.collect::<Result<_, _>>().expect("the vocabulary's slices fit a block")
+}
