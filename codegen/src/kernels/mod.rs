@@ -143,13 +143,14 @@ impl Family {
         found
     }
 
+    /// The instances of the cases, each once, under what they choose.
     fn instances_of_cases(&self) -> Vec<NamedInstance> {
         let mut found: Vec<NamedInstance> = Vec::new();
-        for Case { name: label, instance, .. } in (self.cases)() {
-            let is_it = |known: &NamedInstance| {
-                known.instance.def == instance.def && known.instance.header() == instance.header()
-            };
-            if !found.iter().any(is_it) {
+        for Case { instance, .. } in (self.cases)() {
+            let shown = instance.to_string();
+            let chosen = shown.strip_prefix(instance.def.name).unwrap_or(&shown);
+            let label = chosen.trim_matches(['[', ']']).to_owned();
+            if !found.iter().any(|known| known.instance.def == instance.def && known.label == label) {
                 found.push(NamedInstance { label, instance });
             }
         }
