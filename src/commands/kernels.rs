@@ -124,11 +124,16 @@ impl Selection {
     }
 }
 
-/// The first sentence of a kernel's description, on one line.
+/// The first sentence of a kernel's description, on one line of the list.
 fn summary(kernel: &KernelDef) -> String {
-    let doc: Vec<&str> = kernel.doc.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-    let doc = doc.join(" ");
-    doc.split_once(". ").map_or(doc.trim_end_matches('.'), |(first, _)| first).to_owned()
+    const LONGEST: usize = 72;
+    let paragraph: Vec<&str> = kernel.doc.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    let paragraph = paragraph.join(" ");
+    let sentence = paragraph.split_once(". ").map_or(paragraph.trim_end_matches('.'), |(first, _)| first);
+    match sentence.char_indices().nth(LONGEST) {
+        None => sentence.to_owned(),
+        Some((end, _)) => format!("{} …", sentence[..end].rsplit_once(' ').map_or("", |(whole_words, _)| whole_words)),
+    }
 }
 
 fn list(selection: &Selection) -> String {
