@@ -3,6 +3,7 @@
 //! A case knows nothing of who runs it: tests run it in the simulator and as host-compiled text, `gemma4c kernels --check`
 //! on a GPU. One file a family, with the family's oracles; [`crate::kernels::FAMILIES`] names its `cases`.
 
+pub mod attention;
 pub mod gather;
 pub mod geglu;
 pub mod heads;

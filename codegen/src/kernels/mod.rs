@@ -3,6 +3,7 @@
 //! A family's row in [`FAMILIES`] is all that lists, snapshots, compiles, checks and measures its kernels. Which kernel a
 //! node gets is decided elsewhere; nothing here knows a graph, a plan or a GPU.
 
+pub mod attention;
 pub mod gather;
 pub mod geglu;
 pub mod heads;
@@ -103,6 +104,18 @@ pub static FAMILIES: &[Family] = &[
         kernels: &[sample::candidates::DEF, sample::sample::DEF, sample::argmax_plain::DEF],
         instances: sample::instances,
         cases: cases::sample::cases,
+    },
+    Family {
+        name: "attention",
+        about: "attention over the cache: shared out among blocks and merged, and plainly",
+        kernels: &[
+            attention::plain::attention_plain::DEF,
+            attention::decode::attention_decode::DEF,
+            attention::combine::attention_combine::DEF,
+            attention::combine::attention_combine_int8::DEF,
+        ],
+        instances: attention::instances,
+        cases: cases::attention::cases,
     },
 ];
 

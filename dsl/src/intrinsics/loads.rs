@@ -2,7 +2,7 @@
 //! memory's own elements; the address must be a multiple of the access.
 
 use super::row;
-use crate::Element;
+use crate::elements::{BF16, Element, ElementType, F16, F32x4, Float, U32x2};
 use crate::sim::memory::{KernelIndex, Readable, Weights, Writable};
 
 /// Reads a `V` at element `index`: `load::<U32x4>(weights, i)`.
@@ -53,6 +53,33 @@ template <class V, class T, class I> __device__ __forceinline__ V load_streamed(
     }
 }"
     host "template <class V, class T, class I> inline V load_streamed(weights<T> memory, I index) { return *(const V*)(memory.at + index); }"
+}
+
+/// Reads four neighbouring floats in one access, whatever their type: 8 or 16 bytes.
+#[track_caller]
+pub fn load_floats4<T: Float>(memory: impl Readable<Element = T>, index: impl KernelIndex) -> F32x4 {
+    let raw = memory.raw();
+    if T::TYPE == ElementType::F32 {
+        return raw.get(index.value());
+    }
+    let pairs: U32x2 = raw.get(index.value());
+    let float = |bits: u32| match T::TYPE {
+        ElementType::F16 => F16::from_bits(bits as u16).to_f32(),
+        _ => BF16::from_bits(bits as u16).to_f32(),
+    };
+    F32x4 { x: float(pairs.x), y: float(pairs.x >> 16), z: float(pairs.y), w: float(pairs.y >> 16) }
+}
+
+row! {
+    /// Reads four neighbouring floats in one access, whatever their type: 8 or 16 bytes.
+    Thread load_floats4 needs [load]
+    cuda "
+template <class T> __device__ __forceinline__ F32x4 floats4_of(U32x2 raw) { return F32x4{to_f32(T{(u16)raw.x}), to_f32(T{(u16)(raw.x >> 16)}), to_f32(T{(u16)raw.y}), to_f32(T{(u16)(raw.y >> 16)})}; }
+template <class T, class I> __device__ __forceinline__ F32x4 load_floats4(const T* memory, I index) { return floats4_of<T>(load<U32x2>(memory, index)); }
+template <class T, class I> __device__ __forceinline__ F32x4 load_floats4(weights<T> memory, I index) { return floats4_of<T>(load<U32x2>(memory, index)); }
+template <class I> __device__ __forceinline__ F32x4 load_floats4(const f32* memory, I index) { return load<F32x4>(memory, index); }
+template <class I> __device__ __forceinline__ F32x4 load_floats4(weights<f32> memory, I index) { return load<F32x4>(memory, index); }"
+    host same
 }
 
 /// Writes a `V` at element `index`: `store(out, i, f32x4(a, b, c, d))`.

@@ -1,0 +1,305 @@
+//! Cases of attention: window edges, rings that wrapped, one key, many keys, every ratio of query to key-value heads, splits
+//! with nothing to do. Expected values are the definition's, in f64.
+//!
+//! Scores reach about ±10 here, so an f32 score is off by about 1e-5, and a weight by as much of itself.
+
+use gemma4c_dsl::harness::{Bound, Case, Data, Random};
+use gemma4c_dsl::{BF16, ElementType, F16, F32x2, Float};
+
+use super::quantise::Int8;
+use crate::kernels::attention::Attention;
+
+const BOUND: Bound = Bound::Within { absolute: 1e-4, relative: 1e-4 };
+
+/// A layer, and the chunk of rows at hand.
+#[derive(Clone, Debug)]
+pub struct Scene {
+    pub name: &'static str,
+    pub layer: Attention,
+    /// Position of the first row.
+    pub position: u32,
+    pub rows: u32,
+    /// Rows of the launch: those past the chunk's end do nothing.
+    pub launched: u32,
+    pub splits: u32,
+    pub segment: u32,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+/// What one split leaves of one row's query head.
+struct Partial {
+    largest: f64,
+    total: f64,
+    values: Vec<f64>,
+}
+
+/// The value as the cache holds it.
+fn rounded(ty: ElementType, value: f32) -> f32 {
+    match ty {
+        ElementType::F16 => F16::from_f32(value).to_f32(),
+        ElementType::BF16 => BF16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+fn cache_data(ty: ElementType, values: &[f32]) -> Data {
+    match ty {
+        ElementType::F16 => values.iter().map(|&v| F16::from_f32(v)).collect::<Vec<_>>().into(),
+        ElementType::BF16 => values.iter().map(|&v| BF16::from_f32(v)).collect::<Vec<_>>().into(),
+        _ => values.into(),
+    }
+}
+
+impl Scene {
+    pub fn new(name: &'static str, layer: Attention, position: u32, rows: u32) -> Self {
+        let mut random = Random::new(u64::from(position) * 977 + u64::from(layer.head_dim * layer.group + rows));
+        let len = (layer.capacity * layer.kv_heads * layer.head_dim) as usize;
+        let q = random.floats((rows * layer.heads() * layer.head_dim) as usize, -0.5, 0.5);
+        // What nobody sees is not a number: a kernel that looks there shows it.
+        let (mut k, mut v) = (vec![f32::NAN; len], vec![f32::NAN; len]);
+        let width = (layer.kv_heads * layer.head_dim) as usize;
+        for at in visible(&layer, position).start..position + rows {
+            let row = (at % layer.capacity) as usize * width;
+            for i in row..row + width {
+                k[i] = rounded(layer.kv, random.float(-1.0, 1.0));
+                v[i] = rounded(layer.kv, random.float(-1.0, 1.0));
+            }
+        }
+        let (splits, segment) = (layer.splits(), layer.segment());
+        Self { name, layer, position, rows, launched: rows, splits, segment, q, k, v }
+    }
+
+    fn splits(self, splits: u32) -> Self {
+        Self { splits, ..self }
+    }
+
+    fn launched(self, launched: u32) -> Self {
+        let width = (self.layer.heads() * self.layer.head_dim) as usize;
+        let mut q = self.q;
+        q.resize(launched as usize * width, f32::NAN);
+        Self { launched, q, ..self }
+    }
+
+    /// Attention over the visible positions that `chosen` accepts.
+    fn partial(&self, row: u32, head: u32, chosen: impl Fn(u32) -> bool) -> Partial {
+        let Attention { head_dim, group, kv_heads, capacity, .. } = self.layer;
+        let (dim, at) = (head_dim as usize, ((row * self.layer.heads() + head) * head_dim) as usize);
+        let query = &self.q[at..at + dim];
+        let start = |position: u32| ((position % capacity * kv_heads + head / group) * head_dim) as usize;
+        let score = |position: u32| -> f64 {
+            let key = &self.k[start(position)..][..dim];
+            query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum()
+        };
+        let positions: Vec<u32> = visible(&self.layer, self.position + row).filter(|&p| chosen(p)).collect();
+        let scores: Vec<f64> = positions.iter().map(|&p| score(p)).collect();
+        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let mut partial = Partial { largest, total: 0.0, values: vec![0.0; dim] };
+        for (position, score) in positions.into_iter().zip(scores) {
+            let weight = (score - largest).exp();
+            partial.total += weight;
+            for (sum, v) in partial.values.iter_mut().zip(&self.v[start(position)..]) {
+                *sum += weight * f64::from(*v);
+            }
+        }
+        partial
+    }
+
+    /// The attention of all rows.
+    fn oracle(&self) -> Vec<f32> {
+        let mut out = Vec::new();
+        for (row, head) in self.rows_and_heads() {
+            let Partial { total, values, .. } = self.partial(row, head, |_| true);
+            out.extend(values.into_iter().map(|value| (value / total) as f32));
+        }
+        out
+    }
+
+    fn rows_and_heads(&self) -> impl Iterator<Item = (u32, u32)> + use<> {
+        let heads = self.layer.heads();
+        (0..self.rows).flat_map(move |row| (0..heads).map(move |head| (row, head)))
+    }
+
+    /// What each split leaves: `extrema` and `values`.
+    fn partials(&self) -> (Vec<F32x2>, Vec<f32>) {
+        let (mut extrema, mut values) = (Vec::new(), Vec::new());
+        for (row, head) in self.rows_and_heads() {
+            for split in 0..self.splits {
+                let partial = self.partial(row, head, |position| position / self.segment % self.splits == split);
+                extrema.push(F32x2 { x: partial.largest as f32, y: partial.total as f32 });
+                values.extend(partial.values.into_iter().map(|value| value as f32));
+            }
+        }
+        (extrema, values)
+    }
+
+    fn rows_of(&self, elements: usize) -> usize {
+        elements / self.rows as usize * self.launched as usize
+    }
+
+    /// `data` for every launched row: those past the chunk's end stay as they were.
+    fn expect(&self, case: Case, param: &str, data: &[f32]) -> Case {
+        let mut padded = data.to_vec();
+        padded.resize(self.rows_of(data.len()), 0.0);
+        let all = padded.len();
+        let case = case.expect(param, padded, BOUND);
+        if data.len() < all { case.except(data.len()..all) } else { case }
+    }
+
+    fn state(&self) -> Vec<u32> {
+        vec![self.position, self.rows, 0]
+    }
+
+    fn inputs(&self, case: Case) -> Case {
+        case.buffer("q", self.q.clone())
+            .buffer("k", cache_data(self.layer.kv, &self.k))
+            .buffer("v", cache_data(self.layer.kv, &self.v))
+            .buffer("state", self.state())
+            .scalar("window", self.layer.window_scalar())
+            .scalar("capacity", self.layer.capacity)
+    }
+
+    pub fn plain_case(&self) -> Case {
+        let instance = self.layer.plain().expect("heads of whole warps");
+        let case = Case::new(format!("plain, {}", self.name), instance).grid(self.layer.plain_grid(self.launched));
+        self.expect(self.inputs(case), "out", &self.oracle())
+    }
+
+    pub fn decode_case(&self) -> Case {
+        let instance = self.layer.decode().expect("heads of whole tiles");
+        let (mut extrema, mut values) = self.partials();
+        let dim = self.layer.head_dim as usize;
+        let empty: Vec<usize> = (0..extrema.len()).filter(|&at| extrema[at].y == 0.0).collect();
+        let (written, all) = (extrema.len(), self.rows_of(extrema.len()));
+        extrema.resize(all, F32x2::default());
+        values.resize(all * dim, 0.0);
+        let mut case = Case::new(self.name, instance).grid([self.layer.kv_heads, self.splits, self.launched]);
+        case = self.inputs(case).scalar("segment", self.segment).expect("extrema", extrema, BOUND);
+        if written < all {
+            case = case.except(written..all);
+        }
+        case = case.expect("values", values, BOUND);
+        for at in empty.into_iter().chain(written..all) {
+            case = case.except(at * dim..(at + 1) * dim);
+        }
+        case
+    }
+
+    pub fn combine_case(&self) -> Case {
+        let instance = self.layer.combine().expect("heads of whole slices");
+        let (mut extrema, mut values) = self.partials();
+        // Values of an empty split are never written.
+        for (part, values) in extrema.iter().zip(values.chunks_exact_mut(self.layer.head_dim as usize)) {
+            if part.y == 0.0 {
+                values.fill(f32::NAN);
+            }
+        }
+        extrema.resize(self.rows_of(extrema.len()), F32x2 { x: f32::NAN, y: f32::NAN });
+        values.resize(self.rows_of(values.len()), f32::NAN);
+        let case = Case::new(format!("{}, combined", self.name), instance)
+            .grid(self.layer.combine_grid(self.launched))
+            .buffer("extrema", extrema)
+            .buffer("values", values)
+            .buffer("state", self.state())
+            .scalar("splits", self.splits);
+        self.expect(case, "out", &self.oracle())
+    }
+}
+
+/// The positions that a query sees.
+fn visible(layer: &Attention, position: u32) -> std::ops::Range<u32> {
+    let window = layer.window.unwrap_or(u32::MAX);
+    (position + 1).saturating_sub(window)..position + 1
+}
+
+/// Splits whose merge is exact, so that int8 codes are too: equal largest scores, totals that make a power of two, whole values.
+fn combine_int8_case(head_dim: u32, heads: u32, splits: u32, rows: u32) -> Case {
+    let layer = Attention { head_dim, kv_heads: 1, group: heads, window: None, capacity: 32, kv: ElementType::F16 };
+    let mut random = Random::new(u64::from(head_dim + splits));
+    let dim = head_dim as usize;
+    let (mut extrema, mut values, mut out) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rows * heads {
+        let mut sums = vec![0.0f32; dim];
+        for split in 0..splits {
+            if split % 3 == 1 {
+                extrema.push(F32x2 { x: f32::NEG_INFINITY, y: 0.0 });
+                values.extend(vec![f32::NAN; dim]);
+                continue;
+            }
+            extrema.push(F32x2 { x: 2.5, y: if split == 0 { 0.0 } else { 1.0 } });
+            let whole: Vec<f32> = (0..dim).map(|_| random.below(2001) as f32 - 1000.0).collect();
+            sums.iter_mut().zip(&whole).for_each(|(sum, value)| *sum += value);
+            values.extend(whole);
+        }
+        // The first split makes the total the next power of two.
+        let first = extrema.len() - splits as usize;
+        let others = extrema[first..].iter().map(|part| part.y).sum::<f32>();
+        let total = (others as u32 + 1).next_power_of_two() as f32;
+        extrema[first].y = total - others;
+        out.extend(sums.into_iter().map(|sum| sum / total));
+    }
+    let int8 = Int8::of(&out);
+    Case::new(
+        format!("int8, {splits} splits, {heads} heads of {head_dim}"),
+        layer.combine_int8().expect("whole slices"),
+    )
+    .grid(layer.combine_grid(rows))
+    .buffer("extrema", extrema)
+    .buffer("values", values)
+    .buffer("state", vec![0, rows, 0])
+    .scalar("splits", splits)
+    .expect("xq", int8.codes, Bound::Exact)
+    .expect("xscale", int8.scales, Bound::Exact)
+    .expect("xsum", int8.sums, Bound::Exact)
+}
+
+fn layer(head_dim: u32, group: u32, kv: ElementType) -> Attention {
+    Attention { head_dim, kv_heads: 1, group, window: None, capacity: 96, kv }
+}
+
+/// One row, or few.
+pub fn scenes() -> Vec<Scene> {
+    use ElementType::{BF16, F16, F32};
+    let small = layer(128, 2, F16);
+    let windowed = |window, capacity| Attention { window: Some(window), capacity, ..small };
+    let two_heads = Attention { kv_heads: 2, ..layer(256, 4, BF16) };
+    vec![
+        Scene::new("one key", small, 0, 1),
+        Scene::new("one key of five heads", layer(128, 5, F16), 0, 1),
+        Scene::new("window not yet full", windowed(40, 44), 38, 1),
+        Scene::new("window just full", windowed(40, 44), 39, 1),
+        Scene::new("window moved by one", windowed(40, 44), 40, 1),
+        Scene::new("window over three segments", windowed(40, 44), 70, 1),
+        Scene::new("ring wrapped", windowed(40, 44), 137, 1),
+        Scene::new("ring as long as the window", windowed(64, 64), 200, 1),
+        Scene::new("window of one", windowed(1, 3), 7, 1),
+        Scene::new("full layer in a ring, wrapped", Attention { window: Some(96), ..small }, 100, 1),
+        Scene::new("600 keys in 5 splits", Attention { capacity: 640, ..small }, 599, 1).splits(5),
+        Scene::new("600 keys, 32 to a split", Attention { capacity: 608, ..layer(128, 1, F32) }, 599, 1),
+        Scene::new("empty splits", Attention { capacity: 512, ..layer(128, 3, BF16) }, 33, 1),
+        Scene::new("more splits than segments of the window", windowed(40, 44), 90, 1).splits(7),
+        Scene::new("fewer splits than segments of the window", windowed(90, 99), 250, 1).splits(2),
+        Scene::new("three rows across a segment", small, 30, 3),
+        Scene::new("two of four rows, ring wrapping inside", windowed(40, 44), 43, 2).launched(4),
+        Scene::new("E2B sliding", Attention { window: Some(48), capacity: 50, ..layer(256, 8, F16) }, 77, 1),
+        Scene::new("E4B sliding", Attention { window: Some(48), capacity: 50, ..two_heads }, 60, 2),
+        Scene::new("12B sliding", Attention { kv_heads: 2, window: Some(64), ..layer(256, 2, F32) }, 70, 1),
+        Scene::new("E2B full", layer(512, 8, BF16), 40, 1).splits(2),
+        Scene::new("E4B full", Attention { kv_heads: 2, ..layer(512, 4, F16) }, 34, 1),
+        Scene::new("12B full", layer(512, 16, F16), 35, 1),
+        Scene::new("full, f32", layer(512, 4, F32), 20, 1),
+        Scene::new("six heads", layer(128, 6, F16), 50, 1),
+        Scene::new("twelve heads", layer(128, 12, BF16), 50, 1),
+    ]
+}
+
+pub fn cases() -> Vec<Case> {
+    let scenes = scenes();
+    let plain = scenes.iter().filter(|scene| scene.layer.head_dim == 128).map(Scene::plain_case);
+    let decode = scenes.iter().map(Scene::decode_case);
+    let combine = scenes.iter().map(Scene::combine_case);
+    let int8 = [(256, 2, 17, 1), (512, 1, 40, 2), (256, 1, 1, 1)];
+    let int8 = int8.into_iter().map(|(head_dim, heads, splits, rows)| combine_int8_case(head_dim, heads, splits, rows));
+    plain.chain(decode).chain(combine).chain(int8).collect()
+}

@@ -1,0 +1,80 @@
+//! Attention over a cache of keys and values.
+//!
+//! Queries come as f32 rows [row][query head][value], normed and rotated, with the scale folded in; query head `h` reads
+//! key-value head `h / G`. A cache is [capacity][key-value head][value], position p at row p % capacity, and holds the keys
+//! and values of the chunk's own rows already. A query at position p sees positions p - window < x <= p. `state` is the
+//! position of the chunk's first row and the number of its rows.
+//!
+//! - `plain.rs`: the definition, one warp a row and head.
+//! - `decode.rs`, `combine.rs`: few rows, many keys: the keys are shared out among blocks, whose partial results are merged.
+
+pub mod combine;
+pub mod decode;
+pub mod plain;
+
+use gemma4c_dsl::{ElementType, Instance, InstanceError};
+
+/// The attention of one layer: what chooses instances, grids and the sizes of what passes between its kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attention {
+    pub head_dim: u32,
+    pub kv_heads: u32,
+    /// Query heads to a key-value head.
+    pub group: u32,
+    /// Positions that a query sees, its own among them; `None`: all.
+    pub window: Option<u32>,
+    /// Rows of the cache.
+    pub capacity: u32,
+    /// Type of the cache's elements.
+    pub kv: ElementType,
+}
+
+impl Attention {
+    /// Query heads.
+    pub fn heads(&self) -> u32 {
+        self.kv_heads * self.group
+    }
+
+    /// The launch argument `window`.
+    pub fn window_scalar(&self) -> u32 {
+        self.window.unwrap_or(u32::MAX)
+    }
+
+    /// Elements of the splits' `extrema`, for that many rows.
+    pub fn extrema_len(&self, rows: u32) -> u64 {
+        u64::from(rows) * u64::from(self.heads()) * u64::from(self.splits())
+    }
+
+    /// Elements of the splits' `values`, for that many rows.
+    pub fn values_len(&self, rows: u32) -> u64 {
+        self.extrema_len(rows) * u64::from(self.head_dim)
+    }
+}
+
+/// (head values, query heads to a key-value head) of the five models' layers: windowed ones, then full ones.
+const SHAPES: [(u32, u32); 6] = [(256, 8), (256, 4), (256, 2), (512, 8), (512, 4), (512, 16)];
+
+/// The instances that plans of the five models use. Window, segment and capacity are launch arguments, so a shape and a cache
+/// type are all that tells instances apart.
+pub fn instances() -> Vec<(String, Instance)> {
+    build_instances().expect("the models' shapes are whole tiles")
+}
+
+fn build_instances() -> Result<Vec<(String, Instance)>, InstanceError> {
+    let mut found = Vec::new();
+    for (head_dim, group) in SHAPES {
+        for kv in [ElementType::F16, ElementType::BF16, ElementType::F32] {
+            let layer = Attention { head_dim, kv_heads: 1, group, window: None, capacity: 1, kv };
+            let label = format!("{group} heads of {head_dim}, {}", kv.name());
+            found.push((label.clone(), layer.plain()?));
+            found.push((label, layer.decode()?));
+        }
+    }
+    for head_dim in [256, 512] {
+        let kv = ElementType::F16;
+        let layer = Attention { head_dim, kv_heads: 1, group: 1, window: None, capacity: 1, kv };
+        found.push((format!("heads of {head_dim}"), layer.combine()?));
+        found.push((format!("heads of {head_dim}"), layer.combine_int8()?));
+    }
+    Ok(found)
+}

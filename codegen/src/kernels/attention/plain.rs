@@ -1,0 +1,81 @@
+//! Attention as its definition says it, for any number of rows: the oracle of the fast kernels on a GPU.
+
+use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::{Instance, InstanceError};
+
+use super::Attention;
+
+/// The first position that the query at `position` sees. `window` counts the query's own position.
+#[device]
+pub fn first_visible(position: u32, window: u32) -> u32 {
+    if position >= window { position + 1 - window } else { 0 }
+}
+
+/// Query times key. A collective of the warp.
+#[device]
+pub fn plain_score<const D: u32, KV: Float>(query: Input<f32>, key: Input<KV>) -> f32 {
+    let mut sum = 0.0f32;
+    for i in (lane_id()..D).by(32) {
+        sum = query[i].mul_add(key[i].to_f32(), sum);
+    }
+    warp_sum(sum)
+}
+
+/// `out = softmax(q · kᵀ) · v`, a warp for each row and query head: one pass over the keys for the largest score, one for the
+/// sums. G query heads share a key-value head. `window` is `u32::MAX` for a full layer.
+#[kernel(block = 32)]
+pub fn attention_plain<const D: u32, const G: u32, KV: Float>(
+    q: Input<f32>,
+    k: Input<KV>,
+    v: Input<KV>,
+    state: Input<u32>,
+    out: Output<f32>,
+    window: u32,
+    capacity: u32,
+) {
+    require!(D % 32 == 0);
+    let head = block_idx();
+    let row = block_idx_y();
+    if row >= state[1u32] {
+        return;
+    }
+    let position = state[0u32] + row;
+    let first = first_visible(position, window);
+    let query = q.offset((row * grid_dim() + head) * D);
+    let kv_row = grid_dim() / G * D;
+    let kv_head = head / G * D;
+
+    let mut largest = f32::NEG_INFINITY;
+    for at in first..position + 1 {
+        largest = largest.max(plain_score(query, k.offset(at % capacity * kv_row + kv_head)));
+    }
+    let mut total = 0.0f32;
+    let mut sums = regs(0.0f32, D / 32);
+    for at in first..position + 1 {
+        let start = at % capacity * kv_row + kv_head;
+        let weight = (plain_score(query, k.offset(start)) - largest).exp();
+        total += weight;
+        #[unroll]
+        for i in 0..D / 32 {
+            sums[i] = weight.mul_add(v[start + i * 32 + lane_id()].to_f32(), sums[i]);
+        }
+    }
+    #[unroll]
+    for i in 0..D / 32 {
+        out[(row * grid_dim() + head) * D + i * 32 + lane_id()] = sums[i] / total;
+    }
+}
+
+impl Attention {
+    pub fn plain(&self) -> Result<Instance, InstanceError> {
+        Instance::of(attention_plain::DEF)
+            .constant("D", self.head_dim)
+            .constant("G", self.group)
+            .element("KV", self.kv)
+            .build()
+    }
+
+    pub fn plain_grid(&self, rows: u32) -> [u32; 3] {
+        [self.heads(), rows, 1]
+    }
+}
