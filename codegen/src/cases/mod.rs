@@ -7,6 +7,7 @@ pub mod attention;
 pub mod gather;
 pub mod geglu;
 pub mod heads;
+pub mod matvec;
 pub mod norm;
 pub mod per_layer;
 pub mod probe;
@@ -37,7 +38,7 @@ pub struct Bench {
 type Benches = fn() -> Box<dyn Iterator<Item = Bench>>;
 
 /// The families that are timed on their own.
-static BENCHES: &[(&str, Benches)] = &[];
+static BENCHES: &[(&str, Benches)] = &[("matvec", matvec::benches)];
 
 /// The launches of a family that are worth timing.
 pub fn benches(family: &str) -> impl Iterator<Item = Bench> {

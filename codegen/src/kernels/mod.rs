@@ -7,6 +7,7 @@ pub mod attention;
 pub mod gather;
 pub mod geglu;
 pub mod heads;
+pub mod matvec;
 pub mod norm;
 pub mod per_layer;
 pub mod probe;
@@ -69,6 +70,13 @@ pub static FAMILIES: &[Family] = &[
         kernels: &[quantise::quantise::DEF, quantise::quantise_plain::DEF],
         instances: Vec::new,
         cases: cases::quantise::cases,
+    },
+    Family {
+        name: "matvec",
+        about: "decode's matrix-vector products over repacked weights, with prologue and epilogue",
+        kernels: &[matvec::matvec::DEF, matvec::matvec_plain::DEF],
+        instances: matvec::instances,
+        cases: cases::matvec::cases,
     },
     Family {
         name: "norm",

@@ -54,14 +54,12 @@ impl Stream {
         (rows * (k / self.per as u64) * self.bytes as u64).next_multiple_of(ALIGNMENT)
     }
 
-    /// What kernels read the stream as: all that belongs to a group, or to 256 values, in one access.
+    /// What the products read the stream as: whole words, so that nothing is widened on the way.
     pub const fn element(&self) -> ElementType {
         match (self.content, self.bytes) {
             (Content::Verbatim, _) | (_, 16 | 32) => ElementType::U32x4,
-            (_, 1) => ElementType::U8,
-            (_, 2) => ElementType::U16,
-            (_, 4) => ElementType::U32,
-            _ => ElementType::U32x2,
+            (_, 8) => ElementType::U32x2,
+            _ => ElementType::U32,
         }
     }
 }

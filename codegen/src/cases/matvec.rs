@@ -1,0 +1,338 @@
+//! Cases of the matrix-vector product: every type, fast and plain; every prologue and epilogue; rows and widths that leave
+//! lanes, warps and blocks over. And the products of real models, to be timed.
+
+use gemma4c_blocks::{DType, Scale};
+use gemma4c_dsl::harness::{Bound, Case, Data, Random};
+
+use super::Bench;
+use super::quantise::{Int8, activations};
+use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::shape::LaunchShape;
+use crate::kernels::matvec::{Product, Prologue, TUNED_MULTIPROCESSORS, slots};
+use crate::kernels::streams::{Content, Repacked, Stream, streams};
+
+/// Random streams of a matrix: any codes, scales of a sane size (2^-8 to 2^-7, either sign). Fast enough for a real one.
+pub fn random_streams(dtype: DType, rows: usize, k: usize, seed: u64) -> Vec<(Stream, Vec<u8>)> {
+    let mut random = Random::new(seed);
+    let fill = |stream: Stream| {
+        let (keep, set) = masks(dtype, stream);
+        let len = stream.total_bytes(rows as u64, k as u64) as usize;
+        let mut bytes = vec![0; len];
+        for word in bytes.chunks_exact_mut(8) {
+            word.copy_from_slice(&(random.bits() & keep | set).to_le_bytes());
+        }
+        (stream, bytes)
+    };
+    streams(dtype).into_iter().map(fill).collect()
+}
+
+/// Which bits of eight random bytes are kept, and which are set.
+fn masks(dtype: DType, stream: Stream) -> (u64, u64) {
+    const ANY: (u64, u64) = (u64::MAX, 0);
+    const HALVES: (u64, u64) = (0x83ff_83ff_83ff_83ff, 0x1c00_1c00_1c00_1c00);
+    match (stream.content, dtype) {
+        (Content::Verbatim, DType::F32) => (0x807f_ffff_807f_ffff, 0x3c00_0000_3c00_0000),
+        (Content::Verbatim, DType::BF16) => (0x807f_807f_807f_807f, 0x3c00_3c00_3c00_3c00),
+        (Content::Verbatim, _) => HALVES,
+        (Content::Plane { .. }, _) => ANY,
+        (Content::Halves { .. }, _)
+            if matches!(dtype.layout().scale, Scale::Bytes16 { .. }) && stream.name == "scales" =>
+        {
+            ANY
+        }
+        (Content::Halves { .. }, _) => HALVES,
+        (Content::Packed6 { .. }, _) => (0x3f3f_3f3f_3f3f_3f3f, 0),
+        (Content::Split6 { .. }, _) => (0x1f1f_1f1f_1f1f_1f1f, 0),
+    }
+}
+
+/// What the layer before left, for a prologue to make activations of.
+struct Layer {
+    x: Vec<f32>,
+    update: Vec<f32>,
+    post_norm: Vec<f32>,
+    norm: Vec<f32>,
+    scale: f32,
+}
+
+impl Layer {
+    fn random(k: usize) -> Self {
+        let mut random = Random::new(k as u64 + 77);
+        Self {
+            x: activations(k, k as u64),
+            update: random.floats(k, -3.0, 3.0),
+            post_norm: random.floats(k, 0.5, 1.5),
+            norm: random.floats(k, 0.5, 1.5),
+            scale: 0.75,
+        }
+    }
+
+    /// The residual stream after the layer's part.
+    fn stream(&self) -> Vec<f32> {
+        let normed = rms_norm(&self.update, &self.post_norm);
+        self.x.iter().zip(normed).map(|(x, new)| (x + new) * self.scale).collect()
+    }
+
+    fn activations(&self, prologue: Prologue) -> Vec<f32> {
+        match prologue {
+            Prologue::Int8 | Prologue::Plain => self.x.clone(),
+            Prologue::Norm => rms_norm(&self.x, &self.norm),
+            Prologue::ResidualNorm => rms_norm(&self.stream(), &self.norm),
+        }
+    }
+
+    fn give(&self, prologue: Prologue, case: Case) -> Case {
+        let residual = |case: Case, slot: &str| {
+            case.buffer(&format!("{slot}_update"), self.update.clone())
+                .buffer(&format!("{slot}_post_norm"), self.post_norm.clone())
+                .scalar(&format!("{slot}_scale"), self.scale)
+        };
+        match prologue {
+            Prologue::Int8 => {
+                let int8 = Int8::of(&self.x);
+                case.buffer("arrive_xq", int8.codes)
+                    .buffer("arrive_xscale", int8.scales)
+                    .buffer("arrive_xsum", int8.sums)
+            }
+            Prologue::Plain => case.buffer("arrive_x", self.x.clone()),
+            Prologue::Norm => case
+                .buffer("energy_x", self.x.clone())
+                .buffer("arrive_x", self.x.clone())
+                .buffer("arrive_norm", self.norm.clone()),
+            Prologue::ResidualNorm => residual(residual(case, "energy"), "arrive")
+                .buffer("energy_x", self.x.clone())
+                .buffer("arrive_x", self.x.clone())
+                .buffer("arrive_norm", self.norm.clone())
+                .expect("arrive_stream", self.stream(), Bound::Within { absolute: 1e-5, relative: 1e-5 }),
+        }
+    }
+}
+
+fn rms_norm(x: &[f32], weights: &[f32]) -> Vec<f32> {
+    let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / x.len() as f64;
+    let factor = (1.0 / (mean + 1e-6).sqrt()) as f32;
+    x.iter().zip(weights).map(|(x, weight)| x * factor * weight).collect()
+}
+
+/// Each row's product, and the sum of its terms' sizes.
+fn oracle(matrix: &Repacked, x: &[f32]) -> Vec<(f64, f64)> {
+    let int8 = Int8::of(x);
+    let activation = |i: usize| match format(matrix.dtype).integer {
+        true => f64::from(int8.code(i)) * f64::from(int8.scales[i / 32]),
+        false => f64::from(x[i]),
+    };
+    let x: Vec<f64> = (0..matrix.k).map(activation).collect();
+    let terms = |row| x.iter().enumerate().map(move |(i, x)| f64::from(matrix.value(row, i)) * x);
+    (0..matrix.rows).map(|row| (terms(row).sum(), terms(row).map(f64::abs).sum())).collect()
+}
+
+fn gelu(x: f64) -> f64 {
+    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+}
+
+/// A product with random weights: its matrix, the layer before it, what must come out and how closely.
+struct Problem {
+    product: Product,
+    matrix: Repacked,
+    layer: Layer,
+    expected: Vec<f32>,
+    bound: Bound,
+    by: Vec<f32>,
+}
+
+impl Problem {
+    fn new(product: Product) -> Self {
+        let (rows, k) = (product.rows() as usize, product.k as usize);
+        let streams = random_streams(product.dtype, rows, k, (rows * k) as u64 + product.dtype as u64);
+        let matrix = Repacked { dtype: product.dtype, rows, k, streams };
+        let layer = Layer::random(k);
+        let outputs = product.outputs as usize;
+        let by = Random::new(3).floats(outputs, -2.0, 2.0);
+        let rows = oracle(&matrix, &layer.activations(product.prologue));
+        let size = rows.iter().map(|(_, size)| *size).fold(0.0, f64::max);
+        let mut expected: Vec<f64> = rows[..outputs].iter().map(|(value, _)| *value).collect();
+        // An f32 sum of that many terms of that size; the gate's error is multiplied by up, and up's by the gate.
+        let mut absolute = size * 2e-6;
+        if product.geglu {
+            let largest = rows.iter().map(|(value, _)| value.abs()).fold(1.0, f64::max);
+            absolute *= 2.0 * largest;
+            for (gate, (up, _)) in expected.iter_mut().zip(&rows[outputs..]) {
+                *gate = gelu(*gate) * up;
+            }
+        }
+        for function in &product.epilogue {
+            for (row, value) in expected.iter_mut().enumerate() {
+                *value = match function.name {
+                    "then_gelu" => gelu(*value),
+                    "then_scale" => *value * f64::from(SCALE),
+                    "then_times" => *value * f64::from(by[row]),
+                    "then_add" => *value + f64::from(by[row]),
+                    _ => f64::from(CAP) * (*value / f64::from(CAP)).tanh(),
+                };
+            }
+        }
+        let expected = expected.into_iter().map(|value| value as f32).collect();
+        let bound = Bound::Within { absolute: absolute as f32, relative: 1e-5 };
+        Self { product, matrix, layer, expected, bound, by }
+    }
+
+    fn name(&self) -> String {
+        let Product { dtype, outputs, k, geglu, prologue, ref epilogue } = self.product;
+        let mut name = format!("{dtype}, {outputs} x {k}, {prologue:?}");
+        if geglu {
+            name += ", GeGLU";
+        }
+        for function in epilogue {
+            name = name + ", " + function.name;
+        }
+        name
+    }
+
+    /// Everything but the activations.
+    fn weights(&self, mut case: Case) -> Case {
+        for (stream, bytes) in &self.matrix.streams {
+            let param = if stream.name == "codes" { "codes".to_owned() } else { format!("side_{}", stream.name) };
+            case = case.buffer(&param, Data::new(stream.element(), bytes.clone()));
+        }
+        for function in &self.product.epilogue {
+            case = match function.name {
+                "then_scale" => case.scalar("epilogue_scale", SCALE),
+                "then_times" => case.buffer("epilogue_by", self.by.clone()),
+                "then_add" => case.buffer("epilogue_addend", self.by.clone()),
+                "then_softcap" => case.scalar("epilogue_cap", CAP),
+                _ => case,
+            };
+        }
+        case.scalar("rows", self.product.outputs).expect("out", self.expected.clone(), self.bound)
+    }
+
+    fn fast(&self, shape: LaunchShape) -> Case {
+        let LaunchShape { lanes, rows, depth, warps, blocks } = shape;
+        let name = format!("{}, {lanes} lanes, {rows} rows, {depth} deep, {blocks} x {warps} warps", self.name());
+        let instance = self.product.instance(shape).expect("a shape that fits the kernel");
+        let case = self.weights(Case::new(name, instance).grid([blocks, 1, 1]));
+        self.layer.give(self.product.prologue, case)
+    }
+
+    fn plain(&self) -> Case {
+        let instance = self.product.plain_instance().expect("any shape fits");
+        let x = self.layer.activations(self.product.prologue);
+        let int8 = Int8::of(&x);
+        let words = match format(self.product.dtype).integer {
+            true => int8.codes,
+            false => x.iter().map(|x| x.to_bits()).collect(),
+        };
+        self.weights(Case::new(format!("plain, {}", self.name()), instance))
+            .grid([self.product.outputs.div_ceil(64), 1, 1])
+            .buffer("x", words)
+            .buffer("xscale", int8.scales)
+            .buffer("xsum", int8.sums)
+    }
+}
+
+const SCALE: f32 = 0.125;
+const CAP: f32 = 30.0;
+
+const fn shape(lanes: u32, rows: u32, depth: u32, warps: u32, blocks: u32) -> LaunchShape {
+    LaunchShape { lanes, rows, depth, warps, blocks }
+}
+
+pub fn cases() -> Vec<Case> {
+    types().into_iter().chain(shapes()).chain(fusions()).collect()
+}
+
+/// Every type, fast and plain, with more rows than the grid takes at once.
+pub fn types() -> Vec<Case> {
+    let of = |dtype: DType| {
+        let problem = Problem::new(Product::new(dtype, 19, 512, Prologue::Plain));
+        [problem.fast(shape(8, 2, 2, 1, 2)), problem.plain()]
+    };
+    DType::ALL.into_iter().flat_map(of).collect()
+}
+
+/// Widths and heights that leave lanes, warps or blocks without work, or a row's last step half empty.
+pub fn shapes() -> Vec<Case> {
+    let of = |dtype, outputs, k, shape| {
+        let prologue = if format(dtype).integer { Prologue::Int8 } else { Prologue::Plain };
+        Problem::new(Product::new(dtype, outputs, k, prologue)).fast(shape)
+    };
+    vec![
+        of(DType::Q4_0, 1, 32, shape(32, 1, 1, 1, 1)),
+        of(DType::Q4_0, 7, 704, shape(8, 2, 3, 2, 3)),
+        of(DType::Q4_0, 21, 2112, shape(32, 4, 2, 1, 2)),
+        of(DType::Q4_0, 9, 2560, shape(16, 2, 5, 2, 1)),
+        of(DType::Q8_0, 5, 2560, shape(32, 1, 5, 1, 2)),
+        of(DType::Q8_0, 13, 704, shape(16, 4, 2, 1, 1)),
+        of(DType::Q6K, 3, 1536, shape(16, 2, 3, 1, 1)),
+        of(DType::Q4K, 6, 768, shape(32, 2, 1, 2, 1)),
+        of(DType::BF16, 11, 96, shape(8, 2, 1, 1, 1)),
+        of(DType::F32, 4, 160, shape(16, 2, 2, 1, 1)),
+    ]
+}
+
+/// Prologues and epilogues.
+pub fn fusions() -> Vec<Case> {
+    let of = |dtype, k, prologue| Product::new(dtype, 10, k, prologue);
+    let geglu = |product| Product { geglu: true, ..product };
+    let with = |product, epilogue: &[_]| Product { epilogue: epilogue.to_vec(), ..product };
+    let products = vec![
+        geglu(of(DType::Q4_0, 704, Prologue::Norm)),
+        geglu(of(DType::Q8_0, 256, Prologue::ResidualNorm)),
+        geglu(of(DType::BF16, 320, Prologue::ResidualNorm)),
+        of(DType::F16, 320, Prologue::Norm),
+        of(DType::Q5K, 256, Prologue::Norm),
+        with(of(DType::Q8_0, 96, Prologue::Plain), &[slots::then_gelu::DEF, slots::then_times::DEF]),
+        with(of(DType::Q6K, 256, Prologue::Int8), &[slots::then_scale::DEF, slots::then_softcap::DEF]),
+        with(of(DType::BF16, 96, Prologue::Plain), &[slots::then_add::DEF]),
+    ];
+    let mut cases: Vec<Case> =
+        products.into_iter().map(|product| Problem::new(product).fast(shape(8, 2, 2, 2, 2))).collect();
+    cases.push(Problem::new(geglu(of(DType::Q4_1, 128, Prologue::Int8))).plain());
+    cases
+}
+
+/// Products of E4B and 31B in the most common types. The larger ones take hundreds of megabytes.
+pub fn benches() -> Box<dyn Iterator<Item = Bench>> {
+    let shapes = bench_shapes().into_iter().map(|(shape, product)| {
+        let launch = product.shape(TUNED_MULTIPROCESSORS);
+        let instance = product.instance(launch).expect("a shape that fits the kernel");
+        let (rows, k) = (product.rows() as usize, product.k as usize);
+        let mut case = Case::new(shape.clone(), instance).grid([launch.blocks, 1, 1]);
+        for (stream, bytes) in random_streams(product.dtype, rows, k, k as u64) {
+            let param = if stream.name == "codes" { "codes".to_owned() } else { format!("side_{}", stream.name) };
+            case = case.buffer(&param, Data::new(stream.element(), bytes));
+        }
+        let case = Layer::random(k).give(product.prologue, case).scalar("rows", product.outputs).expect(
+            "out",
+            vec![0.0f32; product.outputs as usize],
+            Bound::Exact,
+        );
+        Bench { shape, weights: product.dtype.to_string(), case }
+    });
+    Box::new(shapes)
+}
+
+/// The products that are timed, by name.
+pub fn bench_shapes() -> Vec<(String, Product)> {
+    // (model, product, outputs, width, two rows an output)
+    let shapes = [
+        ("E4B", "q, k, v", 3072, 2560, false),
+        ("E4B", "gate, up", 10240, 2560, true),
+        ("E4B", "down", 2560, 10240, false),
+        ("E4B", "out", 2560, 2048, false),
+        ("E4B", "head", 262_144, 2560, false),
+        ("31B", "q, k, v", 16384, 5376, false),
+        ("31B", "gate, up", 21504, 5376, true),
+        ("31B", "down", 5376, 21504, false),
+        ("31B", "out", 5376, 8192, false),
+        ("31B", "head", 262_144, 5376, false),
+    ];
+    let mut named = Vec::new();
+    for (model, name, outputs, k, geglu) in shapes {
+        for dtype in [DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q6K] {
+            let product = Product { geglu, ..Product::new(dtype, outputs, k, Prologue::Int8) };
+            named.push((format!("{model} {name}, {} x {k}", product.rows()), product));
+        }
+    }
+    named
+}

@@ -1,0 +1,393 @@
+//! Weight formats of the matrix-vector product: how a unit of repacked weights is read, and multiplied by activations.
+//!
+//! A unit is 16 bytes of the `codes` stream: 32 nibbles, 16 bytes, 8 or 4 floats. A format is two device functions: `side_*`
+//! fetches what else the unit needs, `dot_*` adds the unit's product to a total. A side is fetched long before it is used,
+//! so it holds whole words as they lie in memory: a 16-bit load would be widened at once, and so waited for. `dot_*` picks
+//! its part out of the word by the unit's number.
+//!
+//! In integer formats `low` and `high` are 16 activations each, codes in bytes; `scale` is their common scale and `sum` the
+//! sum of all 32. In float formats they are four activations each.
+
+use gemma4c_blocks::DType;
+use gemma4c_dsl::DeviceDef;
+use gemma4c_dsl::prelude::*;
+
+// ---- pieces ---------------------------------------------------------------------------------------------------------
+
+/// `sum` plus sixteen products of signed bytes.
+#[device]
+pub fn dot16(a: U32x4, b: U32x4, sum: i32) -> i32 {
+    dp4a(a.w, b.w, dp4a(a.z, b.z, dp4a(a.y, b.y, dp4a(a.x, b.x, sum))))
+}
+
+/// Elements 0 to 15 of a group of nibbles, a byte each.
+#[device]
+pub fn low_nibbles(codes: U32x4) -> U32x4 {
+    u32x4(codes.x & 0x0f0f0f0f, codes.y & 0x0f0f0f0f, codes.z & 0x0f0f0f0f, codes.w & 0x0f0f0f0f)
+}
+
+/// Elements 16 to 31 of a group of nibbles, a byte each.
+#[device]
+pub fn high_nibbles(codes: U32x4) -> U32x4 {
+    low_nibbles(u32x4(codes.x >> 4, codes.y >> 4, codes.z >> 4, codes.w >> 4))
+}
+
+/// Bits 0 to 3 of `bits`, at bit 4 of the four bytes.
+#[device]
+pub fn spread_bits(bits: u32) -> u32 {
+    (bits & 15) * 0x02040810 & 0x10101010
+}
+
+/// Nibbles with their fifth bits: the sixteen low ones of `bits`.
+#[device]
+pub fn with_fifth_bits(nibbles: U32x4, bits: u32) -> U32x4 {
+    u32x4(
+        nibbles.x | spread_bits(bits),
+        nibbles.y | spread_bits(bits >> 4),
+        nibbles.z | spread_bits(bits >> 8),
+        nibbles.w | spread_bits(bits >> 12),
+    )
+}
+
+/// 32 products of codes of four bits, plus `sum`.
+#[device]
+pub fn dot_nibbles(codes: U32x4, low: U32x4, high: U32x4, sum: i32) -> i32 {
+    dot16(high_nibbles(codes), high, dot16(low_nibbles(codes), low, sum))
+}
+
+/// 32 products of codes of five bits, plus `sum`.
+#[device]
+pub fn dot_five_bits(codes: U32x4, bits: u32, low: U32x4, high: U32x4, sum: i32) -> i32 {
+    let upper = with_fifth_bits(high_nibbles(codes), bits >> 16);
+    dot16(upper, high, dot16(with_fifth_bits(low_nibbles(codes), bits), low, sum))
+}
+
+/// The 16-bit float of a word of two.
+#[device]
+pub fn half_in(word: u32, index: u32) -> f32 {
+    f16_lo(word >> (index % 2 * 16))
+}
+
+/// `total` plus the product of a group with a minimum: `scale * (factor * dot + minimum * sum)`.
+#[device]
+pub fn scaled(dot: i32, sum: i32, factor: f32, minimum: f32, scale: f32, total: f32) -> f32 {
+    (dot as f32).mul_add(factor * scale, (sum as f32).mul_add(minimum * scale, total))
+}
+
+/// Four of the sixteen levels of the IQ4 formats, by the four nibbles of the low half of `codes`.
+#[device]
+pub fn iq4_levels(codes: u32) -> u32 {
+    // -127 -104 -83 -65 | -49 -35 -22 -10 | 1 13 25 38 | 53 69 89 113
+    let lower = byte_perm(0xbfad9881, 0xf6eaddcf, codes);
+    let upper = byte_perm(0x26190d01, 0x71594535, codes);
+    byte_perm(lower, upper, 0x3210 | (codes & 0x8888) >> 1)
+}
+
+/// 32 products of levels.
+#[device]
+pub fn dot_levels(codes: U32x4, low: U32x4, high: U32x4) -> i32 {
+    let first = dot_levels4(codes.y, low.y, high.y, dot_levels4(codes.x, low.x, high.x, 0));
+    dot_levels4(codes.w, low.w, high.w, dot_levels4(codes.z, low.z, high.z, first))
+}
+
+/// Eight products of levels: a word of nibbles holds four elements and the four that lie 16 further on.
+#[device]
+pub fn dot_levels4(codes: u32, low: u32, high: u32, sum: i32) -> i32 {
+    let first = iq4_levels(codes);
+    let second = iq4_levels(codes >> 16);
+    dp4a(byte_perm(first, second, 0x7531), high, dp4a(byte_perm(first, second, 0x6420), low, sum))
+}
+
+// ---- integer formats ------------------------------------------------------------------------------------------------
+
+/// The word that holds the half of a unit of 16 values: four units to a word.
+#[device]
+pub fn side_q8_0(unit: u32, scales: Weights<u32>) -> U32x4 {
+    u32x4(scales[unit / 4], 0, 0, 0)
+}
+
+#[device]
+pub fn dot_q8_0(
+    codes: U32x4,
+    side: U32x4,
+    unit: u32,
+    low: U32x4,
+    high: U32x4,
+    scale: f32,
+    sum: i32,
+    total: f32,
+) -> f32 {
+    (dot16(codes, low, 0) as f32).mul_add(half_in(side.x, unit / 2) * scale, total)
+}
+
+/// One half a unit.
+#[device]
+pub fn side_half(unit: u32, scales: Weights<u32>) -> U32x4 {
+    u32x4(scales[unit / 2], 0, 0, 0)
+}
+
+#[device]
+pub fn dot_q4_0(
+    codes: U32x4,
+    side: U32x4,
+    unit: u32,
+    low: U32x4,
+    high: U32x4,
+    scale: f32,
+    sum: i32,
+    total: f32,
+) -> f32 {
+    (dot_nibbles(codes, low, high, sum * -8) as f32).mul_add(half_in(side.x, unit) * scale, total)
+}
+
+#[device]
+pub fn dot_iq4_nl(
+    codes: U32x4,
+    side: U32x4,
+    unit: u32,
+    low: U32x4,
+    high: U32x4,
+    scale: f32,
+    sum: i32,
+    total: f32,
+) -> f32 {
+    (dot_levels(codes, low, high) as f32).mul_add(half_in(side.x, unit) * scale, total)
+}
+
+/// Scale and minimum, a half each.
+#[device]
+pub fn side_half_pair(unit: u32, scales: Weights<u32>) -> U32x4 {
+    u32x4(scales[unit], 0, 0, 0)
+}
+
+#[device]
+pub fn dot_q4_1(
+    codes: U32x4,
+    side: U32x4,
+    unit: u32,
+    low: U32x4,
+    high: U32x4,
+    scale: f32,
+    sum: i32,
+    total: f32,
+) -> f32 {
+    scaled(dot_nibbles(codes, low, high, 0), sum, f16_lo(side.x), f16_hi(side.x), scale, total)
+}
+
+/// One half a unit, and the fifth bits.
+#[device]
+pub fn side_q5_0(unit: u32, high: Weights<u32>, scales: Weights<u32>) -> U32x4 {
+    u32x4(scales[unit / 2], high[unit], 0, 0)
+}
+
+#[device]
+pub fn dot_q5_0(
+    codes: U32x4,
+    side: U32x4,
+    unit: u32,
+    low: U32x4,
+    high: U32x4,
+    scale: f32,
+    sum: i32,
+    total: f32,
+) -> f32 {
+    (dot_five_bits(codes, side.y, low, high, sum * -16) as f32).mul_add(half_in(side.x, unit) * scale, total)
+}
+
+/// Scale and minimum, and the fifth bits.
+#[device]
+pub fn side_q5_1(unit: u32, high: Weights<u32>, scales: Weights<u32>) -> U32x4 {
+    u32x4(scales[unit], high[unit], 0, 0)
+}
+
+#[device]
+pub fn dot_q5_1(
+    codes: U32x4,
+    side: U32x4,
+    unit: u32,
+    low: U32x4,
+    high: U32x4,
+    scale: f32,
+    sum: i32,
+    total: f32,
+) -> f32 {
+    scaled(dot_five_bits(codes, side.y, low, high, 0), sum, f16_lo(side.x), f16_hi(side.x), scale, total)
+}
+
+/// Scale and minimum, a byte each, and the halves that scale both.
+#[device]
+pub fn side_q4_k(unit: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
+    u32x4(scales[unit / 2], supers[unit / 8], 0, 0)
+}
+
+#[device]
+pub fn dot_q4_k(
+    codes: U32x4,
+    side: U32x4,
+    unit: u32,
+    low: U32x4,
+    high: U32x4,
+    scale: f32,
+    sum: i32,
+    total: f32,
+) -> f32 {
+    let factor = f16_lo(side.y) * byte_of(side.x, unit % 2 * 2) as f32;
+    let minimum = f16_hi(side.y) * byte_of(side.x, unit % 2 * 2 + 1) as f32;
+    scaled(dot_nibbles(codes, low, high, 0), sum, factor, -minimum, scale, total)
+}
+
+#[device]
+pub fn side_q5_k(unit: u32, high: Weights<u32>, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
+    u32x4(scales[unit / 2], supers[unit / 8], high[unit], 0)
+}
+
+#[device]
+pub fn dot_q5_k(
+    codes: U32x4,
+    side: U32x4,
+    unit: u32,
+    low: U32x4,
+    high: U32x4,
+    scale: f32,
+    sum: i32,
+    total: f32,
+) -> f32 {
+    let factor = f16_lo(side.y) * byte_of(side.x, unit % 2 * 2) as f32;
+    let minimum = f16_hi(side.y) * byte_of(side.x, unit % 2 * 2 + 1) as f32;
+    scaled(dot_five_bits(codes, side.z, low, high, 0), sum, factor, -minimum, scale, total)
+}
+
+/// The high bit pairs (x, y), two signed bytes a unit (z), and one half for each eight units (w).
+#[device]
+pub fn side_q6_k(unit: u32, high: Weights<U32x2>, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
+    let pairs = high[unit];
+    u32x4(pairs.x, pairs.y, scales[unit / 2], supers[unit / 16])
+}
+
+#[device]
+pub fn dot_q6_k(
+    codes: U32x4,
+    side: U32x4,
+    unit: u32,
+    low: U32x4,
+    high: U32x4,
+    scale: f32,
+    sum: i32,
+    total: f32,
+) -> f32 {
+    let lower = low_nibbles(codes);
+    let upper = high_nibbles(codes);
+    let first = u32x4(
+        lower.x | side.x << 4 & 0x30303030,
+        lower.y | side.y << 4 & 0x30303030,
+        lower.z | side.x << 2 & 0x30303030,
+        lower.w | side.y << 2 & 0x30303030,
+    );
+    let second = u32x4(
+        upper.x | side.x & 0x30303030,
+        upper.y | side.y & 0x30303030,
+        upper.z | side.x >> 2 & 0x30303030,
+        upper.w | side.y >> 2 & 0x30303030,
+    );
+    // Each half has a scale of its own, so the zero point of 32 needs the sum of each half: once for all rows.
+    let minus32 = u32x4(0xe0e0e0e0, 0xe0e0e0e0, 0xe0e0e0e0, 0xe0e0e0e0);
+    let dots = dot16(first, low, dot16(minus32, low, 0)) * signed_byte_of(side.z, unit % 2 * 2)
+        + dot16(second, high, dot16(minus32, high, 0)) * signed_byte_of(side.z, unit % 2 * 2 + 1);
+    (dots as f32).mul_add(half_in(side.w, unit / 8) * scale, total)
+}
+
+/// One signed byte a unit, and one half for each eight.
+#[device]
+pub fn side_iq4_xs(unit: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
+    u32x4(scales[unit / 4], supers[unit / 16], 0, 0)
+}
+
+#[device]
+pub fn dot_iq4_xs(
+    codes: U32x4,
+    side: U32x4,
+    unit: u32,
+    low: U32x4,
+    high: U32x4,
+    scale: f32,
+    sum: i32,
+    total: f32,
+) -> f32 {
+    let dot = dot_levels(codes, low, high) * signed_byte_of(side.x, unit % 4);
+    (dot as f32).mul_add(half_in(side.y, unit / 8) * scale, total)
+}
+
+// ---- float formats --------------------------------------------------------------------------------------------------
+
+/// Floats need nothing beside themselves.
+#[device]
+pub fn side_none(unit: u32) -> U32x4 {
+    u32x4(0, 0, 0, 0)
+}
+
+#[device]
+pub fn dot_f32(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32 {
+    let two = f32::from_bits(codes.y)
+        .mul_add(f32::from_bits(low.y), f32::from_bits(codes.x).mul_add(f32::from_bits(low.x), total));
+    f32::from_bits(codes.w).mul_add(f32::from_bits(low.w), f32::from_bits(codes.z).mul_add(f32::from_bits(low.z), two))
+}
+
+#[device]
+pub fn dot_f16(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32 {
+    let two = f16_hi(codes.x).mul_add(f32::from_bits(low.y), f16_lo(codes.x).mul_add(f32::from_bits(low.x), total));
+    let four = f16_hi(codes.y).mul_add(f32::from_bits(low.w), f16_lo(codes.y).mul_add(f32::from_bits(low.z), two));
+    let six = f16_hi(codes.z).mul_add(f32::from_bits(high.y), f16_lo(codes.z).mul_add(f32::from_bits(high.x), four));
+    f16_hi(codes.w).mul_add(f32::from_bits(high.w), f16_lo(codes.w).mul_add(f32::from_bits(high.z), six))
+}
+
+#[device]
+pub fn dot_bf16(
+    codes: U32x4,
+    side: U32x4,
+    unit: u32,
+    low: U32x4,
+    high: U32x4,
+    scale: f32,
+    sum: i32,
+    total: f32,
+) -> f32 {
+    let two = bf16_hi(codes.x).mul_add(f32::from_bits(low.y), bf16_lo(codes.x).mul_add(f32::from_bits(low.x), total));
+    let four = bf16_hi(codes.y).mul_add(f32::from_bits(low.w), bf16_lo(codes.y).mul_add(f32::from_bits(low.z), two));
+    let six = bf16_hi(codes.z).mul_add(f32::from_bits(high.y), bf16_lo(codes.z).mul_add(f32::from_bits(high.x), four));
+    bf16_hi(codes.w).mul_add(f32::from_bits(high.w), bf16_lo(codes.w).mul_add(f32::from_bits(high.z), six))
+}
+
+// ---- the table ------------------------------------------------------------------------------------------------------
+
+/// How a type is multiplied.
+#[derive(Clone, Copy, Debug)]
+pub struct Format {
+    /// Values of a unit.
+    pub unit: u32,
+    /// Activations are int8, else f32.
+    pub integer: bool,
+    /// Registers that a unit on its way takes beside its codes.
+    pub side_words: u32,
+    pub side: &'static DeviceDef,
+    pub dot: &'static DeviceDef,
+}
+
+/// The format of a type.
+pub fn format(dtype: DType) -> Format {
+    let format = |unit, integer, side_words, side, dot| Format { unit, integer, side_words, side, dot };
+    match dtype {
+        DType::F32 => format(4, false, 0, side_none::DEF, dot_f32::DEF),
+        DType::F16 => format(8, false, 0, side_none::DEF, dot_f16::DEF),
+        DType::BF16 => format(8, false, 0, side_none::DEF, dot_bf16::DEF),
+        DType::Q8_0 => format(16, true, 1, side_q8_0::DEF, dot_q8_0::DEF),
+        DType::Q4_0 => format(32, true, 1, side_half::DEF, dot_q4_0::DEF),
+        DType::Q4_1 => format(32, true, 1, side_half_pair::DEF, dot_q4_1::DEF),
+        DType::Q5_0 => format(32, true, 2, side_q5_0::DEF, dot_q5_0::DEF),
+        DType::Q5_1 => format(32, true, 2, side_q5_1::DEF, dot_q5_1::DEF),
+        DType::Q4K => format(32, true, 2, side_q4_k::DEF, dot_q4_k::DEF),
+        DType::Q5K => format(32, true, 3, side_q5_k::DEF, dot_q5_k::DEF),
+        DType::Q6K => format(32, true, 4, side_q6_k::DEF, dot_q6_k::DEF),
+        DType::IQ4NL => format(32, true, 1, side_half::DEF, dot_iq4_nl::DEF),
+        DType::IQ4XS => format(32, true, 2, side_iq4_xs::DEF, dot_iq4_xs::DEF),
+    }
+}

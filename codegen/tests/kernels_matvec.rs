@@ -1,0 +1,84 @@
+//! The matrix-vector product against a plain sum in f64: in the simulator under three orders, and as host-compiled text.
+
+use gemma4c_blocks::DType;
+use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::cases::matvec;
+use gemma4c_codegen::kernels::matvec::shape::LaunchShape;
+use gemma4c_codegen::kernels::matvec::{Product, Prologue};
+use gemma4c_dsl::ElementType;
+use gemma4c_dsl::harness::{Bound, Case, Data, Simulator};
+use gemma4c_dsl::sim::Order;
+
+fn check(cases: Vec<Case>) {
+    assert!(!cases.is_empty());
+    for case in cases {
+        case.assert();
+    }
+}
+
+#[test]
+fn every_type_fast_and_plain() {
+    check(matvec::types());
+}
+
+#[test]
+fn shapes_that_leave_lanes_warps_or_blocks_over() {
+    check(matvec::shapes());
+}
+
+#[test]
+fn prologues_and_epilogues() {
+    check(matvec::fusions());
+}
+
+/// What the five models' products read: model, attention, feed-forward and per-layer widths.
+const WIDTHS: &[u32] =
+    &[256, 704, 1536, 2048, 2112, 2560, 2816, 3840, 4096, 5376, 6144, 8192, 10240, 12288, 15360, 16384, 21504];
+
+#[test]
+fn every_product_of_every_model_gets_a_shape_that_fits() {
+    for dtype in DType::ALL {
+        for &k in WIDTHS.iter().filter(|&&k| dtype.row_bytes(u64::from(k)).is_some()) {
+            for (outputs, geglu) in [(1, false), (256, false), (2560, false), (21504, true), (262_144, false)] {
+                let product = Product { geglu, ..Product::new(dtype, outputs, k, Prologue::Plain) };
+                let shape = product.shape(132);
+                let LaunchShape { lanes, rows, depth, warps, blocks } = shape;
+                let what = format!("{dtype}, {outputs} x {k}: {shape:?}");
+                assert!([8, 16, 32].contains(&lanes) && rows <= lanes && depth >= 1, "{what}");
+                assert!(!geglu || rows % 2 == 0, "{what}");
+                assert!((1..=132 * 640 / (warps * 32)).contains(&blocks), "{what}");
+                // A block that is launched has rows to work on.
+                assert!((blocks - 1) * warps * (32 / lanes) * if geglu { rows / 2 } else { rows } < outputs, "{what}");
+                let instance = product.instance(shape).unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert!(instance.shared_bytes() as u32 <= Arch::Sm89.max_shared_bytes_per_block(), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_largest_products_keep_memory_busy() {
+    for (name, product) in matvec::bench_shapes() {
+        let LaunchShape { rows, depth, warps, blocks, .. } = product.shape(132);
+        let unit_bytes = if product.dtype == DType::Q6K { 24 } else { 16 };
+        let bytes = blocks * warps * 32 * rows * depth * unit_bytes / 132;
+        if product.rows() >= 20480 {
+            assert!(bytes >= 48 << 10, "{name}, {}: {bytes} bytes on their way", product.dtype);
+        }
+    }
+}
+
+#[test]
+fn int8_activations_are_refused_for_float_weights() {
+    let product = Product::new(DType::BF16, 4, 32, Prologue::Int8);
+    let instance = product.instance(LaunchShape { lanes: 8, rows: 2, depth: 1, warps: 1, blocks: 1 }).unwrap();
+    let case = Case::new("floats by int8", instance)
+        .buffer("codes", Data::new(ElementType::U32x4, vec![0; 4 * 32 * 2]))
+        .buffer("arrive_xq", vec![0u32; 8])
+        .buffer("arrive_xscale", vec![0.0f32])
+        .buffer("arrive_xsum", vec![0i32])
+        .scalar("rows", 4u32)
+        .expect("out", vec![0.0f32; 4], Bound::Exact);
+    let error = case.check_on(&Simulator(Order::Forward)).unwrap_err().to_string();
+    assert!(error.contains("require!(INTEGER)"), "{error}");
+}
