@@ -82,3 +82,12 @@ fn int8_activations_are_refused_for_float_weights() {
     let error = case.check_on(&Simulator(Order::Forward)).unwrap_err().to_string();
     assert!(error.contains("require!(INTEGER)"), "{error}");
 }
+
+#[test]
+fn launches_to_be_timed_are_complete() {
+    for bench in matvec::benches().take(4) {
+        let arguments =
+            bench.case.arguments().unwrap_or_else(|error| panic!("{}, {}: {error}", bench.shape, bench.weights));
+        assert_eq!(arguments.len(), bench.case.instance.params().len());
+    }
+}
