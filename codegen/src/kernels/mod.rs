@@ -8,9 +8,11 @@ pub mod gather;
 pub mod geglu;
 pub mod heads;
 pub mod matvec;
+pub mod moe;
 pub mod norm;
 pub mod per_layer;
 pub mod probe;
+pub mod product;
 pub mod quantise;
 pub mod repack;
 pub mod resources;
@@ -112,6 +114,27 @@ pub static FAMILIES: &[Family] = &[
         kernels: &[sample::candidates::DEF, sample::sample::DEF, sample::argmax_plain::DEF],
         instances: sample::instances,
         cases: cases::sample::cases,
+    },
+    Family {
+        name: "product",
+        about: "prefill's matrix products over repacked weights, on bf16 tensor cores",
+        kernels: &[product::product::DEF, product::product_plain::DEF, product::round_rows::DEF],
+        instances: product::instances,
+        cases: cases::product::cases,
+    },
+    Family {
+        name: "moe",
+        about: "mixture of experts: the router, and the products of the experts it chose",
+        kernels: &[
+            moe::router::route::DEF,
+            moe::router::route_plain::DEF,
+            moe::gate_up::expert_geglu::DEF,
+            moe::gate_up::expert_geglu_plain::DEF,
+            moe::down::expert_down::DEF,
+            moe::down::expert_down_plain::DEF,
+        ],
+        instances: moe::instances,
+        cases: cases::moe::cases,
     },
     Family {
         name: "attention",

@@ -1,0 +1,270 @@
+//! The router: which experts a row goes to, and how much of each it takes. All of it in f32: a rounded logit would change
+//! the choice, and the error would grow from layer to layer.
+
+use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::{Instance, InstanceError};
+
+use super::NORM_EPSILON;
+use crate::kernels::matvec::slots::square_sum;
+
+/// Warps of a block; each works on one expert at a time.
+const BLOCK_WARPS: u32 = 8;
+/// Floats of a row of the router that a lane has on their way, in fours.
+const FOURS_AHEAD: u32 = 8;
+
+/// `sum` plus four products.
+#[device]
+pub fn dot4(a: F32x4, b: F32x4, sum: f32) -> f32 {
+    a.w.mul_add(b.w, a.z.mul_add(b.z, a.y.mul_add(b.y, a.x.mul_add(b.x, sum))))
+}
+
+/// The routing of each row: `router · (RMS norm of x * FACTOR * scale)`, the TOP largest logits (of equal ones the lower
+/// expert), and the softmax over these. Block `[b, row]` takes every `[blocks]`-th expert.
+///
+/// The matrix is a megabyte, too much for one multiprocessor to read in a hurry: with SPLIT there is one row and any number of
+/// blocks, of which the last to finish chooses. Without, a block is a row. A logit has the same bits either way.
+#[kernel(block = WARPS * 32, dependent, dynamic_shared)]
+pub fn route<
+    const WIDTH: u32,
+    const EXPERTS: u32,
+    const TOP: u32,
+    const WARPS: u32,
+    const DEPTH: u32,
+    const SPLIT: bool,
+    const FACTOR: f32,
+    const EPSILON: f32,
+>(
+    router: Weights<f32>,
+    scale: Weights<f32>,
+    x: Input<f32>,
+    state: Input<u32>,
+    logits: InOut<f32>,
+    counter: InOut<u32>,
+    ids: Output<u32>,
+    weights: Output<f32>,
+) {
+    require!(WIDTH % 4 == 0 && TOP <= 32 && TOP <= EXPERTS);
+    let normed = shared::<f32>(WIDTH);
+    let row = block_idx_y();
+    let fours = WIDTH / 4;
+    let first_expert = block_idx() * WARPS + warp_id();
+
+    // The first weights are on their way before the activations are there.
+    let mut ahead = regs(f32x4(0.0, 0.0, 0.0, 0.0), DEPTH);
+    #[unroll]
+    for d in 0..DEPTH {
+        let at = (lane_id() + d * 32).min(fours - 1);
+        ahead[d] = load::<F32x4>(router, first_expert.min(EXPERTS - 1) * WIDTH + at * 4);
+    }
+
+    grid_dependency_wait();
+    grid_launch_dependents();
+    // The whole block leaves: there is no such row.
+    if row >= state[1u32] {
+        return;
+    }
+
+    let mut energy = 0.0f32;
+    for at in (thread_idx()..fours).by(WARPS * 32) {
+        energy = energy + square_sum(load::<F32x4>(x, row * WIDTH + at * 4));
+    }
+    let factor = rsqrt(block_sum(energy) / WIDTH as f32 + EPSILON) * FACTOR;
+    for at in (thread_idx()..WIDTH).by(WARPS * 32) {
+        normed[at] = x[row * WIDTH + at] * factor * scale[at];
+    }
+    barrier();
+
+    for expert in (first_expert..EXPERTS).by(grid_dim() * WARPS) {
+        let mut sum = 0.0f32;
+        for start in (0..fours).by(DEPTH * 32) {
+            #[unroll]
+            for d in 0..DEPTH {
+                let at = start + lane_id() + d * 32;
+                if at < fours {
+                    sum = dot4(ahead[d], load::<F32x4>(normed, at * 4), sum);
+                }
+                let row_ends = start + DEPTH * 32 >= fours;
+                let next_expert = if row_ends { expert + grid_dim() * WARPS } else { expert };
+                let next = if row_ends { lane_id() + d * 32 } else { at + DEPTH * 32 };
+                if next_expert < EXPERTS {
+                    ahead[d] = load::<F32x4>(router, next_expert * WIDTH + next.min(fours - 1) * 4);
+                }
+            }
+        }
+        let sum = warp_sum(sum);
+        if lane_id() == 0 {
+            logits[row * EXPERTS + expert] = sum;
+        }
+    }
+
+    let mut chooses = true;
+    if SPLIT {
+        chooses = last_block(counter, 0);
+    } else {
+        barrier();
+    }
+    if chooses && warp_id() == 0 {
+        choose(row, logits, ids, weights);
+    }
+}
+
+/// One warp picks the largest logits one after the other; lane j keeps the j-th.
+#[device]
+pub fn choose<const EXPERTS: u32, const TOP: u32>(
+    row: u32,
+    logits: InOut<f32>,
+    ids: Output<u32>,
+    weights: Output<f32>,
+) {
+    let mut own = regs(f32::NEG_INFINITY, (EXPERTS + 31) / 32);
+    #[unroll]
+    for i in 0..(EXPERTS + 31) / 32 {
+        if lane_id() + i * 32 < EXPERTS {
+            own[i] = logits[row * EXPERTS + lane_id() + i * 32];
+        }
+    }
+    let mut largest = 0.0f32;
+    let mut kept = 0.0f32;
+    let mut kept_id = 0u32;
+    for j in 0..TOP {
+        let mut best = f32::NEG_INFINITY;
+        let mut id = EXPERTS - 1;
+        // From the back, so that the lower of two equals stays.
+        #[unroll]
+        for back in 0..(EXPERTS + 31) / 32 {
+            let i = (EXPERTS + 31) / 32 - 1 - back;
+            if own[i] >= best {
+                best = own[i];
+                id = lane_id() + i * 32;
+            }
+        }
+        let winner = warp_max(best);
+        // Logits that are not numbers equal nothing; whatever is chosen then must still be an expert.
+        let chosen = warp_min(if best == winner { id } else { EXPERTS - 1 }).min(EXPERTS - 1);
+        #[unroll]
+        for i in 0..(EXPERTS + 31) / 32 {
+            if lane_id() + i * 32 == chosen {
+                own[i] = f32::NEG_INFINITY;
+            }
+        }
+        if j == 0 {
+            largest = winner;
+        }
+        if lane_id() == j {
+            kept = winner;
+            kept_id = chosen;
+        }
+    }
+    let mut share = 0.0f32;
+    if lane_id() < TOP {
+        share = (kept - largest).exp();
+    }
+    let sum = warp_sum(share);
+    if lane_id() < TOP {
+        ids[row * TOP + lane_id()] = kept_id;
+        weights[row * TOP + lane_id()] = share / sum;
+    }
+}
+
+/// The same, plainly: a thread takes a row.
+#[kernel(block = 32)]
+pub fn route_plain<const WIDTH: u32, const EXPERTS: u32, const TOP: u32, const FACTOR: f32, const EPSILON: f32>(
+    router: Weights<f32>,
+    scale: Weights<f32>,
+    x: Input<f32>,
+    state: Input<u32>,
+    logits: InOut<f32>,
+    ids: InOut<u32>,
+    weights: InOut<f32>,
+) {
+    let row = block_idx() * 32 + thread_idx();
+    if row < state[1u32] {
+        let mut energy = 0.0f32;
+        for i in 0..WIDTH {
+            energy = x[row * WIDTH + i].mul_add(x[row * WIDTH + i], energy);
+        }
+        let factor = rsqrt(energy / WIDTH as f32 + EPSILON) * FACTOR;
+        for expert in 0..EXPERTS {
+            let mut sum = 0.0f32;
+            for i in 0..WIDTH {
+                sum = router[expert * WIDTH + i].mul_add(x[row * WIDTH + i] * factor * scale[i], sum);
+            }
+            logits[row * EXPERTS + expert] = sum;
+        }
+        let mut total = 0.0f32;
+        for j in 0..TOP {
+            let mut best = EXPERTS;
+            for expert in 0..EXPERTS {
+                let mut taken = false;
+                for i in 0..j {
+                    taken = taken || ids[row * TOP + i] == expert;
+                }
+                if !taken && (best == EXPERTS || logits[row * EXPERTS + expert] > logits[row * EXPERTS + best]) {
+                    best = expert;
+                }
+            }
+            ids[row * TOP + j] = best;
+            let share = (logits[row * EXPERTS + best] - logits[row * EXPERTS + ids[row * TOP]]).exp();
+            weights[row * TOP + j] = share;
+            total = total + share;
+        }
+        for j in 0..TOP {
+            weights[row * TOP + j] = weights[row * TOP + j] / total;
+        }
+    }
+}
+
+/// A router: everything that decides its instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Router {
+    /// Values of a row.
+    pub width: u32,
+    pub experts: u32,
+    /// Experts that a row goes to.
+    pub top: u32,
+}
+
+impl Router {
+    fn factor(&self) -> f32 {
+        1.0 / (self.width as f32).sqrt()
+    }
+
+    /// For one row, on any grid `[blocks]`.
+    pub fn split_instance(&self) -> Result<Instance, InstanceError> {
+        self.fast(true)
+    }
+
+    /// For any rows, on a grid `[1, rows]`.
+    pub fn instance(&self) -> Result<Instance, InstanceError> {
+        self.fast(false)
+    }
+
+    fn fast(&self, split: bool) -> Result<Instance, InstanceError> {
+        Instance::of(route::DEF)
+            .constant("WIDTH", self.width)
+            .constant("EXPERTS", self.experts)
+            .constant("TOP", self.top)
+            .constant("WARPS", BLOCK_WARPS)
+            .constant("DEPTH", FOURS_AHEAD)
+            .constant("SPLIT", split)
+            .constant("FACTOR", self.factor())
+            .constant("EPSILON", NORM_EPSILON)
+            .build()
+    }
+
+    /// The plain kernel, on a grid `[rows.div_ceil(32)]`.
+    pub fn plain_instance(&self) -> Result<Instance, InstanceError> {
+        Instance::of(route_plain::DEF)
+            .constant("WIDTH", self.width)
+            .constant("EXPERTS", self.experts)
+            .constant("TOP", self.top)
+            .constant("FACTOR", self.factor())
+            .constant("EPSILON", NORM_EPSILON)
+            .build()
+    }
+
+    /// Blocks for one row: an expert for each warp.
+    pub fn split_blocks(&self) -> u32 {
+        self.experts.div_ceil(BLOCK_WARPS)
+    }
+}

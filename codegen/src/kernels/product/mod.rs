@@ -1,0 +1,340 @@
+//! The matrix product of prefill: many rows of activations times repacked weights of any type, on bf16 tensor cores.
+//!
+//! A block makes a tile of the result. Step by step along K it copies activations to shared memory asynchronously, decodes
+//! weights there ([`decode`]), and multiplies: while one step is multiplied, the next one's activations and codes are on
+//! their way, and its weights are decoded into the other half of the tile. Both operands are bf16, sums are f32.
+//!
+//! Every output is summed along K in the same order, whatever the tile and whoever its neighbours: a row's result does not
+//! depend on the rows beside it, nor on which tile was chosen.
+//!
+//! Activations are bf16 on arrival, because only then can they be copied asynchronously; [`round_rows`] makes them of f32.
+
+pub mod decode;
+
+use gemma4c_blocks::DType;
+use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::{DeviceDef, ElementType, Instance, InstanceError};
+
+use crate::kernels::matvec::formats::format;
+
+/// Eight values of f32 rows to bf16, a thread.
+#[kernel(block = 256)]
+pub fn round_rows<const WIDTH: u32>(x: Input<f32>, state: Input<u32>, out: Output<BF16>) {
+    require!(WIDTH % 8 == 0);
+    for at in ((block_idx() * 256 + thread_idx()) * 8..state[1u32] * WIDTH).by(grid_dim() * 2048) {
+        let low = load::<F32x4>(x, at);
+        let high = load::<F32x4>(x, at + 4);
+        let packed = u32x4(
+            pack_bf16(low.x, low.y),
+            pack_bf16(low.z, low.w),
+            pack_bf16(high.x, high.y),
+            pack_bf16(high.z, high.w),
+        );
+        store(out, at, packed);
+    }
+}
+
+/// Starts to copy STEP activations of each of the tile's rows, from `start` on. Rows past the end repeat the last one.
+#[device]
+pub fn copy_activations<const K: u32, const STEP: u32, const ROWS: u32, const THREADS: u32>(
+    tile: Shared<BF16>,
+    x: Input<BF16>,
+    first_row: u32,
+    rows: u32,
+    start: u32,
+) {
+    #[unroll]
+    for at in (thread_idx()..ROWS * STEP / 8).by(THREADS) {
+        let row = at / (STEP / 8);
+        let column = at % (STEP / 8) * 8;
+        cp_async16(tile, row * (STEP + 8) + column, x, (first_row + row).min(rows - 1) * K + start + column);
+    }
+    cp_async_commit();
+}
+
+/// `out = x · Wᵀ`. Block `[m, n]` makes ROWS x COLUMNS values; WARPS_ACROSS of its warps share rows, and each makes ROW_TILES x
+/// COLUMN_TILES tiles of 16 x 8.
+#[kernel(block = THREADS, dynamic_shared, slots(
+    side(unit: u32) -> U32x4,
+    decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4,
+    epilogue(value: f32, at: u32) -> f32
+))]
+pub fn product<
+    const K: u32,
+    const UNIT: u32,
+    const STEP: u32,
+    const ROWS: u32,
+    const COLUMNS: u32,
+    const ROW_TILES: u32,
+    const COLUMN_TILES: u32,
+    const WARPS_ACROSS: u32,
+    const THREADS: u32,
+    O: Float,
+>(
+    codes: Weights<U32x4>,
+    x: Input<BF16>,
+    state: Input<u32>,
+    out: Output<O>,
+    outputs: u32,
+) {
+    require!(K % STEP == 0 && STEP % 32 == 0 && COLUMNS * STEP / 32 <= THREADS);
+    require!(COLUMNS == WARPS_ACROSS * COLUMN_TILES * 8 && COLUMN_TILES % 2 == 0);
+    require!(ROWS == THREADS / 32 / WARPS_ACROSS * ROW_TILES * 16);
+    // Rows of a tile are 16 bytes longer than their content, so that eight of them lie in different banks.
+    let x_tile = shared::<BF16>(2 * ROWS * (STEP + 8));
+    let w_tile = shared::<BF16>(2 * COLUMNS * (STEP + 8));
+    let group_units = 32 / UNIT;
+
+    let rows = state[1u32];
+    let first_row = block_idx() * ROWS;
+    let first_column = block_idx_y() * COLUMNS;
+    // The whole block leaves: there are no such rows.
+    if first_row >= rows {
+        return;
+    }
+
+    // A thread decodes one group of 32 weights a step: column `own_column` of the tile, group `own_group` of the step.
+    let decodes = thread_idx() < COLUMNS * STEP / 32;
+    let own_column = thread_idx() / (STEP / 32);
+    let own_group = thread_idx() % (STEP / 32);
+    let own_unit = ((first_column + own_column).min(outputs - 1) * (K / 32) + own_group) * group_units;
+    let own_place = own_column * (STEP + 8) + own_group * 32;
+    let mut ahead = regs(U32x4::ZERO, 32 / UNIT);
+    let mut beside = U32x4::ZERO;
+
+    let warp_row = warp_id() / WARPS_ACROSS * ROW_TILES * 16;
+    let warp_column = warp_id() % WARPS_ACROSS * COLUMN_TILES * 8;
+    let mut sums = regs(F32x4::ZERO, ROW_TILES * COLUMN_TILES);
+
+    // Turn 0 only brings the first step's operands; the last turn only multiplies.
+    for turn in 0..K / STEP + 1 {
+        cp_async_wait(0);
+        barrier();
+        let brings = turn < K / STEP;
+        if brings {
+            copy_activations(x_tile.offset(turn % 2 * ROWS * (STEP + 8)), x, first_row, rows, turn * STEP);
+            if decodes {
+                let unit = own_unit + turn * (STEP / 32) * group_units;
+                #[unroll]
+                for i in 0..group_units {
+                    ahead[i] = load::<U32x4>(codes, unit + i);
+                }
+                beside = side(unit);
+            }
+        }
+
+        if turn > 0 {
+            let x_step = x_tile.offset((turn + 1) % 2 * ROWS * (STEP + 8));
+            let w_step = w_tile.offset((turn + 1) % 2 * COLUMNS * (STEP + 8));
+            #[unroll]
+            for k in (0..STEP).by(16) {
+                let mut x_parts = regs(U32x4::ZERO, ROW_TILES);
+                #[unroll]
+                for m in 0..ROW_TILES {
+                    let row = warp_row + m * 16 + lane_id() % 16;
+                    x_parts[m] = ldmatrix_x4(x_step, row * (STEP + 8) + k + lane_id() / 16 * 8);
+                }
+                #[unroll]
+                for n in (0..COLUMN_TILES).by(2) {
+                    let column = warp_column + n * 8 + lane_id() / 16 * 8 + lane_id() % 8;
+                    let w_parts = ldmatrix_x4(w_step, column * (STEP + 8) + k + lane_id() / 8 % 2 * 8);
+                    #[unroll]
+                    for m in 0..ROW_TILES {
+                        let at = m * COLUMN_TILES + n;
+                        sums[at] = mma_m16n8k16_bf16(x_parts[m], u32x2(w_parts.x, w_parts.y), sums[at]);
+                        sums[at + 1] = mma_m16n8k16_bf16(x_parts[m], u32x2(w_parts.z, w_parts.w), sums[at + 1]);
+                    }
+                }
+            }
+        }
+
+        if brings && decodes {
+            let unit = own_unit + turn * (STEP / 32) * group_units;
+            let place = turn % 2 * COLUMNS * (STEP + 8) + own_place;
+            #[unroll]
+            for i in 0..group_units {
+                if UNIT == 4 {
+                    let four = decode(ahead[i], beside, unit + i, 0);
+                    store(w_tile, place + i * 4, u32x2(four.x, four.y));
+                } else {
+                    #[unroll]
+                    for part in 0..UNIT / 8 {
+                        store(w_tile, place + i * UNIT + part * 8, decode(ahead[i], beside, unit + i, part));
+                    }
+                }
+            }
+        }
+    }
+
+    #[unroll]
+    for m in 0..ROW_TILES {
+        #[unroll]
+        for n in 0..COLUMN_TILES {
+            let four = sums[m * COLUMN_TILES + n];
+            let row = first_row + warp_row + m * 16 + lane_id() / 4;
+            let column = first_column + warp_column + n * 8 + lane_id() % 4 * 2;
+            let at = row * outputs + column;
+            if row < rows && column < outputs {
+                out[at] = O::from_f32(epilogue(four.x, at));
+            }
+            if row < rows && column + 1 < outputs {
+                out[at + 1] = O::from_f32(epilogue(four.y, at + 1));
+            }
+            if row + 8 < rows && column < outputs {
+                out[at + 8 * outputs] = O::from_f32(epilogue(four.z, at + 8 * outputs));
+            }
+            if row + 8 < rows && column + 1 < outputs {
+                out[at + 8 * outputs + 1] = O::from_f32(epilogue(four.w, at + 8 * outputs + 1));
+            }
+        }
+    }
+}
+
+/// The same, plainly: a thread takes a value of the result. Block `[b, row]` takes 64 of a row.
+#[kernel(block = 64, slots(
+    side(unit: u32) -> U32x4,
+    decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4,
+    epilogue(value: f32, at: u32) -> f32
+))]
+pub fn product_plain<const K: u32, const UNIT: u32, O: Float>(
+    codes: Weights<U32x4>,
+    x: Input<BF16>,
+    state: Input<u32>,
+    out: Output<O>,
+    outputs: u32,
+) {
+    let column = block_idx() * 64 + thread_idx();
+    let row = block_idx_y();
+    if column < outputs && row < state[1u32] {
+        let mut sum = 0.0f32;
+        for i in 0..K / UNIT {
+            let unit = column * (K / UNIT) + i;
+            for at in (0..UNIT).by(8) {
+                let eight = decode(codes[unit], side(unit), unit, at / 8);
+                for j in 0..UNIT.min(8) {
+                    let pair = if j < 2 {
+                        eight.x
+                    } else if j < 4 {
+                        eight.y
+                    } else if j < 6 {
+                        eight.z
+                    } else {
+                        eight.w
+                    };
+                    let weight = if j % 2 == 0 { bf16_lo(pair) } else { bf16_hi(pair) };
+                    sum = x[row * K + i * UNIT + at + j].to_f32().mul_add(weight, sum);
+                }
+            }
+        }
+        out[row * outputs + column] = O::from_f32(epilogue(sum, row * outputs + column));
+    }
+}
+
+/// A block's part of the result, and its warps. All give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    pub rows: u32,
+    pub columns: u32,
+    pub warps_down: u32,
+    pub warps_across: u32,
+}
+
+impl Tile {
+    pub const ALL: [Self; 3] = [Self::SMALL, Self::MEDIUM, Self::LARGE];
+    /// A handful of rows: a warp holds all of them.
+    pub const SMALL: Self = Self { rows: 16, columns: 64, warps_down: 1, warps_across: 4 };
+    pub const MEDIUM: Self = Self { rows: 64, columns: 64, warps_down: 2, warps_across: 2 };
+    pub const LARGE: Self = Self { rows: 128, columns: 128, warps_down: 2, warps_across: 4 };
+
+    /// The tile for a product: the largest that leaves no multiprocessor without work.
+    pub fn choose(rows: u32, outputs: u32, multiprocessors: u32) -> Self {
+        match rows {
+            0..=16 => Self::SMALL,
+            _ if Self::LARGE.blocks(rows, outputs) >= multiprocessors => Self::LARGE,
+            _ => Self::MEDIUM,
+        }
+    }
+
+    fn blocks(&self, rows: u32, outputs: u32) -> u32 {
+        rows.div_ceil(self.rows) * outputs.div_ceil(self.columns)
+    }
+
+    fn threads(&self) -> u32 {
+        self.warps_down * self.warps_across * 32
+    }
+
+    /// Blocks for `rows` rows. Those that share weights come one after the other.
+    pub fn grid(&self, rows: u32, outputs: u32) -> [u32; 3] {
+        [rows.div_ceil(self.rows), outputs.div_ceil(self.columns), 1]
+    }
+}
+
+/// A product: everything that decides its instance. The number of outputs is a launch parameter.
+#[derive(Clone, Debug)]
+pub struct Product {
+    pub dtype: DType,
+    /// Values of a row: a multiple of 32.
+    pub k: u32,
+    /// What the result is stored as.
+    pub out: ElementType,
+    /// Applied in order to each value of the result, which is counted over all rows.
+    pub epilogue: Vec<&'static DeviceDef>,
+}
+
+impl Product {
+    /// The fast kernel, launched on [`Tile::grid`].
+    pub fn instance(&self, tile: Tile) -> Result<Instance, InstanceError> {
+        let format = format(self.dtype);
+        Instance::of(product::DEF)
+            .constant("K", self.k)
+            .constant("UNIT", format.unit)
+            .constant("STEP", if self.k.is_multiple_of(64) { 64u32 } else { 32 })
+            .constant("ROWS", tile.rows)
+            .constant("COLUMNS", tile.columns)
+            .constant("ROW_TILES", tile.rows / tile.warps_down / 16)
+            .constant("COLUMN_TILES", tile.columns / tile.warps_across / 8)
+            .constant("WARPS_ACROSS", tile.warps_across)
+            .constant("THREADS", tile.threads())
+            .element("O", self.out)
+            .slot("side", &[format.side])
+            .slot("decode", &[decode::decode(self.dtype)])
+            .slot("epilogue", &self.epilogue)
+            .build()
+    }
+
+    /// The plain kernel, launched on `[outputs.div_ceil(64), rows]`.
+    pub fn plain_instance(&self) -> Result<Instance, InstanceError> {
+        let format = format(self.dtype);
+        Instance::of(product_plain::DEF)
+            .constant("K", self.k)
+            .constant("UNIT", format.unit)
+            .element("O", self.out)
+            .slot("side", &[format.side])
+            .slot("decode", &[decode::decode(self.dtype)])
+            .slot("epilogue", &self.epilogue)
+            .build()
+    }
+}
+
+/// Rows of `width` values of f32 to bf16, on any grid.
+pub fn round_rows_instance(width: u32) -> Result<Instance, InstanceError> {
+    Instance::of(round_rows::DEF).constant("WIDTH", width).build()
+}
+
+/// Every type in the largest tile, the common ones in all, and a step of 32 values.
+pub fn instances() -> Vec<(String, Instance)> {
+    let mut named = vec![("2560 values".to_owned(), round_rows_instance(2560))];
+    for dtype in DType::ALL {
+        let product = Product { dtype, k: 2560, out: ElementType::F32, epilogue: Vec::new() };
+        let common = matches!(dtype, DType::Q8_0 | DType::Q4_0 | DType::Q6K | DType::BF16);
+        for tile in Tile::ALL {
+            if common || tile == Tile::LARGE {
+                named.push((format!("{dtype}, {} x {}", tile.rows, tile.columns), product.instance(tile)));
+            }
+        }
+        named.push((format!("{dtype}, plain"), product.plain_instance()));
+    }
+    let narrow = Product { dtype: DType::Q4_0, k: 96, out: ElementType::BF16, epilogue: Vec::new() };
+    named.push(("q4_0, 96 values, to bf16".to_owned(), narrow.instance(Tile::MEDIUM)));
+    named.into_iter().map(|(name, instance)| (name, instance.expect("shapes fit the kernels"))).collect()
+}

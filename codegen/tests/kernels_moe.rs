@@ -1,0 +1,31 @@
+//! The mixture of experts against plain sums in f64: in the simulator under three orders, and as host-compiled text.
+
+use gemma4c_codegen::cases::moe;
+use gemma4c_dsl::harness::Case;
+
+fn check(cases: Vec<Case>) {
+    assert!(!cases.is_empty());
+    for case in cases {
+        case.assert();
+    }
+}
+
+#[test]
+fn the_router_chooses_and_weighs() {
+    check(moe::routers());
+}
+
+#[test]
+fn experts_of_every_type() {
+    check(moe::types());
+}
+
+#[test]
+fn rows_widths_and_choices() {
+    check(moe::shapes());
+}
+
+#[test]
+fn hidden_values_leave_in_int8() {
+    check(vec![moe::hidden_values_in_int8()]);
+}
