@@ -1,10 +1,72 @@
 //! Attention against its definition: in the simulator under three orders, and as host-compiled text.
 
-use gemma4c_codegen::cases::attention::cases;
+use gemma4c_codegen::cases::attention::{Scene, cases};
+use gemma4c_codegen::kernels::attention::Attention;
+use gemma4c_dsl::ElementType;
+use gemma4c_dsl::harness::{Case, Executor, Simulator};
+use gemma4c_dsl::sim::Order;
 
 #[test]
 fn every_case_equals_its_oracle() {
     for case in cases() {
         case.assert();
     }
+}
+
+/// The bytes of an output after a launch.
+fn output(case: &Case, param: &str) -> Vec<u8> {
+    let results = Simulator(Order::Forward).run(case).unwrap_or_else(|error| panic!("{error}"));
+    let at = case.instance.params().iter().position(|p| p.name == param).expect("the kernel has that output");
+    results[at].as_ref().expect("it is a buffer").bytes().to_vec()
+}
+
+/// The rows of a chunk, each also as a chunk of its own: not one bit may differ.
+fn assert_rows_are_independent(scene: &Scene, param: &str, case: impl Fn(Scene) -> Case) {
+    let together = output(&case(scene.clone()), param);
+    let rows: Vec<&[u8]> = together.chunks_exact(together.len() / scene.rows as usize).collect();
+    for (row, expected) in rows.into_iter().enumerate() {
+        let alone = output(&case(scene.alone(row as u32)), param);
+        assert!(alone == expected, "row {row} of `{}`: `{param}` depends on the chunk", scene.name);
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_in_any_chunk() {
+    let full = Attention { head_dim: 128, kv_heads: 1, group: 2, window: None, capacity: 96, kv: ElementType::BF16 };
+    let windowed = Attention { window: Some(20), ..full };
+    for layer in [full, windowed] {
+        let scene = Scene::new("a chunk across tiles and segments", layer, 27, 9);
+        // Splits without a visible position leave their values alone: the extrema tell.
+        assert_rows_are_independent(&scene, "extrema", |scene| scene.decode_case());
+        assert_rows_are_independent(&scene, "values", |scene| scene.decode_case());
+        assert_rows_are_independent(&scene, "out", |scene| scene.combine_case());
+        assert_rows_are_independent(&scene, "out", |scene| scene.flash_case(16, 16, 64));
+    }
+}
+
+/// Every model's layers have work for most multiprocessors of a large GPU, and no more splits than can have any.
+#[test]
+fn splits_are_fixed_by_the_shape() {
+    let layer = |kv_heads, window, capacity| {
+        let layer = Attention { head_dim: 256, kv_heads, group: 1, window, capacity, kv: ElementType::F16 };
+        (layer.segment(), layer.splits())
+    };
+    assert_eq!(layer(1, Some(512), 1024), (32, 17));
+    assert_eq!(layer(2, Some(512), 1024), (32, 17));
+    assert_eq!(layer(8, Some(1024), 1536), (64, 17));
+    assert_eq!(layer(16, Some(1024), 1536), (128, 9));
+    assert_eq!(layer(1, None, 32768), (32, 256));
+    assert_eq!(layer(4, None, 32768), (32, 64));
+    assert_eq!(layer(4, None, 100), (32, 4));
+    assert_eq!(layer(300, None, 100), (32, 1));
+}
+
+#[test]
+fn flash_takes_the_largest_tile_that_fits() {
+    let layer = |kv| Attention { head_dim: 512, kv_heads: 1, group: 8, window: None, capacity: 64, kv };
+    let rows = |kv, shared| layer(kv).flash(shared).expect("an instance").map(|flash| flash.rows);
+    assert_eq!(rows(ElementType::BF16, 227 * 1024), Some(64));
+    assert_eq!(rows(ElementType::F16, 99 * 1024), Some(32));
+    assert_eq!(rows(ElementType::F16, 48 * 1024), None);
+    assert_eq!(rows(ElementType::F32, 227 * 1024), None);
 }

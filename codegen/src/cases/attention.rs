@@ -11,6 +11,12 @@ use crate::kernels::attention::Attention;
 
 const BOUND: Bound = Bound::Within { absolute: 1e-4, relative: 1e-4 };
 
+/// Tensor cores multiply weights rounded to the cache's type: 8 bits of a bf16, 11 of an f16. Values are below 1.
+fn flash_bound(kv: ElementType) -> Bound {
+    let absolute = if kv == ElementType::BF16 { 4e-3 } else { 5e-4 };
+    Bound::Within { absolute, relative: 1e-3 }
+}
+
 /// A layer, and the chunk of rows at hand.
 #[derive(Clone, Debug)]
 pub struct Scene {
@@ -82,6 +88,13 @@ impl Scene {
         Self { launched, q, ..self }
     }
 
+    /// One row of the chunk as a chunk of its own.
+    pub fn alone(&self, row: u32) -> Self {
+        let width = (self.layer.heads() * self.layer.head_dim) as usize;
+        let q = self.q[row as usize * width..][..width].to_vec();
+        Self { position: self.position + row, rows: 1, launched: 1, q, ..self.clone() }
+    }
+
     /// Attention over the visible positions that `chosen` accepts.
     fn partial(&self, row: u32, head: u32, chosen: impl Fn(u32) -> bool) -> Partial {
         let Attention { head_dim, group, kv_heads, capacity, .. } = self.layer;
@@ -139,11 +152,11 @@ impl Scene {
     }
 
     /// `data` for every launched row: those past the chunk's end stay as they were.
-    fn expect(&self, case: Case, param: &str, data: &[f32]) -> Case {
+    fn expect(&self, case: Case, param: &str, data: &[f32], bound: Bound) -> Case {
         let mut padded = data.to_vec();
         padded.resize(self.rows_of(data.len()), 0.0);
         let all = padded.len();
-        let case = case.expect(param, padded, BOUND);
+        let case = case.expect(param, padded, bound);
         if data.len() < all { case.except(data.len()..all) } else { case }
     }
 
@@ -162,8 +175,10 @@ impl Scene {
 
     pub fn plain_case(&self) -> Case {
         let instance = self.layer.plain().expect("heads of whole warps");
-        let case = Case::new(format!("plain, {}", self.name), instance).grid(self.layer.plain_grid(self.launched));
-        self.expect(self.inputs(case), "out", &self.oracle())
+        let case = Case::new(format!("plain, {}", self.name), instance)
+            .grid(self.layer.plain_grid(self.launched))
+            .scalar("group", self.layer.group);
+        self.expect(self.inputs(case), "out", &self.oracle(), BOUND)
     }
 
     pub fn decode_case(&self) -> Case {
@@ -186,6 +201,16 @@ impl Scene {
         case
     }
 
+    /// With queries that the cache's type holds exactly: rounding them is the kernel's right, and not what is tested.
+    pub fn flash_case(mut self, tile_rows: u32, tile_keys: u32, columns: u32) -> Case {
+        self.q.iter_mut().for_each(|q| *q = rounded(self.layer.kv, *q));
+        let flash = self.layer.flash_tile(tile_rows, tile_keys, columns).expect("heads of whole tiles");
+        let grid = flash.grid(&self.layer, self.launched);
+        let case =
+            Case::new(format!("flash, {}", self.name), flash.instance).grid(grid).scalar("group", self.layer.group);
+        self.expect(self.inputs(case), "out", &self.oracle(), flash_bound(self.layer.kv))
+    }
+
     pub fn combine_case(&self) -> Case {
         let instance = self.layer.combine().expect("heads of whole slices");
         let (mut extrema, mut values) = self.partials();
@@ -203,7 +228,7 @@ impl Scene {
             .buffer("values", values)
             .buffer("state", self.state())
             .scalar("splits", self.splits);
-        self.expect(case, "out", &self.oracle())
+        self.expect(case, "out", &self.oracle(), BOUND)
     }
 }
 
@@ -294,6 +319,28 @@ pub fn scenes() -> Vec<Scene> {
     ]
 }
 
+/// Many rows: (scene, rows and keys of a tile, columns of a warp).
+fn flash_cases() -> Vec<Case> {
+    use ElementType::{BF16, F16};
+    let small = layer(64, 2, BF16);
+    let windowed = |window, capacity| Attention { window: Some(window), capacity, ..small };
+    let wide = Attention { kv_heads: 2, ..layer(64, 1, F16) };
+    let in_teams = |scene: Scene| scene.flash_case(32, 16, 32);
+    vec![
+        in_teams(Scene::new("one row, one key", small, 0, 1)),
+        in_teams(Scene::new("from the start", small, 0, 33)),
+        in_teams(Scene::new("a chunk that starts inside a tile", small, 37, 32)),
+        in_teams(Scene::new("window edges inside the chunk", windowed(20, 70), 5, 50)),
+        in_teams(Scene::new("ring wrapping inside the chunk", windowed(20, 70), 150, 40)),
+        in_teams(Scene::new("window of one", windowed(1, 40), 3, 20)),
+        in_teams(Scene::new("ragged rows, more launched", windowed(33, 100), 90, 35).launched(70)),
+        Scene::new("f16, two heads", wide, 20, 20).flash_case(16, 32, 64),
+        Scene::new("600 keys", Attention { capacity: 600, ..wide }, 583, 17).flash_case(16, 32, 64),
+        Scene::new("E2B sliding", Attention { window: Some(24), ..layer(256, 8, F16) }, 40, 3).flash_case(64, 32, 256),
+        Scene::new("12B full", layer(512, 16, BF16), 17, 2).flash_case(32, 16, 256),
+    ]
+}
+
 pub fn cases() -> Vec<Case> {
     let scenes = scenes();
     let plain = scenes.iter().filter(|scene| scene.layer.head_dim == 128).map(Scene::plain_case);
@@ -301,5 +348,5 @@ pub fn cases() -> Vec<Case> {
     let combine = scenes.iter().map(Scene::combine_case);
     let int8 = [(256, 2, 17, 1), (512, 1, 40, 2), (256, 1, 1, 1)];
     let int8 = int8.into_iter().map(|(head_dim, heads, splits, rows)| combine_int8_case(head_dim, heads, splits, rows));
-    plain.chain(decode).chain(combine).chain(int8).collect()
+    plain.chain(decode).chain(combine).chain(int8).chain(flash_cases()).collect()
 }

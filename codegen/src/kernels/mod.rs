@@ -138,12 +138,13 @@ pub static FAMILIES: &[Family] = &[
     },
     Family {
         name: "attention",
-        about: "attention over the cache: shared out among blocks and merged, and plainly",
+        about: "attention over the cache: for few rows, for many rows, and plainly",
         kernels: &[
             attention::plain::attention_plain::DEF,
             attention::decode::attention_decode::DEF,
             attention::combine::attention_combine::DEF,
             attention::combine::attention_combine_int8::DEF,
+            attention::flash::attention_flash::DEF,
         ],
         instances: attention::instances,
         cases: cases::attention::cases,

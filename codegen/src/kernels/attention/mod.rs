@@ -7,9 +7,11 @@
 //!
 //! - `plain.rs`: the definition, one warp a row and head.
 //! - `decode.rs`, `combine.rs`: few rows, many keys: the keys are shared out among blocks, whose partial results are merged.
+//! - `flash.rs`: many rows, on tensor cores.
 
 pub mod combine;
 pub mod decode;
+pub mod flash;
 pub mod plain;
 
 use gemma4c_dsl::{ElementType, Instance, InstanceError};
@@ -54,27 +56,39 @@ impl Attention {
 /// (head values, query heads to a key-value head) of the five models' layers: windowed ones, then full ones.
 const SHAPES: [(u32, u32); 6] = [(256, 8), (256, 4), (256, 2), (512, 8), (512, 4), (512, 16)];
 
-/// The instances that plans of the five models use. Window, segment and capacity are launch arguments, so a shape and a cache
-/// type are all that tells instances apart.
+/// What a block may have of shared memory: on sm_90a, on sm_80, on sm_89 and sm_120a.
+const SHARED_BYTES: [usize; 3] = [227 * 1024, 163 * 1024, 99 * 1024];
+
+/// The instances that plans of the five models use. Windows and capacities are launch arguments: heads and the cache's type are
+/// all that tells instances apart.
 pub fn instances() -> Vec<(String, Instance)> {
     build_instances().expect("the models' shapes are whole tiles")
 }
 
 fn build_instances() -> Result<Vec<(String, Instance)>, InstanceError> {
-    let mut found = Vec::new();
+    let types = [ElementType::F16, ElementType::BF16, ElementType::F32];
+    let layer = |head_dim, group, kv| Attention { head_dim, kv_heads: 1, group, window: None, capacity: 1, kv };
+    let mut found: Vec<(String, Instance)> = Vec::new();
     for (head_dim, group) in SHAPES {
-        for kv in [ElementType::F16, ElementType::BF16, ElementType::F32] {
-            let layer = Attention { head_dim, kv_heads: 1, group, window: None, capacity: 1, kv };
-            let label = format!("{group} heads of {head_dim}, {}", kv.name());
-            found.push((label.clone(), layer.plain()?));
-            found.push((label, layer.decode()?));
+        for kv in types {
+            found.push((format!("{group} heads of {head_dim}, {}", kv.name()), layer(head_dim, group, kv).decode()?));
         }
     }
     for head_dim in [256, 512] {
-        let kv = ElementType::F16;
-        let layer = Attention { head_dim, kv_heads: 1, group: 1, window: None, capacity: 1, kv };
-        found.push((format!("heads of {head_dim}"), layer.combine()?));
-        found.push((format!("heads of {head_dim}"), layer.combine_int8()?));
+        let label = format!("heads of {head_dim}");
+        found.push((label.clone(), layer(head_dim, 1, ElementType::F16).combine()?));
+        found.push((label.clone(), layer(head_dim, 1, ElementType::F16).combine_int8()?));
+        for kv in types {
+            let layer = layer(head_dim, 1, kv);
+            found.push((format!("{label}, {}", kv.name()), layer.plain()?));
+            for limit in SHARED_BYTES {
+                let Some(flash) = layer.flash(limit)? else { continue };
+                let label = format!("{label}, {}, {} rows", kv.name(), flash.rows);
+                if !found.iter().any(|(known, _)| *known == label) {
+                    found.push((label, flash.instance));
+                }
+            }
+        }
     }
     Ok(found)
 }

@@ -22,14 +22,15 @@ pub fn plain_score<const D: u32, KV: Float>(query: Input<f32>, key: Input<KV>) -
 }
 
 /// `out = softmax(q · kᵀ) · v`, a warp for each row and query head: one pass over the keys for the largest score, one for the
-/// sums. G query heads share a key-value head. `window` is `u32::MAX` for a full layer.
+/// sums. `group` query heads share a key-value head; `window` is `u32::MAX` for a full layer.
 #[kernel(block = 32)]
-pub fn attention_plain<const D: u32, const G: u32, KV: Float>(
+pub fn attention_plain<const D: u32, KV: Float>(
     q: Input<f32>,
     k: Input<KV>,
     v: Input<KV>,
     state: Input<u32>,
     out: Output<f32>,
+    group: u32,
     window: u32,
     capacity: u32,
 ) {
@@ -42,8 +43,8 @@ pub fn attention_plain<const D: u32, const G: u32, KV: Float>(
     let position = state[0u32] + row;
     let first = first_visible(position, window);
     let query = q.offset((row * grid_dim() + head) * D);
-    let kv_row = grid_dim() / G * D;
-    let kv_head = head / G * D;
+    let kv_row = grid_dim() / group * D;
+    let kv_head = head / group * D;
 
     let mut largest = f32::NEG_INFINITY;
     for at in first..position + 1 {
@@ -68,11 +69,7 @@ pub fn attention_plain<const D: u32, const G: u32, KV: Float>(
 
 impl Attention {
     pub fn plain(&self) -> Result<Instance, InstanceError> {
-        Instance::of(attention_plain::DEF)
-            .constant("D", self.head_dim)
-            .constant("G", self.group)
-            .element("KV", self.kv)
-            .build()
+        Instance::of(attention_plain::DEF).constant("D", self.head_dim).element("KV", self.kv).build()
     }
 
     pub fn plain_grid(&self, rows: u32) -> [u32; 3] {
