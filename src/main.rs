@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         // Whoever reads our output has seen enough.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", output::message(&error));
             ExitCode::from(2)
         }
     }

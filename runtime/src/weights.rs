@@ -54,13 +54,14 @@ impl Weights {
 
 fn find(file: &ModelFile, location: &ModelLocation, only_one: bool) -> Result<PathBuf, RuntimeError> {
     let name = Path::new(&file.path).file_name().unwrap_or(file.path.as_ref());
-    let looked = match &location.given {
+    let mut looked = match &location.given {
         Some(given) if given.is_dir() => vec![given.join(name)],
         Some(given) if only_one => vec![given.clone()],
         // Of a split model one part was named; the others lie beside it.
         Some(given) => vec![given.with_file_name(name)],
         None => vec![location.plan_dir.join(&file.path), location.plan_dir.join(name)],
     };
+    looked.dedup();
     match looked.iter().find(|p| p.is_file()) {
         Some(path) => Ok(path.clone()),
         None => Err(RuntimeError::ModelMissing { name: name.to_string_lossy().into_owned(), looked }),

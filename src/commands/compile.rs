@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use gemma4c_models::gguf::Gguf;
 
 use super::{Outcome, plan_file};
@@ -46,9 +46,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
     debug_assert_eq!(DEFAULT_CONTEXT, 8192, "the help text of --ctx says so");
     let started = Instant::now();
     let Target::Cpu = args.target;
+    output::may_be_written(&args.output)?;
+    ensure!(!plan_file::is_plan(&args.model)?, "{} is a plan already: give the GGUF model", args.model.display());
     let file = Gguf::open(&args.model)?;
     let options = compile::Options { context: args.ctx, chunk: args.chunk };
-    let plan = compile::compile(&file, &plan_file::folder(&args.output), options)?;
+    let plan = compile::compile(&file, output::folder(&args.output), options)?;
     let bytes = plan_file::write(&plan, &args.output)?;
     eprintln!(
         "{}: {} steps, context {}, {} in {:.2} s",

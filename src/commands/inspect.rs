@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use gemma4c_blocks::DType;
 use gemma4c_graph::{layer_ranges, to_dot};
 use gemma4c_models::gemma4::{self, Config, Keys, Reach};
@@ -40,6 +40,9 @@ pub fn run(args: &Args) -> Result<Outcome> {
         let file = Gguf::open(&args.file)?;
         let config = Config::read(&file)?;
         match (args.json, args.graph, args.dot) {
+            (_, _, Some(layer)) if layer as usize >= config.layers.len() => {
+                bail!("there is no layer {layer}: the model has {}, counted from 0", config.layers.len())
+            }
             (_, _, Some(layer)) => to_dot(&gemma4::graph(&file, &config)?, |l| l == layer),
             (_, true, _) => gemma4c_graph::to_text(&gemma4::graph(&file, &config)?),
             (true, _, _) => pretty(&config_json(&config))?,
@@ -48,7 +51,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     } else {
         let plan = plan_file::read(&args.file)?;
         match (args.json, args.graph, args.dot) {
-            (_, _, Some(_)) => anyhow::bail!("--dot draws a model: give the GGUF file"),
+            (_, _, Some(_)) => bail!("--dot draws a model: give the GGUF file"),
             (_, true, _) => plan.report,
             (true, _, _) => pretty(&plan_json(&plan))?,
             _ => plan_text(&plan),

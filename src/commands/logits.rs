@@ -1,13 +1,13 @@
 //! `gemma4c logits`: what the model computes, as numbers in a file.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::{Kind, Program, RowCount};
 use gemma4c_runtime::Asked;
+use tempfile::NamedTempFile;
 
 use super::tokenize::parse_ids;
 use super::{Outcome, plan_file::PlanArgs};
@@ -91,6 +91,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     }
     bar.finish_and_clear();
     failed?;
+    file.finish()?;
     Ok(Outcome::Done)
 }
 
@@ -110,7 +111,7 @@ fn shapes(program: &Program, taps: &[String], tokens: usize, rows: usize) -> Res
 /// A safetensors file of f32 tensors whose shapes are known beforehand, filled piece by piece: a row of logits is a megabyte,
 /// so they are not collected in memory.
 struct Tensors {
-    file: File,
+    file: NamedTempFile,
     path: PathBuf,
     /// Byte offset of each tensor.
     starts: BTreeMap<String, u64>,
@@ -118,7 +119,6 @@ struct Tensors {
 
 impl Tensors {
     fn create(path: &Path, shapes: &[(String, [usize; 2])]) -> Result<Tensors> {
-        output::may_be_written(path)?;
         let mut header = serde_json::Map::new();
         let (mut offset, mut starts) = (0u64, BTreeMap::new());
         for (name, shape) in shapes {
@@ -132,19 +132,25 @@ impl Tensors {
         text.resize(text.len().next_multiple_of(8), b' ');
         let data = 8 + text.len() as u64;
         let cannot_write = || format!("cannot write {}", path.display());
-        let file = File::create(path).with_context(cannot_write)?;
+        let named = output::new_file(path)?;
+        let file = named.as_file();
         file.set_len(data + offset).with_context(cannot_write)?;
         file.write_all_at(&(text.len() as u64).to_le_bytes(), 0).with_context(cannot_write)?;
         file.write_all_at(&text, 8).with_context(cannot_write)?;
         starts.values_mut().for_each(|start| *start += data);
-        Ok(Tensors { file, path: path.into(), starts })
+        Ok(Tensors { file: named, path: path.into(), starts })
     }
 
     /// Writes values from element `first` of a tensor on.
     fn write(&self, name: &str, first: usize, values: &[f32]) -> Result<()> {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let start = self.starts.get(name).with_context(|| format!("no tensor {name}"))?;
-        let written = self.file.write_all_at(&bytes, start + 4 * first as u64);
+        let written = self.file.as_file().write_all_at(&bytes, start + 4 * first as u64);
         written.with_context(|| format!("cannot write {}", self.path.display()))
+    }
+    /// Gives the file its name.
+    fn finish(self) -> Result<()> {
+        let named = self.file.persist(&self.path);
+        named.map(drop).with_context(|| format!("cannot write {}", self.path.display()))
     }
 }

@@ -1,8 +1,7 @@
 //! Plans on disk: reading one with errors that name it, writing one whole or not at all.
 
-use std::fs::{self, File, Metadata, Permissions};
+use std::fs::{self, File, Metadata};
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -43,17 +42,28 @@ impl PlanArgs {
     /// Loads the plan and maps its model.
     pub fn open(&self) -> Result<Session> {
         let plan = read(&self.plan)?;
-        let location = ModelLocation { plan_dir: folder(&self.plan), given: self.model.clone() };
+        let location = ModelLocation { plan_dir: output::folder(&self.plan).into(), given: self.model.clone() };
         Ok(Session::open(plan, &location)?)
     }
 }
 
 /// Whether a file is a GGUF model, where a plan would do as well.
 pub fn is_gguf(path: &Path) -> Result<bool> {
+    Ok(start(path)?.starts_with(b"GGUF"))
+}
+
+/// Whether a file is a plan, where a model is wanted.
+pub fn is_plan(path: &Path) -> Result<bool> {
+    Ok(start(path)?.starts_with(b"gemma4c\0"))
+}
+
+/// The first eight bytes of a file, or all it has.
+fn start(path: &Path) -> Result<Vec<u8>> {
     regular(path)?;
-    let mut magic = [0; 4];
-    let mut file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(file.read_exact(&mut magic).is_ok() && &magic == b"GGUF")
+    let cannot_read = || format!("cannot read {}", path.display());
+    let mut bytes = Vec::new();
+    File::open(path).with_context(cannot_read)?.take(8).read_to_end(&mut bytes).with_context(cannot_read)?;
+    Ok(bytes)
 }
 
 /// Opening a pipe would wait for whoever writes to it.
@@ -78,22 +88,10 @@ pub fn read(path: &Path) -> Result<Plan> {
 
 /// Writes a plan under its name only once it is complete.
 pub fn write(plan: &Plan, path: &Path) -> Result<u64> {
-    output::may_be_written(path)?;
     let bytes = plan.to_bytes()?;
     let cannot_write = || format!("cannot write {}", path.display());
-    // Readable as any new file is, not only for its owner as temporary ones are.
-    let permissions = Permissions::from_mode(0o666);
-    let mut file =
-        tempfile::Builder::new().permissions(permissions).tempfile_in(folder(path)).with_context(cannot_write)?;
+    let mut file = output::new_file(path)?;
     file.write_all(&bytes).with_context(cannot_write)?;
     file.persist(path).with_context(cannot_write)?;
     Ok(bytes.len() as u64)
-}
-
-/// The folder a file lies in; the current one for a bare name.
-pub fn folder(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.into(),
-        _ => PathBuf::from("."),
-    }
 }

@@ -80,8 +80,10 @@ pub enum ConfigError {
     Unusable { key: &'static str, why: String },
 }
 
-/// Any number of a config is below this; the products of two of them then fit in 64 bits with room to spare.
+/// No number of a config and no width made of several is larger; products of two then fit in 64 bits with room to spare.
 const MOST: u32 = 1 << 24;
+/// More layers than any model has, and few enough that listing what all of them lack takes little room.
+const MOST_LAYERS: u32 = 1024;
 
 impl Config {
     pub fn read(file: &Gguf) -> Result<Config, ConfigError> {
@@ -93,6 +95,10 @@ impl Config {
         let number = |key: &'static str| in_range(key, meta.u32(key)?);
         let optional = |key: &'static str| meta.optional::<u32>(key).map(|n| n.filter(|n| *n > 0));
         let count = number("gemma4.block_count")?;
+        if count > MOST_LAYERS {
+            let why = format!("is {count}, expected 1 to {MOST_LAYERS}");
+            return Err(ConfigError::Unusable { key: "gemma4.block_count", why });
+        }
         let list = |key: &'static str| meta.per_layer_u32(key, count);
         let heads = list("gemma4.attention.head_count")?;
         let kv_heads = list("gemma4.attention.head_count_kv")?;
@@ -116,19 +122,21 @@ impl Config {
             "gemma4.attention.value_length_swa",
             "gemma4.rope.dimension_count_swa",
         )?;
-        let bases = (meta.f32("gemma4.rope.freq_base")?, meta.f32("gemma4.rope.freq_base_swa")?);
+        let positive = |key: &'static str| positive(key, meta.f32(key)?);
+        let bases = (positive("gemma4.rope.freq_base")?, positive("gemma4.rope.freq_base_swa")?);
         let shared = optional("gemma4.attention.shared_kv_layers")?.unwrap_or(0);
         let first_shared = count.checked_sub(shared).ok_or_else(|| ConfigError::Unusable {
             key: "gemma4.attention.shared_kv_layers",
             why: format!("is {shared} of {count} layers"),
         })?;
+        // A model has values of their own in all its global layers or in none; where only some lack them, they are missing.
+        let has_values = |i: usize| !sliding[i] && file.tensor(&format!("blk.{i}.attn_v.weight")).is_some();
+        let values_from_keys = !(0..first_shared as usize).any(has_values);
         let mut layers = Vec::with_capacity(count as usize);
         for i in 0..count as usize {
             let keys = match i as u32 >= first_shared {
                 true => Keys::SharedWith { donor: donor(&sliding, first_shared, i)? },
-                false if !sliding[i] && file.tensor(&format!("blk.{i}.attn_v.weight")).is_none() => {
-                    Keys::ValuesFromKeys
-                }
+                false if !sliding[i] && values_from_keys => Keys::ValuesFromKeys,
                 false => Keys::Projected,
             };
             let attention = Attention {
@@ -139,6 +147,10 @@ impl Config {
                 rope_base: if sliding[i] { bases.1 } else { bases.0 },
                 keys,
             };
+            if attention.heads.saturating_mul(attention.head_dim) > MOST {
+                let why = format!("layer {i} has {} heads of {}", attention.heads, attention.head_dim);
+                return Err(ConfigError::Unusable { key: "gemma4.attention.head_count", why });
+            }
             if !attention.heads.is_multiple_of(attention.kv_heads) {
                 let why = format!("layer {i} has {} heads over {} kv heads", attention.heads, attention.kv_heads);
                 return Err(ConfigError::Unusable { key: "gemma4.attention.head_count_kv", why });
@@ -150,9 +162,12 @@ impl Config {
             hidden: number("gemma4.embedding_length")?,
             vocab_size: vocab_size(file)?,
             context: number("gemma4.context_length")?,
-            rms_eps: meta.f32("gemma4.attention.layer_norm_rms_epsilon")?,
-            softcap: meta.optional::<f32>("gemma4.final_logit_softcapping")?.filter(|cap| *cap != 0.0),
-            per_layer_width: optional("gemma4.embedding_length_per_layer_input")?,
+            rms_eps: positive("gemma4.attention.layer_norm_rms_epsilon")?,
+            softcap: match meta.optional::<f32>("gemma4.final_logit_softcapping")? {
+                None | Some(0.0) => None,
+                Some(_) => Some(positive("gemma4.final_logit_softcapping")?),
+            },
+            per_layer_width: per_layer_width(file, count)?,
             mixture: mixture(file)?,
             layers,
         })
@@ -163,6 +178,13 @@ fn in_range(key: &'static str, n: u32) -> Result<u32, ConfigError> {
     match n {
         1..=MOST => Ok(n),
         _ => Err(ConfigError::Unusable { key, why: format!("is {n}, expected 1 to {MOST}") }),
+    }
+}
+
+fn positive(key: &'static str, x: f32) -> Result<f32, ConfigError> {
+    match x.is_finite() && x > 0.0 {
+        true => Ok(x),
+        false => Err(ConfigError::Unusable { key, why: format!("is {x}, expected a positive number") }),
     }
 }
 
@@ -184,6 +206,13 @@ fn vocab_size(file: &Gguf) -> Result<u32, ConfigError> {
         Ok(n @ 1..=MOST) => Ok(n),
         _ => Err(ConfigError::Unusable { key: "token_embd.weight", why: format!("has {size} rows") }),
     }
+}
+
+fn per_layer_width(file: &Gguf, layers: u32) -> Result<Option<u32>, ConfigError> {
+    let key = "gemma4.embedding_length_per_layer_input";
+    let Some(width) = file.metadata().optional::<u32>(key)?.filter(|n| *n > 0) else { return Ok(None) };
+    in_range(key, width.saturating_mul(layers))?;
+    Ok(Some(width))
 }
 
 fn mixture(file: &Gguf) -> Result<Option<Mixture>, ConfigError> {
