@@ -14,7 +14,7 @@ const FOURS_AHEAD: u32 = 8;
 
 /// `sum` plus four products.
 #[device]
-pub fn dot4(a: F32x4, b: F32x4, sum: f32) -> f32 {
+pub fn four_products(a: F32x4, b: F32x4, sum: f32) -> f32 {
     a.w.mul_add(b.w, a.z.mul_add(b.z, a.y.mul_add(b.y, a.x.mul_add(b.x, sum))))
 }
 
@@ -81,7 +81,7 @@ pub fn route<
             for d in 0..DEPTH {
                 let at = start + lane_id() + d * 32;
                 if at < fours {
-                    sum = dot4(ahead[d], load::<F32x4>(normed, at * 4), sum);
+                    sum = four_products(ahead[d], load::<F32x4>(normed, at * 4), sum);
                 }
                 let row_ends = start + DEPTH * 32 >= fours;
                 let next_expert = if row_ends { expert + grid_dim() * WARPS } else { expert };
