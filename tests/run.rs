@@ -3,12 +3,11 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
+use common::Place;
 use common::gguf::{Key, rewrite, same};
-use common::{Place, finish};
 use gemma4c_models::gguf::Value;
-use serde_json::Value as Json;
 
 fn place() -> Place {
     let place = Place::new();
@@ -132,41 +131,4 @@ fn a_closed_pipe_ends_it_quietly() {
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && !errors.contains("error") && !errors.contains("panic"), "{line}: {errors}");
     }
-}
-
-/// A command under a limit on memory of its own, mapped files not counted.
-fn limited(place: &Place, megabytes: u64, line: &str) -> Command {
-    let inner = place.command(line);
-    let mut shell = Command::new("sh");
-    shell.arg("-c").arg(format!("ulimit -d {} && exec \"$0\" \"$@\"", megabytes << 10));
-    shell.arg(inner.get_program()).args(inner.get_args());
-    shell.current_dir(place.path(".")).stdin(Stdio::null());
-    shell
-}
-
-/// What a plan says it needs is what it needs: weights stay in the mapped file, whatever the type they are stored in.
-#[test]
-fn memory_stays_within_what_was_said() {
-    let place = place();
-    let plan: Json = serde_json::from_str(&place.ok("inspect plan.bin --json")).expect("JSON");
-    let said = plan["memory"]["kv"].as_u64().expect("bytes") + plan["memory"]["arena"].as_u64().expect("bytes");
-    let most = (said >> 20) + 256;
-    let ran = finish(&mut limited(&place, most, "run plan.bin -p hello -n 20"));
-    assert_eq!(ran.code, Some(0), "within {most} MB\n{}", ran.stderr);
-    // The limit is felt: with a fraction of what the plan says, there is no running it.
-    place.ok("compile model.gguf -o long.bin --ctx 8192 --chunk 4096");
-    let ran = finish(&mut limited(&place, 64, "run long.bin -p hello -n 1"));
-    assert_ne!(ran.code, Some(0), "a limit of 64 MB is no limit here");
-}
-
-/// A model of full size with a vocabulary of full size: the compiler looks at headers, not at weights.
-#[test]
-fn compiling_a_large_model_takes_little_memory() {
-    use gemma4c_blocks::DType;
-    use gemma4c_models::synth::{self, Preset};
-    let place = Place::new();
-    let options = synth::Options { preset: Preset::E2b, dtype: DType::Q8_0, seed: 0, layers: None, vocab: None };
-    synth::write_header(&options, &place.path("e2b.gguf")).expect("a header is written");
-    let ran = finish(&mut limited(&place, 300, "compile e2b.gguf -o plan.bin --target cpu"));
-    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
 }

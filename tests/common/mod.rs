@@ -139,10 +139,18 @@ impl Random {
 #[derive(PartialEq)]
 pub struct Tensors(BTreeMap<String, Tensor>);
 
-#[derive(Clone, PartialEq)]
+#[derive(Clone)]
 pub struct Tensor {
     pub shape: Vec<usize>,
     pub values: Vec<f32>,
+}
+
+/// Equal to the bit.
+impl PartialEq for Tensor {
+    fn eq(&self, other: &Tensor) -> bool {
+        let bits = |tensor: &Tensor| tensor.values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        self.shape == other.shape && bits(self) == bits(other)
+    }
 }
 
 impl Tensors {

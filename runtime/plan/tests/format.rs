@@ -34,7 +34,7 @@ fn version_1_is_read_and_written_as_ever() {
 type Edit = fn(&mut Plan);
 
 /// Each edits the plan into a contradiction.
-const CONTRADICTIONS: [(&str, Edit); 40] = [
+const CONTRADICTIONS: [(&str, Edit); 41] = [
     ("no context", |p| p.program.context = 0),
     ("no chunk", |p| p.program.chunk = 0),
     ("more rows asked for than a chunk has", |p| p.program.asked = 5),
@@ -50,6 +50,11 @@ const CONTRADICTIONS: [(&str, Edit); 40] = [
     ("a row that is not whole blocks", |p| p.weights[0].dims[0] = 33),
     ("a weight beyond the end of its file", |p| p.weights[11].offset += 1),
     ("a weight whose end overflows", |p| p.weights[3].offset = u64::MAX),
+    ("more weights than there are bytes", |p| {
+        p.model.files[0].bytes = u64::MAX;
+        (p.weights[3].dims, p.weights[3].bytes) = (vec![1 << 28, 1 << 28, 16], 1 << 62);
+        p.weights.extend(vec![p.weights[3].clone(); 3]);
+    }),
     ("a name with a line break", |p| p.weights[3].name = "two\nlines".into()),
     ("a name that is a novel", |p| p.program.values[3].name = "x".repeat(1000)),
     ("a value of no width", |p| p.program.values[1].width = 0),
