@@ -38,7 +38,7 @@ pub fn copy_tile<const D: u32, const KEYS: u32, const THREADS: u32, const VECTOR
     capacity: u32,
 ) {
     let start = at % capacity;
-    #[unroll]
+    #[unroll(4)]
     for i in (0..KEYS * D).by(THREADS * VECTOR) {
         let to = i + thread_idx() * VECTOR;
         let row = start + (to / D).min(last - at);
