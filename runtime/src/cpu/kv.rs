@@ -4,14 +4,16 @@
 //! overwritten; a sliding layer's is its window plus the longest chunk, since a whole chunk is appended before its first row
 //! looks back a window.
 
+use super::aligned::Aligned;
+
 /// Keys and values of one layer: one row a position, one key and one value a head.
 #[derive(Debug)]
 pub struct KvLayer {
     capacity: usize,
     heads: usize,
     head_dim: usize,
-    keys: Vec<f32>,
-    values: Vec<f32>,
+    keys: Aligned,
+    values: Aligned,
 }
 
 impl KvLayer {
@@ -19,7 +21,7 @@ impl KvLayer {
     /// what it holds.
     pub fn new(capacity: usize, heads: usize, head_dim: usize) -> KvLayer {
         let len = capacity * heads * head_dim;
-        KvLayer { capacity, heads, head_dim, keys: vec![0.0; len], values: vec![0.0; len] }
+        KvLayer { capacity, heads, head_dim, keys: Aligned::zeros(len), values: Aligned::zeros(len) }
     }
 
     /// Bytes of a layer of this shape, before it is made.
@@ -27,7 +29,7 @@ impl KvLayer {
         2 * size_of::<f32>() * capacity * heads * head_dim
     }
 
-    /// Bytes reserved.
+    /// Bytes reserved for rows.
     pub fn bytes(&self) -> usize {
         Self::bytes_for(self.capacity, self.heads, self.head_dim)
     }
@@ -49,24 +51,24 @@ impl KvLayer {
     pub fn append(&mut self, first_position: usize, keys: &[f32], values: &[f32]) {
         let width = self.heads * self.head_dim;
         assert!(keys.len() == values.len() && keys.len().is_multiple_of(width));
-        assert!(keys.len() <= self.keys.len(), "a chunk longer than the ring would overwrite itself");
+        assert!(keys.len() <= self.capacity * width, "a chunk longer than the ring would overwrite itself");
         for (i, (key, value)) in keys.chunks_exact(width).zip(values.chunks_exact(width)).enumerate() {
             let at = (first_position + i) % self.capacity * width;
-            self.keys[at..at + width].copy_from_slice(key);
-            self.values[at..at + width].copy_from_slice(value);
+            self.keys.as_mut_slice()[at..at + width].copy_from_slice(key);
+            self.values.as_mut_slice()[at..at + width].copy_from_slice(value);
         }
     }
 
     /// The key of a head at a position that has been appended and not overwritten.
     #[inline(always)]
     pub fn key(&self, position: usize, head: usize) -> &[f32] {
-        self.row(&self.keys, position, head)
+        self.row(self.keys.as_slice(), position, head)
     }
 
     /// The value of a head at a position that has been appended and not overwritten.
     #[inline(always)]
     pub fn value(&self, position: usize, head: usize) -> &[f32] {
-        self.row(&self.values, position, head)
+        self.row(self.values.as_slice(), position, head)
     }
 
     #[inline(always)]

@@ -3,6 +3,7 @@
 //! It is the oracle of every test and what runs on a machine without a GPU. Both want the same: one obvious order of
 //! arithmetic that does not depend on chunks or threads.
 
+mod aligned;
 mod executor;
 pub mod kv;
 pub mod ops;

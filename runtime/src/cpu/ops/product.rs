@@ -1,13 +1,14 @@
 //! Rows of weights times rows of activations: what all matrix products come down to.
 //!
-//! Two ways, with equal bits (see [`lanes`]). One activation row: weights are decoded a few blocks at a time into
-//! the first-level cache and multiplied at once. Several: a strip of weight rows is decoded into a scratch that stays in the
-//! cache, then multiplied with all activation rows in register tiles.
+//! Two ways, with equal bits (see [`lanes`]). A few activation rows, as in decoding: weights are decoded some blocks at a time
+//! into the first-level cache and multiplied at once. Many: a strip of weight rows is decoded into a scratch that stays in the
+//! second-level cache, then multiplied with all activation rows in register tiles.
 
 use gemma4c_blocks::decode::{BlockFormat, decode_row, decode_row_as};
 use gemma4c_blocks::{DType, with_format};
 use rayon::prelude::*;
 
+use super::super::aligned::Aligned;
 use super::lanes::{self, LANES};
 use super::{tiles, vectorised};
 
@@ -20,41 +21,59 @@ pub struct Task<'a> {
     pub outputs: Vec<&'a mut [f32]>,
 }
 
+/// As many activation rows as are multiplied while the weights are decoded.
+const FEW: usize = 3;
+
 /// Weight rows in a strip for `inputs` activation rows: enough work to be worth a thread's while, few enough to share, and
-/// decoded they must fit the second-level cache.
+/// where they are decoded as a whole they must fit the second-level cache.
 pub fn strip_rows(dtype: DType, cols: usize, inputs: usize) -> usize {
     const ENCODED: usize = 256 << 10;
     const DECODED: usize = 512 << 10;
     let decoded = size_of::<f32>() * cols.max(1);
     let encoded = (cols / dtype.layout().len * dtype.layout().bytes).max(1);
-    if inputs == 1 { (ENCODED / encoded).max(1) } else { (DECODED / decoded).clamp(4, 256) }
+    if inputs <= FEW { (ENCODED / encoded).max(1) } else { (DECODED / decoded).clamp(4, 256) }
 }
 
 /// Runs the tasks on all threads.
 pub fn run(dtype: DType, cols: usize, tasks: Vec<Task>) {
-    let one = |scratch: &mut Vec<f32>, mut task: Task| match (task.inputs, task.outputs.as_mut_slice()) {
-        ([input], [output]) => multiply_one(dtype, task.weights, input, output, &mut Piece([0.0; PIECE])),
-        _ => multiply_many(task, dtype, cols, scratch),
+    let one = |scratch: &mut Aligned, mut task: Task| match task.inputs.len() {
+        ..=FEW => multiply_few(dtype, task.weights, task.inputs, &mut task.outputs, &mut Piece([0.0; PIECE])),
+        _ => multiply_many(dtype, cols, task, scratch),
     };
     if tasks.len() == 1 {
-        return tasks.into_iter().for_each(|task| one(&mut Vec::new(), task));
+        return tasks.into_iter().for_each(|task| one(&mut Aligned::default(), task));
     }
-    tasks.into_par_iter().for_each_init(Vec::new, one);
+    tasks.into_par_iter().for_each_init(Aligned::default, one);
+}
+
+/// Many activation rows: the strip is decoded as a whole, then multiplied in tiles.
+fn multiply_many(dtype: DType, cols: usize, mut task: Task, scratch: &mut Aligned) {
+    let len = task.outputs[0].len() * cols;
+    if scratch.as_slice().len() < len {
+        *scratch = Aligned::zeros(len);
+    }
+    let scratch = &mut scratch.as_mut_slice()[..len];
+    decode_row(dtype, task.weights, scratch);
+    let strip: Vec<&[f32]> = scratch.chunks_exact(cols).collect();
+    tiles::all_dots(&strip, task.inputs, &mut task.outputs);
 }
 
 vectorised! {
-    fn multiply_one(dtype: DType, weights: &[u8], input: &[f32], output: &mut [f32], piece: &mut Piece) {
-        with_format!(dtype, F => multiply_one_as::<F>(weights, input, output, piece));
+    /// At most [`FEW`] activation rows: each piece of a row is multiplied as soon as it is decoded.
+    fn multiply_few(
+        dtype: DType,
+        weights: &[u8],
+        inputs: &[&[f32]],
+        outputs: &mut [&mut [f32]],
+        piece: &mut Piece,
+    ) {
+        with_format!(dtype, F => match (inputs, outputs) {
+            ([a], [x]) => multiply_few_as::<F, 1>(weights, [a], [x], piece),
+            ([a, b], [x, y]) => multiply_few_as::<F, 2>(weights, [a, b], [x, y], piece),
+            ([a, b, c], [x, y, z]) => multiply_few_as::<F, 3>(weights, [a, b, c], [x, y, z], piece),
+            _ => unreachable!("one to three rows, and as many outputs"),
+        });
     }
-}
-
-/// Several activation rows: the strip is decoded whole, then multiplied in tiles.
-fn multiply_many(task: Task, dtype: DType, cols: usize, scratch: &mut Vec<f32>) {
-    let Task { weights, inputs, mut outputs } = task;
-    scratch.resize(outputs[0].len() * cols, 0.0);
-    decode_row(dtype, weights, scratch);
-    let strip: Vec<&[f32]> = scratch.chunks_exact(cols).collect();
-    tiles::all_dots(&strip, inputs, &mut outputs);
 }
 
 /// Values decoded before they are multiplied: few enough that the processor still decodes the next piece while it multiplies
@@ -65,16 +84,40 @@ const PIECE: usize = 256;
 struct Piece([f32; PIECE]);
 
 #[inline(always)]
-fn multiply_one_as<F: BlockFormat>(weights: &[u8], input: &[f32], output: &mut [f32], piece: &mut Piece) {
-    let row_bytes = weights.len() / output.len();
-    for (row, output) in weights.chunks_exact(row_bytes).zip(output) {
-        let mut acc = [0.0; LANES];
-        for (blocks, x) in row.chunks(PIECE / F::LEN * F::BYTES).zip(input.chunks(PIECE)) {
-            let w = &mut piece.0[..x.len()];
-            decode_row_as::<F>(blocks, w);
-            lanes::accumulate_row(&mut acc, w, x);
+fn multiply_few_as<F: BlockFormat, const N: usize>(
+    weights: &[u8],
+    inputs: [&[f32]; N],
+    mut outputs: [&mut [f32]; N],
+    piece: &mut Piece,
+) {
+    let inputs = inputs.map(|input| input.as_chunks::<PIECE>());
+    let (pieces, rest) = (inputs[0].0.len(), inputs[0].1.len());
+    let inputs = inputs.map(|(whole, rest_of)| (&whole[..pieces], &rest_of[..rest]));
+    for (i, row) in weights.chunks_exact(weights.len() / outputs[0].len()).enumerate() {
+        let mut acc = [[0.0; LANES]; N];
+        let mut blocks = row.chunks_exact(PIECE / F::LEN * F::BYTES);
+        for (p, blocks) in (0..pieces).zip(blocks.by_ref()) {
+            multiply_piece::<F, N>(blocks, inputs.map(|input| input.0[p].as_slice()), &mut piece.0, &mut acc);
         }
-        *output = lanes::total(acc);
+        if rest > 0 {
+            multiply_piece::<F, N>(blocks.remainder(), inputs.map(|input| input.1), &mut piece.0[..rest], &mut acc);
+        }
+        for (acc, output) in acc.into_iter().zip(&mut outputs) {
+            output[i] = lanes::total(acc);
+        }
+    }
+}
+
+#[inline(always)]
+fn multiply_piece<F: BlockFormat, const N: usize>(
+    blocks: &[u8],
+    inputs: [&[f32]; N],
+    decoded: &mut [f32],
+    acc: &mut [[f32; LANES]; N],
+) {
+    decode_row_as::<F>(blocks, decoded);
+    for k in 0..N {
+        lanes::accumulate_row(&mut acc[k], decoded, inputs[k]);
     }
 }
 
@@ -91,8 +134,9 @@ mod tests {
             let weights = Random::new(1).encoded(dtype, rows * cols);
             let x = Random::new(2).values(cols);
             let (mut this, mut any) = (vec![f32::NAN; rows], vec![f32::NAN; rows]);
-            multiply_one(dtype, &weights, &x, &mut this, &mut Piece([0.0; PIECE]));
-            with_format!(dtype, F => multiply_one_as::<F>(&weights, &x, &mut any, &mut Piece([0.0; PIECE])));
+            let mut piece = Piece([0.0; PIECE]);
+            multiply_few(dtype, &weights, &[&x], &mut [&mut this], &mut piece);
+            with_format!(dtype, F => multiply_few_as::<F, 1>(&weights, [&x], [&mut any], &mut piece));
             assert_eq!(this, any, "{dtype}");
         }
     }

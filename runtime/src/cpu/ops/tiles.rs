@@ -34,6 +34,13 @@ vectorised! {
     }
 }
 
+/// Steps of 32 values that a tile takes at a time: B rows of them stay in the first-level cache while all rows of `a` pass.
+const STEPS: usize = 32;
+
+/// A piece of B rows, moved together and to a boundary that vectors do not straddle.
+#[repr(align(64))]
+struct Panel<const B: usize>([[[f32; LANES]; STEPS]; B]);
+
 /// Where a number of rows is no multiple of the tile's, the last tile overlaps the one before and computes the same again.
 #[inline(always)]
 fn all_dots_tiled<const A: usize, const B: usize, const WIDTH: usize>(
@@ -49,35 +56,54 @@ fn all_dots_tiled<const A: usize, const B: usize, const WIDTH: usize>(
         }
         return;
     }
-    let mut acc = [[[0.0; LANES]; B]; A];
+    let steps = a[0].len() / LANES;
+    let mut panel = Panel([[[0.0; LANES]; STEPS]; B]);
+    let mut tiles = vec![[[[0.0; LANES]; B]; A]; a.len().div_ceil(A)];
     for first_b in (0..b.len()).step_by(B).map(|first| first.min(b.len() - B)) {
-        let b: [_; B] = std::array::from_fn(|j| b[first_b + j].as_chunks());
-        for first_a in (0..a.len()).step_by(A).map(|first| first.min(a.len() - A)) {
-            let a: [_; A] = std::array::from_fn(|i| a[first_a + i].as_chunks());
-            accumulate_tile::<A, B, WIDTH>(a.map(|a| a.0), b.map(|b| b.0), &mut acc);
-            for (i, acc) in acc.iter_mut().enumerate() {
-                for (j, acc) in acc.iter_mut().enumerate() {
-                    lanes::accumulate_tail(acc, a[i].1, b[j].1);
-                    out[first_b + j][first_a + i] = lanes::total(*acc);
+        tiles.fill([[[0.0; LANES]; B]; A]);
+        let b: [_; B] = std::array::from_fn(|j| b[first_b + j].as_chunks::<LANES>());
+        for first in (0..steps).step_by(STEPS) {
+            let range = first..(first + STEPS).min(steps);
+            for (panel, b) in panel.0.iter_mut().zip(&b) {
+                panel[..range.len()].copy_from_slice(&b.0[range.clone()]);
+            }
+            for (t, tile) in tiles.iter_mut().enumerate() {
+                let first_a = (t * A).min(a.len() - A);
+                let a = std::array::from_fn(|i| &a[first_a + i].as_chunks().0[range.clone()]);
+                accumulate_tile::<A, B, WIDTH>(a, std::array::from_fn(|j| &panel.0[j][..range.len()]), tile);
+            }
+        }
+        for (t, tile) in tiles.iter_mut().enumerate() {
+            let first_a = (t * A).min(a.len() - A);
+            for (i, sums) in tile.iter_mut().enumerate() {
+                let a_tail = a[first_a + i].as_chunks::<LANES>().1;
+                for (j, sums) in sums.iter_mut().enumerate() {
+                    lanes::accumulate_tail(sums, a_tail, b[j].1);
+                    out[first_b + j][first_a + i] = lanes::total(*sums);
                 }
             }
         }
     }
 }
 
-/// The lanes of every pair of rows, all of the same number of steps. `WIDTH` lanes go through all steps before the next, so that
-/// A × B × WIDTH accumulators stay in registers.
+/// Some steps of every pair of a row of `a` and a row of the panel. `WIDTH` lanes go through all steps before the next, so that
+/// A × B × WIDTH sums stay in registers.
 #[inline(always)]
 fn accumulate_tile<const A: usize, const B: usize, const WIDTH: usize>(
     a: [&[[f32; LANES]]; A],
     b: [&[[f32; LANES]]; B],
-    acc: &mut [[[f32; LANES]; B]; A],
+    tile: &mut [[[f32; LANES]; B]; A],
 ) {
-    let steps = a[0].len();
     // Cut to a length the compiler sees is the same, so that one check serves all.
+    let steps = a[0].len();
     let (a, b) = (a.map(|row| &row[..steps]), b.map(|row| &row[..steps]));
     for first in (0..LANES).step_by(WIDTH) {
         let mut sums = [[[0.0f32; WIDTH]; B]; A];
+        for i in 0..A {
+            for j in 0..B {
+                sums[i][j].copy_from_slice(&tile[i][j][first..first + WIDTH]);
+            }
+        }
         for step in 0..steps {
             for i in 0..A {
                 for j in 0..B {
@@ -90,7 +116,7 @@ fn accumulate_tile<const A: usize, const B: usize, const WIDTH: usize>(
         }
         for i in 0..A {
             for j in 0..B {
-                acc[i][j][first..first + WIDTH].copy_from_slice(&sums[i][j]);
+                tile[i][j][first..first + WIDTH].copy_from_slice(&sums[i][j]);
             }
         }
         // Keeps the compiler from vectorising the passes as one, for which the registers do not suffice.
@@ -138,7 +164,7 @@ mod tests {
 
     #[test]
     fn every_tile_gives_the_bits_of_a_dot_product() {
-        for (a_rows, b_rows, width) in [(1, 1, 32), (4, 3, 64), (7, 5, 96), (9, 13, 75), (4, 4, 31)] {
+        for (a_rows, b_rows, width) in [(1, 1, 32), (4, 3, 64), (7, 5, 96), (9, 13, 75), (4, 4, 31), (6, 7, 2100)] {
             let (a, b) = (Random::new(1).values(a_rows * width), Random::new(2).values(b_rows * width));
             let (a, b) = (rows(&a, width), rows(&b, width));
             let run = |f: AllDots| {
