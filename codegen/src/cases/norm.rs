@@ -4,6 +4,7 @@
 use gemma4c_dsl::harness::{Bound, Case, Random};
 
 use crate::kernels::norm::{self, Outputs, Residual};
+use crate::kernels::shapes::MODELS;
 
 const EPSILON: f32 = 1e-6;
 const CLOSE: Bound = Bound::Within { absolute: 1e-6, relative: 4e-6 };
@@ -138,7 +139,7 @@ pub fn cases() -> Vec<Case> {
         norm_case(96, 3, false, Outputs::Int8),
         norm_case(2560, 2, true, Outputs::Both),
     ];
-    cases.extend(norm::WIDTHS.map(|width| norm_case(width as usize, 1, true, Outputs::Int8)));
+    cases.extend(MODELS.map(|model| norm_case(model.width as usize, 1, true, Outputs::Int8)));
     let plain = Residual { branches: false, scaled: false, next: false, outputs: None };
     let next = Residual { next: true, ..plain };
     let both = Some(Outputs::Both);

@@ -83,6 +83,7 @@ impl Problem {
             .buffer("x", self.x.clone())
             .buffer("state", vec![0, self.rows[1] as u32, 0])
             .scalar("outputs", outputs)
+            .scalar("k", k)
             .expect("out", self.expected.clone(), self.bound)
             .except(self.rows[1] * outputs as usize..self.rows[0] * outputs as usize)
     }
@@ -132,11 +133,12 @@ pub fn rounding() -> Vec<Case> {
         x[0] = f32::from_bits(0x3f80_8000);
         x[1] = f32::from_bits(0xbf81_8000);
         let expected: Vec<BF16> = x.iter().map(|x| BF16::from_f32(*x)).collect();
-        let instance = round_rows_instance(width).expect("a width of whole eights");
+        let instance = round_rows_instance().expect("256 threads are a block");
         Case::new(format!("{} of {} rows of {width} to bf16, {blocks} blocks", rows[1], rows[0]), instance)
             .grid([blocks, 1, 1])
             .buffer("x", x)
             .buffer("state", vec![0, rows[1] as u32, 0])
+            .scalar("width", width)
             .expect("out", expected, Bound::Exact)
             .except(rows[1] * width as usize..all)
     };

@@ -7,14 +7,8 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
+use super::gelu::gelu;
 use super::norm::{Outputs, store_int8};
-
-/// GELU by its tanh formula: `x / 2 * (1 + tanh(sqrt(2 / pi) * x * (1 + 0.044715 x^2)))`.
-#[device]
-pub fn gelu(x: f32) -> f32 {
-    let inner = 0.7978846 * x * (1.0 + 0.044715 * x * x);
-    0.5 * x * (1.0 + inner.tanh())
-}
 
 #[device]
 pub fn geglu4(gate: F32x4, up: F32x4) -> F32x4 {

@@ -8,6 +8,8 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{ElementType, Instance, InstanceError};
 
+use super::shapes::MODELS;
+
 /// Cosine (x) and sine (y), within 1.2e-7 for angles up to 2^24; the same bits everywhere, which the libraries' are not.
 /// The angle is first brought to an eighth turn around zero: the product with the first part of pi / 2 is exact there,
 /// and the two parts after it carry 48 more bits.
@@ -176,24 +178,16 @@ impl Heads {
     }
 }
 
-/// (query heads, KV heads of sliding layers, of global layers, layers that share KV)
-const MODELS: [(&str, u32, u32, u32, bool); 5] = [
-    ("e2b", 8, 1, 1, true),
-    ("e4b", 8, 2, 2, true),
-    ("12b", 16, 8, 1, false),
-    ("26b-a4b", 16, 8, 2, false),
-    ("31b", 32, 16, 4, false),
-];
-
 /// Both kinds of layer of the five models, with and without KV of their own.
 pub fn instances() -> Vec<(String, Instance)> {
     let mut all = Vec::new();
-    for (model, q, sliding, global, shares) in MODELS {
-        for (kind, dim, kv) in [("sliding", 256, sliding), ("global", 512, global)] {
-            let own = Heads { dim, q, kv, cache: ElementType::F16 };
-            all.push((format!("{model}, {kind}"), own.instance()));
-            if shares {
-                all.push((format!("{model}, {kind}, no KV of its own"), Heads { kv: 0, ..own }.instance()));
+    for model in MODELS {
+        for (kind, heads) in model.kinds() {
+            let own = Heads { dim: heads.dim, q: model.q_heads, kv: heads.kv, cache: ElementType::F16 };
+            all.push((format!("{}, {kind}", model.name), own.instance()));
+            if model.shares_kv {
+                let shared = Heads { kv: 0, ..own };
+                all.push((format!("{}, {kind}, no KV of its own", model.name), shared.instance()));
             }
         }
     }

@@ -6,6 +6,7 @@
 pub mod attention;
 pub mod gather;
 pub mod geglu;
+pub mod gelu;
 pub mod heads;
 pub mod matvec;
 pub mod moe;
@@ -17,6 +18,7 @@ pub mod quantise;
 pub mod repack;
 pub mod resources;
 pub mod sample;
+pub mod shapes;
 pub mod streams;
 
 use gemma4c_dsl::harness::Case;

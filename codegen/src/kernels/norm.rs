@@ -10,6 +10,7 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use super::quantise::quantise8;
+use super::shapes::{MODELS, Model};
 
 #[device]
 pub fn squares_of(x: F32x4) -> f32 {
@@ -298,9 +299,6 @@ pub fn plain(weighted: bool) -> Result<Instance, InstanceError> {
     Instance::of(rms_norm_plain::DEF).constant("WEIGHTED", weighted).build()
 }
 
-/// The widths of the five models' residual streams.
-pub const WIDTHS: [u32; 5] = [1536, 2560, 2816, 3840, 5376];
-
 /// For each width: the first norm of a token, both ends of a sub-layer, and the end of a layer.
 pub fn instances() -> Vec<(String, Instance)> {
     let sublayer = Residual { branches: false, scaled: false, next: true, outputs: Some(Outputs::Int8) };
@@ -309,16 +307,22 @@ pub fn instances() -> Vec<(String, Instance)> {
     let unnormed = Residual { next: false, ..sublayer };
     let mixture = Residual { branches: true, ..layer };
     let mut all = Vec::new();
-    for width in WIDTHS {
+    for width in MODELS.map(|model| model.width) {
         all.push((format!("{width}, int8"), norm(width, true, Outputs::Int8)));
         all.push((format!("{width}, floats"), norm(width, true, Outputs::Floats)));
         all.extend(kinds.map(|(name, of)| (format!("{width}, {name}, int8"), residual(width, of))));
         let floats = Residual { outputs: Some(Outputs::Floats), ..layer };
         all.push((format!("{width}, layer, floats"), residual(width, floats)));
     }
-    // Before the per-layer gate the sum is not normed; the mixture's two halves meet in one kernel.
-    all.extend([1536, 2560].map(|width| (format!("{width}, sum, int8"), residual(width, unnormed))));
-    all.push(("2816, mixture, int8".to_owned(), residual(2816, mixture)));
+    for Model { width, per_layer, experts, .. } in MODELS {
+        // Before the per-layer gate the sum is not normed; the mixture's two halves meet in one kernel.
+        if per_layer.is_some() {
+            all.push((format!("{width}, sum, int8"), residual(*width, unnormed)));
+        }
+        if experts.is_some() {
+            all.push((format!("{width}, mixture, int8"), residual(*width, mixture)));
+        }
+    }
     all.push(("any width".to_owned(), plain(true)));
     let built = all.into_iter().map(|(label, instance)| instance.map(|instance| (label, instance)));
     built.collect::<Result<_, _>>().expect("every width is a block")

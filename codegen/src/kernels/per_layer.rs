@@ -9,6 +9,7 @@ use gemma4c_dsl::{Instance, InstanceError};
 
 use super::geglu;
 use super::norm::Outputs;
+use super::shapes::{MODELS, distinct};
 
 /// The inputs of all layers. A warp takes a layer's slice of DIM values in one row; the grid is `[layers.div_ceil(WARPS),
 /// rows]`. Buffers are `[rows][layers][DIM]`; `gathered_scale` is 1 where the gather has scaled already.
@@ -69,5 +70,7 @@ pub fn gate(outputs: Outputs) -> Result<Instance, InstanceError> {
 }
 
 pub fn instances() -> Vec<(String, Instance)> {
-    vec![("256 a layer".to_owned(), inputs(256).expect("four warps are a block"))]
+    let dims = distinct(MODELS.iter().filter_map(|model| model.per_layer));
+    let named = |dim| inputs(dim).map(|instance| (format!("{dim} a layer"), instance));
+    dims.into_iter().map(named).collect::<Result<_, _>>().expect("four warps are a block")
 }

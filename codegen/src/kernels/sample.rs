@@ -14,6 +14,8 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
 
+use super::shapes::VOCABULARY;
+
 /// Squashes a logit into `-cap..cap`.
 #[device]
 pub fn softcap(value: f32, token: u32, cap: f32) -> f32 {
@@ -311,7 +313,7 @@ pub fn plain() -> Result<Instance, InstanceError> {
 }
 
 pub fn instances() -> Vec<(String, Instance)> {
-    let greedy = Picker { vocabulary: 262_144, kept: 1 };
+    let greedy = Picker { vocabulary: VOCABULARY, kept: 1 };
     let sampling = Picker { kept: MOST_KEPT, ..greedy };
     let all = [
         ("argmax, softcap", greedy.candidates(&[softcap::DEF])),

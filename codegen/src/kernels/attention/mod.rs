@@ -16,6 +16,8 @@ pub mod plain;
 
 use gemma4c_dsl::{ElementType, Instance, InstanceError};
 
+use super::shapes::{MODELS, distinct};
+
 /// The attention of one layer: what chooses instances, grids and the sizes of what passes between its kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attention {
@@ -53,9 +55,6 @@ impl Attention {
     }
 }
 
-/// (head values, query heads to a key-value head) of the five models' layers: windowed ones, then full ones.
-const SHAPES: [(u32, u32); 6] = [(256, 8), (256, 4), (256, 2), (512, 8), (512, 4), (512, 16)];
-
 /// What a block may have of shared memory: on sm_90a, on sm_80, on sm_89 and sm_120a.
 const SHARED_BYTES: [usize; 3] = [227 * 1024, 163 * 1024, 99 * 1024];
 
@@ -69,12 +68,13 @@ fn build_instances() -> Result<Vec<(String, Instance)>, InstanceError> {
     let types = [ElementType::F16, ElementType::BF16, ElementType::F32];
     let layer = |head_dim, group, kv| Attention { head_dim, kv_heads: 1, group, window: None, capacity: 1, kv };
     let mut found: Vec<(String, Instance)> = Vec::new();
-    for (head_dim, group) in SHAPES {
+    let layers = MODELS.iter().flat_map(|model| model.kinds().map(|(_, heads)| (heads.dim, model.group(heads))));
+    for (head_dim, group) in distinct(layers.clone()) {
         for kv in types {
             found.push((format!("{group} heads of {head_dim}, {}", kv.name()), layer(head_dim, group, kv).decode()?));
         }
     }
-    for head_dim in [256, 512] {
+    for head_dim in distinct(layers.map(|(head_dim, _)| head_dim)) {
         let label = format!("heads of {head_dim}");
         found.push((label.clone(), layer(head_dim, 1, ElementType::F16).combine()?));
         found.push((label.clone(), layer(head_dim, 1, ElementType::F16).combine_int8()?));

@@ -11,6 +11,7 @@
 //! the upper half of the rows is joined to the lower, as gate and up are. How many of everything is [`shape`]'s choice.
 
 pub mod formats;
+mod instances;
 pub mod shape;
 pub mod slots;
 
@@ -18,8 +19,11 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
 
+use crate::kernels::shapes::NORM_EPSILON;
 use formats::format;
 use shape::{LaunchShape, launch_shape};
+
+pub use instances::instances;
 
 /// The unit of `codes` that row `r` of a lane's rows needs at `at`: rows past the end read the last one.
 #[device]
@@ -287,8 +291,8 @@ pub struct Product {
     pub epilogue: Vec<&'static DeviceDef>,
 }
 
-/// The norms' epsilon, in every model.
-const NORM_EPSILON: f32 = 1e-6;
+/// Multiprocessors of the GPU that shapes are tuned on.
+pub const TUNED_MULTIPROCESSORS: u32 = 132;
 
 impl Product {
     pub fn new(dtype: DType, outputs: u32, k: u32, prologue: Prologue) -> Self {
@@ -346,44 +350,4 @@ impl Product {
             .slot("epilogue", &self.epilogue)
             .build()
     }
-}
-
-/// The products of E4B's sliding layers and head in that type: what decode needs of a model.
-pub fn model_products(dtype: DType) -> Vec<(&'static str, Product)> {
-    let product = |outputs, k, prologue| Product::new(dtype, outputs, k, prologue);
-    vec![
-        ("q, k and v", product(3072, 2560, Prologue::ResidualNorm)),
-        ("attention out", product(2560, 2048, Prologue::Plain)),
-        ("gate and up", Product { geglu: true, ..product(10240, 2560, Prologue::ResidualNorm) }),
-        ("down", product(2560, 10240, if format(dtype).integer { Prologue::Int8 } else { Prologue::Plain })),
-        (
-            "per-layer gate",
-            Product {
-                epilogue: vec![slots::then_gelu::DEF, slots::then_times::DEF],
-                ..product(256, 2560, Prologue::Plain)
-            },
-        ),
-        ("per-layer projection", product(2560, 256, Prologue::Plain)),
-        ("head", Product { epilogue: vec![slots::then_softcap::DEF], ..product(262_144, 2560, Prologue::Norm) }),
-    ]
-}
-
-/// Multiprocessors of the GPU that shapes are tuned on.
-pub const TUNED_MULTIPROCESSORS: u32 = 132;
-
-/// A product for every type, and all of a model's products for the most common ones.
-pub fn instances() -> Vec<(String, Instance)> {
-    let mut named = Vec::new();
-    for dtype in DType::ALL {
-        let common = matches!(dtype, DType::Q8_0 | DType::Q4_0 | DType::Q6K | DType::BF16);
-        for (name, product) in model_products(dtype) {
-            if common || name == "gate and up" {
-                let instance = product.instance(product.shape(TUNED_MULTIPROCESSORS));
-                named.push((format!("{dtype} {name}"), instance.expect("shapes fit the kernel")));
-            }
-        }
-        let plain = Product::new(dtype, 256, 2560, Prologue::Plain).plain_instance();
-        named.push((format!("{dtype}, plain"), plain.expect("shapes fit the kernel")));
-    }
-    named
 }

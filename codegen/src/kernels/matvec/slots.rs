@@ -7,6 +7,7 @@
 
 use gemma4c_dsl::prelude::*;
 
+use crate::kernels::gelu::gelu;
 use crate::kernels::quantise::quantise8;
 
 // ---- prologues ------------------------------------------------------------------------------------------------------
@@ -164,23 +165,16 @@ pub fn residual_normed_input<const INTEGER: bool>(
 
 // ---- epilogues ------------------------------------------------------------------------------------------------------
 
-/// `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`
-#[device]
-pub fn gelu_tanh(x: f32) -> f32 {
-    let inner = 0.797_884_56 * (x + 0.044_715 * x * x * x);
-    0.5 * x * (1.0 + inner.tanh())
-}
-
 /// Joins a gate and its row above: GeGLU.
 #[device]
 pub fn geglu(value: f32, up: f32) -> f32 {
-    gelu_tanh(value) * up
+    gelu(value) * up
 }
 
 /// `gelu(value)`
 #[device]
 pub fn then_gelu(value: f32, row: u32) -> f32 {
-    gelu_tanh(value)
+    gelu(value)
 }
 
 /// Times a constant.

@@ -5,8 +5,8 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use super::{Activations, depth};
+use crate::kernels::gelu::gelu;
 use crate::kernels::matvec::formats::format;
-use crate::kernels::matvec::slots::gelu_tanh;
 use crate::kernels::quantise::int8_code;
 
 /// Outputs of a block: a group of activations, so that the block can quantise it.
@@ -128,7 +128,7 @@ pub fn expert_geglu<
         let gate = warp_sum(sums[2 * o]);
         let up = warp_sum(sums[2 * o + 1]);
         if lane_id() == 0 {
-            results[warp_id() * OUTPUTS + o] = gelu_tanh(gate) * up;
+            results[warp_id() * OUTPUTS + o] = gelu(gate) * up;
         }
     }
     barrier();
@@ -196,7 +196,7 @@ pub fn expert_geglu_plain<const K: u32, const UNIT: u32, const INTEGER: bool, co
             let up_unit = gate_up_row(ids[pair], output, 1, outputs) + i;
             up = dot(codes[up_unit], side(up_unit), up_unit, low, high, scale, sum, up);
         }
-        out[pair * outputs + output] = gelu_tanh(gate) * up;
+        out[pair * outputs + output] = gelu(gate) * up;
     }
 }
 

@@ -18,12 +18,11 @@ use gemma4c_dsl::{DeviceDef, Instance};
 
 use crate::kernels::matvec::formats::{Format, format};
 use crate::kernels::matvec::slots;
+use crate::kernels::shapes::{Experts, MODELS, Model};
 use down::Down;
 use gate_up::GateUp;
 use router::Router;
 
-/// The norms' epsilon, in every model.
-const NORM_EPSILON: f32 = 1e-6;
 /// Registers of a lane for weights on their way.
 const AHEAD_REGISTERS: u32 = 60;
 
@@ -49,10 +48,15 @@ fn depth(format: Format, rows: u32, units: u32) -> u32 {
     (AHEAD_REGISTERS / ((4 + format.side_words) * rows)).clamp(1, units.div_ceil(32))
 }
 
-/// The shapes of the 26B-A4B, in every type.
+/// The experts of the models that have some, in every type.
 pub fn instances() -> Vec<(String, Instance)> {
-    let (width, hidden, top) = (2816, 704, 8);
-    let router = Router { width, experts: 128, top };
+    let of = |model: &&Model| Some(instances_of(model.width, model.experts?));
+    MODELS.iter().filter_map(of).flatten().collect()
+}
+
+fn instances_of(width: u32, experts: Experts) -> Vec<(String, Instance)> {
+    let Experts { count, top, hidden } = experts;
+    let router = Router { width, experts: count, top };
     let mut named = vec![
         ("one row".to_owned(), router.split_instance()),
         ("many rows".to_owned(), router.instance()),
@@ -64,8 +68,8 @@ pub fn instances() -> Vec<(String, Instance)> {
         let down = Down { dtype, outputs: width, k: hidden, top, from: activations, epilogue: Vec::new() };
         named.push((dtype.to_string(), gate_up.instance()));
         named.push((format!("{dtype}, plain"), gate_up.plain_instance()));
-        // Blocks of 256 values do not divide an expert's 704.
-        if hidden % dtype.layout().len as u32 == 0 {
+        // Blocks of 256 values do not divide every expert's hidden values.
+        if dtype.row_bytes(u64::from(hidden)).is_some() {
             named.push((dtype.to_string(), down.instance()));
             named.push((format!("{dtype}, plain"), down.plain_instance()));
         }

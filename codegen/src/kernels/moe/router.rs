@@ -4,8 +4,8 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
-use super::NORM_EPSILON;
 use crate::kernels::matvec::slots::square_sum;
+use crate::kernels::shapes::NORM_EPSILON;
 
 /// Warps of a block; each works on one expert at a time.
 const BLOCK_WARPS: u32 = 8;

@@ -17,11 +17,10 @@ use gemma4c_dsl::{DeviceDef, ElementType, Instance, InstanceError};
 
 use crate::kernels::matvec::formats::format;
 
-/// Eight values of f32 rows to bf16, a thread.
+/// Eight values of f32 rows to bf16, a thread. `width` is a multiple of 8.
 #[kernel(block = 256)]
-pub fn round_rows<const WIDTH: u32>(x: Input<f32>, state: Input<u32>, out: Output<BF16>) {
-    require!(WIDTH % 8 == 0);
-    for at in ((block_idx() * 256 + thread_idx()) * 8..state[1u32] * WIDTH).by(grid_dim() * 2048) {
+pub fn round_rows(x: Input<f32>, state: Input<u32>, out: Output<BF16>, width: u32) {
+    for at in ((block_idx() * 256 + thread_idx()) * 8..state[1u32] * width).by(grid_dim() * 2048) {
         let low = load::<F32x4>(x, at);
         let high = load::<F32x4>(x, at + 4);
         let packed = u32x4(
@@ -36,31 +35,31 @@ pub fn round_rows<const WIDTH: u32>(x: Input<f32>, state: Input<u32>, out: Outpu
 
 /// Starts to copy STEP activations of each of the tile's rows, from `start` on. Rows past the end repeat the last one.
 #[device]
-pub fn copy_activations<const K: u32, const STEP: u32, const ROWS: u32, const THREADS: u32>(
+pub fn copy_activations<const STEP: u32, const ROWS: u32, const THREADS: u32>(
     tile: Shared<BF16>,
     x: Input<BF16>,
     first_row: u32,
     rows: u32,
     start: u32,
+    k: u32,
 ) {
     #[unroll]
     for at in (thread_idx()..ROWS * STEP / 8).by(THREADS) {
         let row = at / (STEP / 8);
         let column = at % (STEP / 8) * 8;
-        cp_async16(tile, row * (STEP + 8) + column, x, (first_row + row).min(rows - 1) * K + start + column);
+        cp_async16(tile, row * (STEP + 8) + column, x, (first_row + row).min(rows - 1) * k + start + column);
     }
     cp_async_commit();
 }
 
 /// `out = x · Wᵀ`. Block `[m, n]` makes ROWS x COLUMNS values; WARPS_ACROSS of its warps share rows, and each makes ROW_TILES x
-/// COLUMN_TILES tiles of 16 x 8.
+/// COLUMN_TILES tiles of 16 x 8. `k`, the values of a row, is a multiple of STEP.
 #[kernel(block = THREADS, dynamic_shared, slots(
     side(unit: u32) -> U32x4,
     decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4,
     epilogue(value: f32, at: u32) -> f32
 ))]
 pub fn product<
-    const K: u32,
     const UNIT: u32,
     const STEP: u32,
     const ROWS: u32,
@@ -76,8 +75,9 @@ pub fn product<
     state: Input<u32>,
     out: Output<O>,
     outputs: u32,
+    k: u32,
 ) {
-    require!(K % STEP == 0 && STEP % 32 == 0 && COLUMNS * STEP / 32 <= THREADS);
+    require!(STEP % 32 == 0 && COLUMNS * STEP / 32 <= THREADS);
     require!(COLUMNS == WARPS_ACROSS * COLUMN_TILES * 8 && COLUMN_TILES % 2 == 0);
     require!(ROWS == THREADS / 32 / WARPS_ACROSS * ROW_TILES * 16);
     // Rows of a tile are 16 bytes longer than their content, so that eight of them lie in different banks.
@@ -97,7 +97,7 @@ pub fn product<
     let decodes = thread_idx() < COLUMNS * STEP / 32;
     let own_column = thread_idx() / (STEP / 32);
     let own_group = thread_idx() % (STEP / 32);
-    let own_unit = ((first_column + own_column).min(outputs - 1) * (K / 32) + own_group) * group_units;
+    let own_unit = ((first_column + own_column).min(outputs - 1) * (k / 32) + own_group) * group_units;
     let own_place = own_column * (STEP + 8) + own_group * 32;
     let mut ahead = regs(U32x4::ZERO, 32 / UNIT);
     let mut beside = U32x4::ZERO;
@@ -107,12 +107,12 @@ pub fn product<
     let mut sums = regs(F32x4::ZERO, ROW_TILES * COLUMN_TILES);
 
     // Turn 0 only brings the first step's operands; the last turn only multiplies.
-    for turn in 0..K / STEP + 1 {
+    for turn in 0..k / STEP + 1 {
         cp_async_wait(0);
         barrier();
-        let brings = turn < K / STEP;
+        let brings = turn < k / STEP;
         if brings {
-            copy_activations(x_tile.offset(turn % 2 * ROWS * (STEP + 8)), x, first_row, rows, turn * STEP);
+            copy_activations(x_tile.offset(turn % 2 * ROWS * (STEP + 8)), x, first_row, rows, turn * STEP, k);
             if decodes {
                 let unit = own_unit + turn * (STEP / 32) * group_units;
                 #[unroll]
@@ -127,17 +127,17 @@ pub fn product<
             let x_step = x_tile.offset((turn + 1) % 2 * ROWS * (STEP + 8));
             let w_step = w_tile.offset((turn + 1) % 2 * COLUMNS * (STEP + 8));
             #[unroll]
-            for k in (0..STEP).by(16) {
+            for start in (0..STEP).by(16) {
                 let mut x_parts = regs(U32x4::ZERO, ROW_TILES);
                 #[unroll]
                 for m in 0..ROW_TILES {
                     let row = warp_row + m * 16 + lane_id() % 16;
-                    x_parts[m] = ldmatrix_x4(x_step, row * (STEP + 8) + k + lane_id() / 16 * 8);
+                    x_parts[m] = ldmatrix_x4(x_step, row * (STEP + 8) + start + lane_id() / 16 * 8);
                 }
                 #[unroll]
                 for n in (0..COLUMN_TILES).by(2) {
                     let column = warp_column + n * 8 + lane_id() / 16 * 8 + lane_id() % 8;
-                    let w_parts = ldmatrix_x4(w_step, column * (STEP + 8) + k + lane_id() / 8 % 2 * 8);
+                    let w_parts = ldmatrix_x4(w_step, column * (STEP + 8) + start + lane_id() / 8 % 2 * 8);
                     #[unroll]
                     for m in 0..ROW_TILES {
                         let at = m * COLUMN_TILES + n;
@@ -196,19 +196,20 @@ pub fn product<
     decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4,
     epilogue(value: f32, at: u32) -> f32
 ))]
-pub fn product_plain<const K: u32, const UNIT: u32, O: Float>(
+pub fn product_plain<const UNIT: u32, O: Float>(
     codes: Weights<U32x4>,
     x: Input<BF16>,
     state: Input<u32>,
     out: Output<O>,
     outputs: u32,
+    k: u32,
 ) {
     let column = block_idx() * 64 + thread_idx();
     let row = block_idx_y();
     if column < outputs && row < state[1u32] {
         let mut sum = 0.0f32;
-        for i in 0..K / UNIT {
-            let unit = column * (K / UNIT) + i;
+        for i in 0..k / UNIT {
+            let unit = column * (k / UNIT) + i;
             for at in (0..UNIT).by(8) {
                 let eight = decode(codes[unit], side(unit), unit, at / 8);
                 for j in 0..UNIT.min(8) {
@@ -222,7 +223,7 @@ pub fn product_plain<const K: u32, const UNIT: u32, O: Float>(
                         eight.w
                     };
                     let weight = if j % 2 == 0 { bf16_lo(pair) } else { bf16_hi(pair) };
-                    sum = x[row * K + i * UNIT + at + j].to_f32().mul_add(weight, sum);
+                    sum = x[row * k + i * UNIT + at + j].to_f32().mul_add(weight, sum);
                 }
             }
         }
@@ -269,7 +270,8 @@ impl Tile {
     }
 }
 
-/// A product: everything that decides its instance. The number of outputs is a launch parameter.
+/// A product: everything that decides its instance. The number of outputs is a launch parameter, and so are the values of a
+/// row: of those only the step is compiled in, so that all products of a model share few instances.
 #[derive(Clone, Debug)]
 pub struct Product {
     pub dtype: DType,
@@ -282,13 +284,17 @@ pub struct Product {
 }
 
 impl Product {
+    /// Values of a row that are multiplied at a time: as many as divide it. Below 32 the kernel refuses.
+    fn step(&self) -> u32 {
+        1 << self.k.trailing_zeros().min(6)
+    }
+
     /// The fast kernel, launched on [`Tile::grid`].
     pub fn instance(&self, tile: Tile) -> Result<Instance, InstanceError> {
         let format = format(self.dtype);
         Instance::of(product::DEF)
-            .constant("K", self.k)
             .constant("UNIT", format.unit)
-            .constant("STEP", if self.k.is_multiple_of(64) { 64u32 } else { 32 })
+            .constant("STEP", self.step())
             .constant("ROWS", tile.rows)
             .constant("COLUMNS", tile.columns)
             .constant("ROW_TILES", tile.rows / tile.warps_down / 16)
@@ -306,7 +312,6 @@ impl Product {
     pub fn plain_instance(&self) -> Result<Instance, InstanceError> {
         let format = format(self.dtype);
         Instance::of(product_plain::DEF)
-            .constant("K", self.k)
             .constant("UNIT", format.unit)
             .element("O", self.out)
             .slot("side", &[format.side])
@@ -316,25 +321,22 @@ impl Product {
     }
 }
 
-/// Rows of `width` values of f32 to bf16, on any grid.
-pub fn round_rows_instance(width: u32) -> Result<Instance, InstanceError> {
-    Instance::of(round_rows::DEF).constant("WIDTH", width).build()
+/// Rows of f32 to bf16, on any grid.
+pub fn round_rows_instance() -> Result<Instance, InstanceError> {
+    Instance::of(round_rows::DEF).build()
 }
 
-/// Every type in the largest tile, the common ones in all, and a step of 32 values.
+/// Every type in every tile: all products of all models, whose rows are whole steps of 64 values. And a step of 32.
 pub fn instances() -> Vec<(String, Instance)> {
-    let mut named = vec![("2560 values".to_owned(), round_rows_instance(2560))];
+    let mut named = vec![("any width".to_owned(), round_rows_instance())];
     for dtype in DType::ALL {
-        let product = Product { dtype, k: 2560, out: ElementType::F32, epilogue: Vec::new() };
-        let common = matches!(dtype, DType::Q8_0 | DType::Q4_0 | DType::Q6K | DType::BF16);
+        let product = Product { dtype, k: 64, out: ElementType::F32, epilogue: Vec::new() };
         for tile in Tile::ALL {
-            if common || tile == Tile::LARGE {
-                named.push((format!("{dtype}, {} x {}", tile.rows, tile.columns), product.instance(tile)));
-            }
+            named.push((format!("{dtype}, {} x {}", tile.rows, tile.columns), product.instance(tile)));
         }
         named.push((format!("{dtype}, plain"), product.plain_instance()));
     }
     let narrow = Product { dtype: DType::Q4_0, k: 96, out: ElementType::BF16, epilogue: Vec::new() };
-    named.push(("q4_0, 96 values, to bf16".to_owned(), narrow.instance(Tile::MEDIUM)));
+    named.push(("q4_0, steps of 32 values, to bf16".to_owned(), narrow.instance(Tile::MEDIUM)));
     named.into_iter().map(|(name, instance)| (name, instance.expect("shapes fit the kernels"))).collect()
 }
