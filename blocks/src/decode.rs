@@ -82,17 +82,23 @@ pub fn half_to_f32(bits: u16) -> f32 {
 /// What makes a half's exponent, moved into place, a single's.
 const REBIAS: u32 = (127 - 15) << 23;
 
-/// The half at `offset`: the same, but quick for one normal number alone.
+/// The half at `offset`: the same, in fewer instructions for a number on its own. Moved into place, a half is a single whose
+/// exponent is off by 112, which a product with a power of two mends exactly; only infinities and NaNs lie beyond it.
 #[inline(always)]
 fn half(block: &[u8], offset: usize) -> f32 {
     let bits = u16::from_le_bytes(*bytes(block, offset));
-    let normal = (0x0400..0x7c00).contains(&(bits & 0x7fff));
-    if normal {
-        let magnitude = ((bits as u32 & 0x7fff) << 13) + REBIAS;
-        f32::from_bits(magnitude | (bits as u32 & 0x8000) << 16)
-    } else {
-        half_to_f32(bits)
+    if bits & 0x7c00 == 0x7c00 {
+        return half_beyond_numbers(bits);
     }
+    let magnitude = (bits as u32 & 0x7fff) << 13;
+    let sign = (bits as u32 & 0x8000) << 16;
+    f32::from_bits(magnitude | sign) * f32::from_bits((127 + 112) << 23)
+}
+
+#[cold]
+#[inline(never)]
+fn half_beyond_numbers(bits: u16) -> f32 {
+    half_to_f32(bits)
 }
 
 #[inline(always)]
