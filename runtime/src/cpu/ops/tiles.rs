@@ -1,6 +1,9 @@
 //! Products of many rows at once, in register tiles: every operand that is loaded serves several sums.
 //!
 //! A tile changes which sums are computed together, never the order within one: see [`lanes`].
+//!
+//! The loops that matter are functions of their own with nothing else in them. Whether the compiler turns such a loop into vector
+//! code depends on its surroundings; a tile that falls apart is twenty times slower.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -9,44 +12,72 @@ use multiversion::target::match_target;
 use super::lanes::{self, LANES};
 use super::vectorised;
 
+/// 32 values of a row, one a lane.
+type Step = [f32; LANES];
+
+/// The lanes of A × B sums.
+type Tile<const A: usize, const B: usize> = [[Step; B]; A];
+
+/// Adds some steps of A and of B rows to a tile.
+type Accumulate<const A: usize, const B: usize> = fn([&[Step]; A], [&[Step]; B], &mut Tile<A, B>);
+
 vectorised! {
     /// `out[j][i] = a[i] · b[j]` for all pairs; rows of equal length.
     pub fn all_dots(a: &[&[f32]], b: &[&[f32]], out: &mut [&mut [f32]]) {
         // As many sums as the registers hold: 16 of 16 lanes in 32 wide ones, 12 of 8 in 16 narrower ones.
         match_target! {
-            "x86_64+avx512f" => all_dots_tiled::<4, 4, 16>(a, b, out),
-            _ => all_dots_tiled::<4, 3, 8>(a, b, out),
+            "x86_64+avx512f" => all_dots_tiled(a, b, out, tile_of_4_by_4),
+            _ => all_dots_tiled(a, b, out, tile_of_4_by_3),
         }
     }
 
-    /// `out[h] = Σ weights[h][j] * rows[j]`, added up in the order of j; `out` is one row a row of `weights`.
+    fn tile_of_4_by_4(a: [&[Step]; 4], b: [&[Step]; 4], tile: &mut Tile<4, 4>) {
+        accumulate_tile::<4, 4, 16>(a, b, tile);
+    }
+
+    fn tile_of_4_by_3(a: [&[Step]; 4], b: [&[Step]; 3], tile: &mut Tile<4, 3>) {
+        accumulate_tile::<4, 3, 8>(a, b, tile);
+    }
+
+    /// One step of [`lanes::total`] for many sums: the first `width` lanes and the next `width` are added.
+    fn halve(sums: &mut [Step], width: usize) {
+        match width {
+            16 => halve_to::<16>(sums),
+            8 => halve_to::<8>(sums),
+            _ => halve_to::<4>(sums),
+        }
+    }
+
+    /// `out[h] = Σ weights[h][j] * rows[j]`, added up in the order of j; `out` has one row for each of `weights`.
     pub fn weighted_sums(weights: &[&[f32]], rows: &[&[f32]], out: &mut [f32]) {
         let width = out.len() / weights.len();
         out.fill(0.0);
-        let (fours, rest) = weights.as_chunks::<4>();
-        let (out_of_fours, out_of_rest) = out.split_at_mut(4 * fours.len() * width);
-        for (weights, out) in fours.iter().zip(out_of_fours.chunks_exact_mut(4 * width)) {
-            add_weighted_rows(*weights, rows, out);
-        }
-        for (weights, out) in rest.iter().zip(out_of_rest.chunks_exact_mut(width)) {
-            add_weighted_rows([weights], rows, out);
+        for (weights, out) in weights.chunks(2).zip(out.chunks_mut(2 * width)) {
+            match weights {
+                [first, second] => {
+                    let (out, second_out) = out.split_at_mut(width);
+                    add_weighted_to_two(first, second, rows, out, second_out);
+                }
+                _ => add_weighted(weights[0], rows, out),
+            }
         }
     }
 }
 
-/// Steps of 32 values that a tile takes at a time: B rows of them stay in the first-level cache while all rows of `a` pass.
+/// Steps that a tile takes at a time: B rows of them stay in the first-level cache while all rows of `a` pass.
 const STEPS: usize = 32;
 
 /// A piece of B rows, moved together and to a boundary that vectors do not straddle.
 #[repr(align(64))]
-struct Panel<const B: usize>([[[f32; LANES]; STEPS]; B]);
+struct Panel<const B: usize>([[Step; STEPS]; B]);
 
 /// Where a number of rows is no multiple of the tile's, the last tile overlaps the one before and computes the same again.
 #[inline(always)]
-fn all_dots_tiled<const A: usize, const B: usize, const WIDTH: usize>(
+fn all_dots_tiled<const A: usize, const B: usize>(
     a: &[&[f32]],
     b: &[&[f32]],
     out: &mut [&mut [f32]],
+    accumulate: Accumulate<A, B>,
 ) {
     if a.len() < A || b.len() < B {
         for (b, out) in b.iter().zip(out) {
@@ -57,42 +88,50 @@ fn all_dots_tiled<const A: usize, const B: usize, const WIDTH: usize>(
         return;
     }
     let steps = a[0].len() / LANES;
+    let first_a = |tile: usize| (tile * A).min(a.len() - A);
     let mut panel = Panel([[[0.0; LANES]; STEPS]; B]);
     let mut tiles = vec![[[[0.0; LANES]; B]; A]; a.len().div_ceil(A)];
     for first_b in (0..b.len()).step_by(B).map(|first| first.min(b.len() - B)) {
-        tiles.fill([[[0.0; LANES]; B]; A]);
         let b: [_; B] = std::array::from_fn(|j| b[first_b + j].as_chunks::<LANES>());
+        tiles.as_flattened_mut().as_flattened_mut().as_flattened_mut().fill(0.0);
         for first in (0..steps).step_by(STEPS) {
             let range = first..(first + STEPS).min(steps);
             for (panel, b) in panel.0.iter_mut().zip(&b) {
                 panel[..range.len()].copy_from_slice(&b.0[range.clone()]);
             }
+            let b = std::array::from_fn(|j| &panel.0[j][..range.len()]);
             for (t, tile) in tiles.iter_mut().enumerate() {
-                let first_a = (t * A).min(a.len() - A);
-                let a = std::array::from_fn(|i| &a[first_a + i].as_chunks().0[range.clone()]);
-                accumulate_tile::<A, B, WIDTH>(a, std::array::from_fn(|j| &panel.0[j][..range.len()]), tile);
+                accumulate(std::array::from_fn(|i| &a[first_a(t) + i].as_chunks().0[range.clone()]), b, tile);
             }
         }
-        for (t, tile) in tiles.iter_mut().enumerate() {
-            let first_a = (t * A).min(a.len() - A);
-            for (i, sums) in tile.iter_mut().enumerate() {
-                let a_tail = a[first_a + i].as_chunks::<LANES>().1;
-                for (j, sums) in sums.iter_mut().enumerate() {
-                    lanes::accumulate_tail(sums, a_tail, b[j].1);
-                    out[first_b + j][first_a + i] = lanes::total(*sums);
+        if !b[0].1.is_empty() {
+            for (t, tile) in tiles.iter_mut().enumerate() {
+                for (i, sums) in tile.iter_mut().enumerate() {
+                    for (sums, b) in sums.iter_mut().zip(&b) {
+                        lanes::accumulate_tail(sums, a[first_a(t) + i].as_chunks::<LANES>().1, b.1);
+                    }
+                }
+            }
+        }
+        let sums = tiles.as_flattened_mut().as_flattened_mut();
+        [16, 8, 4].into_iter().for_each(|width| halve(sums, width));
+        for (t, tile) in tiles.iter().enumerate() {
+            for (i, sums) in tile.iter().enumerate() {
+                for (j, [s0, s1, s2, s3, ..]) in sums.iter().enumerate() {
+                    out[first_b + j][first_a(t) + i] = (s0 + s2) + (s1 + s3);
                 }
             }
         }
     }
 }
 
-/// Some steps of every pair of a row of `a` and a row of the panel. `WIDTH` lanes go through all steps before the next, so that
+/// Some steps of every pair of a row of `a` and a row of `b`. `WIDTH` lanes go through all steps before the next, so that
 /// A × B × WIDTH sums stay in registers.
 #[inline(always)]
 fn accumulate_tile<const A: usize, const B: usize, const WIDTH: usize>(
-    a: [&[[f32; LANES]]; A],
-    b: [&[[f32; LANES]]; B],
-    tile: &mut [[[f32; LANES]; B]; A],
+    a: [&[Step]; A],
+    b: [&[Step]; B],
+    tile: &mut Tile<A, B>,
 ) {
     // Cut to a length the compiler sees is the same, so that one check serves all.
     let steps = a[0].len();
@@ -124,31 +163,46 @@ fn accumulate_tile<const A: usize, const B: usize, const WIDTH: usize>(
     }
 }
 
-/// Adds the weighted rows to each row of `out`, four rows at a time.
 #[inline(always)]
-fn add_weighted_rows<const N: usize>(weights: [&[f32]; N], rows: &[&[f32]], out: &mut [f32]) {
-    let (fours, rest) = rows.as_chunks::<4>();
-    for (i, rows) in fours.iter().enumerate() {
-        add_weighted(weights.map(|weights| *weights[4 * i..].first_chunk().expect("a weight a row")), *rows, out);
-    }
-    for (i, row) in rest.iter().enumerate() {
-        add_weighted(weights.map(|weights| [weights[4 * fours.len() + i]]), [*row], out);
+fn halve_to<const WIDTH: usize>(sums: &mut [Step]) {
+    for sums in sums {
+        for lane in 0..WIDTH {
+            sums[lane] += sums[lane + WIDTH];
+        }
+        compiler_fence(Ordering::SeqCst);
     }
 }
 
+/// Adds the weighted rows to `out`, four at a time.
 #[inline(always)]
-fn add_weighted<const N: usize, const ROWS: usize>(weights: [[f32; ROWS]; N], rows: [&[f32]; ROWS], out: &mut [f32]) {
-    let width = rows[0].len();
-    let rows = rows.map(|row| &row[..width]);
-    let mut pieces = out.chunks_exact_mut(width);
-    let mut out: [&mut [f32]; N] = std::array::from_fn(|_| pieces.next().expect("a row of out a row of weights"));
-    for i in 0..width {
-        for (out, weights) in out.iter_mut().zip(&weights) {
-            for (weight, row) in weights.iter().zip(&rows) {
-                out[i] = weight.mul_add(row[i], out[i]);
-            }
+fn add_weighted(weights: &[f32], rows: &[&[f32]], out: &mut [f32]) {
+    let ((weights, last_weights), (rows, last_rows)) = (weights.as_chunks::<4>(), rows.as_chunks::<4>());
+    for (w, [a, b, c, d]) in weights.iter().zip(rows) {
+        for ((((out, a), b), c), d) in out.iter_mut().zip(*a).zip(*b).zip(*c).zip(*d) {
+            *out = w[3].mul_add(*d, w[2].mul_add(*c, w[1].mul_add(*b, w[0].mul_add(*a, *out))));
         }
     }
+    for (w, row) in last_weights.iter().zip(last_rows) {
+        for (out, x) in out.iter_mut().zip(*row) {
+            *out = w.mul_add(*x, *out);
+        }
+    }
+}
+
+/// [`add_weighted`] with two sets of weights for the same rows, which are then read once.
+#[inline(always)]
+fn add_weighted_to_two(weights: &[f32], others: &[f32], rows: &[&[f32]], out: &mut [f32], other_out: &mut [f32]) {
+    let whole = rows.len() / 4 * 4;
+    let fours = weights.as_chunks::<4>().0.iter().zip(others.as_chunks::<4>().0).zip(rows.as_chunks::<4>().0);
+    for ((w, v), [a, b, c, d]) in fours {
+        let outs = out.iter_mut().zip(other_out.iter_mut());
+        for (((((out, other), a), b), c), d) in outs.zip(*a).zip(*b).zip(*c).zip(*d) {
+            *out = w[3].mul_add(*d, w[2].mul_add(*c, w[1].mul_add(*b, w[0].mul_add(*a, *out))));
+            *other = v[3].mul_add(*d, v[2].mul_add(*c, v[1].mul_add(*b, v[0].mul_add(*a, *other))));
+        }
+    }
+    add_weighted(&weights[whole..], &rows[whole..], out);
+    add_weighted(&others[whole..], &rows[whole..], other_out);
 }
 
 #[cfg(test)]
@@ -174,8 +228,8 @@ mod tests {
             };
             let expected: Vec<f32> = b.iter().flat_map(|b| a.iter().map(|a| lanes::dot(a, b))).collect();
             assert!(run(all_dots) == expected);
-            assert!(run(all_dots_tiled::<4, 4, 16>) == expected);
-            assert!(run(all_dots_tiled::<4, 3, 8>) == expected);
+            assert!(run(|a, b, out| all_dots_tiled(a, b, out, accumulate_tile::<4, 4, 16>)) == expected);
+            assert!(run(|a, b, out| all_dots_tiled(a, b, out, accumulate_tile::<4, 3, 8>)) == expected);
         }
     }
 
