@@ -24,10 +24,10 @@ type Accumulate<const A: usize, const B: usize> = fn([&[Step]; A], [&[Step]; B],
 vectorised! {
     /// `out[j][i] = a[i] · b[j]` for all pairs; rows of equal length.
     pub fn all_dots(a: &[&[f32]], b: &[&[f32]], out: &mut [&mut [f32]]) {
-        // As many sums as the registers hold: 16 of 16 lanes in 32 wide ones, 12 of 8 in 16 narrower ones.
+        // Sums that leave some registers for operands: 16 of 16 lanes in 32 wide ones, 8 of 8 in 16 narrower ones.
         match_target! {
             "x86_64+avx512f" => all_dots_tiled(a, b, out, tile_of_4_by_4),
-            _ => all_dots_tiled(a, b, out, tile_of_4_by_3),
+            _ => all_dots_tiled(a, b, out, tile_of_4_by_2),
         }
     }
 
@@ -35,8 +35,8 @@ vectorised! {
         accumulate_tile::<4, 4, 16>(a, b, tile);
     }
 
-    fn tile_of_4_by_3(a: [&[Step]; 4], b: [&[Step]; 3], tile: &mut Tile<4, 3>) {
-        accumulate_tile::<4, 3, 8>(a, b, tile);
+    fn tile_of_4_by_2(a: [&[Step]; 4], b: [&[Step]; 2], tile: &mut Tile<4, 2>) {
+        accumulate_tile::<4, 2, 8>(a, b, tile);
     }
 
     /// One step of [`lanes::total`] for many sums: the first `width` lanes and the next `width` are added.
@@ -229,7 +229,7 @@ mod tests {
             let expected: Vec<f32> = b.iter().flat_map(|b| a.iter().map(|a| lanes::dot(a, b))).collect();
             assert!(run(all_dots) == expected);
             assert!(run(|a, b, out| all_dots_tiled(a, b, out, accumulate_tile::<4, 4, 16>)) == expected);
-            assert!(run(|a, b, out| all_dots_tiled(a, b, out, accumulate_tile::<4, 3, 8>)) == expected);
+            assert!(run(|a, b, out| all_dots_tiled(a, b, out, accumulate_tile::<4, 2, 8>)) == expected);
         }
     }
 
