@@ -27,7 +27,7 @@ const FEW: usize = 3;
 /// Weight rows in a strip for `inputs` activation rows: enough work to be worth a thread's while, few enough to share, and
 /// where they are decoded as a whole they must fit the second-level cache.
 pub fn strip_rows(dtype: DType, cols: usize, inputs: usize) -> usize {
-    const ENCODED: usize = 256 << 10;
+    const ENCODED: usize = 64 << 10;
     const DECODED: usize = 512 << 10;
     let decoded = size_of::<f32>() * cols.max(1);
     let encoded = (cols / dtype.layout().len * dtype.layout().bytes).max(1);
