@@ -87,7 +87,7 @@ pub fn expert_matmul(w: &Experts, ids: &[u32], x: &[f32], rows: Range<usize>, ou
 
 /// Cuts the product into strips of outputs.
 fn tasks<'a>(w: &Matrix<'a>, inputs: &'a [&'a [f32]], outputs: impl Iterator<Item = &'a mut [f32]>) -> Vec<Task<'a>> {
-    let strip = product::strip_rows(w.dtype, w.cols, inputs.len());
+    let strip = product::strip_rows(w.dtype, w.rows, w.cols, inputs.len());
     let mut tasks: Vec<Task> = (0..w.rows)
         .step_by(strip)
         .map(|first| Task {

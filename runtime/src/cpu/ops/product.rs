@@ -24,14 +24,17 @@ pub struct Task<'a> {
 /// As many activation rows as are multiplied while the weights are decoded.
 const FEW: usize = 3;
 
-/// Weight rows in a strip for `inputs` activation rows: enough work to be worth a thread's while, few enough to share, and
-/// where they are decoded as a whole they must fit the second-level cache.
-pub fn strip_rows(dtype: DType, cols: usize, inputs: usize) -> usize {
-    const ENCODED: usize = 64 << 10;
-    const DECODED: usize = 512 << 10;
-    let decoded = size_of::<f32>() * cols.max(1);
-    let encoded = (cols / dtype.layout().len * dtype.layout().bytes).max(1);
-    if inputs <= FEW { (ENCODED / encoded).max(1) } else { (DECODED / decoded).clamp(4, 256) }
+/// Of `rows` weight rows, those in a strip for `inputs` activation rows: several strips a thread, so that none waits long for
+/// another; but enough work in each to be worth a task, and no more than fits the second-level cache where a strip is decoded as a
+/// whole.
+pub fn strip_rows(dtype: DType, rows: usize, cols: usize, inputs: usize) -> usize {
+    let layout = dtype.layout();
+    let row_bytes = if inputs <= FEW { cols / layout.len * layout.bytes } else { cols * size_of::<f32>() };
+    let (least, most) = if inputs <= FEW { (32 << 10, 256 << 10) } else { (128 << 10, 512 << 10) };
+    let rows_in = |bytes: usize| (bytes / row_bytes.max(1)).max(1);
+    let shared = rows.div_ceil(4 * rayon::current_num_threads()).clamp(rows_in(least), rows_in(most));
+    // Tiles are four rows high.
+    shared.next_multiple_of(4)
 }
 
 /// Runs the tasks on all threads.
