@@ -288,7 +288,7 @@ fn bad_vocabularies_and_ids_are_named() {
             v.kinds.push(TokenKind::Control);
         }),
         // What a damaged file can hold but `Strings` would never build: an end beyond the text.
-        error(&|v| v.tokens = serde_json::from_str(r#"{"text": "ab", "ends": [1, 9]}"#).unwrap()),
+        error(&|v| v.tokens = serde_json::from_value(serde_json::json!({"text": "ab", "ends": [1, 9]})).unwrap()),
         Tokenizer::new(&small_vocab(&[])).unwrap().decode(&[1, 265], true).unwrap_err(),
     ]
     .map(|error: TokenizerError| error.to_string());
