@@ -5,6 +5,7 @@ use std::ops::Range;
 use gemma4c_blocks::{DType, decode};
 use gemma4c_plan::{Kind, Op, Plan, RowCount, Step, Value};
 
+use super::aligned::Aligned;
 use super::kv::KvLayer;
 use super::ops::matmul::{Experts, Matrix};
 use super::ops::moe::Routes;
@@ -48,7 +49,7 @@ pub struct Executor {
     vectors: Vec<Vec<f32>>,
     /// One a step that rotates.
     ropes: Vec<Option<RopeTable>>,
-    arena: Vec<f32>,
+    arena: Aligned,
     caches: Vec<KvLayer>,
     /// One a value that routes.
     routes: Vec<Option<Routes>>,
@@ -77,7 +78,7 @@ impl Executor {
         let program = &plan.program;
         Executor {
             ropes: program.steps.iter().map(rope_of).collect(),
-            arena: vec![0.0; program.arena_bytes as usize / 4],
+            arena: Aligned::zeros(program.arena_bytes as usize / 4),
             caches: program
                 .caches
                 .iter()
@@ -105,11 +106,11 @@ impl Executor {
             self.step(index, pass);
             let output = &self.plan.program.values[self.plan.program.steps[index].output as usize];
             if let Some(place) = place(output, pass) {
-                tap(&output.name, output.width as usize, &self.arena[place]);
+                tap(&output.name, output.width as usize, &self.arena.as_slice()[place]);
             }
         }
         let output = &self.plan.program.values[self.plan.program.output as usize];
-        place(output, pass).map_or(&[], |place| &self.arena[place])
+        place(output, pass).map_or(&[], |place| &self.arena.as_slice()[place])
     }
 
     fn step(&mut self, index: usize, pass: &Pass<'_>) {
@@ -117,7 +118,7 @@ impl Executor {
         let step = &program.steps[index];
         let value = |i: u32| &program.values[i as usize];
         let output = value(step.output);
-        let (before, out, after) = split(&mut self.arena, place(output, pass).unwrap_or(0..0));
+        let (before, out, after) = split(self.arena.as_mut_slice(), place(output, pass).unwrap_or(0..0));
         let after_starts = before.len() + out.len();
         let read = |i: usize| {
             let place = place(value(step.inputs[i]), pass).unwrap_or(0..0);
