@@ -61,6 +61,7 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: Options) -> Result<Plan> {
             })
             .collect(),
         program,
+        cuda: None,
         vocab: vocab_from_metadata(file.metadata())?,
         sampling: sampling(file)?,
         report: to_text(&graph),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! magic      8 bytes  "gemma4c\0"
-//! version    u32      1
+//! version    u32      2
 //! sections   u32
 //! length     u64      of the whole file
 //! checksum   u64      xxh3 of all that precedes and of the table
@@ -17,23 +17,28 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::cuda::{Code, Cuda, CudaProgram};
 use crate::{Plan, Weight, validate};
 
 const MAGIC: &[u8; 8] = b"gemma4c\0";
 /// The format this build reads and writes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 const HEADER: usize = 32;
 const ENTRY: usize = 32;
 
-/// The sections of version 1, in the order they are written. All are required.
-const SECTIONS: [&str; 6] = ["model", "target", "weights", "program", "text", "report"];
+/// The sections, in the order they are written. All are required.
+const SECTIONS: [&str; 8] = ["model", "target", "weights", "program", "text", "report", "cuda", "code"];
 /// The most bytes of each. A real plan's are far smaller; together with the bounds on lists they keep what a hostile file can
 /// make a reader allocate below 64 MB.
-const LARGEST: [u64; 6] = [1 << 20, 1 << 10, 1 << 21, 1 << 22, 1 << 24, 1 << 22];
+const LARGEST: [u64; 8] = [1 << 20, 1 << 10, 1 << 21, 1 << 22, 1 << 24, 1 << 22, 1 << 24, 1 << 28];
 
 /// The weights as they are decoded.
 #[derive(Deserialize)]
 struct Weights(#[serde(deserialize_with = "crate::list::at_most::<16384, _, _>")] Vec<Weight>);
+
+/// The kernels' code as it is decoded.
+#[derive(Deserialize)]
+struct Codes(#[serde(deserialize_with = "crate::list::at_most::<4096, _, _>")] Vec<Code>);
 
 /// Why a file is not a plan this build can run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,13 +71,15 @@ impl Plan {
     }
 
     fn encoded(&self) -> Result<Vec<u8>, PlanError> {
-        let bodies: [Vec<u8>; 6] = [
+        let bodies: [Vec<u8>; 8] = [
             encode(0, &self.model)?,
             encode(1, &self.target)?,
             encode(2, &self.weights)?,
             encode(3, &self.program)?,
             encode(4, &(&self.vocab, &self.sampling))?,
             encode(5, &self.report)?,
+            encode(6, &self.cuda.as_ref().map(|cuda| &cuda.program))?,
+            encode(7, &self.cuda.as_ref().map_or(&[][..], |cuda| &cuda.code))?,
         ];
         let start = HEADER + SECTIONS.len() * ENTRY;
         let length = start + bodies.iter().map(Vec::len).sum::<usize>();
@@ -103,11 +110,17 @@ impl Plan {
         let sections = read_table(bytes)?;
         let (vocab, sampling) = decode(4, sections[4])?;
         let Weights(weights) = decode(2, sections[2])?;
+        let program: Option<CudaProgram> = decode(6, sections[6])?;
+        let Codes(code) = decode(7, sections[7])?;
+        if program.is_none() && !code.is_empty() {
+            return Err(PlanError::Invalid(format!("{} kernels and no program for them", code.len())));
+        }
         let plan = Plan {
             model: decode(0, sections[0])?,
             target: decode(1, sections[1])?,
             weights,
             program: decode(3, sections[3])?,
+            cuda: program.map(|program| Cuda { program, code }),
             vocab,
             sampling,
             report: decode(5, sections[5])?,
@@ -121,7 +134,7 @@ fn header_checksum(header: &[u8], table: &[u8]) -> u64 {
     xxh3_64(&[&header[..HEADER - 8], table].concat())
 }
 
-fn read_table(bytes: &[u8]) -> Result<[&[u8]; 6], PlanError> {
+fn read_table(bytes: &[u8]) -> Result<[&[u8]; 8], PlanError> {
     let magic = &bytes[..bytes.len().min(8)];
     if magic != MAGIC {
         return Err(PlanError::Magic { found: String::from_utf8_lossy(magic).into_owned() });
@@ -153,7 +166,7 @@ fn read_table(bytes: &[u8]) -> Result<[&[u8]; 6], PlanError> {
     if count != SECTIONS.len() {
         return wrong(0, format!("the first of {}", SECTIONS.len()), format!("the first of {count}"));
     }
-    let mut sections = [&bytes[..0]; 6];
+    let mut sections = [&bytes[..0]; 8];
     let mut start = (HEADER + table.len()) as u64;
     for (i, entry) in table.chunks_exact(ENTRY).enumerate() {
         let (kind, offset, size, checksum) = (u32_at(entry, 0), u64_at(entry, 8), u64_at(entry, 16), u64_at(entry, 24));

@@ -4,12 +4,14 @@
 //! other noticing until the format's version does. Weights are not in a plan: it says where they lie in the model's files
 //! and how to tell that those have not changed.
 
+pub mod cuda;
 pub mod fingerprint;
 mod format;
 mod list;
 mod model;
 mod program;
 mod validate;
+mod validate_cuda;
 mod vocab;
 
 pub use format::{PlanError, VERSION};
@@ -23,7 +25,10 @@ pub struct Plan {
     pub model: Model,
     pub target: Target,
     pub weights: Vec<Weight>,
+    /// The unfused program: what a CPU runs, and what every fused step of the GPU means.
     pub program: Program,
+    /// `None` for a plan that runs on a CPU alone.
+    pub cuda: Option<cuda::Cuda>,
     /// `None` for a model without one: it runs on token ids.
     pub vocab: Option<Vocab>,
     pub sampling: Sampling,

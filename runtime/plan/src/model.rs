@@ -61,12 +61,15 @@ impl Weight {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Target {
     Cpu,
+    /// NVIDIA GPUs of the architectures that the GPU's program names.
+    Cuda,
 }
 
 impl Target {
     pub const fn name(self) -> &'static str {
         match self {
             Target::Cpu => "cpu",
+            Target::Cuda => "cuda",
         }
     }
 }

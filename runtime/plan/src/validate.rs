@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use crate::program::{Kind, Op, RowCount, Step, Value};
-use crate::{Plan, Program, Weight};
+use crate::{Plan, Program, Weight, validate_cuda};
 
 /// Far beyond any model; below it no product of two sizes used here overflows 64 bits.
 const MOST: u32 = 1 << 28;
@@ -45,12 +45,13 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
     match program.values.get(program.output as usize) {
         Some(v) if made[program.output as usize] && is_floats(v) && v.rows == RowCount::Asked => {
             match v.width == plan.model.vocab_size {
-                true => check_vocab(plan),
-                false => Err(format!("{} logits for a vocabulary of {}", v.width, plan.model.vocab_size)),
+                true => check_vocab(plan)?,
+                false => return Err(format!("{} logits for a vocabulary of {}", v.width, plan.model.vocab_size)),
             }
         }
-        _ => Err(format!("output {} is not a value of asked f32 rows that a step makes", program.output)),
+        _ => return Err(format!("output {} is not a value of asked f32 rows that a step makes", program.output)),
     }
+    plan.cuda.as_ref().map_or(Ok(()), |cuda| validate_cuda::check(plan, cuda))
 }
 
 /// Names end up in errors and on terminals.

@@ -103,6 +103,7 @@ pub fn plan() -> Plan {
             trained_context: 128,
         },
         target: Target::Cpu,
+        cuda: None,
         weights: s.weights,
         program: Program {
             context: 64,

@@ -1,0 +1,328 @@
+//! What a plan runs on a GPU: kernels, launches in order, and every byte of memory they touch.
+//!
+//! A runtime replays this blindly. Memory is four regions, each one allocation, whose sizes are known before a GPU is seen;
+//! everything a launch reads or writes is a range of one of them. What changes from token to token (token, position, rows)
+//! lies in device memory at [`Places`], so that no launch is ever rewritten.
+
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::list::at_most;
+use crate::program::{ValueIndex, WeightIndex};
+
+/// Index into [`CudaProgram::kernels`], and into [`Code`]s.
+pub type KernelIndex = u32;
+
+/// The GPU side of a plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cuda {
+    pub program: CudaProgram,
+    /// In the order of [`CudaProgram::kernels`].
+    pub code: Vec<Code>,
+}
+
+/// What is launched, and where everything lies.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CudaProgram {
+    /// "sm_90a", "sm_89": what there is machine code for.
+    #[serde(deserialize_with = "at_most::<16, _, _>")]
+    pub architectures: Vec<String>,
+    /// The compiler of that code.
+    pub toolchain: String,
+    pub kv: KvType,
+    pub memory: Memory,
+    pub places: Places,
+    #[serde(deserialize_with = "at_most::<4096, _, _>")]
+    pub kernels: Vec<Kernel>,
+    /// How the weights get to the device, in the order of the file.
+    #[serde(deserialize_with = "at_most::<16384, _, _>")]
+    pub loads: Vec<Load>,
+    /// Tables the compiler computed.
+    #[serde(deserialize_with = "at_most::<64, _, _>")]
+    pub constants: Vec<Constant>,
+    /// Decode first, then the prefill ladder from the fewest rows to the most.
+    #[serde(deserialize_with = "at_most::<32, _, _>")]
+    pub phases: Vec<Phase>,
+    /// From the logits to the next token's [`Places::state`], by the largest logit.
+    #[serde(deserialize_with = "at_most::<8, _, _>")]
+    pub pick_largest: Vec<Launch>,
+    /// The same, by temperature, top-k and top-p.
+    #[serde(deserialize_with = "at_most::<8, _, _>")]
+    pub pick_sampled: Vec<Launch>,
+    /// The most candidates that `pick_sampled` considers.
+    pub most_candidates: u32,
+    /// What each pass did, and what it left alone.
+    #[serde(deserialize_with = "at_most::<64, _, _>")]
+    pub passes: Vec<PassReport>,
+}
+
+/// Type of the elements of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KvType {
+    F16,
+    BF16,
+    F32,
+}
+
+impl KvType {
+    pub const fn name(self) -> &'static str {
+        match self {
+            KvType::F16 => "f16",
+            KvType::BF16 => "bf16",
+            KvType::F32 => "f32",
+        }
+    }
+
+    pub const fn bytes(self) -> u64 {
+        match self {
+            KvType::F16 | KvType::BF16 => 2,
+            KvType::F32 => 4,
+        }
+    }
+}
+
+/// One allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Region {
+    /// On the device; written while loading, never after.
+    Weights,
+    /// On the device: keys and values of all layers.
+    Kv,
+    /// On the device: activations, logits, and the loop's state.
+    Arena,
+    /// Pinned memory of the host, which the device reads over the bus: tables too large for the budget.
+    Host,
+}
+
+/// Bytes of the regions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    pub weights: u64,
+    pub kv: u64,
+    pub arena: u64,
+    pub host: u64,
+}
+
+impl Memory {
+    pub const fn of(&self, region: Region) -> u64 {
+        match region {
+            Region::Weights => self.weights,
+            Region::Kv => self.kv,
+            Region::Arena => self.arena,
+            Region::Host => self.host,
+        }
+    }
+
+    /// Bytes on the device; `None` on overflow.
+    pub fn device(&self) -> Option<u64> {
+        self.weights.checked_add(self.kv)?.checked_add(self.arena)
+    }
+}
+
+/// Where host and device meet: offsets in the arena. All words are u32, little-endian.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Places {
+    /// The chunk's token ids: as many as the largest phase has rows. Decode reads `state[2]` instead.
+    pub tokens: u64,
+    /// [position of the chunk's first row, rows of the chunk, token]: written by the host before a chunk, and by the pick
+    /// for the next decode.
+    pub state: u64,
+    /// [position of the asked row, 1, its place in the chunk]: written by the host before a chunk.
+    pub asked: u64,
+    /// [temperature, top-k, top-p, seed's lower half, seed's upper half]: bits of f32 where not whole.
+    pub settings: u64,
+    /// A ring: the pick leaves the token for position p at p % `history_len`.
+    pub history: u64,
+    pub history_len: u32,
+    /// The asked row's logits: f32, as many as the vocabulary has tokens.
+    pub logits: u64,
+}
+
+/// A compiled kernel. Its machine code and text are in [`Code`], in the same order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// The symbol in its cubin.
+    pub name: String,
+    /// Everything that was chosen for it: unique in the plan, and enough to build it again.
+    pub instance: String,
+    pub block: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+}
+
+/// Machine code and source text of one kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Code {
+    pub source: String,
+    /// One for each of the target's architectures, in that order.
+    #[serde(deserialize_with = "at_most::<16, _, _>")]
+    pub cubins: Vec<Image>,
+}
+
+/// A cubin. Read and written in one piece: byte by byte a plan would take longer to read than its weights.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Image(pub Vec<u8>);
+
+impl Serialize for Image {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Image {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Image, D::Error> {
+        struct Bytes;
+        impl Visitor<'_> for Bytes {
+            type Value = Image;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("bytes")
+            }
+
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Image, E> {
+                Ok(Image(bytes.to_vec()))
+            }
+        }
+        deserializer.deserialize_bytes(Bytes)
+    }
+}
+
+impl std::fmt::Debug for Image {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+/// A range of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Range {
+    pub region: Region,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+/// An argument of a launch, in the order of the kernel's parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Argument {
+    Memory(Range),
+    U32(u32),
+    F32(f32),
+}
+
+/// One kernel launch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Launch {
+    pub kernel: KernelIndex,
+    pub grid: [u32; 3],
+    #[serde(deserialize_with = "at_most::<64, _, _>")]
+    pub arguments: Vec<Argument>,
+    /// The edge to the launch before it. Programmatic: it may start before that one ends, and waits for it itself.
+    pub programmatic: bool,
+}
+
+/// One launch of a phase, and what it stands for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CudaStep {
+    pub launch: Launch,
+    /// The values of the unfused program that it computes, inner ones too: its meaning.
+    #[serde(deserialize_with = "at_most::<64, _, _>")]
+    pub nodes: Vec<ValueIndex>,
+    /// Those of them that it leaves in memory.
+    #[serde(deserialize_with = "at_most::<16, _, _>")]
+    pub outputs: Vec<StepOutput>,
+    pub layer: Option<u32>,
+    /// Bytes it must read: weights, keys and values at full window, activations.
+    pub bytes: u64,
+    pub flops: u64,
+    /// Why this kernel, and which was the next best.
+    pub choice: String,
+}
+
+/// A value that a step leaves in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepOutput {
+    pub value: ValueIndex,
+    pub form: Form,
+    /// Row by row; of int8, the codes.
+    pub place: Range,
+}
+
+/// What the numbers of a value are in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Form {
+    F32,
+    BF16,
+    /// Codes of one byte, and a scale and a sum for each 32.
+    Int8,
+}
+
+/// The launches for one number of rows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Phase {
+    /// "decode", "prefill 512".
+    pub name: String,
+    /// Rows of a chunk, at most.
+    pub rows: u32,
+    #[serde(deserialize_with = "at_most::<16384, _, _>")]
+    pub steps: Vec<CudaStep>,
+    /// From this step on it is the asked row alone. A chunk of which no row is asked for ends here; several asked rows of one
+    /// chunk run the rest once each.
+    pub asked_from: u32,
+    /// Bytes of the arena it uses.
+    pub arena_bytes: u64,
+}
+
+/// How one tensor gets to the device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Load {
+    pub weight: WeightIndex,
+    /// Rows of the tensor in its file, of all experts together.
+    pub rows: u64,
+    #[serde(deserialize_with = "at_most::<16, _, _>")]
+    pub parts: Vec<LoadPart>,
+}
+
+/// One thing that is made of a tensor's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum LoadPart {
+    /// The bytes as they are in the file.
+    Copy { to: Range },
+    /// A kernel's output: launched as `kernel(blocks, out, count)` over whole rows, on `count.div_ceil(per_block)` blocks.
+    Kernel {
+        kernel: KernelIndex,
+        to: Range,
+        /// `count` for one row.
+        row_count: u64,
+        /// Bytes of `to` for one row.
+        row_bytes: u64,
+        per_block: u32,
+    },
+}
+
+/// A table that goes to the device as it is here.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Constant {
+    pub name: String,
+    pub to: Range,
+    #[serde(deserialize_with = "at_most::<65536, _, _>")]
+    pub values: Vec<f32>,
+}
+
+/// What a pass did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassReport {
+    pub name: String,
+    pub about: String,
+    pub enabled: bool,
+    /// How often it applied, over all phases.
+    pub applied: u32,
+    #[serde(deserialize_with = "at_most::<4096, _, _>")]
+    pub refused: Vec<Refusal>,
+}
+
+/// A place where a pass could have applied, and why it did not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    pub node: String,
+    pub reason: String,
+}

@@ -1,0 +1,152 @@
+//! What must hold of the GPU's program: every range lies in its region, every index exists, and no launch is absurd.
+//!
+//! A GPU checks none of this. That the kernels stay within the ranges they are given is the compiler's promise, tested in its
+//! simulator; that the ranges lie in the allocations is checked here, whoever wrote the plan.
+
+use crate::Plan;
+use crate::cuda::{Argument, Cuda, CudaProgram, Launch, LoadPart, Phase, Range, Region};
+
+/// Beyond any GPU.
+const MOST_BYTES: u64 = 1 << 42;
+/// What CUDA allows in the second and third dimension; the first one's limit is far away.
+const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+
+pub(crate) fn check(plan: &Plan, cuda: &Cuda) -> Result<(), String> {
+    let program = &cuda.program;
+    let memory = &program.memory;
+    if [memory.weights, memory.kv, memory.arena, memory.host].iter().any(|bytes| *bytes > MOST_BYTES) {
+        return Err(format!("memory of {memory:?}"));
+    }
+    if program.architectures.is_empty() || program.architectures.iter().any(|a| a.len() > 16 || !a.is_ascii()) {
+        return Err(format!("machine code for {:?}", program.architectures));
+    }
+    check_kernels(cuda)?;
+    check_places(plan, program)?;
+    for constant in &program.constants {
+        check_range(program, &constant.to, &constant.name)?;
+        if constant.to.bytes != constant.values.len() as u64 * 4 {
+            return Err(format!(
+                "{} values in {} bytes of {}",
+                constant.values.len(),
+                constant.to.bytes,
+                constant.name
+            ));
+        }
+    }
+    check_loads(plan, program)?;
+    let picks = program.pick_largest.iter().chain(&program.pick_sampled);
+    picks.into_iter().try_for_each(|launch| check_launch(program, launch, "the pick"))?;
+    if program.phases.first().is_none_or(|phase| phase.rows != 1) {
+        return Err("the first phase is not that of one row".into());
+    }
+    if program.phases.windows(2).skip(1).any(|two| two[0].rows >= two[1].rows) {
+        return Err("the prefill phases are not in order".into());
+    }
+    program.phases.iter().try_for_each(|phase| check_phase(plan, program, phase))
+}
+
+fn check_kernels(cuda: &Cuda) -> Result<(), String> {
+    let (kernels, archs) = (&cuda.program.kernels, cuda.program.architectures.len());
+    if kernels.len() != cuda.code.len() {
+        return Err(format!("{} kernels, but code for {}", kernels.len(), cuda.code.len()));
+    }
+    for (kernel, code) in kernels.iter().zip(&cuda.code) {
+        let name = &kernel.name;
+        if name.is_empty() || name.len() > 200 || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
+            return Err(format!("a kernel is called {name:?}"));
+        }
+        if kernel.block == 0 || kernel.block > 1024 || kernel.shared > 256 * 1024 {
+            return Err(format!("kernel {name}: blocks of {} threads, {} bytes shared", kernel.block, kernel.shared));
+        }
+        if code.cubins.len() != archs {
+            return Err(format!("kernel {name} has code for {} of {archs} architectures", code.cubins.len()));
+        }
+    }
+    Ok(())
+}
+
+fn check_places(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
+    let places = &program.places;
+    let rows = program.phases.iter().map(|phase| phase.rows as u64).max().unwrap_or(1);
+    let words = [
+        ("tokens", places.tokens, rows),
+        ("state", places.state, 3),
+        ("asked", places.asked, 3),
+        ("settings", places.settings, 5),
+        ("history", places.history, places.history_len as u64),
+        ("logits", places.logits, plan.model.vocab_size as u64),
+    ];
+    for (name, offset, words) in words {
+        check_range(program, &Range { region: Region::Arena, offset, bytes: words * 4 }, name)?;
+    }
+    if places.history_len == 0 { Err("a history of no tokens".into()) } else { Ok(()) }
+}
+
+fn check_range(program: &CudaProgram, range: &Range, what: &str) -> Result<(), String> {
+    let size = program.memory.of(range.region);
+    match range.offset.checked_add(range.bytes) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(format!("{what} takes {} bytes at {} of {size} in {:?}", range.bytes, range.offset, range.region)),
+    }
+}
+
+fn check_loads(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
+    for load in &program.loads {
+        let weight = plan.weights.get(load.weight as usize).ok_or(format!("weight {} is loaded", load.weight))?;
+        let name = &weight.name;
+        if load.rows == 0 || !weight.bytes.is_multiple_of(load.rows) {
+            return Err(format!("{name}: {} bytes in {} rows", weight.bytes, load.rows));
+        }
+        for part in &load.parts {
+            match *part {
+                LoadPart::Copy { to } => {
+                    check_range(program, &to, name)?;
+                    if to.bytes != weight.bytes || matches!(to.region, Region::Kv | Region::Arena) {
+                        return Err(format!("{name}: {} bytes copied to {to:?}", weight.bytes));
+                    }
+                }
+                LoadPart::Kernel { kernel, to, row_count, row_bytes, per_block } => {
+                    check_range(program, &to, name)?;
+                    let fits = row_bytes.checked_mul(load.rows).is_some_and(|bytes| bytes <= to.bytes);
+                    let known = (kernel as usize) < program.kernels.len();
+                    if !fits || !known || to.region != Region::Weights || per_block == 0 || row_count > u32::MAX as u64
+                    {
+                        return Err(format!("{name}: {} rows of {row_bytes} bytes to {to:?}", load.rows));
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_launch(program: &CudaProgram, launch: &Launch, what: &str) -> Result<(), String> {
+    if launch.kernel as usize >= program.kernels.len() {
+        return Err(format!("{what} launches kernel {} of {}", launch.kernel, program.kernels.len()));
+    }
+    if launch.grid.iter().zip(MOST_BLOCKS).any(|(blocks, most)| *blocks == 0 || *blocks > most) {
+        return Err(format!("{what} launches a grid of {:?}", launch.grid));
+    }
+    launch.arguments.iter().try_for_each(|argument| match argument {
+        Argument::Memory(range) => check_range(program, range, what),
+        Argument::U32(_) | Argument::F32(_) => Ok(()),
+    })
+}
+
+fn check_phase(plan: &Plan, program: &CudaProgram, phase: &Phase) -> Result<(), String> {
+    let name = &phase.name;
+    if phase.rows == 0 || phase.asked_from as usize > phase.steps.len() || phase.arena_bytes > program.memory.arena {
+        return Err(format!("phase {name} of {} rows does not fit", phase.rows));
+    }
+    for step in &phase.steps {
+        check_launch(program, &step.launch, name)?;
+        let outputs = step.outputs.iter().map(|output| output.value);
+        if let Some(value) =
+            step.nodes.iter().copied().chain(outputs).find(|v| *v as usize >= plan.program.values.len())
+        {
+            return Err(format!("a step of {name} computes value {value}"));
+        }
+        step.outputs.iter().try_for_each(|output| check_range(program, &output.place, name))?;
+    }
+    Ok(())
+}
