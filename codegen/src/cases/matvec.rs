@@ -9,6 +9,7 @@ use super::quantise::{Int8, activations};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::LaunchShape;
 use crate::kernels::matvec::{Product, Prologue, TUNED_MULTIPROCESSORS, slots};
+use crate::kernels::shapes::NORM_EPSILON;
 use crate::kernels::streams::{Content, Repacked, Stream, streams};
 
 /// Random streams of a matrix: any codes, scales of a sane size (2^-8 to 2^-7, either sign). Fast enough for a real one.
@@ -68,26 +69,31 @@ impl Layer {
     }
 
     /// The residual stream after the layer's part.
-    fn stream(&self) -> Vec<f32> {
-        let normed = rms_norm(&self.update, &self.post_norm);
-        self.x.iter().zip(normed).map(|(x, new)| (x + new) * self.scale).collect()
+    fn stream(&self, product: &Product) -> Vec<f32> {
+        let normed = rms_norm(&self.update, &self.post_norm, product.epsilon);
+        let scale = if product.scaled { self.scale } else { 1.0 };
+        self.x.iter().zip(normed).map(|(x, new)| (x + new) * scale).collect()
     }
 
-    fn activations(&self, prologue: Prologue) -> Vec<f32> {
-        match prologue {
+    fn activations(&self, product: &Product) -> Vec<f32> {
+        match product.prologue {
             Prologue::Int8 | Prologue::Plain => self.x.clone(),
-            Prologue::Norm => rms_norm(&self.x, &self.norm),
-            Prologue::ResidualNorm => rms_norm(&self.stream(), &self.norm),
+            Prologue::Norm => rms_norm(&self.x, &self.norm, product.epsilon),
+            Prologue::Residual => self.stream(product),
+            Prologue::ResidualNorm => rms_norm(&self.stream(product), &self.norm, product.epsilon),
         }
     }
 
-    fn give(&self, prologue: Prologue, case: Case) -> Case {
+    fn give(&self, product: &Product, case: Case) -> Case {
         let residual = |case: Case, slot: &str| {
-            case.buffer(&format!("{slot}_update"), self.update.clone())
+            let scale = if product.scaled { vec![self.scale] } else { Vec::new() };
+            case.buffer(&format!("{slot}_x"), self.x.clone())
+                .buffer(&format!("{slot}_update"), self.update.clone())
                 .buffer(&format!("{slot}_post_norm"), self.post_norm.clone())
-                .scalar(&format!("{slot}_scale"), self.scale)
+                .buffer(&format!("{slot}_scale"), scale)
         };
-        match prologue {
+        let close = Bound::Within { absolute: 1e-5, relative: 1e-5 };
+        match product.prologue {
             Prologue::Int8 => {
                 let int8 = Int8::of(&self.x);
                 case.buffer("arrive_xq", int8.codes)
@@ -99,18 +105,21 @@ impl Layer {
                 .buffer("energy_x", self.x.clone())
                 .buffer("arrive_x", self.x.clone())
                 .buffer("arrive_norm", self.norm.clone()),
+            Prologue::Residual => residual(case, "arrive").buffer("energy_update", self.update.clone()).expect(
+                "arrive_stream",
+                self.stream(product),
+                close,
+            ),
             Prologue::ResidualNorm => residual(residual(case, "energy"), "arrive")
-                .buffer("energy_x", self.x.clone())
-                .buffer("arrive_x", self.x.clone())
                 .buffer("arrive_norm", self.norm.clone())
-                .expect("arrive_stream", self.stream(), Bound::Within { absolute: 1e-5, relative: 1e-5 }),
+                .expect("arrive_stream", self.stream(product), close),
         }
     }
 }
 
-fn rms_norm(x: &[f32], weights: &[f32]) -> Vec<f32> {
+fn rms_norm(x: &[f32], weights: &[f32], epsilon: f32) -> Vec<f32> {
     let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / x.len() as f64;
-    let factor = (1.0 / (mean + 1e-6).sqrt()) as f32;
+    let factor = (1.0 / (mean + f64::from(epsilon)).sqrt()) as f32;
     x.iter().zip(weights).map(|(x, weight)| x * factor * weight).collect()
 }
 
@@ -148,7 +157,7 @@ impl Problem {
         let layer = Layer::random(k);
         let outputs = product.outputs as usize;
         let by = Random::new(3).floats(outputs, -2.0, 2.0);
-        let rows = oracle(&matrix, &layer.activations(product.prologue));
+        let rows = oracle(&matrix, &layer.activations(&product));
         let size = rows.iter().map(|(_, size)| *size).fold(0.0, f64::max);
         let mut expected: Vec<f64> = rows[..outputs].iter().map(|(value, _)| *value).collect();
         // An f32 sum of that many terms of that size; the gate's error is multiplied by up, and up's by the gate.
@@ -164,7 +173,7 @@ impl Problem {
             for (row, value) in expected.iter_mut().enumerate() {
                 *value = match function.name {
                     "then_gelu" => gelu(*value),
-                    "then_scale" => *value * f64::from(SCALE),
+                    "then_scale" | "then_scale_by" => *value * f64::from(SCALE),
                     "then_times" => *value * f64::from(by[row]),
                     "then_add" => *value + f64::from(by[row]),
                     _ => f64::from(CAP) * (*value / f64::from(CAP)).tanh(),
@@ -177,8 +186,14 @@ impl Problem {
     }
 
     fn name(&self) -> String {
-        let Product { dtype, outputs, k, geglu, prologue, ref epilogue } = self.product;
+        let Product { dtype, outputs, k, geglu, prologue, scaled, epsilon, ref epilogue } = self.product;
         let mut name = format!("{dtype}, {outputs} x {k}, {prologue:?}");
+        if scaled {
+            name += ", scaled";
+        }
+        if epsilon != NORM_EPSILON {
+            name = format!("{name}, epsilon {epsilon}");
+        }
         if geglu {
             name += ", GeGLU";
         }
@@ -197,6 +212,7 @@ impl Problem {
         for function in &self.product.epilogue {
             case = match function.name {
                 "then_scale" => case.scalar("epilogue_scale", SCALE),
+                "then_scale_by" => case.buffer("epilogue_scale", vec![SCALE]),
                 "then_times" => case.buffer("epilogue_by", self.by.clone()),
                 "then_add" => case.buffer("epilogue_addend", self.by.clone()),
                 "then_softcap" => case.scalar("epilogue_cap", CAP),
@@ -211,12 +227,12 @@ impl Problem {
         let name = format!("{}, {lanes} lanes, {rows} rows, {depth} deep, {blocks} x {warps} warps", self.name());
         let instance = self.product.instance(shape).expect("a shape that fits the kernel");
         let case = self.weights(Case::new(name, instance).grid([blocks, 1, 1]));
-        self.layer.give(self.product.prologue, case)
+        self.layer.give(&self.product, case)
     }
 
     fn plain(&self) -> Case {
         let instance = self.product.plain_instance().expect("any shape fits");
-        let x = self.layer.activations(self.product.prologue);
+        let x = self.layer.activations(&self.product);
         let int8 = Int8::of(&x);
         let words = match format(self.product.dtype).integer {
             true => int8.codes,
@@ -274,16 +290,20 @@ pub fn shapes() -> Vec<Case> {
 pub fn fusions() -> Vec<Case> {
     let of = |dtype, k, prologue| Product::new(dtype, 10, k, prologue);
     let geglu = |product| Product { geglu: true, ..product };
+    let scaled = |product| Product { scaled: true, ..product };
     let with = |product, epilogue: &[_]| Product { epilogue: epilogue.to_vec(), ..product };
     let products = vec![
         geglu(of(DType::Q4_0, 704, Prologue::Norm)),
-        geglu(of(DType::Q8_0, 256, Prologue::ResidualNorm)),
+        scaled(of(DType::Q8_0, 256, Prologue::ResidualNorm)),
         geglu(of(DType::BF16, 320, Prologue::ResidualNorm)),
-        of(DType::F16, 320, Prologue::Norm),
+        with(of(DType::Q8_0, 96, Prologue::Residual), &[slots::then_gelu::DEF, slots::then_times::DEF]),
+        scaled(of(DType::Q4_0, 352, Prologue::Residual)),
+        scaled(Product { epsilon: 0.25, ..of(DType::F32, 160, Prologue::Residual) }),
+        Product { epsilon: 0.25, ..of(DType::F16, 320, Prologue::Norm) },
         of(DType::Q5K, 256, Prologue::Norm),
         with(of(DType::Q8_0, 96, Prologue::Plain), &[slots::then_gelu::DEF, slots::then_times::DEF]),
         with(of(DType::Q6K, 256, Prologue::Int8), &[slots::then_scale::DEF, slots::then_softcap::DEF]),
-        with(of(DType::BF16, 96, Prologue::Plain), &[slots::then_add::DEF]),
+        with(of(DType::BF16, 96, Prologue::Plain), &[slots::then_add::DEF, slots::then_scale_by::DEF]),
     ];
     let mut cases: Vec<Case> =
         products.into_iter().map(|product| Problem::new(product).fast(shape(8, 2, 2, 2, 2))).collect();
@@ -302,7 +322,7 @@ pub fn benches() -> Box<dyn Iterator<Item = Bench>> {
             let param = if stream.name == "codes" { "codes".to_owned() } else { format!("side_{}", stream.name) };
             case = case.buffer(&param, Data::new(stream.element(), bytes));
         }
-        let case = Layer::random(k).give(product.prologue, case).scalar("rows", product.outputs).expect(
+        let case = Layer::random(k).give(&product, case).scalar("rows", product.outputs).expect(
             "out",
             vec![0.0f32; product.outputs as usize],
             Bound::Exact,

@@ -20,6 +20,9 @@ pub fn cases() -> Vec<Case> {
 
 // ---- router ---------------------------------------------------------------------------------------------------------
 
+/// Not what the models have, so that one that is baked in would show.
+const EPSILON: f32 = 0.02;
+
 /// Few experts and many, widths beyond what a warp has on its way, equal logits, one row on several blocks.
 pub fn routers() -> Vec<Case> {
     // (width, experts, top, rows in the buffers, rows in the chunk, blocks a row; 0: plain)
@@ -35,7 +38,7 @@ pub fn routers() -> Vec<Case> {
     shapes
         .into_iter()
         .map(|(width, experts, top, rows, active, blocks)| {
-            routing(Router { width, experts, top }, rows, active, blocks)
+            routing(Router { epsilon: EPSILON, ..Router::new(width, experts, top) }, rows, active, blocks)
         })
         .collect()
 }
@@ -57,7 +60,7 @@ fn routing(router: Router, rows: usize, active: usize, blocks: u32) -> Case {
         (vec![0.0f32; rows * experts], vec![0u32; rows * top], vec![0.0; rows * top]);
     for (row, x) in x.chunks_exact(width).enumerate().take(active) {
         let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / width as f64;
-        let factor = 1.0 / ((mean + 1e-6).sqrt() * (width as f64).sqrt());
+        let factor = 1.0 / ((mean + f64::from(EPSILON)).sqrt() * (width as f64).sqrt());
         let logit = |expert: usize| {
             let terms =
                 (0..width).map(|i| f64::from(matrix[expert * width + i]) * f64::from(x[i]) * f64::from(scale[i]));

@@ -65,7 +65,9 @@ fn products(model: &Model, dtype: DType) -> Vec<(Role, String, Product)> {
     for (kind, Heads { kv, dim, values_are_keys }) in model.kinds() {
         let (q, kv) = (model.q_heads * dim, kv * dim);
         let mut input = |role, name, outputs| {
-            all.push((role, format!("{name}, {kind}"), product(outputs, width, Prologue::ResidualNorm)));
+            // The layer before ends here.
+            let product = Product { scaled: true, ..product(outputs, width, Prologue::ResidualNorm) };
+            all.push((role, format!("{name}, {kind}"), product));
         };
         if values_are_keys {
             input(Role::Qkv, "q and k", q + kv);
@@ -86,13 +88,14 @@ fn products(model: &Model, dtype: DType) -> Vec<(Role, String, Product)> {
     }
     if let Some(dim) = model.per_layer {
         let epilogue = vec![slots::then_gelu::DEF, slots::then_times::DEF];
-        let gate = Product { epilogue, ..product(dim, width, Prologue::Plain) };
+        let gate = Product { epilogue, ..product(dim, width, Prologue::Residual) };
         let of_all_layers = product(dim * model.layers, width, Prologue::Plain);
         all.push((Role::PerLayerGate, "per-layer gate".to_owned(), gate));
         all.push((Role::PerLayerProjection, "per-layer projection".to_owned(), product(width, dim, Prologue::Plain)));
         all.push((Role::PerLayerModel, "projection for all layers".to_owned(), of_all_layers));
     }
-    let head = Product { epilogue: vec![slots::then_softcap::DEF], ..product(VOCABULARY, width, Prologue::Norm) };
+    let stream = product(VOCABULARY, width, Prologue::ResidualNorm);
+    let head = Product { scaled: true, epilogue: vec![slots::then_softcap::DEF], ..stream };
     all.push((Role::Head, "head".to_owned(), head));
     all
 }

@@ -71,6 +71,7 @@ pub fn matvec<
     const WARPS: u32,
     const PAIRED: bool,
     const NORMS: i32,
+    const SCALED: bool,
     const EPSILON: f32,
 >(
     codes: Weights<U32x4>,
@@ -245,7 +246,9 @@ pub enum Prologue {
     Plain,
     /// The RMS norm of f32.
     Norm,
-    /// The RMS norm of a residual stream that is still to take a layer's normed part and scale.
+    /// A residual stream that is still to take a layer's normed part, and its scale if the product is `scaled`.
+    Residual,
+    /// The RMS norm of such a stream.
     ResidualNorm,
 }
 
@@ -253,7 +256,7 @@ impl Prologue {
     fn norms(self) -> i32 {
         match self {
             Self::Int8 | Self::Plain => 0,
-            Self::Norm => 1,
+            Self::Norm | Self::Residual => 1,
             Self::ResidualNorm => 2,
         }
     }
@@ -262,6 +265,7 @@ impl Prologue {
         match self {
             Self::Int8 | Self::Plain => slots::no_energy::DEF,
             Self::Norm => slots::norm_energy::DEF,
+            Self::Residual => slots::residual_energy::DEF,
             Self::ResidualNorm => slots::residual_norm_energy::DEF,
         }
     }
@@ -271,6 +275,7 @@ impl Prologue {
             Self::Int8 => slots::int8_input::DEF,
             Self::Plain => slots::f32_input::DEF,
             Self::Norm => slots::normed_input::DEF,
+            Self::Residual => slots::residual_input::DEF,
             Self::ResidualNorm => slots::residual_normed_input::DEF,
         }
     }
@@ -287,6 +292,10 @@ pub struct Product {
     /// The matrix has two rows for each output: all the first ones, then all the second. They are joined by GeGLU.
     pub geglu: bool,
     pub prologue: Prologue,
+    /// The residual stream of the prologue is multiplied by a weight of one element.
+    pub scaled: bool,
+    /// Of the prologue's norms.
+    pub epsilon: f32,
     /// Applied in order to each output.
     pub epilogue: Vec<&'static DeviceDef>,
 }
@@ -296,7 +305,8 @@ pub const TUNED_MULTIPROCESSORS: u32 = 132;
 
 impl Product {
     pub fn new(dtype: DType, outputs: u32, k: u32, prologue: Prologue) -> Self {
-        Self { dtype, outputs, k, geglu: false, prologue, epilogue: Vec::new() }
+        let epsilon = NORM_EPSILON;
+        Self { dtype, outputs, k, geglu: false, prologue, scaled: false, epsilon, epilogue: Vec::new() }
     }
 
     /// Rows of the matrix.
@@ -326,7 +336,8 @@ impl Product {
             .constant("WARPS", shape.warps)
             .constant("PAIRED", self.geglu)
             .constant("NORMS", self.prologue.norms())
-            .constant("EPSILON", NORM_EPSILON)
+            .constant("SCALED", self.scaled)
+            .constant("EPSILON", self.epsilon)
             .slot("side", &[format.side])
             .slot("dot", &[format.dot])
             .slot("energy", &[self.prologue.energy()])

@@ -91,19 +91,29 @@ pub fn normed_input<const INTEGER: bool>(
     }
 }
 
-/// Four values of the residual stream after a layer's part: `(x + RMS norm of update) * scale`.
+/// Four values of the residual stream after a layer's part: `x + RMS norm of update`, times `scale[0]` where it is SCALED.
 #[device]
-pub fn residual4(
+pub fn residual4<const SCALED: bool>(
     at: u32,
     factor: f32,
     x: Input<f32>,
     update: Input<f32>,
     post_norm: Weights<f32>,
-    scale: f32,
+    scale: Weights<f32>,
 ) -> F32x4 {
     let old = load::<F32x4>(x, at);
     let new = normed4(load::<F32x4>(update, at), at, factor, post_norm);
-    f32x4((old.x + new.x) * scale, (old.y + new.y) * scale, (old.z + new.z) * scale, (old.w + new.w) * scale)
+    let mut by = 1.0f32;
+    if SCALED {
+        by = scale[0u32];
+    }
+    f32x4((old.x + new.x) * by, (old.y + new.y) * by, (old.z + new.z) * by, (old.w + new.w) * by)
+}
+
+/// The update's squares.
+#[device]
+pub fn residual_energy<const INTEGER: bool>(piece: u32, round: i32, factor: f32, update: Input<f32>) -> f32 {
+    norm_energy(piece, round, factor, update)
 }
 
 /// Round 0: the update's squares; round 1: those of the residual stream that it leads to.
@@ -115,7 +125,7 @@ pub fn residual_norm_energy<const INTEGER: bool>(
     x: Input<f32>,
     update: Input<f32>,
     post_norm: Weights<f32>,
-    scale: f32,
+    scale: Weights<f32>,
 ) -> f32 {
     let width: u32 = if INTEGER { 8 } else { 4 };
     let mut sum = 0.0f32;
@@ -130,6 +140,38 @@ pub fn residual_norm_energy<const INTEGER: bool>(
     sum
 }
 
+/// The residual stream after a layer's part, as it is. The first block leaves it in `stream`, which is not `x`: other blocks
+/// still read it.
+#[device]
+pub fn residual_input<const INTEGER: bool>(
+    piece: u32,
+    kept: bool,
+    first: f32,
+    factor: f32,
+    x: Input<f32>,
+    update: Input<f32>,
+    post_norm: Weights<f32>,
+    scale: Weights<f32>,
+    stream: Output<f32>,
+) -> U32x4 {
+    let at = if INTEGER { piece * 8 } else { piece * 4 };
+    let low = residual4(at, factor, x, update, post_norm, scale);
+    if kept && block_idx() == 0 {
+        store(stream, at, low);
+    }
+    let arrived: U32x4;
+    if INTEGER {
+        let high = residual4(at + 4, factor, x, update, post_norm, scale);
+        if kept && block_idx() == 0 {
+            store(stream, at + 4, high);
+        }
+        arrived = quantise8(low, high);
+    } else {
+        arrived = as_words(low);
+    }
+    arrived
+}
+
 /// The RMS norm of the residual stream after a layer's part. The first block leaves that stream in `stream`, which is not `x`:
 /// other blocks still read it.
 #[device]
@@ -141,7 +183,7 @@ pub fn residual_normed_input<const INTEGER: bool>(
     x: Input<f32>,
     update: Input<f32>,
     post_norm: Weights<f32>,
-    scale: f32,
+    scale: Weights<f32>,
     norm: Weights<f32>,
     stream: Output<f32>,
 ) -> U32x4 {
@@ -181,6 +223,12 @@ pub fn then_gelu(value: f32, row: u32) -> f32 {
 #[device]
 pub fn then_scale(value: f32, row: u32, scale: f32) -> f32 {
     value * scale
+}
+
+/// Times a weight of one element: a layer's scale.
+#[device]
+pub fn then_scale_by(value: f32, row: u32, scale: Weights<f32>) -> f32 {
+    value * scale[0u32]
 }
 
 /// Times what another kernel made: the per-layer input.

@@ -56,7 +56,7 @@ pub fn instances() -> Vec<(String, Instance)> {
 
 fn instances_of(width: u32, experts: Experts) -> Vec<(String, Instance)> {
     let Experts { count, top, hidden } = experts;
-    let router = Router { width, experts: count, top };
+    let router = Router::new(width, count, top);
     let mut named = vec![
         ("one row".to_owned(), router.split_instance()),
         ("many rows".to_owned(), router.instance()),

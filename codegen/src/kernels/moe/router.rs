@@ -215,16 +215,22 @@ pub fn route_plain<const WIDTH: u32, const EXPERTS: u32, const TOP: u32, const F
 }
 
 /// A router: everything that decides its instance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Router {
     /// Values of a row.
     pub width: u32,
     pub experts: u32,
     /// Experts that a row goes to.
     pub top: u32,
+    /// Of the norm.
+    pub epsilon: f32,
 }
 
 impl Router {
+    pub fn new(width: u32, experts: u32, top: u32) -> Self {
+        Self { width, experts, top, epsilon: NORM_EPSILON }
+    }
+
     fn factor(&self) -> f32 {
         1.0 / (self.width as f32).sqrt()
     }
@@ -248,7 +254,7 @@ impl Router {
             .constant("DEPTH", FOURS_AHEAD)
             .constant("SPLIT", split)
             .constant("FACTOR", self.factor())
-            .constant("EPSILON", NORM_EPSILON)
+            .constant("EPSILON", self.epsilon)
             .build()
     }
 
@@ -259,7 +265,7 @@ impl Router {
             .constant("EXPERTS", self.experts)
             .constant("TOP", self.top)
             .constant("FACTOR", self.factor())
-            .constant("EPSILON", NORM_EPSILON)
+            .constant("EPSILON", self.epsilon)
             .build()
     }
 
