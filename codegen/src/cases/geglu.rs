@@ -2,9 +2,9 @@
 
 use gemma4c_dsl::harness::{Bound, Case, Random};
 
-use super::norm::Int8;
+use super::norm::left;
 use crate::kernels::geglu;
-use crate::kernels::norm::Outputs;
+use crate::kernels::outputs::Outputs;
 
 /// The formula in f64.
 pub fn gelu(x: f32) -> f64 {
@@ -43,17 +43,16 @@ pub fn case(name: &str, shape: Shape) -> Case {
         .scalar("width", width as u32)
         .scalar("gate_stride", gate_stride as u32)
         .scalar("up_stride", up_stride as u32);
-    let int8 = Int8::when(outputs.quantised(), &expected);
-    int8.expected(case.expect("out", if outputs.written() { expected } else { Vec::new() }, CLOSE))
+    left(case, outputs, &expected, CLOSE)
 }
 
 pub fn cases() -> Vec<Case> {
     let shape = |width, rows, strides, outputs| Shape { width, rows, strides, outputs };
     vec![
-        case("8 values", shape(8, 1, (8, 8), Outputs::Floats)),
-        case("one row of an expert", shape(704, 1, (704, 704), Outputs::Int8)),
-        case("gate and up side by side", shape(704, 3, (1408, 1408), Outputs::Int8)),
-        case("a wide row", shape(2112, 1, (2112, 2112), Outputs::Floats)),
-        case("many rows, both outputs", shape(96, 5, (96, 128), Outputs::Both)),
+        case("8 values", shape(8, 1, (8, 8), Outputs::FLOATS)),
+        case("one row of an expert", shape(704, 1, (704, 704), Outputs::INT8)),
+        case("gate and up side by side", shape(704, 3, (1408, 1408), Outputs::INT8)),
+        case("a wide row", shape(2112, 1, (2112, 2112), Outputs::BF16)),
+        case("many rows, all outputs", shape(96, 5, (96, 128), Outputs { floats: true, bf16: true, int8: true })),
     ]
 }

@@ -2,8 +2,10 @@
 //! place and an int8 code within one step.
 
 use gemma4c_dsl::harness::{Bound, Case, Random};
+use gemma4c_dsl::{BF16, Float};
 
-use crate::kernels::norm::{self, Outputs, Residual};
+use crate::kernels::norm::{self, Residual};
+use crate::kernels::outputs::Outputs;
 use crate::kernels::shapes::MODELS;
 
 const EPSILON: f32 = 1e-6;
@@ -37,11 +39,6 @@ impl Int8 {
         int8
     }
 
-    /// Empty where an instance has no int8 outputs.
-    pub fn when(quantised: bool, values: &[f32]) -> Self {
-        Self::of(if quantised { values } else { &[] })
-    }
-
     /// Expects the outputs `xq`, `xscale` and `xsum`. A value that lies between two codes may get either.
     pub fn expected(self, case: Case) -> Case {
         let step = |absolute| Bound::Within { absolute, relative: 0.0 };
@@ -51,6 +48,16 @@ impl Int8 {
             step(2.0),
         )
     }
+}
+
+/// Expects the values in the forms that an instance leaves, and nothing in the others.
+pub fn left(case: Case, outputs: Outputs, values: &[f32], close: Bound) -> Case {
+    let when = |there: bool| if there { values } else { &[] };
+    let rounded: Vec<BF16> = when(outputs.bf16).iter().map(|x| BF16::from_f32(*x)).collect();
+    // A value between two bf16 may become either: a step is at most 1 / 128 of it.
+    let step = Bound::Within { absolute: 1e-6, relative: 1.0 / 128.0 };
+    let case = case.expect("out", when(outputs.floats), close).expect("rounded", rounded, step);
+    Int8::of(when(outputs.int8)).expected(case)
 }
 
 /// Rows of very different sizes: the residual stream of a deep layer is thousands of times that of the first.
@@ -65,14 +72,12 @@ fn norm_case(width: usize, count: usize, weighted: bool, outputs: Outputs) -> Ca
     let (x, weight) = (rows(&mut random, count, width), random.floats(width, -0.5, 3.0));
     let expected: Vec<f32> = x.chunks(width).flat_map(|row| normed(row, weighted.then_some(&weight[..]))).collect();
     let instance = norm::norm(width as u32, weighted, outputs).expect("the width is a block");
-    let case = Case::new(format!("{count} rows of {width}, {outputs:?}"), instance)
+    let case = Case::new(format!("{count} rows of {width}, {outputs}"), instance)
         .grid([count as u32, 1, 1])
         .buffer("x", x)
         .buffer("weight", if weighted { weight } else { Vec::new() })
         .scalar("epsilon", EPSILON);
-    let int8 = Int8::when(outputs.quantised(), &expected);
-    let written = if outputs.written() { expected } else { Vec::new() };
-    int8.expected(case.expect("out", written, CLOSE))
+    left(case, outputs, &expected, CLOSE)
 }
 
 fn residual_case(width: usize, count: usize, of: Residual) -> Case {
@@ -109,11 +114,9 @@ fn residual_case(width: usize, count: usize, of: Residual) -> Case {
         .buffer("layer_scale", when(of.scaled, layer_scale))
         .buffer("next_weight", when(of.next, next_weight))
         .scalar("epsilon", EPSILON);
-    let int8 = Int8::when(of.outputs.is_some_and(Outputs::quantised), &out);
     // Where the two terms of the sum cancel, the error is that of the terms.
     let sums = Bound::Within { absolute: 2e-4, relative: 4e-6 };
-    let case = case.expect("h_out", h_out, sums);
-    int8.expected(case.expect("out", when(of.outputs.is_some_and(Outputs::written), out), CLOSE))
+    left(case.expect("h_out", h_out, sums), of.outputs, &out, CLOSE)
 }
 
 fn plain_case(width: usize, count: usize, weighted: bool) -> Case {
@@ -134,22 +137,23 @@ pub fn cases() -> Vec<Case> {
         plain_case(1, 2, true),
         plain_case(77, 3, true),
         plain_case(1536, 1, false),
-        norm_case(8, 3, true, Outputs::Floats),
-        norm_case(328, 2, false, Outputs::Floats),
-        norm_case(96, 3, false, Outputs::Int8),
-        norm_case(2560, 2, true, Outputs::Both),
+        norm_case(8, 3, true, Outputs::FLOATS),
+        norm_case(328, 2, false, Outputs::BF16),
+        norm_case(96, 3, false, Outputs::INT8),
+        norm_case(2560, 2, true, Outputs::INT8.and(Outputs::FLOATS)),
+        norm_case(2816, 2, true, Outputs::BF16.and(Outputs::FLOATS)),
     ];
-    cases.extend(MODELS.map(|model| norm_case(model.width as usize, 1, true, Outputs::Int8)));
-    let plain = Residual { branches: false, scaled: false, next: false, outputs: None };
+    cases.extend(MODELS.map(|model| norm_case(model.width as usize, 1, true, Outputs::INT8)));
+    let plain = Residual { branches: false, scaled: false, next: false, outputs: Outputs::NONE };
     let next = Residual { next: true, ..plain };
-    let both = Some(Outputs::Both);
+    let all = Outputs::INT8.and(Outputs::BF16).and(Outputs::FLOATS);
     cases.extend([
         residual_case(40, 3, plain),
-        residual_case(352, 3, Residual { scaled: true, outputs: Some(Outputs::Int8), ..plain }),
-        residual_case(352, 3, Residual { outputs: both, ..next }),
-        residual_case(2816, 1, Residual { branches: true, scaled: true, outputs: both, ..next }),
-        residual_case(5376, 1, Residual { scaled: true, outputs: Some(Outputs::Floats), ..next }),
-        residual_case(1536, 2, Residual { scaled: true, outputs: Some(Outputs::Int8), ..next }),
+        residual_case(352, 3, Residual { scaled: true, outputs: Outputs::INT8, ..plain }),
+        residual_case(352, 3, Residual { outputs: Outputs::BF16, ..next }),
+        residual_case(2816, 1, Residual { branches: true, scaled: true, outputs: all, ..next }),
+        residual_case(5376, 1, Residual { scaled: true, outputs: Outputs::FLOATS, ..next }),
+        residual_case(1536, 2, Residual { scaled: true, outputs: Outputs::INT8, ..next }),
     ]);
     cases
 }

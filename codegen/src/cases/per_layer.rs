@@ -4,7 +4,7 @@ use gemma4c_dsl::harness::{Bound, Case, Random};
 
 use super::geglu;
 use super::norm::normed;
-use crate::kernels::norm::Outputs;
+use crate::kernels::outputs::Outputs;
 use crate::kernels::per_layer;
 
 fn inputs(dim: usize, layers: usize, rows: usize, width: f32) -> Case {
@@ -44,7 +44,7 @@ pub fn cases() -> Vec<Case> {
         inputs(256, 35, 1, 1536.0),
         inputs(256, 5, 3, 2560.0),
         inputs(32, 1, 2, 64.0),
-        geglu::case("gate of a layer among 35", gate(35, 1, Outputs::Int8)),
-        geglu::case("gate of a layer among 6, many rows", gate(6, 4, Outputs::Both)),
+        geglu::case("gate of a layer among 35", gate(35, 1, Outputs::INT8)),
+        geglu::case("gate of a layer among 6, many rows", gate(6, 4, Outputs::BF16)),
     ]
 }

@@ -8,19 +8,20 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use super::gelu::gelu;
-use super::norm::{Outputs, store_int8};
+use super::outputs::{Outputs, leave8};
 
 #[device]
 pub fn geglu4(gate: F32x4, up: F32x4) -> F32x4 {
     f32x4(gelu(gate.x) * up.x, gelu(gate.y) * up.y, gelu(gate.z) * up.z, gelu(gate.w) * up.w)
 }
 
-/// `gelu(gate) * up`, rows of `width` values, as floats, as int8, or both.
+/// `gelu(gate) * up`, rows of `width` values, in the forms that are asked for.
 #[kernel(block = 128, dependent)]
-pub fn geglu<const WRITTEN: bool, const QUANTISED: bool>(
+pub fn geglu<const FLOATS: bool, const ROUNDED: bool, const QUANTISED: bool>(
     gate: Input<f32>,
     up: Input<f32>,
     out: Output<f32>,
+    rounded: Output<BF16>,
     xq: Output<i8>,
     xscale: Output<f32>,
     xsum: Output<i32>,
@@ -41,19 +42,12 @@ pub fn geglu<const WRITTEN: bool, const QUANTISED: bool>(
         low = geglu4(load::<F32x4>(from_gate, 0u32), load::<F32x4>(from_up, 0u32));
         high = geglu4(load::<F32x4>(from_gate, 4u32), load::<F32x4>(from_up, 4u32));
     }
-    let to = row * width + at;
-    if WRITTEN && inside {
-        store(out, to, low);
-        store(out, to + 4, high);
-    }
-    if QUANTISED {
-        store_int8(low, high, to, inside, xq, xscale, xsum);
-    }
+    leave8(low, high, row * width + at, inside, out, rounded, xq, xscale, xsum);
 }
 
 /// A [`geglu`]. Widths and strides are multiples of 8; of 32, where int8 comes out.
 pub fn instance(outputs: Outputs) -> Result<Instance, InstanceError> {
-    Instance::of(geglu::DEF).constant("WRITTEN", outputs.written()).constant("QUANTISED", outputs.quantised()).build()
+    outputs.constants(Instance::of(geglu::DEF)).build()
 }
 
 /// Blocks for `rows` rows of `width` values.
@@ -62,7 +56,7 @@ pub fn grid(instance: &Instance, width: u32, rows: u32) -> [u32; 3] {
 }
 
 pub fn instances() -> Vec<(String, Instance)> {
-    let kinds = [("floats", Outputs::Floats), ("int8", Outputs::Int8)];
-    let built = kinds.map(|(label, outputs)| instance(outputs).map(|instance| (label.to_owned(), instance)));
+    let kinds = [Outputs::FLOATS, Outputs::INT8, Outputs::BF16];
+    let built = kinds.map(|outputs| instance(outputs).map(|instance| (outputs.to_string(), instance)));
     built.into_iter().collect::<Result<_, _>>().expect("128 threads are a block")
 }

@@ -11,6 +11,7 @@ pub mod heads;
 pub mod matvec;
 pub mod moe;
 pub mod norm;
+pub mod outputs;
 pub mod per_layer;
 pub mod probe;
 pub mod product;

@@ -1,15 +1,15 @@
-//! RMS norms of whole rows, with what comes before and after them: residual, layer scale, the next norm, int8 outputs.
+//! RMS norms of whole rows, with what comes before and after them: residual, layer scale, the next norm, and every form in
+//! which the next kernel may want the result ([`Outputs`]).
 //!
 //! A block takes a row and a thread eight neighbouring values, which it keeps in registers from the load to the last
-//! store: a row of 8192 values is the widest. Weights are on their way before the activations are there. Outputs that
-//! an instance does not have are empty buffers: no compiled instance of it touches them.
+//! store: a row of 8192 values is the widest. Weights are on their way before the activations are there.
 //!
 //! Kernels compute every row of the grid. Rows beyond those in use hold numbers that nobody reads.
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
-use super::quantise::quantise8;
+use super::outputs::{Outputs, leave8};
 use super::shapes::{MODELS, Model};
 
 #[device]
@@ -38,40 +38,20 @@ pub fn inverse_rms<const WIDTH: u32>(low: F32x4, high: F32x4, epsilon: f32) -> f
     rsqrt(block_sum(squares_of(low) + squares_of(high)) / WIDTH as f32 + epsilon)
 }
 
-/// Stores eight values as int8, four lanes to a group; `at` is the first one's place. A collective of the warp, in which
-/// the lanes that are not `inside` store nothing.
-#[device]
-pub fn store_int8(
-    low: F32x4,
-    high: F32x4,
-    at: u32,
-    inside: bool,
-    xq: Output<i8>,
-    xscale: Output<f32>,
-    xsum: Output<i32>,
-) {
-    let codes = quantise8(low, high);
-    if inside {
-        store(xq, at, u32x2(codes.x, codes.y));
-        if at % 32 == 0 {
-            xscale[at / 32] = f32::from_bits(codes.z);
-            xsum[at / 32] = codes.w as i32;
-        }
-    }
-}
-
-/// The norm of each row, times `weight` where it is WEIGHTED: written as floats, as int8, or both.
+/// The norm of each row, times `weight` where it is WEIGHTED, in the forms that are asked for.
 #[kernel(block = THREADS, dependent)]
 pub fn rms_norm<
     const WIDTH: u32,
     const THREADS: u32,
     const WEIGHTED: bool,
-    const WRITTEN: bool,
+    const FLOATS: bool,
+    const ROUNDED: bool,
     const QUANTISED: bool,
 >(
     x: Input<f32>,
     weight: Weights<f32>,
     out: Output<f32>,
+    rounded: Output<BF16>,
     xq: Output<i8>,
     xscale: Output<f32>,
     xsum: Output<i32>,
@@ -104,17 +84,11 @@ pub fn rms_norm<
         low = product4(low, weight_low);
         high = product4(high, weight_high);
     }
-    if WRITTEN && inside {
-        store(out, start, low);
-        store(out, start + 4, high);
-    }
-    if QUANTISED {
-        store_int8(low, high, start, inside, xq, xscale, xsum);
-    }
+    leave8(low, high, start, inside, out, rounded, xq, xscale, xsum);
 }
 
 /// Ends a sub-layer and begins the next: `h_out = (h + norm(x) * weight) * layer_scale`, then, of that, the NEXT norm (times
-/// `next_weight`) or the value itself, as floats and as int8. With BRANCHES, x is `norm(x) * x_weight + norm(branch) *
+/// `next_weight`) or the value itself, in the forms that are asked for. With BRANCHES, x is `norm(x) * x_weight + norm(branch) *
 /// branch_weight`: the dense and the expert half of a mixture. `h_out` may be `h`.
 #[kernel(block = THREADS, dependent)]
 pub fn residual_norm<
@@ -123,7 +97,8 @@ pub fn residual_norm<
     const BRANCHES: bool,
     const SCALED: bool,
     const NEXT: bool,
-    const WRITTEN: bool,
+    const FLOATS: bool,
+    const ROUNDED: bool,
     const QUANTISED: bool,
 >(
     h: Input<f32>,
@@ -136,6 +111,7 @@ pub fn residual_norm<
     next_weight: Weights<f32>,
     h_out: Output<f32>,
     out: Output<f32>,
+    rounded: Output<BF16>,
     xq: Output<i8>,
     xscale: Output<f32>,
     xsum: Output<i32>,
@@ -205,17 +181,11 @@ pub fn residual_norm<
         low = product4(scaled4(low, factor), next_low);
         high = product4(scaled4(high, factor), next_high);
     }
-    if WRITTEN && inside {
-        store(out, start, low);
-        store(out, start + 4, high);
-    }
-    if QUANTISED {
-        store_int8(low, high, start, inside, xq, xscale, xsum);
-    }
+    leave8(low, high, start, inside, out, rounded, xq, xscale, xsum);
 }
 
 /// The norm of each row, plainly: a warp takes a row of any width.
-#[kernel(block = 32)]
+#[kernel(block = 32, dependent)]
 pub fn rms_norm_plain<const WEIGHTED: bool>(
     x: Input<f32>,
     weight: Weights<f32>,
@@ -223,6 +193,8 @@ pub fn rms_norm_plain<const WEIGHTED: bool>(
     width: u32,
     epsilon: f32,
 ) {
+    grid_launch_dependents();
+    grid_dependency_wait();
     let start = block_idx() * width;
     let mut squares = 0.0f32;
     for i in (lane_id()..width).by(32) {
@@ -235,24 +207,6 @@ pub fn rms_norm_plain<const WEIGHTED: bool>(
     }
 }
 
-/// What an instance leaves behind besides the residual stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outputs {
-    Floats,
-    Int8,
-    Both,
-}
-
-impl Outputs {
-    pub fn written(self) -> bool {
-        self != Self::Int8
-    }
-
-    pub fn quantised(self) -> bool {
-        self != Self::Floats
-    }
-}
-
 /// Whole warps, eight values a thread.
 fn threads(width: u32) -> u32 {
     width.div_ceil(256) * 32
@@ -260,13 +214,11 @@ fn threads(width: u32) -> u32 {
 
 /// A [`rms_norm`]; its grid is `[rows, 1, 1]`.
 pub fn norm(width: u32, weighted: bool, outputs: Outputs) -> Result<Instance, InstanceError> {
-    Instance::of(rms_norm::DEF)
+    let builder = Instance::of(rms_norm::DEF)
         .constant("WIDTH", width)
         .constant("THREADS", threads(width))
-        .constant("WEIGHTED", weighted)
-        .constant("WRITTEN", outputs.written())
-        .constant("QUANTISED", outputs.quantised())
-        .build()
+        .constant("WEIGHTED", weighted);
+    outputs.constants(builder).build()
 }
 
 /// The choices of a [`residual_norm`].
@@ -279,20 +231,18 @@ pub struct Residual {
     /// The outputs are of the sum's norm; without it, of the sum itself.
     pub next: bool,
     /// Besides the residual stream.
-    pub outputs: Option<Outputs>,
+    pub outputs: Outputs,
 }
 
 /// A [`residual_norm`]; its grid is `[rows, 1, 1]`.
 pub fn residual(width: u32, of: Residual) -> Result<Instance, InstanceError> {
-    Instance::of(residual_norm::DEF)
+    let builder = Instance::of(residual_norm::DEF)
         .constant("WIDTH", width)
         .constant("THREADS", threads(width))
         .constant("BRANCHES", of.branches)
         .constant("SCALED", of.scaled)
-        .constant("NEXT", of.next)
-        .constant("WRITTEN", of.outputs.is_some_and(Outputs::written))
-        .constant("QUANTISED", of.outputs.is_some_and(Outputs::quantised))
-        .build()
+        .constant("NEXT", of.next);
+    of.outputs.constants(builder).build()
 }
 
 pub fn plain(weighted: bool) -> Result<Instance, InstanceError> {
@@ -301,29 +251,35 @@ pub fn plain(weighted: bool) -> Result<Instance, InstanceError> {
 
 /// For each width: the first norm of a token, both ends of a sub-layer, and the end of a layer.
 pub fn instances() -> Vec<(String, Instance)> {
-    let sublayer = Residual { branches: false, scaled: false, next: true, outputs: Some(Outputs::Int8) };
+    let (floats, bf16, int8) = (Outputs::FLOATS, Outputs::BF16, Outputs::INT8);
+    let sublayer = Residual { branches: false, scaled: false, next: true, outputs: int8 };
     let layer = Residual { scaled: true, ..sublayer };
-    let kinds = [("sub-layer", sublayer), ("layer", layer)];
-    let unnormed = Residual { next: false, ..sublayer };
-    let mixture = Residual { branches: true, ..layer };
     let mut all = Vec::new();
-    for width in MODELS.map(|model| model.width) {
-        all.push((format!("{width}, int8"), norm(width, true, Outputs::Int8)));
-        all.push((format!("{width}, floats"), norm(width, true, Outputs::Floats)));
-        all.extend(kinds.map(|(name, of)| (format!("{width}, {name}, int8"), residual(width, of))));
-        let floats = Residual { outputs: Some(Outputs::Floats), ..layer };
-        all.push((format!("{width}, layer, floats"), residual(width, floats)));
-    }
     for Model { width, per_layer, experts, .. } in MODELS {
-        // Before the per-layer gate the sum is not normed; the mixture's two halves meet in one kernel.
+        all.extend([int8, floats, bf16].map(|outputs| (format!("{width}, {outputs}"), norm(*width, true, outputs))));
+        let mut kinds = vec![
+            ("sub-layer", sublayer, vec![int8, bf16]),
+            ("layer", layer, vec![int8, bf16, floats]),
+            // The last layer of those that work on all rows.
+            ("layer's end", Residual { next: false, ..layer }, vec![Outputs::NONE]),
+        ];
+        // Before the per-layer gate the sum is not normed.
         if per_layer.is_some() {
-            all.push((format!("{width}, sum, int8"), residual(*width, unnormed)));
+            kinds.push(("sum", Residual { next: false, ..sublayer }, vec![int8, bf16]));
         }
+        // The mixture's two halves meet in one kernel. The router takes floats beside what the dense half does.
         if experts.is_some() {
-            all.push((format!("{width}, mixture, int8"), residual(*width, mixture)));
+            all.push((format!("{width}, bf16 and floats"), norm(*width, true, bf16.and(floats))));
+            kinds.push(("mixture", Residual { branches: true, ..layer }, vec![int8, bf16, floats]));
+            kinds.push(("sub-layer", sublayer, vec![bf16.and(floats), int8.and(floats)]));
+        }
+        for (name, of, forms) in kinds {
+            let named = |outputs| (format!("{width}, {name}, {outputs}"), residual(*width, Residual { outputs, ..of }));
+            all.extend(forms.into_iter().map(named));
         }
     }
     all.push(("any width".to_owned(), plain(true)));
+    all.push(("any width, no weight".to_owned(), plain(false)));
     let built = all.into_iter().map(|(label, instance)| instance.map(|instance| (label, instance)));
     built.collect::<Result<_, _>>().expect("every width is a block")
 }

@@ -8,7 +8,7 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use super::geglu;
-use super::norm::Outputs;
+use super::outputs::Outputs;
 use super::shapes::{MODELS, distinct};
 
 /// The inputs of all layers. A warp takes a layer's slice of DIM values in one row; the grid is `[layers.div_ceil(WARPS),
