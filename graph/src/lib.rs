@@ -10,16 +10,22 @@
 
 mod builder;
 mod dot;
+mod fused;
 mod graph;
 mod infer;
 pub mod memory;
 mod op;
+pub mod passes;
 mod text;
 mod types;
 mod verify;
 
 pub use builder::{Builder, Mark, Value};
 pub use dot::to_dot;
+pub use fused::{
+    Branch, Epilogue, Fused, Group, Heads, KeyValueHeads, Kind, Norm, PerLayerInputs, Product, QueryHeads, Residual,
+    Router,
+};
 pub use graph::{Cache, CacheId, Graph, Node, NodeId, Weight, WeightId};
 pub use infer::{TypeError, infer};
 pub use op::{Op, Part};

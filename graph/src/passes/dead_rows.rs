@@ -1,0 +1,88 @@
+//! Rows that nobody needs are not computed.
+//!
+//! In prefill every row leaves keys and values behind, but logits are asked for of one row at most. So a value is needed for
+//! all rows only if some cache depends on it; everything else (the layers that share keys and values, the last layer's
+//! feed-forward, the head) works on the asked row alone. Where the two meet, the asked row is taken out.
+
+use crate::graph::{Graph, Node, NodeId};
+use crate::infer;
+use crate::op::Op;
+use crate::passes::fold_constants::drop_unused;
+use crate::passes::{Goal, Log, Pass, Run};
+use crate::types::{Elem, Rows, Type};
+
+pub const PASS: Pass = Pass {
+    name: "dead-rows",
+    about: "what no cache depends on is computed for the asked row alone",
+    run: Run::Rewrite(run),
+};
+
+fn run(graph: &Graph, goal: Goal, log: &mut Log) -> Graph {
+    if goal == Goal::Decode {
+        log.refuse("the whole graph".into(), "the one row of decode is asked for");
+        return graph.clone();
+    }
+    let mut for_all = vec![false; graph.nodes.len()];
+    for (id, node) in graph.iter().rev() {
+        if matches!(node.op, Op::KvAppend { .. }) {
+            for_all[id.index()] = true;
+        }
+        if for_all[id.index()] {
+            node.inputs.iter().for_each(|input| for_all[input.index()] = true);
+        }
+    }
+    // Tokens are not values of a kernel's; whoever needs them for the asked row reads them for all.
+    for (id, node) in graph.iter() {
+        for_all[id.index()] |= matches!(node.op, Op::Tokens | Op::Gather { .. });
+    }
+
+    let mut out = Graph { nodes: Vec::new(), ..graph.clone() };
+    let mut now: Vec<NodeId> = Vec::new();
+    let mut taken: Vec<Option<NodeId>> = vec![None; graph.nodes.len()];
+    for (id, node) in graph.iter() {
+        if for_all[id.index()] {
+            let inputs = node.inputs.iter().map(|input| now[input.index()]).collect();
+            now.push(push(&mut out, Node { inputs, ..node.clone() }));
+            continue;
+        }
+        let inputs: Vec<NodeId> = node
+            .inputs
+            .iter()
+            .map(|input| {
+                let source = graph.node(*input);
+                let is_state = matches!(source.ty.elem, Elem::Kv(_));
+                if !for_all[input.index()] || is_state {
+                    return now[input.index()];
+                }
+                *taken[input.index()].get_or_insert_with(|| {
+                    let name = if source.name.is_empty() { String::new() } else { format!("{}.asked", source.name) };
+                    let take = Node {
+                        op: Op::TakeAsked,
+                        inputs: vec![now[input.index()]],
+                        ty: Type { rows: Rows::Asked, ..source.ty },
+                        layer: source.layer,
+                        name,
+                        line: source.line,
+                    };
+                    push(&mut out, take)
+                })
+            })
+            .collect();
+        if node.op == Op::TakeAsked {
+            // Its input is the asked row already.
+            now.push(inputs[0]);
+            continue;
+        }
+        log.apply();
+        now.push(push(&mut out, Node { inputs, ..node.clone() }));
+    }
+    out.output = graph.output.map(|id| now[id.index()]);
+    drop_unused(out)
+}
+
+fn push(graph: &mut Graph, node: Node) -> NodeId {
+    let types: Vec<Type> = node.inputs.iter().map(|input| graph.node(*input).ty).collect();
+    let ty = infer(graph, &node.op, &types).unwrap_or(node.ty);
+    graph.nodes.push(Node { ty, ..node });
+    NodeId(graph.nodes.len() as u32 - 1)
+}

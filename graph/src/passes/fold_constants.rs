@@ -1,0 +1,83 @@
+//! Factors where they cost nothing: a factor of 1 is no operation, two in a row are one, and one after a gather is the gather's.
+//!
+//! A factor never moves into a stored tensor. The embedding's would be tempting, but the table is also the head's matrix, and
+//! the logits would be scaled with it.
+
+use crate::fused::{Fused, Kind};
+use crate::graph::{Graph, NodeId};
+use crate::op::Op;
+use crate::passes::{Goal, Log, Pass, Run};
+
+pub const FOLD: Pass = Pass {
+    name: "fold-constants",
+    about: "factors of 1 vanish, neighbouring factors are one",
+    run: Run::Rewrite(fold),
+};
+
+pub const EMBED: Pass = Pass {
+    name: "scale-gathers",
+    about: "a factor after a gather is applied by the gather, and never to its table",
+    run: Run::Fuse(embed),
+};
+
+fn fold(graph: &Graph, _: Goal, log: &mut Log) -> Graph {
+    let mut out = Graph { nodes: Vec::new(), ..graph.clone() };
+    // Where each node's value is now.
+    let mut now: Vec<NodeId> = Vec::new();
+    for (_, node) in graph.iter() {
+        let inputs: Vec<NodeId> = node.inputs.iter().map(|i| now[i.index()]).collect();
+        let mut node = crate::Node { inputs, ..node.clone() };
+        if let Op::Scale { factor } = node.op {
+            let before = &out.nodes[node.inputs[0].index()];
+            if factor == 1.0 {
+                log.apply();
+                now.push(node.inputs[0]);
+                continue;
+            }
+            if let Op::Scale { factor: first } = before.op {
+                log.apply();
+                node.op = Op::Scale { factor: first * factor };
+                node.inputs = before.inputs.clone();
+            }
+        }
+        now.push(NodeId(out.nodes.len() as u32));
+        out.nodes.push(node);
+    }
+    out.output = graph.output.map(|id| now[id.index()]);
+    drop_unused(out)
+}
+
+/// The graph without nodes that nothing needs.
+pub(super) fn drop_unused(graph: Graph) -> Graph {
+    let mut needed = vec![false; graph.nodes.len()];
+    for (id, node) in graph.iter().rev() {
+        // An append is needed for what it leaves in the cache, also where nobody reads it in this pass.
+        let keep = graph.output == Some(id) || matches!(node.op, Op::KvAppend { .. });
+        needed[id.index()] |= keep;
+        if needed[id.index()] {
+            node.inputs.iter().for_each(|input| needed[input.index()] = true);
+        }
+    }
+    let mut now = vec![NodeId(0); graph.nodes.len()];
+    let mut nodes = Vec::new();
+    for (id, node) in graph.iter().filter(|(id, _)| needed[id.index()]) {
+        now[id.index()] = NodeId(nodes.len() as u32);
+        let inputs = node.inputs.iter().map(|input| now[input.index()]).collect();
+        nodes.push(crate::Node { inputs, ..node.clone() });
+    }
+    Graph { nodes, output: graph.output.map(|id| now[id.index()]), ..graph }
+}
+
+fn embed(fused: &mut Fused, log: &mut Log) {
+    let ids: Vec<NodeId> = fused.graph.iter().map(|(id, _)| id).collect();
+    for id in ids {
+        let Op::Gather { table } = fused.graph.node(id).op else { continue };
+        let tokens = fused.graph.node(id).inputs[0];
+        let Some(user) = fused.sole_user(id) else {
+            log.refuse(fused.graph.full_name(id), "its rows are read unscaled too");
+            continue;
+        };
+        let Op::Scale { factor } = fused.graph.node(user).op else { continue };
+        log.merge(fused, Kind::Embed { table, tokens, factor }, &[id, user]);
+    }
+}

@@ -1,0 +1,56 @@
+//! Gate and up as one product whose rows are joined by `gelu(gate) * up`: of a dense layer, and of the chosen experts.
+
+use crate::fused::{Fused, Kind, Product};
+use crate::graph::NodeId;
+use crate::op::{Op, Part};
+use crate::passes::{Log, Pass, Run};
+
+pub const PASS: Pass =
+    Pass { name: "geglu", about: "gate, up, gelu and their product as one matrix product", run: Run::Fuse(run) };
+
+fn run(fused: &mut Fused, log: &mut Log) {
+    let gelus: Vec<NodeId> = fused.graph.iter().filter(|(_, node)| node.op == Op::Gelu).map(|(id, _)| id).collect();
+    for gelu in gelus {
+        let Some(mul) = fused.sole_user(gelu).filter(|user| fused.graph.node(*user).op == Op::Mul) else { continue };
+        let gate = fused.graph.node(gelu).inputs[0];
+        let Some(&up) = fused.graph.node(mul).inputs.iter().find(|input| **input != gelu) else { continue };
+        match kind(fused, gate, up) {
+            Ok(Some(kind)) if fused.sole_user(gate) == Some(gelu) && fused.sole_user(up) == Some(mul) => {
+                log.merge(fused, kind, &[gate, up, gelu, mul]);
+            }
+            Ok(Some(_)) => log.refuse(fused.graph.full_name(mul), "gate or up is read by others too"),
+            Ok(None) => {}
+            Err(reason) => log.refuse(fused.graph.full_name(mul), reason),
+        }
+    }
+}
+
+/// What gate and up form together; nothing, where they are not both products.
+fn kind(fused: &Fused, gate: NodeId, up: NodeId) -> Result<Option<Kind>, String> {
+    let graph = &fused.graph;
+    let (gate_node, up_node) = (graph.node(gate), graph.node(up));
+    match (gate_node.op, up_node.op) {
+        (Op::MatMul { weight: a }, Op::MatMul { weight: b }) => {
+            let (a, b) = (graph.weight(a), graph.weight(b));
+            if gate_node.inputs != up_node.inputs {
+                return Err("gate and up read different values".into());
+            }
+            if a.dtype != b.dtype || a.dims != b.dims {
+                return Err(format!("{} is {}, {} is {}", a.name, a.dtype, b.name, b.dtype));
+            }
+            let input = gate_node.inputs[0];
+            Ok(Some(Kind::Product(Product { input, matmuls: vec![gate, up], geglu: true, epilogue: Vec::new() })))
+        }
+        (Op::ExpertMatMul { weight: a, part: first }, Op::ExpertMatMul { weight: b, part: second }) => {
+            let half = first.len;
+            if gate_node.inputs != up_node.inputs {
+                return Err("gate and up read different values".into());
+            }
+            if a != b || first.first != 0 || second != (Part { first: half, len: half }) {
+                return Err("gate and up are not the two halves of one tensor".into());
+            }
+            Ok(Some(Kind::ExpertGateUp { weight: a, input: gate_node.inputs[0], routing: gate_node.inputs[1] }))
+        }
+        _ => Ok(None),
+    }
+}
