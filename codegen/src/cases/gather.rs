@@ -16,7 +16,7 @@ fn oracle(dtype: DType, table: &[u8], width: usize, vocabulary: usize, token: u3
 }
 
 /// Random blocks whose half-precision fields are numbers: random bits would sometimes be infinite.
-fn table(dtype: DType, values: usize, random: &mut Random) -> Vec<u8> {
+pub fn table(dtype: DType, values: usize, random: &mut Random) -> Vec<u8> {
     let layout = dtype.layout();
     let mut table = random.bytes(values / layout.len * layout.bytes);
     let finite = |high: &mut u8| *high &= 0xbb;
@@ -36,7 +36,7 @@ fn table(dtype: DType, values: usize, random: &mut Random) -> Vec<u8> {
     table
 }
 
-fn elements(dtype: DType, bytes: Vec<u8>) -> Data {
+pub fn elements(dtype: DType, bytes: Vec<u8>) -> Data {
     let halves = || bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
     match dtype {
         DType::F32 => {
@@ -58,7 +58,7 @@ fn case(dtype: DType, width: usize, tokens: &[u32], scale: f32) -> Case {
     Case::new(format!("{dtype}, {} rows of {width}", tokens.len()), instance)
         .grid(grid)
         .buffer("tokens", tokens)
-        .buffer("table", elements(dtype, bytes))
+        .buffer("value_tensor", elements(dtype, bytes))
         .scalar("width", width as u32)
         .scalar("vocabulary", vocabulary as u32)
         .scalar("scale", scale)

@@ -19,7 +19,7 @@ struct Shape {
 }
 
 /// NeoX rotation by f32 angles, in f64.
-fn rotated(head: &[f32], position: u32, frequencies: &[f32]) -> Vec<f32> {
+pub fn rotated(head: &[f32], position: u32, frequencies: &[f32]) -> Vec<f32> {
     let half = head.len() / 2;
     let mut out = head.to_vec();
     for (i, frequency) in frequencies.iter().enumerate() {

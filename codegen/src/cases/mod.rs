@@ -11,6 +11,7 @@ pub mod matvec;
 pub mod moe;
 pub mod norm;
 pub mod per_layer;
+pub mod plain;
 pub mod probe;
 pub mod product;
 pub mod quantise;

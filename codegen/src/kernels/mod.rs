@@ -13,6 +13,7 @@ pub mod moe;
 pub mod norm;
 pub mod outputs;
 pub mod per_layer;
+pub mod plain;
 pub mod probe;
 pub mod product;
 pub mod quantise;
@@ -21,6 +22,7 @@ pub mod resources;
 pub mod sample;
 pub mod shapes;
 pub mod streams;
+pub mod values;
 
 use gemma4c_dsl::harness::Case;
 use gemma4c_dsl::{DeviceDef, Instance, KernelDef};
@@ -53,7 +55,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "gather",
         about: "embedding rows: gathered by token, decoded, scaled",
-        kernels: &[gather::gather_blocks::DEF, gather::gather_floats::DEF],
+        kernels: &[gather::gather::DEF],
         instances: gather::instances,
         cases: cases::gather::cases,
     },
@@ -151,6 +153,22 @@ pub static FAMILIES: &[Family] = &[
         ],
         instances: attention::instances,
         cases: cases::attention::cases,
+    },
+    Family {
+        name: "plain",
+        about: "every operation of a graph on its own, in f32, weights as they lie in the file",
+        kernels: &[
+            plain::map::map::DEF,
+            plain::rows::take_row::DEF,
+            plain::rows::kv_store::DEF,
+            plain::rope::rope::DEF,
+            plain::product::matmul_exact::DEF,
+            plain::experts::top_k_softmax::DEF,
+            plain::experts::expert_product::DEF,
+            plain::experts::expert_sum::DEF,
+        ],
+        instances: plain::instances,
+        cases: cases::plain::cases,
     },
 ];
 

@@ -9,7 +9,7 @@ use gemma4c_blocks::{DType, Layout};
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
-use super::gather::{packed6, plane_bits};
+use super::values::{packed6, plane_bits};
 use super::streams::{Content, GROUP, Stream, streams};
 
 /// Threads of a block. A thread writes one element of its kernel's `out`.
@@ -41,7 +41,7 @@ pub fn repack_plane<
         for shift in (0..32u32).by(BITS) {
             let byte = at % BITS * 4 + shift / 8;
             let i = byte / TO_RUN * (TO_RUN * 8 / BITS) + shift % 8 / BITS * TO_RUN + byte % TO_RUN;
-            word = word | plane_bits(block, first + i, FROM_AT, BITS, FROM_RUN, FROM_RUN * 8 / BITS) << shift;
+            word = word | plane_bits(block, first + i, FROM_AT, BITS, FROM_RUN) << shift;
         }
         out[at] = word;
     }

@@ -1,4 +1,5 @@
-//! Attention as its definition says it, for any number of rows: the oracle of the fast kernels on a GPU.
+//! Attention as its definition says it, for any number of rows: the oracle of the fast kernels on a GPU, and what a plan
+//! without fusion uses.
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
@@ -23,7 +24,7 @@ pub fn plain_score<const D: u32, KV: Float>(query: Input<f32>, key: Input<KV>) -
 
 /// `out = softmax(q · kᵀ) · v`, a warp for each row and query head: one pass over the keys for the largest score, one for the
 /// sums. `group` query heads share a key-value head; `window` is `u32::MAX` for a full layer.
-#[kernel(block = 32)]
+#[kernel(block = 32, dependent)]
 pub fn attention_plain<const D: u32, KV: Float>(
     q: Input<f32>,
     k: Input<KV>,
@@ -35,6 +36,8 @@ pub fn attention_plain<const D: u32, KV: Float>(
     capacity: u32,
 ) {
     require!(D % 32 == 0);
+    grid_launch_dependents();
+    grid_dependency_wait();
     let head = block_idx();
     let row = block_idx_y();
     if row >= state[1u32] {

@@ -1,0 +1,43 @@
+//! RoPE of rows of heads, with the angles of the fused kernel (`heads`).
+
+use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::{Instance, InstanceError};
+
+use crate::kernels::heads::cos_sin;
+
+/// Turns the pairs (i, i + dim / 2) of each head by `position * inverse_frequencies[i]`; row r is at position `state[0] + r`.
+/// A thread takes a pair. `out` may be `x`.
+#[kernel(block = 256, dependent)]
+pub fn rope(
+    x: Input<f32>,
+    inverse_frequencies: Weights<f32>,
+    state: Input<u32>,
+    out: Output<f32>,
+    heads: u32,
+    dim: u32,
+) {
+    grid_launch_dependents();
+    grid_dependency_wait();
+    let row = block_idx_y();
+    let pair = block_idx() * 256 + thread_idx();
+    let half = dim / 2;
+    if pair < heads * half {
+        let low = row * heads * dim + pair / half * dim + pair % half;
+        let high = low + half;
+        let turn = cos_sin((state[0u32] + row) as f32 * inverse_frequencies[pair % half]);
+        let a = x[low];
+        let b = x[high];
+        out[low] = a * turn.x - b * turn.y;
+        out[high] = b * turn.x + a * turn.y;
+    }
+}
+
+/// A [`rope`].
+pub fn rotation() -> Result<Instance, InstanceError> {
+    Instance::of(rope::DEF).build()
+}
+
+/// Blocks for `rows` rows of heads.
+pub fn grid(heads: u32, dim: u32, rows: u32) -> [u32; 3] {
+    [(heads * dim / 2).div_ceil(256), rows, 1]
+}

@@ -1,0 +1,59 @@
+//! Rows that move: the one row whose logits are asked for, and the keys and values of a chunk into the cache.
+
+use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::{ElementType, Instance, InstanceError};
+
+/// The row that is asked for. `asked` is the state of the one-row part of a plan: the row's position, its rows (1), and its
+/// number among the rows of `x`.
+#[kernel(block = 256, dependent)]
+pub fn take_row(x: Input<f32>, asked: Input<u32>, out: Output<f32>, width: u32) {
+    grid_launch_dependents();
+    grid_dependency_wait();
+    let i = block_idx() * 256 + thread_idx();
+    if i < width {
+        out[i] = x[asked[2u32] * width + i];
+    }
+}
+
+/// Keys and values of the chunk's rows, `width` values each, to their places in caches of `capacity` rows: position p in row
+/// `p % capacity`.
+#[kernel(block = 256, dependent)]
+pub fn kv_store<KV: Float>(
+    k: Input<f32>,
+    v: Input<f32>,
+    state: Input<u32>,
+    k_cache: InOut<KV>,
+    v_cache: InOut<KV>,
+    width: u32,
+    capacity: u32,
+) {
+    grid_launch_dependents();
+    grid_dependency_wait();
+    let row = block_idx_y();
+    let i = block_idx() * 256 + thread_idx();
+    if row < state[1u32] && i < width {
+        let to = (state[0u32] + row) % capacity * width + i;
+        k_cache[to] = KV::from_f32(k[row * width + i]);
+        v_cache[to] = KV::from_f32(v[row * width + i]);
+    }
+}
+
+/// A [`take_row`].
+pub fn take() -> Result<Instance, InstanceError> {
+    Instance::of(take_row::DEF).build()
+}
+
+/// A [`kv_store`] into caches of F32, F16 or BF16.
+pub fn store(cache: ElementType) -> Result<Instance, InstanceError> {
+    Instance::of(kv_store::DEF).element("KV", cache).build()
+}
+
+/// Blocks of a [`take_row`].
+pub fn take_grid(width: u32) -> [u32; 3] {
+    [width.div_ceil(256), 1, 1]
+}
+
+/// Blocks of a [`kv_store`]; `width` is that of all heads.
+pub fn store_grid(width: u32, rows: u32) -> [u32; 3] {
+    [width.div_ceil(256), rows, 1]
+}
