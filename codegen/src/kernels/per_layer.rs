@@ -1,25 +1,29 @@
 //! Per-layer embeddings: what each layer is told of the token, and how a layer lets it in.
 //!
 //! Before layer 0, for all layers at once: `(norm(projection * d^-0.5) * weight + row of the table * 16) * 2^-0.5`, a norm a
-//! layer's slice ([`per_layer_inputs`]). In a layer: `gelu(gate) * slice`, which is the gated GELU over a strided
-//! slice of those inputs, with no copy ([`gate`]).
+//! layer's slice ([`per_layer_inputs`]). The table is the largest tensor of its model, of which a token needs one row: it stays
+//! as it lies in the file. In a layer: `gelu(gate) * slice`, which is the gated GELU over a strided slice of those
+//! inputs, with no copy ([`gate`]).
 
+use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use super::geglu;
 use super::outputs::Outputs;
 use super::shapes::{MODELS, distinct};
+use super::values::value;
 
 /// The inputs of all layers. A warp takes a layer's slice of DIM values in one row; the grid is `[layers.div_ceil(WARPS),
-/// rows]`. Buffers are `[rows][layers][DIM]`; `gathered_scale` is 1 where the gather has scaled already.
-#[kernel(block = WARPS * 32, dependent)]
+/// rows]`. Buffers are `[rows][layers][DIM]`, rows of the table `[layers][DIM]`. A token beyond the table reads its last row.
+#[kernel(block = WARPS * 32, dependent, slots(value(at: u64) -> f32))]
 pub fn per_layer_inputs<const DIM: u32, const WARPS: u32>(
     projected: Input<f32>,
-    gathered: Input<f32>,
+    tokens: Input<u32>,
     weight: Weights<f32>,
     out: Output<f32>,
     layers: u32,
+    vocabulary: u32,
     projected_scale: f32,
     gathered_scale: f32,
     out_scale: f32,
@@ -28,7 +32,8 @@ pub fn per_layer_inputs<const DIM: u32, const WARPS: u32>(
     require!(DIM % 32 == 0);
     let lane = lane_id();
     let layer = block_idx() * WARPS + warp_id();
-    let start = (block_idx_y() * layers + layer) * DIM;
+    let row = block_idx_y();
+    let start = (row * layers + layer) * DIM;
     let mut weights = regs(0.0f32, DIM / 32);
     #[unroll]
     for p in 0..DIM / 32 {
@@ -38,25 +43,32 @@ pub fn per_layer_inputs<const DIM: u32, const WARPS: u32>(
     grid_launch_dependents();
     grid_dependency_wait();
     if layer < layers {
+        let token = tokens[row].min(vocabulary - 1);
+        let in_table = (token as u64 * layers as u64 + layer as u64) * DIM as u64;
+        let mut gathered = regs(0.0f32, DIM / 32);
         let mut x = regs(0.0f32, DIM / 32);
         let mut squares = 0.0f32;
         #[unroll]
         for p in 0..DIM / 32 {
+            gathered[p] = value(in_table + (lane + 32 * p) as u64) * gathered_scale;
             x[p] = projected[start + lane + 32 * p] * projected_scale;
             squares += x[p] * x[p];
         }
         let factor = rsqrt(warp_sum(squares) / DIM as f32 + epsilon);
         #[unroll]
         for p in 0..DIM / 32 {
-            let at = start + lane + 32 * p;
-            out[at] = (x[p] * factor * weights[p] + gathered[at] * gathered_scale) * out_scale;
+            out[start + lane + 32 * p] = (x[p] * factor * weights[p] + gathered[p]) * out_scale;
         }
     }
 }
 
-/// A [`per_layer_inputs`] over slices of `dim` values.
-pub fn inputs(dim: u32) -> Result<Instance, InstanceError> {
-    Instance::of(per_layer_inputs::DEF).constant("DIM", dim).constant("WARPS", 4u32).build()
+/// A [`per_layer_inputs`] over slices of `dim` values and a table of that type.
+pub fn inputs(dim: u32, table: DType) -> Result<Instance, InstanceError> {
+    Instance::of(per_layer_inputs::DEF)
+        .constant("DIM", dim)
+        .constant("WARPS", 4u32)
+        .slot("value", &[value(table)])
+        .build()
 }
 
 /// Blocks of a [`per_layer_inputs`].
@@ -71,6 +83,7 @@ pub fn gate(outputs: Outputs) -> Result<Instance, InstanceError> {
 
 pub fn instances() -> Vec<(String, Instance)> {
     let dims = distinct(MODELS.iter().filter_map(|model| model.per_layer));
-    let named = |dim| inputs(dim).map(|instance| (format!("{dim} a layer"), instance));
-    dims.into_iter().map(named).collect::<Result<_, _>>().expect("four warps are a block")
+    let kinds = dims.into_iter().flat_map(|dim| DType::ALL.map(|table| (dim, table)));
+    let named = |(dim, table)| inputs(dim, table).map(|instance| (format!("{dim} a layer, {table}"), instance));
+    kinds.map(named).collect::<Result<_, _>>().expect("four warps are a block")
 }
