@@ -3,7 +3,8 @@
 
 use gemma4c_dsl::harness::{Bound, Case, Random};
 
-use crate::kernels::sample::{self, Picker, softcap};
+use crate::kernels::matvec::slots::then_softcap;
+use crate::kernels::sample::{self, Picker};
 
 /// Larger first; of equal ones the lower token.
 fn sorted(logits: &[f32], suppress: &[u32]) -> Vec<(f32, u32)> {
@@ -27,40 +28,12 @@ fn keys(slice: &[(f32, u32)], kept: u32) -> impl Iterator<Item = u64> {
 
 /// The largest keys of each slice of the vocabulary.
 fn largest(picker: Picker, logits: &[f32], suppress: &[u32]) -> Vec<u64> {
-    let slice = logits.len().div_ceil(picker.slices() as usize).next_multiple_of(2048);
+    let slice = picker.slice_len() as usize;
     let all = sorted(logits, suppress);
     let of_slice = |start: usize| -> Vec<(f32, u32)> {
         all.iter().copied().filter(|(_, token)| (start..start + slice).contains(&(*token as usize))).collect()
     };
     (0..logits.len()).step_by(slice).flat_map(|start| keys(&of_slice(start), picker.kept).collect::<Vec<_>>()).collect()
-}
-
-fn candidates(name: &str, picker: Picker, logits: Vec<f32>, suppress: &[u32]) -> Case {
-    let expected = largest(picker, &logits, suppress);
-    Case::new(name, picker.candidates(&[]).expect("a slice is a block"))
-        .grid([picker.slices(), 1, 1])
-        .buffer("logits", logits)
-        .buffer("suppress", suppress)
-        .scalar("vocabulary", picker.vocabulary)
-        .scalar("suppressed", suppress.len() as u32)
-        .expect("largest", expected, Bound::Exact)
-}
-
-/// Logits far enough apart that squashing, whose last bits differ between machines, keeps their order.
-fn squashed(picker: Picker, cap: f32) -> Case {
-    let logits: Vec<f32> = (0..picker.vocabulary).map(|i| (i * 37 % picker.vocabulary) as f32 * 0.02 - 40.0).collect();
-    let capped: Vec<f32> = logits.iter().map(|x| (f64::from(cap) * f64::from(x / cap).tanh()) as f32).collect();
-    let expected = largest(picker, &capped, &[]);
-    // Six units in the logit's last place: a quotient, a tanh and a product, each rounded.
-    let bound = Bound::Within { absolute: 6.0 * 4_294_967_296.0, relative: 0.0 };
-    Case::new("softcap", picker.candidates(&[softcap::DEF]).expect("a slice is a block"))
-        .grid([picker.slices(), 1, 1])
-        .buffer("logits", logits)
-        .buffer("suppress", Vec::<u32>::new())
-        .scalar("vocabulary", picker.vocabulary)
-        .scalar("suppressed", 0u32)
-        .scalar("transform_cap", cap)
-        .expect("largest", expected, bound)
 }
 
 #[derive(Clone, Copy)]
@@ -113,40 +86,83 @@ fn pick(candidates: &[(f32, u32)], of: Settings, position: u64) -> Option<u32> {
     None
 }
 
-/// The first pick from `position` on that no rounding can change.
-fn sampled(name: &str, picker: Picker, of: Settings, logits: &[f32], first: u32, rows: u32) -> Case {
-    let mut candidates = sorted(logits, &[]);
-    candidates.truncate(picker.kept as usize);
-    let greedy = of.temperature == 0.0 || picker.kept == 1;
-    let decided = |position: u32| if greedy { Some(candidates[0].1) } else { pick(&candidates, of, position.into()) };
-    let (position, token) = (first..).find_map(|at| Some((at, decided(at + rows)?))).expect("some pick is clear");
-    let next = position + rows;
-    let history_len = 8;
-    let mut history: Vec<u32> = (1000..1000 + history_len).collect();
-    let before = history.clone();
-    history[(next % history_len) as usize] = token;
-    let settings = [of.temperature.to_bits(), of.top_k, of.top_p.to_bits(), of.seed as u32, (of.seed >> 32) as u32];
-    Case::new(name, picker.sample().expect("the slices fit a block"))
-        .buffer("largest", largest(picker, logits, &[]))
-        .buffer("settings", settings.to_vec())
-        .buffer("state", vec![position, rows, 5])
-        .buffer("history", before)
-        .scalar("slices", picker.slices())
-        .scalar("history_len", history_len)
-        .expect("state", vec![next, 1, token], Bound::Exact)
-        .expect("history", history, Bound::Exact)
+/// A loop's state before a pick, and what the pick is made from.
+struct Pick<'a> {
+    picker: Picker,
+    settings: Settings,
+    logits: &'a [f32],
+    suppress: &'a [u32],
+    /// Of the first row.
+    position: u32,
+    rows: u32,
 }
 
-fn nobody(picker: Picker) -> Case {
-    Case::new("no number among the logits", picker.sample().expect("the slices fit a block"))
-        .buffer("largest", vec![0u64; (picker.slices() * picker.kept) as usize])
-        .buffer("settings", vec![1.0f32.to_bits(), 64, 1.0f32.to_bits(), 1, 2])
-        .buffer("state", vec![6u32, 1, 5])
-        .buffer("history", vec![0u32])
-        .scalar("slices", picker.slices())
+impl Pick<'_> {
+    /// What the pick must be, among `candidates`; `None` where rounding to f32 could make another.
+    fn decided(&self, candidates: &[(f32, u32)], position: u32) -> Option<u32> {
+        match candidates.first() {
+            None => Some(u32::MAX),
+            Some((_, token)) if self.settings.temperature == 0.0 || self.picker.kept == 1 => Some(*token),
+            Some(_) => pick(candidates, self.settings, position.into()),
+        }
+    }
+
+    /// At the first position from `position` on whose pick no rounding can change.
+    fn case(&self, name: &str) -> Case {
+        let Self { picker, settings: of, logits, suppress, rows, .. } = *self;
+        let mut candidates = sorted(logits, suppress);
+        candidates.truncate(picker.kept as usize);
+        let (position, token) = (self.position..)
+            .find_map(|at| Some((at, self.decided(&candidates, at + rows)?)))
+            .expect("some pick is clear");
+        let next = position + rows;
+        let before: Vec<u32> = (1000..1008).collect();
+        let mut history = before.clone();
+        history[(next % 8) as usize] = token;
+        let settings = [of.temperature.to_bits(), of.top_k, of.top_p.to_bits(), of.seed as u32, (of.seed >> 32) as u32];
+        let kept = (picker.slices() * picker.kept) as usize;
+        Case::new(name, picker.pick(&[]).expect("a slice is a block"))
+            .grid([picker.slices(), 1, 1])
+            .buffer("logits", logits)
+            .buffer("suppress", suppress)
+            .buffer("largest", vec![7u64; kept])
+            .buffer("counter", vec![0u32])
+            .buffer("settings", settings.to_vec())
+            .buffer("state", vec![position, rows, 5])
+            .buffer("history", before)
+            .scalar("vocabulary", picker.vocabulary)
+            .scalar("suppressed", suppress.len() as u32)
+            .scalar("history_len", 8u32)
+            .expect("largest", largest(picker, logits, suppress), Bound::Exact)
+            .expect("counter", vec![0u32], Bound::Exact)
+            .expect("state", vec![next, 1, token], Bound::Exact)
+            .expect("history", history, Bound::Exact)
+    }
+}
+
+/// Logits far enough apart that squashing, whose last bits differ between machines, keeps their order.
+fn squashed(picker: Picker, cap: f32) -> Case {
+    let logits: Vec<f32> = (0..picker.vocabulary).map(|i| (i * 37 % picker.vocabulary) as f32 * 0.02 - 40.0).collect();
+    let capped: Vec<f32> = logits.iter().map(|x| (f64::from(cap) * f64::from(x / cap).tanh()) as f32).collect();
+    let token = sorted(&capped, &[])[0].1;
+    // Six units in the logit's last place: a quotient, a tanh and a product, each rounded.
+    let bound = Bound::Within { absolute: 6.0 * 4_294_967_296.0, relative: 0.0 };
+    Case::new("softcap", picker.pick(&[then_softcap::DEF]).expect("a slice is a block"))
+        .grid([picker.slices(), 1, 1])
+        .buffer("logits", logits)
+        .buffer("suppress", Vec::<u32>::new())
+        .buffer("largest", vec![7u64; (picker.slices() * picker.kept) as usize])
+        .buffer("counter", vec![0u32])
+        .buffer("settings", vec![0u32; 5])
+        .buffer("state", vec![3u32, 1, 5])
+        .buffer("history", vec![9u32])
+        .scalar("vocabulary", picker.vocabulary)
+        .scalar("suppressed", 0u32)
         .scalar("history_len", 1u32)
-        .expect("state", vec![7u32, 1, u32::MAX], Bound::Exact)
-        .expect("history", vec![u32::MAX], Bound::Exact)
+        .scalar("transform_cap", cap)
+        .expect("largest", largest(picker, &capped, &[]), bound)
+        .expect("state", vec![4u32, 1, token], Bound::Exact)
+        .expect("history", vec![token], Bound::Exact)
 }
 
 fn plain(name: &str, logits: Vec<f32>) -> Case {
@@ -168,32 +184,39 @@ pub fn cases() -> Vec<Case> {
     let picker = |vocabulary, kept| Picker { vocabulary, kept };
     let random = |count: u32| Random::new(u64::from(count)).floats(count as usize, -12.0, 12.0);
     let usual = Settings { temperature: 1.0, top_k: 64, top_p: 0.95, seed: 0x1234_5678_9abc_def0 };
-    let logits = random(5000);
+    let largest = Settings { temperature: 0.0, ..usual };
+    let logits = random(9000);
+    let sampled = |name: &str, settings, logits: &[f32], suppress: &[u32], position, rows| {
+        let picker = picker(logits.len() as u32, 64);
+        Pick { picker, settings, logits, suppress, position, rows }.case(name)
+    };
+    let argmax = |name: &str, logits: &[f32], suppress: &[u32]| {
+        let picker = picker(logits.len() as u32, 1);
+        Pick { picker, settings: usual, logits, suppress, position: 9, rows: 1 }.case(name)
+    };
     vec![
-        candidates("one token", picker(1, 64), vec![-3.0], &[]),
-        candidates("fewer tokens than are kept", picker(50, 64), random(50), &[7, 49]),
-        candidates("two slices, the second of one token", picker(2049, 64), random(2049), &[2048]),
-        candidates("three slices", picker(5000, 64), logits.clone(), &[3, 4999]),
-        candidates("ties", picker(2100, 64), tied(2100), &[2]),
-        candidates("argmax of ties", picker(2100, 1), tied(2100), &[0, 1, 2, 3]),
-        candidates("argmax, the whole vocabulary", picker(262_144, 1), random(262_144), &[]),
-        squashed(picker(3001, 64), 30.0),
-        sampled("temperature 1, top-k 64, top-p 0.95", picker(5000, 64), usual, &logits, 40, 1),
-        sampled("after a prompt", picker(5000, 64), usual, &logits, 0, 17),
-        sampled("hot, top-k 5", picker(5000, 64), Settings { temperature: 20.0, top_k: 5, ..usual }, &logits, 3, 1),
+        sampled("one token", usual, &[-3.0], &[], 0, 1),
+        sampled("fewer tokens than are kept", usual, &random(50), &[7, 49], 4, 1),
+        sampled("two slices, the second of one token", largest, &random(4097), &[4096], 4, 1),
+        sampled("three slices", usual, &logits, &[3, 8999], 40, 1),
+        sampled("after a prompt", usual, &logits, &[], 0, 17),
+        sampled("hot, top-k 5", Settings { temperature: 20.0, top_k: 5, ..usual }, &logits, &[], 3, 1),
         sampled(
             "cold, no top-k, top-p 1",
-            picker(5000, 64),
             Settings { temperature: 0.1, top_k: 0, top_p: 1.0, seed: 9 },
             &logits,
+            &[],
             3,
             1,
         ),
-        sampled("a narrow nucleus", picker(50, 64), Settings { top_p: 0.3, ..usual }, &random(50), 11, 1),
-        sampled("temperature 0", picker(5000, 64), Settings { temperature: 0.0, ..usual }, &logits, 262_142, 1),
-        sampled("argmax", picker(5000, 1), Settings { temperature: 0.0, ..usual }, &logits, 9, 1),
-        sampled("argmax, the whole vocabulary", picker(262_144, 1), usual, &random(262_144), 9, 1),
-        nobody(picker(100, 64)),
+        sampled("a narrow nucleus", Settings { top_p: 0.3, ..usual }, &random(50), &[], 11, 1),
+        sampled("temperature 0", largest, &logits, &[], 262_142, 1),
+        sampled("ties", largest, &tied(2100), &[2], 1, 1),
+        sampled("no number among the logits", usual, &[f32::NAN; 100], &[], 6, 1),
+        argmax("argmax of ties", &tied(2100), &[0, 1, 2, 3]),
+        argmax("argmax of one slice", &random(77), &[]),
+        argmax("argmax, the whole vocabulary", &random(262_144), &[]),
+        squashed(picker(4999, 64), 30.0),
         plain("argmax, plainly", random(77)),
         plain("argmax of ties, plainly", tied(100)),
     ]

@@ -116,7 +116,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "sample",
         about: "argmax, and sampling by temperature, top-k and top-p",
-        kernels: &[sample::candidates::DEF, sample::sample::DEF, sample::argmax_plain::DEF],
+        kernels: &[sample::pick::DEF, sample::argmax_plain::DEF],
         instances: sample::instances,
         cases: cases::sample::cases,
     },

@@ -1,7 +1,8 @@
 //! The next token: the largest logits, and a choice among them by temperature, top-k and top-p.
 //!
-//! Two launches. [`candidates`] finds, for each slice of the vocabulary, its KEPT largest logits in order; [`sample`] finds the
-//! KEPT largest of those, picks one and writes the loop's state for the next token. With KEPT = 1 the two are the argmax.
+//! One launch. Each block of [`pick`] finds the KEPT largest logits of its slice of the vocabulary, in order; the last block
+//! to finish finds the KEPT largest of those, picks one and writes the loop's state for the next token. With KEPT = 1 that is
+//! the argmax.
 //! Nothing depends on the order in which threads arrive: a logit and its token make one number, all numbers differ, and
 //! the largest are found by counting.
 //!
@@ -15,12 +16,6 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
 
 use super::shapes::VOCABULARY;
-
-/// Squashes a logit into `-cap..cap`.
-#[device]
-pub fn softcap(value: f32, token: u32, cap: f32) -> f32 {
-    cap * (value / cap).tanh()
-}
 
 /// A logit and its token as one number: a larger logit is a larger key, and of equal ones the lower token. NaN is 0, the key
 /// of nobody.
@@ -44,20 +39,22 @@ pub fn token_of(key: u64) -> u32 {
 }
 
 /// The KEPT-th largest of the keys in the block's registers, or 0 where there are fewer: its bits one by one, from the
-/// highest, by counting the keys that reach it. A collective of the block.
+/// highest, by counting the keys that reach it. `counts` are 64 zeros, one for each bit. A collective of the block.
 #[device]
-pub fn kept_threshold<const PER: u32, const KEPT: u32>(keys: &Regs<u64>) -> u64 {
+pub fn kept_threshold<const PER: u32, const KEPT: u32>(keys: &Regs<u64>, counts: Shared<u32>) -> u64 {
     let mut threshold = 0u64;
     for bit in 0u32..64 {
         let candidate = threshold | (1u64 << (63 - bit));
-        let mut mine = 0u32;
+        let mut of_warp = 0u32;
         #[unroll]
         for i in 0..PER {
-            if keys[i] >= candidate {
-                mine += 1;
-            }
+            of_warp += ballot(keys[i] >= candidate).count_ones();
         }
-        let reaching = block_sum(mine);
+        if lane_id() == 0 {
+            atomic_add(counts, bit, of_warp);
+        }
+        barrier();
+        let reaching = counts[bit];
         if reaching >= KEPT {
             threshold = candidate;
         }
@@ -82,17 +79,25 @@ pub fn largest_key<const PER: u32>(keys: &Regs<u64>) -> u64 {
     ((highest as u64) << 32) | low as u64
 }
 
-/// Collects the KEPT largest keys of the block, in no order, the rest 0. A collective of the block.
+/// Collects the KEPT largest keys of the block, in no order, the rest 0. A collective of the block; `counts` is scratch.
 #[device]
-pub fn keep_largest<const PER: u32, const KEPT: u32>(keys: &Regs<u64>, kept: Shared<u64>, count: Shared<u32>) {
+pub fn keep_largest<const PER: u32, const KEPT: u32>(
+    keys: &Regs<u64>,
+    kept: Shared<u64>,
+    count: Shared<u32>,
+    counts: Shared<u32>,
+) {
     if thread_idx() < KEPT {
         kept[thread_idx()] = 0;
+    }
+    if thread_idx() < 64 {
+        counts[thread_idx()] = 0;
     }
     if thread_idx() == 0 {
         count[0u32] = 0;
     }
-    let threshold = if KEPT == 1 { largest_key(keys) } else { kept_threshold(keys) };
     barrier();
+    let threshold = if KEPT == 1 { largest_key(keys) } else { kept_threshold(keys, counts) };
     #[unroll]
     for i in 0..PER {
         if keys[i] != 0 && keys[i] >= threshold {
@@ -139,7 +144,7 @@ pub fn philox_uniform(seed_low: u32, seed_high: u32, position: u32) -> f32 {
 
 /// The place of the pick among `count` candidates with those weights, the largest first.
 #[device]
-pub fn pick(weights: Shared<f32>, count: u32, top_p: f32, uniform: f32) -> u32 {
+pub fn place_of_pick(weights: Shared<f32>, count: u32, top_p: f32, uniform: f32) -> u32 {
     let mut total = 0.0f32;
     for i in 0..count {
         total += weights[i];
@@ -159,55 +164,30 @@ pub fn pick(weights: Shared<f32>, count: u32, top_p: f32, uniform: f32) -> u32 {
     picked
 }
 
-/// The KEPT largest of each slice of THREADS * PER logits as keys, the largest first. Tokens of the list `suppress` and
-/// NaN are nobody. The slot is what happens to a logit first.
+/// Picks the next token, and leaves the state ready for it: `state` = position, rows (1), token; and `history[position %
+/// history_len]` = token. A block takes a slice of THREADS * PER logits and leaves its KEPT largest in `largest`, as keys, the
+/// largest first; the last one, for which `counter` is a zero, goes on. Tokens of the list `suppress` and NaN are
+/// nobody. The slot is what happens to a logit first.
+///
+/// `settings` = temperature, top-k, top-p (bits of f32 where not whole), the seed's lower and upper half. Temperature 0 takes
+/// the largest; top-k 0, or beyond KEPT, is KEPT. Where nothing can be picked the token is `u32::MAX`.
 #[kernel(block = THREADS, dependent, slots(transform(value: f32, token: u32) -> f32))]
-pub fn candidates<const THREADS: u32, const PER: u32, const KEPT: u32>(
+pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
     logits: Input<f32>,
     suppress: Weights<u32>,
-    largest: Output<u64>,
-    vocabulary: u32,
-    suppressed: u32,
-) {
-    require!(KEPT <= THREADS);
-    let kept = shared::<u64>(KEPT);
-    let count = shared::<u32>(1);
-    grid_launch_dependents();
-    grid_dependency_wait();
-    let mut keys = regs(0u64, PER);
-    #[unroll]
-    for i in 0..PER {
-        let token = (block_idx() * PER + i) * THREADS + thread_idx();
-        let mut allowed = token < vocabulary;
-        for s in 0..suppressed {
-            allowed = allowed && suppress[s] != token;
-        }
-        if allowed {
-            keys[i] = key_of(transform(logits[token], token), token);
-        }
-    }
-    keep_largest(&keys, kept, count);
-    if thread_idx() < KEPT {
-        largest[block_idx() * KEPT + rank_of(kept, thread_idx())] = kept[thread_idx()];
-    }
-}
-
-/// Picks the next token among the KEPT largest of all slices, and leaves the state ready for it: `state` = position, rows (1),
-/// token; and `history[position % history_len]` = token. `settings` = temperature, top-k, top-p (bits of f32 where
-/// not whole), the seed's lower and upper half. Temperature 0 takes the largest; top-k 0, or beyond KEPT, is KEPT. Where
-/// nothing can be picked the token is `u32::MAX`. One block.
-#[kernel(block = THREADS, dependent)]
-pub fn sample<const THREADS: u32, const PER: u32, const KEPT: u32>(
-    largest: Input<u64>,
+    largest: InOut<u64>,
+    counter: InOut<u32>,
     settings: Input<u32>,
     state: InOut<u32>,
     history: InOut<u32>,
-    slices: u32,
+    vocabulary: u32,
+    suppressed: u32,
     history_len: u32,
 ) {
-    require!(KEPT <= THREADS);
+    require!(KEPT <= THREADS && THREADS >= 64);
     let kept = shared::<u64>(KEPT);
     let count = shared::<u32>(1);
+    let counts = shared::<u32>(64);
     let sorted = shared::<u64>(KEPT);
     let weights = shared::<f32>(KEPT);
     let me = thread_idx();
@@ -216,12 +196,33 @@ pub fn sample<const THREADS: u32, const PER: u32, const KEPT: u32>(
     let mut keys = regs(0u64, PER);
     #[unroll]
     for i in 0..PER {
+        let token = (block_idx() * PER + i) * THREADS + me;
+        let mut allowed = token < vocabulary;
+        for s in 0..suppressed {
+            allowed = allowed && suppress[s] != token;
+        }
+        if allowed {
+            keys[i] = key_of(transform(logits[token], token), token);
+        }
+    }
+    keep_largest(&keys, kept, count, counts);
+    if me < KEPT {
+        largest[block_idx() * KEPT + rank_of(kept, me)] = kept[me];
+    }
+    // The whole block leaves: another one will finish.
+    if !last_block(counter, 0) {
+        return;
+    }
+
+    #[unroll]
+    for i in 0..PER {
         let at = i * THREADS + me;
-        if at < slices * KEPT {
+        keys[i] = 0;
+        if at < grid_dim() * KEPT {
             keys[i] = largest[at];
         }
     }
-    keep_largest(&keys, kept, count);
+    keep_largest(&keys, kept, count, counts);
     if me < KEPT {
         sorted[rank_of(kept, me)] = kept[me];
     }
@@ -240,7 +241,7 @@ pub fn sample<const THREADS: u32, const PER: u32, const KEPT: u32>(
         if KEPT > 1 && temperature > 0.0 {
             let uniform = philox_uniform(settings[3u32], settings[4u32], position);
             let most = if top_k == 0 { KEPT } else { top_k.min(KEPT) };
-            place = pick(weights, most, f32::from_bits(settings[2u32]), uniform);
+            place = place_of_pick(weights, most, f32::from_bits(settings[2u32]), uniform);
         }
         let token = token_of(sorted[place]);
         state[0u32] = position;
@@ -268,10 +269,7 @@ pub fn argmax_plain(logits: Input<f32>, token: Output<u32>, vocabulary: u32) {
 /// The most candidates that sampling keeps. Larger top-k is the host's to do.
 pub const MOST_KEPT: u32 = 64;
 
-/// Threads of a block of [`candidates`], and logits a thread.
-const SLICE: (u32, u32) = (256, 8);
-
-/// Both launches for a vocabulary: `kept` is 1 for the argmax, up to [`MOST_KEPT`] for sampling.
+/// The pick from a vocabulary: `kept` is 1 for the argmax, up to [`MOST_KEPT`] for sampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Picker {
     pub vocabulary: u32,
@@ -279,30 +277,36 @@ pub struct Picker {
 }
 
 impl Picker {
-    /// Slices of the vocabulary: the blocks of [`candidates`], and the argument of [`sample`]. `largest` holds `kept` keys for
-    /// each.
-    pub fn slices(self) -> u32 {
-        self.vocabulary.div_ceil(SLICE.0 * SLICE.1)
+    /// Threads of a block, and logits of a thread: few enough that many blocks share the vocabulary, and enough that one
+    /// block can hold what all of them keep.
+    fn slice(self) -> (u32, u32) {
+        let threads = if self.kept == 1 { 256 } else { 512 };
+        let holds_all = |per: &u32| {
+            let slices = self.vocabulary.div_ceil(threads * per);
+            u64::from(slices) * u64::from(self.kept) <= u64::from(threads * per)
+        };
+        (threads, (8..).find(holds_all).unwrap_or(8))
     }
 
-    /// The first launch, with `[slices, 1, 1]` blocks. `transform` is done to each logit: nothing, or [`softcap`].
-    pub fn candidates(self, transform: &[&'static DeviceDef]) -> Result<Instance, InstanceError> {
-        Instance::of(candidates::DEF)
-            .constant("THREADS", SLICE.0)
-            .constant("PER", SLICE.1)
+    /// Logits of a block.
+    pub fn slice_len(self) -> u32 {
+        let (threads, per) = self.slice();
+        threads * per
+    }
+
+    /// Slices of the vocabulary: the blocks of the launch. `largest` holds `kept` keys for each.
+    pub fn slices(self) -> u32 {
+        self.vocabulary.div_ceil(self.slice_len())
+    }
+
+    /// A [`pick`] on a grid `[slices, 1, 1]`. `transform` is done to each logit.
+    pub fn pick(self, transform: &[&'static DeviceDef]) -> Result<Instance, InstanceError> {
+        let (threads, per) = self.slice();
+        Instance::of(pick::DEF)
+            .constant("THREADS", threads)
+            .constant("PER", per)
             .constant("KEPT", self.kept)
             .slot("transform", transform)
-            .build()
-    }
-
-    /// The second launch, of one block.
-    pub fn sample(self) -> Result<Instance, InstanceError> {
-        let keys = self.slices() * self.kept;
-        let threads = keys.max(self.kept).next_multiple_of(32).min(1024);
-        Instance::of(sample::DEF)
-            .constant("THREADS", threads)
-            .constant("PER", keys.div_ceil(threads))
-            .constant("KEPT", self.kept)
             .build()
     }
 }
@@ -315,15 +319,7 @@ pub fn plain() -> Result<Instance, InstanceError> {
 pub fn instances() -> Vec<(String, Instance)> {
     let greedy = Picker { vocabulary: VOCABULARY, kept: 1 };
     let sampling = Picker { kept: MOST_KEPT, ..greedy };
-    let all = [
-        ("argmax, softcap", greedy.candidates(&[softcap::DEF])),
-        ("argmax", greedy.candidates(&[])),
-        ("argmax, 262144 tokens", greedy.sample()),
-        ("64 kept, softcap", sampling.candidates(&[softcap::DEF])),
-        ("64 kept", sampling.candidates(&[])),
-        ("64 of 262144 tokens", sampling.sample()),
-        ("any vocabulary", plain()),
-    ];
+    let all = [("argmax", greedy.pick(&[])), ("64 kept", sampling.pick(&[])), ("any vocabulary", plain())];
     let built = all.into_iter().map(|(label, instance)| instance.map(|instance| (label.to_owned(), instance)));
     built.collect::<Result<_, _>>().expect("the vocabulary's slices fit a block")
 }
