@@ -1,9 +1,11 @@
 //! Attention against its definition: in the simulator under three orders, and as host-compiled text.
 
+use gemma4c_codegen::cases::attention::step::steps;
 use gemma4c_codegen::cases::attention::{Scene, cases};
 use gemma4c_codegen::kernels::attention::Attention;
+use gemma4c_codegen::kernels::attention::step::StepOut;
 use gemma4c_dsl::ElementType;
-use gemma4c_dsl::harness::{Case, Executor, Simulator};
+use gemma4c_dsl::harness::{Case, Data, Executor, Simulator};
 use gemma4c_dsl::sim::Order;
 
 #[test]
@@ -13,11 +15,19 @@ fn every_case_equals_its_oracle() {
     }
 }
 
+/// Buffers after a launch.
+fn after<const N: usize>(case: &Case, params: [&str; N]) -> [Data; N] {
+    let results = Simulator(Order::Seeded(7)).run(case).unwrap_or_else(|error| panic!("{error}"));
+    params.map(|param| {
+        let at = case.instance.params().iter().position(|p| p.name == param).expect("the kernel has that buffer");
+        results[at].clone().expect("it is a buffer")
+    })
+}
+
 /// The bytes of an output after a launch.
 fn output(case: &Case, param: &str) -> Vec<u8> {
-    let results = Simulator(Order::Forward).run(case).unwrap_or_else(|error| panic!("{error}"));
-    let at = case.instance.params().iter().position(|p| p.name == param).expect("the kernel has that output");
-    results[at].as_ref().expect("it is a buffer").bytes().to_vec()
+    let [data] = after(case, [param]);
+    data.bytes().to_vec()
 }
 
 /// The rows of a chunk, each also as a chunk of its own: not one bit may differ.
@@ -41,6 +51,35 @@ fn a_row_has_the_same_bits_alone_and_in_any_chunk() {
         assert_rows_are_independent(&scene, "values", |scene| scene.decode_case());
         assert_rows_are_independent(&scene, "out", |scene| scene.combine_case());
         assert_rows_are_independent(&scene, "out", |scene| scene.flash_case(16, 16, 64));
+    }
+}
+
+#[test]
+fn the_step_has_the_bits_of_the_kernels_it_stands_for() {
+    for step in steps() {
+        let name = step.scene.name;
+        let [q, k, v] = after(&step.heads_case(), ["q_out", "k_cache", "v_cache"]);
+        let [extrema, values] = after(&step.splits_case(q, k.clone(), v.clone()), ["extrema", "values"]);
+        let merged = |out| step.merge_case(out, extrema.clone(), values.clone());
+
+        let [found_k, found_v, out] = after(&step.case(StepOut::Floats), ["k_cache", "v_cache", "keep_out"]);
+        assert!(found_k.bytes() == k.bytes() && found_v.bytes() == v.bytes(), "`{name}`: the caches differ");
+        let [expected] = after(&merged(StepOut::Floats), ["out"]);
+        assert!(out.bytes() == expected.bytes(), "`{name}`: the outputs differ");
+
+        let int8 = after(&step.case(StepOut::Int8), ["keep_xq", "keep_xscale", "keep_xsum"]);
+        let expected = after(&merged(StepOut::Int8), ["xq", "xscale", "xsum"]);
+        let same = int8.iter().zip(&expected).all(|(found, expected)| found.bytes() == expected.bytes());
+        assert!(same, "`{name}`: the int8 outputs differ");
+
+        let [found_extrema, found_values] = after(&step.case(StepOut::Partials), ["extrema", "values"]);
+        assert!(found_extrema.bytes() == extrema.bytes(), "`{name}`: the extrema differ");
+        let dim = 4 * step.scene.layer.head_dim as usize;
+        let parts = extrema.bytes().chunks_exact(8).zip(found_values.bytes().chunks_exact(dim));
+        for ((part, found), expected) in parts.zip(values.bytes().chunks_exact(dim)) {
+            let saw_nothing = part[4..8] == [0; 4];
+            assert!(saw_nothing || found == expected, "`{name}`: the values differ");
+        }
     }
 }
 

@@ -112,10 +112,10 @@
 //!
 //! [`intrinsics::TABLE`] has every row with its scope. By topic: [`intrinsics::ids`] (`thread_idx block_idx lane_id warp_id …`),
 //! [`intrinsics::warp`] (`barrier warp_barrier shfl_xor shfl_down shfl_idx ballot warp_any warp_all warp_sum warp_max warp_min
-//! block_sum block_max`), [`intrinsics::loads`] (`load load_streamed store`), [`intrinsics::bits`] (`dp4a byte_perm byte_of
+//! block_sum block_max`), [`intrinsics::loads`] (`load load_streamed read_only store`), [`intrinsics::bits`] (`dp4a byte_perm byte_of
 //! signed_byte_of nibble_of pack_bytes sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16`), [`intrinsics::math`] (`rsqrt
 //! recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast`), [`intrinsics::atomics`] (`atomic_add atomic_max atomic_min
-//! last_block`), [`intrinsics::asynchronous`] (`cp_async16 cp_async_commit cp_async_wait`), [`intrinsics::tensor`] (`ldmatrix_x1 …
+//! last_block last_block_of`), [`intrinsics::asynchronous`] (`cp_async16 cp_async_commit cp_async_wait`), [`intrinsics::tensor`] (`ldmatrix_x1 …
 //! mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k32_s8`), [`intrinsics::grid`] (`grid_dependency_wait grid_launch_dependents`).
 //! Warp and block intrinsics need all their threads at the same line; shuffles and reductions of a warp do not order memory.
 

@@ -3,6 +3,8 @@
 //!
 //! Scores reach about ±10 here, so an f32 score is off by about 1e-5, and a weight by as much of itself.
 
+pub mod step;
+
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, ElementType, F16, F32x2, Float};
 
@@ -348,5 +350,5 @@ pub fn cases() -> Vec<Case> {
     let combine = scenes.iter().map(Scene::combine_case);
     let int8 = [(256, 2, 17, 1), (512, 1, 40, 2), (256, 1, 1, 1)];
     let int8 = int8.into_iter().map(|(head_dim, heads, splits, rows)| combine_int8_case(head_dim, heads, splits, rows));
-    plain.chain(decode).chain(combine).chain(int8).chain(flash_cases()).collect()
+    plain.chain(decode).chain(combine).chain(int8).chain(step::cases()).chain(flash_cases()).collect()
 }

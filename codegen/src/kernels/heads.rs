@@ -36,6 +36,24 @@ pub fn cos_sin(angle: f32) -> F32x2 {
     f32x2(if quarter == 1 || quarter == 2 { -x } else { x }, if quarter >= 2 { -y } else { y })
 }
 
+/// A sum of squares, and those of a pair.
+#[device]
+pub fn add_squares(sum: f32, low: f32, high: f32) -> f32 {
+    sum + (low * low + high * high)
+}
+
+/// The factor of a head's RMS norm, from its lanes' sums of squares. A collective of the warp.
+#[device]
+pub fn head_factor(squares: f32, dim: u32, epsilon: f32) -> f32 {
+    rsqrt(warp_sum(squares) / dim as f32 + epsilon)
+}
+
+/// A pair of values, turned by an angle with that cosine and sine.
+#[device]
+pub fn rotated(low: f32, high: f32, turn: F32x2) -> F32x2 {
+    f32x2(low * turn.x - high * turn.y, high * turn.x + low * turn.y)
+}
+
 /// Norms, rotates and stores. Row r of the grid's second dimension is position `state[0] + r`, and is left alone if `state[1]`
 /// rows are not that many: its position may belong to another. The caches are `[capacity][KV_HEADS][DIM]`, position p in
 /// row `p % capacity`. `q_out` may be `q`.
@@ -110,10 +128,10 @@ pub fn heads<const DIM: u32, const Q_HEADS: u32, const KV_HEADS: u32, const WARP
         for p in 0..DIM / 64 {
             low[p] = source[lane + 32 * p];
             high[p] = source[lane + 32 * p + DIM / 2];
-            squares += low[p] * low[p] + high[p] * high[p];
+            squares = add_squares(squares, low[p], high[p]);
         }
     }
-    let factor = rsqrt(warp_sum(squares) / DIM as f32 + epsilon);
+    let factor = head_factor(squares, DIM, epsilon);
 
     if in_use {
         let to_q = (row * Q_HEADS + own) * DIM;
@@ -123,16 +141,14 @@ pub fn heads<const DIM: u32, const Q_HEADS: u32, const KV_HEADS: u32, const WARP
             let i = lane + 32 * p;
             let x = low[p] * factor * weight_low[p];
             let y = high[p] * factor * weight_high[p];
-            let turn = cos_sin(position as f32 * frequency[p]);
-            let turned_x = x * turn.x - y * turn.y;
-            let turned_y = y * turn.x + x * turn.y;
+            let turned = rotated(x, y, cos_sin(position as f32 * frequency[p]));
             if is_q {
-                q_out[to_q + i] = turned_x;
-                q_out[to_q + i + DIM / 2] = turned_y;
+                q_out[to_q + i] = turned.x;
+                q_out[to_q + i + DIM / 2] = turned.y;
             }
             if is_k {
-                k_cache[to_cache + i] = KV::from_f32(turned_x);
-                k_cache[to_cache + i + DIM / 2] = KV::from_f32(turned_y);
+                k_cache[to_cache + i] = KV::from_f32(turned.x);
+                k_cache[to_cache + i + DIM / 2] = KV::from_f32(turned.y);
             }
             if is_v {
                 v_cache[to_cache + i] = KV::from_f32(x);

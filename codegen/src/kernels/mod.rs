@@ -149,6 +149,7 @@ pub static FAMILIES: &[Family] = &[
             attention::decode::attention_decode::DEF,
             attention::combine::attention_combine::DEF,
             attention::combine::attention_combine_int8::DEF,
+            attention::step::attention_step::DEF,
             attention::flash::attention_flash::DEF,
         ],
         instances: attention::instances,

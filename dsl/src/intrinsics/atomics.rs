@@ -60,10 +60,22 @@ row! {
 /// the counter is zero again after it. A collective of the block; holds two barriers.
 #[track_caller]
 pub fn last_block(counter: InOut<u32>, index: u32) -> bool {
+    let blocks = Thread::current().launch().grid.iter().product();
+    arrive("last_block", counter, index, blocks)
+}
+
+/// The same where some of the grid's blocks arrive: true in the last of `blocks` to arrive at this element of the counter. All
+/// of them must count alike.
+#[track_caller]
+pub fn last_block_of(counter: InOut<u32>, index: u32, blocks: u32) -> bool {
+    arrive("last_block_of", counter, index, blocks)
+}
+
+#[track_caller]
+fn arrive(operation: &'static str, counter: InOut<u32>, index: u32, blocks: u32) -> bool {
     let thread = Thread::current();
     let line = thread.line();
-    thread.block_collective("last_block", line, 0, |_| 0);
-    let blocks: u32 = thread.launch().grid.iter().product();
+    thread.block_collective(operation, line, 0, |_| 0);
     let mut last = 0;
     if thread.index == 0 {
         last = u32::from(atomic_add(counter, index, 1) + 1 == blocks);
@@ -71,7 +83,7 @@ pub fn last_block(counter: InOut<u32>, index: u32) -> bool {
             counter.raw_mut().update(index.into(), |_| 0);
         }
     }
-    let last = thread.block_collective("last_block", line, last, |words| words[0]) == 1;
+    let last = thread.block_collective(operation, line, last, |words| words[0]) == 1;
     thread.block().after_all_blocks.set(last);
     last
 }
@@ -79,14 +91,25 @@ pub fn last_block(counter: InOut<u32>, index: u32) -> bool {
 row! {
     /// Counts this block as finished. True in the last block of the grid to arrive, which then sees all that the others
     /// wrote; the counter is zero again after it.
-    Block last_block needs [barrier, thread_idx, grid_dim, grid_dim_y, grid_dim_z]
+    Block last_block needs [last_block_of, grid_dim, grid_dim_y, grid_dim_z]
     cuda "
 __device__ __forceinline__ bool last_block(u32* counter, u32 index) {
+    return last_block_of(counter, index, grid_dim() * grid_dim_y() * grid_dim_z());
+}"
+    host "inline bool last_block(u32* counter, u32 index) { return last_block_of(counter, index, grid_dim() * grid_dim_y() * grid_dim_z()); }"
+}
+
+row! {
+    /// The same where some of the grid's blocks arrive: true in the last of `blocks` to arrive at this element of the
+    /// counter.
+    Block last_block_of needs [barrier, thread_idx]
+    cuda "
+__device__ __forceinline__ bool last_block_of(u32* counter, u32 index, u32 blocks) {
     __shared__ bool last;
     __threadfence();
     barrier();
     if (thread_idx() == 0) {
-        last = atomicAdd(counter + index, 1u) + 1 == grid_dim() * grid_dim_y() * grid_dim_z();
+        last = atomicAdd(counter + index, 1u) + 1 == blocks;
         if (last) counter[index] = 0;
     }
     barrier();
@@ -94,12 +117,12 @@ __device__ __forceinline__ bool last_block(u32* counter, u32 index) {
     return last;
 }"
     host "
-inline bool last_block(u32* counter, u32 index) {
+inline bool last_block_of(u32* counter, u32 index, u32 blocks) {
     static thread_local bool last;
     barrier();
     if (thread_idx() == 0) {
         counter[index] += 1;
-        last = counter[index] == grid_dim() * grid_dim_y() * grid_dim_z();
+        last = counter[index] == blocks;
         if (last) counter[index] = 0;
     }
     barrier();

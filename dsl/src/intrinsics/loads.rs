@@ -3,7 +3,7 @@
 
 use super::row;
 use crate::elements::{BF16, Element, ElementType, F16, F32x4, Float, U32x2};
-use crate::sim::memory::{KernelIndex, Readable, Weights, Writable};
+use crate::sim::memory::{InOut, Input, KernelIndex, Readable, Weights, Writable};
 
 /// Reads a `V` at element `index`: `load::<U32x4>(weights, i)`.
 #[track_caller]
@@ -79,6 +79,18 @@ template <class T, class I> __device__ __forceinline__ F32x4 load_floats4(const 
 template <class T, class I> __device__ __forceinline__ F32x4 load_floats4(weights<T> memory, I index) { return floats4_of<T>(load<U32x2>(memory, index)); }
 template <class I> __device__ __forceinline__ F32x4 load_floats4(const f32* memory, I index) { return load<F32x4>(memory, index); }
 template <class I> __device__ __forceinline__ F32x4 load_floats4(weights<f32> memory, I index) { return load<F32x4>(memory, index); }"
+    host same
+}
+
+/// What this kernel may also write, for a function that only reads it. What it reads, no other thread writes.
+pub fn read_only<T: Element>(memory: InOut<T>) -> Input<T> {
+    Input(memory.raw())
+}
+
+row! {
+    /// What this kernel may also write, for a function that only reads it. What it reads, no other thread writes.
+    Thread read_only
+    cuda "template <class T> __device__ __forceinline__ const T* read_only(T* memory) { return memory; }"
     host same
 }
 

@@ -25,15 +25,22 @@ pub fn next_tile<const KEYS: u32>(at: u32, segment: u32, splits: u32) -> u32 {
     if next / segment == at / segment { next } else { (at / segment + splits) * segment }
 }
 
-/// Starts to copy the keys (or values) of KEYS positions from `at` on, of one head. Positions past the last are read as the
-/// last: what a ring holds there is older than the window, or nothing yet. A ring holds all visible positions, so it wraps
-/// at most once between them.
+/// Where the tile at `at` ends: with its segment, or with the last position.
+#[device]
+pub fn tile_end<const KEYS: u32>(at: u32, position: u32, segment: u32) -> u32 {
+    (at + KEYS).min((at / segment + 1) * segment).min(position + 1)
+}
+
+/// Starts to copy the keys (or values) of a tile's positions `at..end`, of one head. The cache holds those before `stored`;
+/// one that it does not hold yet stays as it is. The tile's rest becomes zero: it weighs nothing, but what a ring holds there
+/// need not be a number. A ring holds all visible positions, so it wraps at most once between them.
 #[device]
 pub fn copy_tile<const D: u32, const KEYS: u32, const THREADS: u32, const VECTOR: u32, KV: Float>(
     tile: Shared<KV>,
     cache: Input<KV>,
     at: u32,
-    last: u32,
+    end: u32,
+    stored: u32,
     kv_row: u32,
     capacity: u32,
 ) {
@@ -41,9 +48,25 @@ pub fn copy_tile<const D: u32, const KEYS: u32, const THREADS: u32, const VECTOR
     #[unroll(4)]
     for i in (0..KEYS * D).by(THREADS * VECTOR) {
         let to = i + thread_idx() * VECTOR;
-        let row = start + (to / D).min(last - at);
+        let row = start + to / D;
         let wrapped = if row < capacity { row } else { row - capacity };
-        cp_async16(tile, to, cache, wrapped * kv_row + to % D);
+        if at + to / D < end.min(stored) {
+            cp_async16(tile, to, cache, wrapped * kv_row + to % D);
+        } else if at + to / D >= end {
+            store(tile, to, U32x4::ZERO);
+        }
+    }
+}
+
+/// Puts the row of a position that the cache does not hold into its place in a tile.
+#[device]
+pub fn patch_tile<const D: u32, const THREADS: u32, const VECTOR: u32, KV: Float>(
+    tile: Shared<KV>,
+    row: Shared<KV>,
+    place: u32,
+) {
+    for i in (thread_idx() * VECTOR..D).by(THREADS * VECTOR) {
+        store(tile, place * D + i, load::<U32x4>(row, i));
     }
 }
 
@@ -196,6 +219,125 @@ pub fn weigh_tile<const G: u32, const KEYS: u32, const THREADS: u32>(
     }
 }
 
+/// Adds a tile's values times their weights to the sums of G heads. A thread takes four of the head's values; threads left
+/// over take other keys.
+#[device]
+pub fn mix_tile<const D: u32, const G: u32, const KEYS: u32, const THREADS: u32, KV: Float>(
+    scores: Shared<f32>,
+    factors: Shared<f32>,
+    mixed: Shared<KV>,
+    sums: &mut Regs<F32x4>,
+) {
+    let column = thread_idx() % (D / 4) * 4;
+    #[unroll]
+    for h in 0..G {
+        sums[h] = add_scaled(F32x4::ZERO, factors[h], sums[h]);
+    }
+    #[unroll(1)]
+    for key in (thread_idx() / (D / 4) * 4..KEYS).by(THREADS * 16 / D) {
+        let a = load_floats4(mixed, key * D + column);
+        let b = load_floats4(mixed, key * D + D + column);
+        let c = load_floats4(mixed, key * D + 2 * D + column);
+        let d = load_floats4(mixed, key * D + 3 * D + column);
+        #[unroll]
+        for h in 0..G {
+            let weights = load::<F32x4>(scores, h * KEYS + key);
+            let two = add_scaled(add_scaled(sums[h], weights.x, a), weights.y, b);
+            sums[h] = add_scaled(add_scaled(two, weights.z, c), weights.w, d);
+        }
+    }
+}
+
+/// The attention of a split: its tiles from `first` on, of which the keys and the values are on their way already, each as a
+/// group of copies. `stored` is the number of positions that the cache holds: the last may be in `new_key` and `new_value`
+/// instead. Sums come out in the threads below D / 4.
+#[device]
+pub fn attend<const D: u32, const G: u32, const KEYS: u32, const THREADS: u32, const VECTOR: u32, KV: Float>(
+    queries: Shared<f32>,
+    keys: Shared<KV>,
+    mixed: Shared<KV>,
+    scores: Shared<f32>,
+    largest: Shared<f32>,
+    totals: Shared<f32>,
+    factors: Shared<f32>,
+    new_key: Shared<KV>,
+    new_value: Shared<KV>,
+    k_head: Input<KV>,
+    v_head: Input<KV>,
+    first: u32,
+    position: u32,
+    stored: u32,
+    segment: u32,
+    splits: u32,
+    kv_row: u32,
+    capacity: u32,
+    sums: &mut Regs<F32x4>,
+) {
+    if thread_idx() < G {
+        largest[thread_idx()] = f32::NEG_INFINITY;
+        totals[thread_idx()] = 0.0;
+    }
+    let mut at = first;
+    while at <= position {
+        let end = tile_end(at, position, segment);
+        let next = next_tile(at, segment, splits);
+        let next_end = tile_end(next, position, segment);
+        cp_async_wait(1);
+        if end > stored {
+            patch_tile(keys, new_key, stored - at);
+        }
+        barrier();
+        score_tile(queries, keys, scores);
+        barrier();
+        if next <= position {
+            copy_tile(keys, k_head, next, next_end, stored, kv_row, capacity);
+        }
+        // An empty group too: the waits count groups.
+        cp_async_commit();
+        weigh_tile(scores, largest, totals, factors, end - at);
+        cp_async_wait(1);
+        if end > stored {
+            patch_tile(mixed, new_value, stored - at);
+        }
+        barrier();
+        mix_tile(scores, factors, mixed, sums);
+        barrier();
+        if next <= position {
+            copy_tile(mixed, v_head, next, next_end, stored, kv_row, capacity);
+        }
+        cp_async_commit();
+        at = next;
+    }
+
+    // The sums over other keys, one after the other, through the memory of the queries.
+    let team = thread_idx() / (D / 4);
+    let column = thread_idx() % (D / 4) * 4;
+    for other in 1..THREADS * 4 / D {
+        if team == other {
+            #[unroll]
+            for h in 0..G {
+                store(queries, h * D + column, sums[h]);
+            }
+        }
+        barrier();
+        if team == 0 {
+            #[unroll]
+            for h in 0..G {
+                sums[h] = add_scaled(sums[h], 1.0, load::<F32x4>(queries, h * D + column));
+            }
+        }
+        barrier();
+    }
+}
+
+/// The first position that a split sees of those from `first` on: in its first segment that holds one. Past the last: none.
+#[device]
+pub fn split_start(first: u32, segment: u32, split: u32, splits: u32) -> u32 {
+    let start = first / segment;
+    let mine = start + (split + splits - start % splits) % splits;
+    first.max(mine * segment)
+}
+
 /// One split of one row's attention: for each query head the largest score and the sum of weights (`extrema`) and the weighted
 /// sum of values (`values`), by [row][query head][split]. A split without a visible position leaves a sum of zero and no
 /// values. The grid is (key-value heads, splits, rows); `window` is `u32::MAX` for a full layer.
@@ -237,14 +379,9 @@ pub fn attention_decode<
         return;
     }
     let position = state[0u32] + row;
-    let first = first_visible(position, window);
     let head = (row * grid_dim() + block_idx()) * G;
     let slot = head * splits + block_idx_y();
-
-    // The split's first segment that holds a visible position.
-    let start = first / segment;
-    let mine = start + (block_idx_y() + splits - start % splits) % splits;
-    let mut at = first.max(mine * segment);
+    let at = split_start(first_visible(position, window), segment, block_idx_y(), splits);
     if at > position {
         if thread_idx() < G {
             extrema[slot + thread_idx() * splits] = f32x2(f32::NEG_INFINITY, 0.0);
@@ -258,77 +395,35 @@ pub fn attention_decode<
     for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
         cp_async16(queries, i, q, head * D + i);
     }
-    copy_tile(keys, k_head, at, position, kv_row, capacity);
+    let end = tile_end(at, position, segment);
+    copy_tile(keys, k_head, at, end, end, kv_row, capacity);
     cp_async_commit();
-    copy_tile(mixed, v_head, at, position, kv_row, capacity);
+    copy_tile(mixed, v_head, at, end, end, kv_row, capacity);
     cp_async_commit();
-    if thread_idx() < G {
-        largest[thread_idx()] = f32::NEG_INFINITY;
-        totals[thread_idx()] = 0.0;
-    }
-
-    // A thread takes four of the head's values; threads left over take other keys.
-    let team = thread_idx() / (D / 4);
-    let column = thread_idx() % (D / 4) * 4;
     let mut sums = regs(F32x4::ZERO, G);
-    while at <= position {
-        let next = next_tile(at, segment, splits);
-        let end = ((at / segment + 1) * segment).min(position + 1);
-        cp_async_wait(1);
-        barrier();
-        score_tile(queries, keys, scores);
-        barrier();
-        if next <= position {
-            copy_tile(keys, k_head, next, position, kv_row, capacity);
-        }
-        // An empty group too: the waits count groups.
-        cp_async_commit();
-        weigh_tile(scores, largest, totals, factors, end - at);
-        cp_async_wait(1);
-        barrier();
-        #[unroll]
-        for h in 0..G {
-            sums[h] = add_scaled(F32x4::ZERO, factors[h], sums[h]);
-        }
-        #[unroll(1)]
-        for key in (team * 4..KEYS).by(THREADS * 16 / D) {
-            let a = load_floats4(mixed, key * D + column);
-            let b = load_floats4(mixed, key * D + D + column);
-            let c = load_floats4(mixed, key * D + 2 * D + column);
-            let d = load_floats4(mixed, key * D + 3 * D + column);
-            #[unroll]
-            for h in 0..G {
-                let weights = load::<F32x4>(scores, h * KEYS + key);
-                let two = add_scaled(add_scaled(sums[h], weights.x, a), weights.y, b);
-                sums[h] = add_scaled(add_scaled(two, weights.z, c), weights.w, d);
-            }
-        }
-        barrier();
-        if next <= position {
-            copy_tile(mixed, v_head, next, position, kv_row, capacity);
-        }
-        cp_async_commit();
-        at = next;
-    }
-
-    // The teams' sums, one after the other, through the memory of the queries.
-    for other in 1..THREADS * 4 / D {
-        if team == other {
-            #[unroll]
-            for h in 0..G {
-                store(queries, h * D + column, sums[h]);
-            }
-        }
-        barrier();
-        if team == 0 {
-            #[unroll]
-            for h in 0..G {
-                sums[h] = add_scaled(sums[h], 1.0, load::<F32x4>(queries, h * D + column));
-            }
-        }
-        barrier();
-    }
-    if team == 0 {
+    attend(
+        queries,
+        keys,
+        mixed,
+        scores,
+        largest,
+        totals,
+        factors,
+        keys,
+        mixed,
+        k_head,
+        v_head,
+        at,
+        position,
+        position + 1,
+        segment,
+        splits,
+        kv_row,
+        capacity,
+        &mut sums,
+    );
+    let column = thread_idx() * 4;
+    if column < D {
         #[unroll]
         for h in 0..G {
             store(values, (slot + h * splits) * D + column, sums[h]);
@@ -337,6 +432,15 @@ pub fn attention_decode<
     if thread_idx() < G {
         extrema[slot + thread_idx() * splits] = f32x2(largest[thread_idx()], totals[thread_idx()]);
     }
+}
+
+/// How a block of `attention_decode` or `attention_step` works.
+pub(super) struct DecodeShape {
+    pub threads: u32,
+    /// Keys of a tile.
+    pub keys: u32,
+    /// Elements in 16 bytes.
+    pub vector: u32,
 }
 
 impl Attention {
@@ -356,14 +460,19 @@ impl Attention {
         }
     }
 
+    pub(super) fn decode_shape(&self) -> DecodeShape {
+        let (vector, keys) = if self.kv == ElementType::F32 { (4, 16) } else { (8, 32) };
+        DecodeShape { threads: BLOCK_THREADS, keys, vector }
+    }
+
     pub fn decode(&self) -> Result<Instance, InstanceError> {
-        let (vector, keys) = if self.kv == ElementType::F32 { (4u32, 16u32) } else { (8, 32) };
+        let shape = self.decode_shape();
         Instance::of(attention_decode::DEF)
             .constant("D", self.head_dim)
             .constant("G", self.group)
-            .constant("KEYS", keys)
-            .constant("THREADS", BLOCK_THREADS)
-            .constant("VECTOR", vector)
+            .constant("KEYS", shape.keys)
+            .constant("THREADS", shape.threads)
+            .constant("VECTOR", shape.vector)
             .element("KV", self.kv)
             .build()
     }

@@ -7,16 +7,19 @@
 //!
 //! - `plain.rs`: the definition, one warp a row and head.
 //! - `decode.rs`, `combine.rs`: few rows, many keys: the keys are shared out among blocks, whose partial results are merged.
+//! - `step.rs`: the same for one row in one launch, with the norms, RoPE and the store that come before it.
 //! - `flash.rs`: many rows, on tensor cores.
 
 pub mod combine;
 pub mod decode;
 pub mod flash;
 pub mod plain;
+pub mod step;
 
 use gemma4c_dsl::{ElementType, Instance, InstanceError};
 
 use super::shapes::{MODELS, distinct};
+use step::StepOut;
 
 /// The attention of one layer: what chooses instances, grids and the sizes of what passes between its kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +76,17 @@ fn build_instances() -> Result<Vec<(String, Instance)>, InstanceError> {
         for kv in types {
             found.push((format!("{group} heads of {head_dim}, {}", kv.name()), layer(head_dim, group, kv).decode()?));
         }
+    }
+    for (head_dim, group) in distinct(layers.clone()) {
+        let label = format!("{group} heads of {head_dim}");
+        for kv in types {
+            found
+                .push((format!("{label}, {}, int8", kv.name()), layer(head_dim, group, kv).step(true, StepOut::Int8)?));
+        }
+        let f16 = layer(head_dim, group, ElementType::F16);
+        found.push((format!("{label}, F16, floats"), f16.step(true, StepOut::Floats)?));
+        found.push((format!("{label}, F16, partials"), f16.step(true, StepOut::Partials)?));
+        found.push((format!("{label}, F16, int8, cache of another layer"), f16.step(false, StepOut::Int8)?));
     }
     for head_dim in distinct(layers.map(|(head_dim, _)| head_dim)) {
         let label = format!("heads of {head_dim}");

@@ -30,7 +30,7 @@ fn has_effect(expr: &Expr) -> bool {
     impl<'ast> Visit<'ast> for Finder {
         fn visit_expr_call(&mut self, call: &'ast ExprCall) {
             let atomic = matches!(&*call.func, Expr::Path(path) if path.path.segments.last().is_some_and(|segment| {
-                segment.ident.to_string().starts_with("atomic_") || segment.ident == "last_block"
+                segment.ident.to_string().starts_with("atomic_") || segment.ident.to_string().starts_with("last_block")
             }));
             let writes = call.args.iter().any(|a| matches!(a, Expr::Reference(r) if r.mutability.is_some()));
             self.0 |= atomic || writes;

@@ -1,0 +1,283 @@
+//! Cases of the decode step's attention in one launch: what `heads.rs`, `decode.rs` and `combine.rs` do one after the other.
+//!
+//! Expected values are the definition's, in f64. Int8 codes have no tolerance, so those cases have queries of zero: every
+//! visible position weighs the same, and the mean of a power of two of 16-bit floats is exact.
+
+use gemma4c_dsl::harness::{Bound, Case, Data, Random};
+use gemma4c_dsl::{ElementType, F32x2};
+
+use super::{Scene, cache_data, layer, rounded};
+use crate::cases::heads::rotated;
+use crate::cases::norm::normed;
+use crate::cases::quantise::Int8;
+use crate::kernels::attention::Attention;
+use crate::kernels::attention::step::StepOut;
+use crate::kernels::heads::{Heads, inverse_frequencies};
+
+const EPSILON: f32 = 1e-6;
+
+/// The new key may be off by a step of its type, and its score with it.
+const BOUND: Bound = Bound::Within { absolute: 1e-3, relative: 1e-3 };
+
+/// A layer that decodes a row, and the row's projections.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// With the queries and the caches as they are after the norms, RoPE and the store.
+    pub scene: Scene,
+    /// The layer has keys and values of its own.
+    pub own: bool,
+    pub q: Vec<f32>,
+    pub k: Vec<f32>,
+    pub v: Vec<f32>,
+    pub q_weight: Vec<f32>,
+    pub k_weight: Vec<f32>,
+    pub frequencies: Vec<f32>,
+}
+
+impl Step {
+    pub fn new(scene: Scene, own: bool) -> Self {
+        let Attention { head_dim, kv_heads, .. } = scene.layer;
+        let mut random = Random::new(u64::from(scene.position) * 31 + u64::from(head_dim));
+        let width = (kv_heads * head_dim) as usize;
+        let q = random.floats(scene.q.len(), -3.0, 3.0);
+        let (k, v) = (random.floats(width, -30.0, 30.0), random.floats(width, -0.1, 0.1));
+        // Scores of up to ten or so.
+        let q_weight = random.floats(head_dim as usize, 0.05, 0.3);
+        let k_weight = random.floats(head_dim as usize, -1.0, 1.0);
+        let frequencies = inverse_frequencies(head_dim, 1e4, None);
+        Self { scene, own, q, k, v, q_weight, k_weight, frequencies }.prepared()
+    }
+
+    /// With every score zero.
+    fn without_queries(mut self) -> Self {
+        self.q.fill(0.0);
+        self.prepared()
+    }
+
+    /// The values are the keys' projection.
+    fn values_are_keys(mut self) -> Self {
+        self.v.clone_from(&self.k);
+        self.prepared()
+    }
+
+    /// With the scene's queries and new row made from the projections.
+    fn prepared(mut self) -> Self {
+        let Attention { head_dim, kv_heads, capacity, kv, .. } = self.scene.layer;
+        let (dim, position) = (head_dim as usize, self.scene.position);
+        let turned = |head: &[f32], weight: &[f32]| rotated(&normed(head, Some(weight)), position, &self.frequencies);
+        self.scene.q = self.q.chunks(dim).flat_map(|head| turned(head, &self.q_weight)).collect();
+        if self.own {
+            let row = (position % capacity * kv_heads * head_dim) as usize;
+            let keys = self.k.chunks(dim).flat_map(|head| turned(head, &self.k_weight));
+            let values = self.v.chunks(dim).flat_map(|head| normed(head, None));
+            for (i, (key, value)) in keys.zip(values).enumerate() {
+                self.scene.k[row + i] = rounded(kv, key);
+                self.scene.v[row + i] = rounded(kv, value);
+            }
+        }
+        self
+    }
+
+    /// A cache before the store: what the new row will replace is not a number.
+    fn cache_before(&self, after: &[f32]) -> Data {
+        let Attention { head_dim, kv_heads, capacity, kv, .. } = self.scene.layer;
+        let mut before = after.to_vec();
+        if self.own {
+            let width = (kv_heads * head_dim) as usize;
+            before[(self.scene.position % capacity) as usize * width..][..width].fill(f32::NAN);
+        }
+        cache_data(kv, &before)
+    }
+
+    fn projections(&self, case: Case) -> Case {
+        case.buffer("q", self.q.clone())
+            .buffer("k", if self.own { self.k.clone() } else { Vec::new() })
+            .buffer("v", if self.own { self.v.clone() } else { Vec::new() })
+            .buffer("q_weight", self.q_weight.clone())
+            .buffer("k_weight", if self.own { self.k_weight.clone() } else { Vec::new() })
+            .buffer("inverse_frequencies", self.frequencies.clone())
+            .buffer("state", self.scene.state())
+            .buffer("k_cache", self.cache_before(&self.scene.k))
+            .buffer("v_cache", self.cache_before(&self.scene.v))
+            .scalar("capacity", self.scene.layer.capacity)
+            .scalar("epsilon", EPSILON)
+    }
+
+    /// The launch, without what becomes of it.
+    fn launch(&self, name: &str, out: StepOut) -> Case {
+        let Scene { layer, splits, segment, .. } = &self.scene;
+        let own = if self.own { "" } else { ", cache of another layer" };
+        let instance = layer.step(self.own, out).expect("heads of whole tiles");
+        let case = Case::new(format!("step{name}, {}{own}", self.scene.name), instance)
+            .grid([layer.kv_heads, *splits, 1])
+            .buffer("counters", vec![0u32; layer.kv_heads as usize])
+            .scalar("window", layer.window_scalar())
+            .scalar("segment", *segment)
+            .expect("counters", vec![0u32; layer.kv_heads as usize], Bound::Exact);
+        let case = self.projections(case);
+        // Rows that nobody sees are not numbers, before and after.
+        let (k, v) = (cache_data(layer.kv, &self.scene.k), cache_data(layer.kv, &self.scene.v));
+        let bound = match layer.kv {
+            ElementType::F16 => Bound::Within { absolute: 3e-6, relative: 1.0 / 1024.0 },
+            ElementType::BF16 => Bound::Within { absolute: 3e-6, relative: 1.0 / 128.0 },
+            _ => Bound::Within { absolute: 3e-6, relative: 4e-6 },
+        };
+        case.expect("k_cache", k, bound).expect("v_cache", v, bound)
+    }
+
+    fn scratch(&self, case: Case) -> Case {
+        let slots = (self.scene.layer.heads() * self.scene.splits) as usize;
+        case.buffer("extrema", vec![F32x2 { x: f32::NAN, y: f32::NAN }; slots])
+            .buffer("values", vec![f32::NAN; slots * self.scene.layer.head_dim as usize])
+    }
+
+    pub fn floats_case(&self) -> Case {
+        let out = self.scene.oracle();
+        self.scratch(self.launch("", StepOut::Floats)).expect("keep_out", out, BOUND)
+    }
+
+    pub fn int8_case(&self) -> Case {
+        let int8 = Int8::of(&self.scene.oracle());
+        self.scratch(self.launch(", int8", StepOut::Int8))
+            .expect("keep_xq", int8.codes, Bound::Exact)
+            .expect("keep_xscale", int8.scales, Bound::Exact)
+            .expect("keep_xsum", int8.sums, Bound::Exact)
+    }
+
+    pub fn partials_case(&self) -> Case {
+        let (extrema, values) = self.scene.partials();
+        let dim = self.scene.layer.head_dim as usize;
+        let empty: Vec<usize> = (0..extrema.len()).filter(|&at| extrema[at].y == 0.0).collect();
+        let case = self.scratch(self.launch(", partials", StepOut::Partials));
+        let mut case = case.expect("extrema", extrema, BOUND).expect("values", values, BOUND);
+        for at in empty {
+            case = case.except(at * dim..(at + 1) * dim);
+        }
+        case
+    }
+
+    /// The kernels of many rows that the step stands for, without expected values: the norms, RoPE and the store.
+    pub fn heads_case(&self) -> Case {
+        let Attention { head_dim: dim, kv_heads, kv: cache, .. } = self.scene.layer;
+        let kv = if self.own { kv_heads } else { 0 };
+        let heads = Heads { dim, q: self.scene.layer.heads(), kv, cache };
+        let case = Case::new("heads", heads.instance().expect("two warps are a block"))
+            .grid(heads.grid(1))
+            .scalar("q_stride", 0u32)
+            .scalar("k_stride", 0u32)
+            .scalar("v_stride", 0u32)
+            .expect("q_out", self.scene.q.clone(), BOUND);
+        self.projections(case)
+    }
+
+    /// The splits, over what the heads left.
+    pub fn splits_case(&self, q: Data, k: Data, v: Data) -> Case {
+        let Scene { layer, splits, segment, .. } = &self.scene;
+        let slots = (layer.heads() * splits) as usize;
+        Case::new("splits", layer.decode().expect("heads of whole tiles"))
+            .grid([layer.kv_heads, *splits, 1])
+            .buffer("q", q)
+            .buffer("k", k)
+            .buffer("v", v)
+            .buffer("state", self.scene.state())
+            .scalar("window", layer.window_scalar())
+            .scalar("segment", *segment)
+            .scalar("capacity", layer.capacity)
+            .expect("extrema", vec![F32x2::default(); slots], BOUND)
+            .expect("values", vec![0.0f32; slots * layer.head_dim as usize], BOUND)
+            .except(0..slots * layer.head_dim as usize)
+    }
+
+    /// The merge, over what the splits left.
+    pub fn merge_case(&self, out: StepOut, extrema: Data, values: Data) -> Case {
+        let layer = &self.scene.layer;
+        let width = (layer.heads() * layer.head_dim) as usize;
+        let instance = if out == StepOut::Int8 { layer.combine_int8() } else { layer.combine() };
+        let case = Case::new("merge", instance.expect("heads of whole slices"))
+            .grid(layer.combine_grid(1))
+            .buffer("extrema", extrema)
+            .buffer("values", values)
+            .buffer("state", self.scene.state())
+            .scalar("splits", self.scene.splits);
+        if out == StepOut::Int8 {
+            case.expect("xq", vec![0u32; width / 4], BOUND).expect("xscale", vec![0.0f32; width / 32], BOUND).expect(
+                "xsum",
+                vec![0i32; width / 32],
+                BOUND,
+            )
+        } else {
+            case.expect("out", vec![0.0f32; width], BOUND)
+        }
+    }
+
+    /// The step with queries that matter: what is compared with the kernels above, bit by bit.
+    pub fn case(&self, out: StepOut) -> Case {
+        let width = (self.scene.layer.heads() * self.scene.layer.head_dim) as usize;
+        let case = self.scratch(self.launch("", out));
+        match out {
+            StepOut::Int8 => case
+                .expect("keep_xq", vec![0u32; width / 4], BOUND)
+                .expect("keep_xscale", vec![0.0f32; width / 32], BOUND)
+                .expect("keep_xsum", vec![0i32; width / 32], BOUND),
+            StepOut::Floats => case.expect("keep_out", vec![0.0f32; width], BOUND),
+            StepOut::Partials => case,
+        }
+    }
+}
+
+pub fn steps() -> Vec<Step> {
+    use ElementType::{BF16, F16, F32};
+    let small = layer(128, 2, F16);
+    let windowed = |window, capacity| Attention { window: Some(window), capacity, ..small };
+    let step = |name, layer, position| Step::new(Scene::new(name, layer, position, 1), true);
+    let shared = |name, layer, position| Step::new(Scene::new(name, layer, position, 1), false);
+    let split = |step: Step, splits| Step { scene: step.scene.splits(splits), ..step };
+    let two_heads = Attention { kv_heads: 2, ..layer(256, 4, BF16) };
+    vec![
+        step("position 0", small, 0),
+        step("a segment's last position", small, 31),
+        step("a segment's first position", small, 32),
+        shared("position 0", small, 0),
+        shared("a segment's first position", small, 32),
+        step("window just full", windowed(40, 44), 39),
+        step("window moved by one", windowed(40, 44), 40),
+        step("ring wrapped", windowed(40, 44), 137),
+        step("ring wrapping at the new row", windowed(40, 44), 132),
+        step("ring as long as the window", windowed(64, 64), 200),
+        step("window of one", windowed(1, 3), 7),
+        step("V is the raw K", small, 50).values_are_keys(),
+        split(step("600 keys in 20 splits", Attention { capacity: 640, ..small }, 599), 20),
+        split(step("more splits than segments of the window", windowed(40, 44), 90), 7),
+        split(shared("fewer splits than segments of the window", windowed(90, 99), 250), 2),
+        step("one head, f32", layer(128, 1, F32), 40),
+        step("three heads, empty splits", Attention { capacity: 512, ..layer(128, 3, BF16) }, 33),
+        step("E2B sliding", Attention { window: Some(48), capacity: 50, ..layer(256, 8, F16) }, 77),
+        shared("E2B sliding", Attention { window: Some(48), capacity: 50, ..layer(256, 8, F16) }, 77),
+        step("E4B sliding", Attention { window: Some(48), capacity: 50, ..two_heads }, 60),
+        step("12B sliding", Attention { kv_heads: 2, window: Some(64), ..layer(256, 2, F32) }, 70),
+        step("E2B full", layer(512, 8, BF16), 40),
+        shared("E4B full", Attention { kv_heads: 2, ..layer(512, 4, F16) }, 34),
+        step("12B full", layer(512, 16, F16), 35).values_are_keys(),
+        step("full, f32", layer(512, 4, F32), 20),
+    ]
+}
+
+/// Steps that see a power of two of positions.
+fn even_steps() -> Vec<Step> {
+    let small = layer(128, 2, ElementType::F16);
+    let sliding = Attention { window: Some(64), capacity: 70, kv_heads: 2, ..layer(256, 4, ElementType::BF16) };
+    let step = |name, layer, position, own| Step::new(Scene::new(name, layer, position, 1), own).without_queries();
+    vec![
+        step("position 0", small, 0, true),
+        step("64 positions", small, 63, true),
+        step("64 positions", small, 63, false),
+        step("a window of 64, ring wrapped", sliding, 150, true),
+    ]
+}
+
+pub fn cases() -> Vec<Case> {
+    let steps = steps();
+    let floats = steps.iter().map(Step::floats_case);
+    let partials = steps.iter().filter(|step| step.scene.layer.head_dim == 128).map(Step::partials_case);
+    floats.chain(partials).chain(even_steps().iter().map(Step::int8_case)).collect()
+}
