@@ -178,7 +178,7 @@ fn mutate_op(op: &mut Op, random: &mut Random, weights: u64) {
 /// Feeds a few tokens in several ways, to the last position of the context.
 fn exercise(plan: Plan, location: &ModelLocation) -> Result<(), gemma4c_runtime::RuntimeError> {
     let vocab = plan.model.vocab_size;
-    let mut session = Session::open(plan, location)?;
+    let mut session = Session::on_cpu(plan, location)?;
     let tokens: Vec<u32> = (0..12).map(|i| i * 41 % vocab).collect();
     session.feed(&tokens[..3], Asked::All, None, |_, row| assert_eq!(row.len(), vocab as usize))?;
     session.feed(&tokens[3..4], Asked::Last, None, |_, _| {})?;

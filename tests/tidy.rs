@@ -138,7 +138,7 @@ fn building_needs_nothing_but_rust() {
 // -- What a file must and must not contain -------------------------------------------------------------------------------
 
 /// The files that may be unsafe, and what for.
-const UNSAFE: [(&str, &str); 14] = [
+const UNSAFE: [(&str, &str); 19] = [
     ("codegen/src/nvrtc/sys.rs", "calls NVRTC"),
     ("dsl/src/host.rs", "loads kernels compiled for the host"),
     ("dsl/src/intrinsics/asynchronous.rs", "finishes copies in a simulated GPU's memory"),
@@ -147,9 +147,14 @@ const UNSAFE: [(&str, &str); 14] = [
     ("dsl/src/sim/thread.rs", "finds the coroutine that is running"),
     ("models/src/gguf/map.rs", "maps model files"),
     ("models/tests/support/counting_allocator.rs", "counts what a test allocates"),
+    ("runtime/src/cuda/backend.rs", "launches a plan's kernels, and copies beside them"),
     ("runtime/src/cuda/device.rs", "calls the CUDA driver"),
     ("runtime/src/cuda/graph.rs", "calls the CUDA driver"),
+    ("runtime/src/cuda/lanes.rs", "calls the CUDA driver"),
     ("runtime/src/cuda/launch.rs", "calls the CUDA driver"),
+    ("runtime/src/cuda/load.rs", "launches a plan's kernels, and copies beside them"),
+    ("runtime/src/cuda/pinned.rs", "calls the CUDA driver, and is memory that it gives"),
+    ("runtime/src/cuda/words.rs", "copies from a GPU while it runs"),
     ("runtime/src/machine.rs", "calls the CUDA driver"),
     ("runtime/src/weights.rs", "maps model files"),
     ("src/commands/kernels/gpu.rs", "launches kernels on a GPU"),

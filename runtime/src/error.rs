@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+use crate::backend::Run;
+use crate::cuda::CudaError;
+
 /// An error of the runtime; each names the thing it is about.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
@@ -28,6 +31,29 @@ pub enum RuntimeError {
         "the plan needs {needed} bytes for {what}, this machine has {available}: compile with a smaller --ctx or --chunk"
     )]
     OutOfMemory { what: &'static str, needed: u64, available: u64 },
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    #[error("the plan was compiled for the CPU alone: compile it with --target cuda to run it on a GPU")]
+    NoProgram,
+    #[error("{gpu} is an {found}, the plan has machine code for {expected}: compile it with --arch {found}")]
+    Architecture { gpu: String, found: String, expected: String },
+    #[error(
+        "the plan needs {needed} bytes on {gpu}, {free} are free: compile with a smaller --ctx or --chunk, or with --vram"
+    )]
+    OutOfDeviceMemory { gpu: String, needed: u64, free: u64 },
+    #[error("a row of {tensor} has {bytes} bytes, {most} at most can be loaded at once")]
+    LongRow { tensor: String, bytes: usize, most: usize },
+    #[error("the plan has no steps for {0:?}")]
+    NoSuchRun(Run),
+    #[error("position {to} cannot be gone back to from {from}: sliding layers have forgotten what it needs")]
+    Forgotten { to: u32, from: u32 },
+    #[error("intermediate values can be seen only on the CPU: use --device cpu")]
+    NoTaps,
+    #[error("the logits are not numbers, so no token can be picked")]
+    NoPick,
+    /// Of a backend that is not this crate's.
+    #[error("{0}")]
+    Backend(String),
     #[error("{what} of {found} is out of range, expected {expected}")]
     Setting { what: &'static str, expected: &'static str, found: String },
 }

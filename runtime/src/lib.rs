@@ -7,15 +7,18 @@
 //! It knows plans and nothing of the compiler that made them. Text is somebody else's business too: a session speaks token
 //! ids, so that it can be driven by tests, by a model without a vocabulary, and by whoever brings a tokenizer.
 
+mod backend;
 pub mod cpu;
 pub mod cuda;
 mod error;
+mod feed;
 pub mod machine;
 mod sampler;
 mod session;
 mod weights;
 
+pub use backend::{Backend, Pick, Run};
 pub use error::RuntimeError;
 pub use sampler::{Sampler, argmax};
-pub use session::{Asked, Session};
+pub use session::{Asked, End, Request, Session};
 pub use weights::ModelLocation;

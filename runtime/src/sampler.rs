@@ -31,6 +31,19 @@ impl Sampler {
         Ok(Sampler { sampling, seed, suppress, candidates: Vec::new() })
     }
 
+    pub fn sampling(&self) -> Sampling {
+        self.sampling
+    }
+
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Tokens never picked.
+    pub fn suppress(&self) -> &[u32] {
+        &self.suppress
+    }
+
     /// The token for the sequence's `position`; `None` for an empty row or one in which nothing can be picked.
     pub fn pick(&mut self, logits: &[f32], position: u64) -> Option<u32> {
         let candidates = &mut self.candidates;

@@ -1,10 +1,19 @@
-//! One sequence of tokens through a model.
+//! One sequence of tokens through a model, on whatever runs its plan.
+
+use std::sync::Arc;
 
 use gemma4c_plan::Plan;
 
+use crate::backend::Backend;
 use crate::cpu::{Executor, Pass, Tap};
+use crate::cuda::CudaBackend;
+use crate::feed::{Feeder, Want};
 use crate::weights::Weights;
 use crate::{ModelLocation, RuntimeError, machine};
+
+pub use generate::{End, Request};
+
+mod generate;
 
 /// Which of the tokens fed want logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,39 +25,151 @@ pub enum Asked {
 
 /// A loaded model and the sequence it has seen so far.
 pub struct Session {
-    executor: Executor,
-    position: u32,
+    plan: Arc<Plan>,
+    engine: Engine,
+    seen: Vec<u32>,
+    /// Positions whose keys and values were written since the last reset: beyond `seen` where the sequence went back.
+    written: u32,
+}
+
+/// What computes.
+enum Engine {
+    Cpu(Box<Executor>),
+    Cuda(Feeder, Box<CudaBackend>),
+    Other(Feeder, Box<dyn Backend>),
+}
+
+impl Engine {
+    /// Everything but the CPU takes tokens the same way.
+    fn device(&mut self) -> Option<(&mut Feeder, &mut dyn Backend)> {
+        match self {
+            Engine::Cpu(_) => None,
+            Engine::Cuda(feeder, backend) => Some((feeder, backend.as_mut())),
+            Engine::Other(feeder, backend) => Some((feeder, backend.as_mut())),
+        }
+    }
 }
 
 impl Session {
-    /// Maps the model's files, checks that they are the plan's, and reserves all memory the sequence will ever need.
-    pub fn open(plan: Plan, location: &ModelLocation) -> Result<Session, RuntimeError> {
+    /// Runs on this machine's processor: maps the model's files, checks that they are the plan's, and reserves all memory the
+    /// sequence will ever need.
+    pub fn on_cpu(plan: Plan, location: &ModelLocation) -> Result<Session, RuntimeError> {
         let needed = plan.program.cache_bytes().and_then(|kv| kv.checked_add(plan.program.arena_bytes));
         let needed = needed.unwrap_or(u64::MAX);
         if let Some(available) = machine::physical_memory().filter(|available| needed > *available) {
             let what = "keys, values and activations";
             return Err(RuntimeError::OutOfMemory { what, needed, available });
         }
+        let plan = Arc::new(plan);
         let weights = Weights::open(&plan, location)?;
-        Ok(Session { executor: Executor::new(plan, weights), position: 0 })
+        let engine = Engine::Cpu(Box::new(Executor::new(Arc::clone(&plan), weights)));
+        Ok(Session { plan, engine, seen: Vec::new(), written: 0 })
+    }
+
+    /// Runs on the first GPU. All its memory is allocated and all weights are loaded; `progress` is told the bytes done and the
+    /// bytes there are.
+    pub fn on_cuda(
+        plan: Plan,
+        location: &ModelLocation,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Session, RuntimeError> {
+        let plan = Arc::new(plan);
+        let feeder = Feeder::new(&plan).ok_or(RuntimeError::NoProgram)?;
+        let backend = CudaBackend::open(Arc::clone(&plan), location, progress)?;
+        Ok(Session { plan, engine: Engine::Cuda(feeder, Box::new(backend)), seen: Vec::new(), written: 0 })
+    }
+
+    /// Runs on a backend that somebody else made and loaded for this plan.
+    pub fn with_backend(plan: Plan, backend: Box<dyn Backend>) -> Result<Session, RuntimeError> {
+        let feeder = Feeder::new(&plan).ok_or(RuntimeError::NoProgram)?;
+        let engine = Engine::Other(feeder, backend);
+        Ok(Session { plan: Arc::new(plan), engine, seen: Vec::new(), written: 0 })
     }
 
     pub fn plan(&self) -> &Plan {
-        self.executor.plan()
+        &self.plan
+    }
+
+    /// What computes, for a person.
+    pub fn device_name(&self) -> String {
+        match &self.engine {
+            Engine::Cpu(_) => "cpu".into(),
+            Engine::Cuda(_, backend) => backend.name(),
+            Engine::Other(_, backend) => backend.name(),
+        }
+    }
+
+    /// The GPU's side of it, where it runs on one.
+    pub fn cuda(&mut self) -> Option<&mut CudaBackend> {
+        match &mut self.engine {
+            Engine::Cuda(_, backend) => Some(backend),
+            _ => None,
+        }
+    }
+
+    /// The device's side of it, where it does not run on the CPU.
+    pub fn backend(&mut self) -> Option<&mut dyn Backend> {
+        self.engine.device().map(|(_, backend)| backend)
+    }
+
+    /// Most tokens of a prompt that are computed at once.
+    pub fn chunk(&self) -> u32 {
+        match &self.engine {
+            Engine::Cpu(_) => self.plan.program.chunk,
+            Engine::Cuda(feeder, _) | Engine::Other(feeder, _) => feeder.chunk(),
+        }
     }
 
     /// How many tokens have been fed.
     pub fn position(&self) -> u32 {
-        self.position
+        self.seen.len() as u32
     }
 
     /// Forgets the sequence.
     pub fn reset(&mut self) {
-        self.position = 0;
+        self.seen.clear();
+        self.written = 0;
     }
 
-    /// Appends tokens to the sequence, in chunks of at most `chunk` (or of the plan's size), and calls `logits` with each
-    /// asked row, in order: the index of its token among `tokens`, and the row.
+    /// Goes back to the sequence's first `position` tokens. A sliding layer keeps its window and one chunk, so it cannot go
+    /// back further than that.
+    pub fn truncate(&mut self, position: u32) -> Result<(), RuntimeError> {
+        if position > self.position() || !self.remembers(position) {
+            return Err(RuntimeError::Forgotten { to: position, from: self.position() });
+        }
+        self.seen.truncate(position as usize);
+        Ok(())
+    }
+
+    /// Goes back to what the sequence and `tokens` have in common, but not all of `tokens`: at least one is left to feed.
+    /// Returns how many are kept.
+    pub fn keep_prefix(&mut self, tokens: &[u32]) -> usize {
+        let common = std::iter::zip(&self.seen, tokens).take_while(|(a, b)| a == b).count();
+        let kept = common.min(tokens.len().saturating_sub(1));
+        match self.truncate(kept as u32) {
+            Ok(()) => kept,
+            Err(_) => {
+                self.reset();
+                0
+            }
+        }
+    }
+
+    /// Whether every layer still has the rows that the token at `position` looks back on.
+    fn remembers(&self, position: u32) -> bool {
+        let chunk = self.chunk();
+        let on_cpu = matches!(self.engine, Engine::Cpu(_));
+        self.plan.program.caches.iter().all(|cache| {
+            let Some(window) = cache.window else { return true };
+            let room = window.saturating_add(chunk - 1).min(self.plan.program.context);
+            let capacity = if on_cpu { cache.capacity } else { room };
+            let oldest_there = self.written.saturating_sub(capacity);
+            position == 0 || (position + 1).saturating_sub(window) >= oldest_there
+        })
+    }
+
+    /// Appends a prompt's tokens to the sequence, in chunks of at most `chunk` (or of the plan's size), and calls `logits`
+    /// with each asked row, in order: the index of its token among `tokens`, and the row.
     pub fn feed(
         &mut self,
         tokens: &[u32],
@@ -56,10 +177,19 @@ impl Session {
         chunk: Option<u32>,
         mut logits: impl FnMut(usize, &[f32]),
     ) -> Result<(), RuntimeError> {
-        self.feed_tapped(tokens, asked, chunk, &mut |_, _, _| {}, &mut logits)
+        self.check(tokens)?;
+        let position = self.position();
+        match self.engine.device() {
+            None => return self.feed_tapped(tokens, asked, chunk, &mut |_, _, _| {}, &mut logits),
+            Some((feeder, backend)) => {
+                feeder.feed(backend, tokens, position, chunk, Want::Logits(asked, &mut logits))?;
+            }
+        }
+        self.append(tokens);
+        Ok(())
     }
 
-    /// The same, with every intermediate value of every chunk shown to `tap`.
+    /// The same on the CPU, with every intermediate value of every chunk shown to `tap`.
     pub fn feed_tapped(
         &mut self,
         tokens: &[u32],
@@ -69,8 +199,9 @@ impl Session {
         logits: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), RuntimeError> {
         self.check(tokens)?;
-        let program = &self.plan().program;
-        let vocab_size = self.plan().model.vocab_size as usize;
+        let Engine::Cpu(executor) = &mut self.engine else { return Err(RuntimeError::NoTaps) };
+        let program = &self.plan.program;
+        let vocab_size = self.plan.model.vocab_size as usize;
         let most = if asked == Asked::All { program.asked.min(program.chunk) } else { program.chunk };
         let chunk = chunk.unwrap_or(most).clamp(1, most) as usize;
         for (index, piece) in tokens.chunks(chunk).enumerate() {
@@ -81,14 +212,36 @@ impl Session {
                 Asked::Last if is_last => piece.len() - 1..piece.len(),
                 _ => 0..0,
             };
-            let pass = Pass { tokens: piece, first_position: self.position as usize, asked: rows.clone() };
-            let out = self.executor.run(&pass, tap);
+            let pass = Pass { tokens: piece, first_position: self.seen.len() + first, asked: rows.clone() };
+            let out = executor.run(&pass, tap);
             for (row, values) in rows.zip(out.chunks_exact(vocab_size)) {
                 logits(first + row, values);
             }
-            self.position += piece.len() as u32;
         }
+        self.append(tokens);
         Ok(())
+    }
+
+    /// Appends one token the way generated ones are, and calls `logits` with the row after it.
+    pub fn decode(&mut self, token: u32, mut logits: impl FnMut(&[f32])) -> Result<(), RuntimeError> {
+        self.check(&[token])?;
+        let position = self.position();
+        match self.engine.device() {
+            None => return self.feed(&[token], Asked::Last, None, |_, row| logits(row)),
+            Some((feeder, backend)) => logits(feeder.decode(backend, token, position)?),
+        }
+        self.append(&[token]);
+        Ok(())
+    }
+
+    /// Waits until everything fed is computed.
+    pub fn wait(&mut self) -> Result<(), RuntimeError> {
+        self.engine.device().map_or(Ok(()), |(_, backend)| backend.wait())
+    }
+
+    fn append(&mut self, tokens: &[u32]) {
+        self.seen.extend_from_slice(tokens);
+        self.written = self.written.max(self.position());
     }
 
     /// Nothing is fed unless all of it can be.
@@ -96,13 +249,13 @@ impl Session {
         if tokens.is_empty() {
             return Err(RuntimeError::NoTokens);
         }
-        let (context, vocab_size) = (self.plan().program.context, self.plan().model.vocab_size);
+        let (context, vocab_size) = (self.plan.program.context, self.plan.model.vocab_size);
         if let Some(&token) = tokens.iter().find(|t| **t >= vocab_size) {
             return Err(RuntimeError::TokenOutOfRange { token, vocab_size });
         }
-        let wanted = self.position as u64 + tokens.len() as u64;
+        let (used, wanted) = (self.position(), self.seen.len() as u64 + tokens.len() as u64);
         match wanted > context as u64 {
-            true => Err(RuntimeError::ContextOverflow { context, used: self.position, wanted }),
+            true => Err(RuntimeError::ContextOverflow { context, used, wanted }),
             false => Ok(()),
         }
     }

@@ -1,6 +1,7 @@
 //! The model's files under a plan: found, mapped, and checked to be the ones the plan was compiled from.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use gemma4c_plan::fingerprint::{FileBytes, fingerprint};
@@ -18,19 +19,29 @@ pub struct ModelLocation {
     pub given: Option<PathBuf>,
 }
 
+impl ModelLocation {
+    /// Where the plan's model lies: its first file, from which the others are found.
+    pub fn file(&self, plan: &Plan) -> Result<PathBuf, RuntimeError> {
+        let first = plan.model.files.first().ok_or(RuntimeError::ModelMissing { name: String::new(), looked: Vec::new() })?;
+        find(first, self, plan.model.files.len() == 1)
+    }
+}
+
 /// The mapped files of a model.
 pub(crate) struct Weights {
     maps: Vec<Mmap>,
+    files: Vec<(PathBuf, File)>,
 }
 
 impl Weights {
     pub fn open(plan: &Plan, location: &ModelLocation) -> Result<Weights, RuntimeError> {
-        let mut paths = Vec::new();
+        let mut opened = Vec::new();
         let mut maps = Vec::new();
         for file in &plan.model.files {
             let path = find(file, location, plan.model.files.len() == 1)?;
-            maps.push(map(&path, file)?);
-            paths.push(path);
+            let (bytes, handle) = map(&path, file)?;
+            maps.push(bytes);
+            opened.push((path, handle));
         }
         let files: Vec<FileBytes<'_>> = std::iter::zip(&maps, &plan.model.files)
             .map(|(bytes, file)| FileBytes { bytes, header_len: file.header_bytes })
@@ -39,9 +50,11 @@ impl Weights {
         // `None` is a plan whose header length lies beyond its file: no model has that fingerprint.
         let (expected, found) =
             (plan.model.fingerprint, fingerprint(&files, tensors).unwrap_or(!plan.model.fingerprint));
-        match paths.into_iter().next() {
-            Some(path) if expected != found => Err(RuntimeError::ModelChanged { path, expected, found }),
-            _ => Ok(Weights { maps }),
+        match opened.first() {
+            Some((path, _)) if expected != found => {
+                Err(RuntimeError::ModelChanged { path: path.clone(), expected, found })
+            }
+            _ => Ok(Weights { maps, files: opened }),
         }
     }
 
@@ -49,6 +62,14 @@ impl Weights {
     pub fn bytes(&self, weight: &Weight) -> &[u8] {
         // In range: the plan was checked against the files' lengths, and the files have these lengths.
         &self.maps[weight.file as usize][weight.offset as usize..][..weight.bytes as usize]
+    }
+
+    /// Reads bytes of a weight from its byte `from` on, past the map: each byte is wanted once, so mapping its page would only
+    /// cost time, and a file that was cut meanwhile is an error and not the end of the process.
+    pub fn read(&self, weight: &Weight, from: u64, bytes: &mut [u8]) -> Result<(), RuntimeError> {
+        let (path, file) = &self.files[weight.file as usize];
+        let failed = |source| RuntimeError::Io { path: path.clone(), source };
+        file.read_exact_at(bytes, weight.offset + from).map_err(failed)
     }
 }
 
@@ -68,7 +89,7 @@ fn find(file: &ModelFile, location: &ModelLocation, only_one: bool) -> Result<Pa
     }
 }
 
-fn map(path: &Path, expected: &ModelFile) -> Result<Mmap, RuntimeError> {
+fn map(path: &Path, expected: &ModelFile) -> Result<(Mmap, File), RuntimeError> {
     let failed = |source| RuntimeError::Io { path: path.into(), source };
     let file = File::open(path).map_err(failed)?;
     // SAFETY: read-only, and every slice borrows from the map. Should another process rewrite the file meanwhile, the
@@ -76,7 +97,7 @@ fn map(path: &Path, expected: &ModelFile) -> Result<Mmap, RuntimeError> {
     #[allow(unsafe_code)]
     let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
     match map.len() as u64 {
-        found if found == expected.bytes => Ok(map),
+        found if found == expected.bytes => Ok((map, file)),
         found => Err(RuntimeError::ModelSize { path: path.into(), expected: expected.bytes, found }),
     }
 }

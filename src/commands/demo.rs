@@ -7,10 +7,10 @@ use gemma4c_blocks::DType;
 use gemma4c_models::gguf::Gguf;
 use gemma4c_models::synth::{self, Preset};
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
-use gemma4c_runtime::{Asked, ModelLocation, Sampler, Session};
+use gemma4c_runtime::{ModelLocation, Request, RuntimeError, Sampler, Session};
 
 use super::{Outcome, plan_file};
-use crate::compile::{self, DEFAULT_CHUNK};
+use crate::compile;
 use crate::output::{self, print};
 
 /// Make a tiny random model, compile it, run it and report.
@@ -31,8 +31,8 @@ pub fn run(_: &Args) -> Result<Outcome> {
     print(&format!("synth    tiny-e q8_0: {} tensors, {size} in {} ms\n", summary.tensors, ms(started)))?;
 
     let started = Instant::now();
-    let options = compile::Options { context: Some(512), chunk: DEFAULT_CHUNK };
-    let plan = compile::compile(&Gguf::open(&model)?, folder.path(), options)?;
+    let options = compile::Options { context: Some(512), ..compile::Options::default() };
+    let plan = compile::compile(&Gguf::open(&model)?, folder.path(), &options)?;
     let bytes = plan_file::write(&plan, &plan_path)?;
     let (steps, layers) = (plan.program.steps.len(), plan.model.layers);
     let size = output::bytes(bytes);
@@ -43,7 +43,7 @@ pub fn run(_: &Args) -> Result<Outcome> {
     let location = ModelLocation { plan_dir: folder.path().into(), given: None };
     let vocab = plan.vocab.clone().context("the synthetic model has a vocabulary")?;
     let tokenizer = Tokenizer::new(&vocab)?;
-    let mut session = Session::open(plan, &location)?;
+    let mut session = plan_file::open(plan, &location, plan_file::Device::Auto)?;
     print(&format!("load     plan, vocabulary and weights in {} ms\n", ms(started)))?;
 
     let mut first = generate(&mut session, &tokenizer)?;
@@ -66,15 +66,14 @@ struct Generated {
 
 fn generate(session: &mut Session, tokenizer: &Tokenizer) -> Result<Generated> {
     let mut sampler = Sampler::new(session.plan().sampling, 4, Vec::new())?;
-    let mut next = tokenizer.encode(PROMPT, EncodeOptions { add_bos: true, parse_special: false });
-    let (mut ids, mut logits) = (Vec::new(), Vec::new());
+    let prompt = tokenizer.encode(PROMPT, EncodeOptions { add_bos: true, parse_special: false });
+    let request = Request { prompt: &prompt, most: TOKENS as u32, stop: &[] };
+    let mut ids = Vec::new();
     let started = Instant::now();
-    while ids.len() < TOKENS {
-        session.feed(&next, Asked::Last, None, |_, row| logits = row.to_vec())?;
-        let token = sampler.pick(&logits, session.position() as u64).context("the logits are not numbers")?;
+    session.generate(request, &mut sampler, &mut |token| {
         ids.push(token);
-        next = vec![token];
-    }
+        Ok::<(), RuntimeError>(())
+    })?;
     let seconds = started.elapsed().as_secs_f64();
     Ok(Generated { text: tokenizer.decode(&ids, true)?, ids, seconds })
 }

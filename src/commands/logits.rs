@@ -63,32 +63,37 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let mut next: BTreeMap<String, usize> = BTreeMap::new();
     let mut failed: Result<()> = Ok(());
     let bar = progress::tokens("computing", tokens.len() as u64);
-    let mut fed = 0;
-    let single: Vec<&[u32]> = decoded.chunks(1).collect();
-    for piece in std::iter::once(prompt).chain(single) {
-        let asked = if args.all { Asked::All } else { Asked::Last };
-        let mut tap_failed: Result<()> = Ok(());
-        session.feed_tapped(
-            piece,
-            asked,
-            args.chunk,
-            &mut |name, width, rows| {
-                if args.tap.iter().any(|t| t == name) && tap_failed.is_ok() {
-                    let row = next.entry(name.to_string()).or_default();
-                    tap_failed = file.write(name, *row * width, rows);
-                    *row += rows.len() / width;
-                }
-            },
-            &mut |row, values| {
-                if failed.is_ok() {
-                    failed = file.write("logits", (fed + row - skipped) * values.len(), values);
-                }
-            },
-        )?;
-        tap_failed?;
-        fed += piece.len();
-        bar.set_position(fed as u64);
+    let asked = if args.all { Asked::All } else { Asked::Last };
+    let mut write = |row: usize, values: &[f32]| {
+        if failed.is_ok() {
+            failed = file.write("logits", (row - skipped) * values.len(), values);
+        }
+    };
+    let mut tap_failed: Result<()> = Ok(());
+    let mut tap = |name: &str, width: usize, rows: &[f32]| {
+        if args.tap.iter().any(|t| t == name) && tap_failed.is_ok() {
+            let row = next.entry(name.to_string()).or_default();
+            tap_failed = file.write(name, *row * width, rows);
+            *row += rows.len() / width;
+        }
+    };
+    match args.tap.is_empty() {
+        true => session.feed(prompt, asked, args.chunk, &mut write)?,
+        false => session.feed_tapped(prompt, asked, args.chunk, &mut tap, &mut write)?,
     }
+    bar.set_position(prefill as u64);
+    for (index, token) in decoded.iter().enumerate() {
+        let row = prefill + index;
+        match args.tap.is_empty() {
+            true => session.decode(*token, |values| write(row, values))?,
+            false => {
+                let token = std::slice::from_ref(token);
+                session.feed_tapped(token, Asked::Last, None, &mut tap, &mut |_, values| write(row, values))?;
+            }
+        }
+        bar.set_position(row as u64 + 1);
+    }
+    tap_failed?;
     bar.finish_and_clear();
     failed?;
     file.finish()?;

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::Plan;
-use gemma4c_runtime::{ModelLocation, Session};
+use gemma4c_runtime::{ModelLocation, Session, machine};
 
-use crate::output;
+use crate::{output, progress, simulate};
 
 /// A plan is small; a file beyond this is something else, and is not read into memory to find out.
 const LARGEST: u64 = 1 << 30;
@@ -16,10 +16,14 @@ const LARGEST: u64 = 1 << 30;
 /// Which device runs the plan.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Device {
-    /// What the plan was compiled for.
+    /// What the plan was compiled for; the processor where there is no GPU.
     Auto,
+    /// The first NVIDIA GPU.
+    Cuda,
     /// This machine's processor.
     Cpu,
+    /// A simulated GPU, for plans of tiny models: slow, and it checks every access.
+    Sim,
 }
 
 /// A plan, and where its model may lie.
@@ -39,12 +43,45 @@ pub struct PlanArgs {
 }
 
 impl PlanArgs {
-    /// Loads the plan and maps its model.
+    /// Loads the plan and its model.
     pub fn open(&self) -> Result<Session> {
-        let plan = read(&self.plan)?;
-        let location = ModelLocation { plan_dir: output::folder(&self.plan).into(), given: self.model.clone() };
-        Ok(Session::open(plan, &location)?)
+        open(read(&self.plan)?, &self.location(), self.device)
     }
+
+    fn location(&self) -> ModelLocation {
+        ModelLocation { plan_dir: output::folder(&self.plan).into(), given: self.model.clone() }
+    }
+}
+
+/// Makes a plan ready to run where it is wanted.
+pub fn open(plan: Plan, location: &ModelLocation, device: Device) -> Result<Session> {
+    let on_gpu = match device {
+        Device::Sim => return simulate::open(plan, location),
+        Device::Cpu => false,
+        Device::Cuda => true,
+        Device::Auto if plan.cuda.is_none() => false,
+        Device::Auto => match machine::gpus() {
+            Ok(gpus) if !gpus.is_empty() => true,
+            Ok(_) => {
+                eprintln!("[no GPU: the plan runs on the CPU]");
+                false
+            }
+            Err(why) => {
+                eprintln!("[no GPU: the plan runs on the CPU ({why})]");
+                false
+            }
+        },
+    };
+    if !on_gpu {
+        return Ok(Session::on_cpu(plan, location)?);
+    }
+    let bar = progress::bytes("loading", 0);
+    let session = Session::on_cuda(plan, location, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    Ok(session?)
 }
 
 /// Whether a file is a GGUF model, where a plan would do as well.

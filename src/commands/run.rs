@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use gemma4c_models::chat::{ChatTemplate, Message};
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
 use gemma4c_plan::Vocab;
-use gemma4c_runtime::{Asked, Sampler, Session};
+use gemma4c_runtime::{Asked, End, Request, RuntimeError, Sampler, Session};
 
 use super::tokenize::parse_ids;
 use super::{Outcome, plan_file::PlanArgs};
@@ -81,7 +81,10 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let suppress = vocab.as_ref().filter(|_| args.tokens.is_none()).map(|v| v.suppress.clone()).unwrap_or_default();
     let stop = vocab.as_ref().map(|v| v.stop.clone()).unwrap_or_default();
     let sampler = Sampler::new(sampling, args.sampling.seed, suppress)?;
-    let mut generation = Generation { session, sampler, stop, most: args.n, fed: Vec::new() };
+    if let Some(why) = session.picks_on_host(&sampler) {
+        eprintln!("[tokens are picked on the host, which is slower: {why}]");
+    }
+    let mut generation = Generation { session, sampler, stop, most: args.n };
     if let Some(ids) = &args.tokens {
         let mut first = true;
         let speed = generation.answer(&parse_ids(ids)?, &mut |id| {
@@ -149,8 +152,6 @@ struct Generation {
     sampler: Sampler,
     stop: Vec<u32>,
     most: u32,
-    /// Every token the session has seen.
-    fed: Vec<u32>,
 }
 
 impl Generation {
@@ -171,54 +172,35 @@ impl Generation {
 
     /// Generates after `prompt`, one call of `each` a token, until a stop token, the limit or the end of the context.
     fn answer(&mut self, prompt: &[u32], each: &mut dyn FnMut(u32) -> Result<()>) -> Result<Speed> {
-        // What the session has seen already need not be fed again, as long as the new prompt goes on from it. Sliding layers
-        // forget, so it cannot go back to an earlier point.
-        if prompt.len() <= self.fed.len() || !prompt.starts_with(&self.fed) {
-            self.session.reset();
-            self.fed.clear();
-        }
-        let context = self.session.plan().program.context as usize;
+        // What the session has seen already need not be fed again.
+        let kept = self.session.keep_prefix(prompt);
         let started = Instant::now();
-        let mut logits = self.prefill(&prompt[self.fed.len()..])?;
-        let (read, reading) = (prompt.len() - self.fed.len(), started.elapsed());
-        self.fed = prompt.to_vec();
-        let (started, mut written) = (Instant::now(), 0);
-        while written < self.most {
-            let Some(token) = self.sampler.pick(&logits, self.fed.len() as u64) else {
-                bail!("the logits are not numbers")
-            };
-            if self.stop.contains(&token) {
-                break;
-            }
-            each(token)?;
+        let prompt = self.prefill(&prompt[kept..])?;
+        let (mut read_by, mut written) = (None, 0);
+        let request = Request { prompt: prompt.last_chunk, most: self.most, stop: &self.stop };
+        let end = self.session.generate(request, &mut self.sampler, &mut |token| {
+            read_by.get_or_insert_with(Instant::now);
             written += 1;
-            if written == self.most || self.fed.len() == context {
-                break;
-            }
-            self.session.feed(&[token], Asked::Last, None, |_, row| {
-                logits.clear();
-                logits.extend_from_slice(row);
-            })?;
-            self.fed.push(token);
-        }
-        let full = self.fed.len() == context && written < self.most;
-        Ok(Speed { read, reading, written, writing: started.elapsed(), full: full.then_some(context) })
+            each(token)
+        })?;
+        let ended = Instant::now();
+        let read_by = read_by.unwrap_or(ended);
+        let full = (end == End::Context).then(|| self.session.plan().program.context as usize);
+        Ok(Speed { read: prompt.tokens, reading: read_by - started, written, writing: ended - read_by, full })
     }
 
-    /// Feeds a prompt with a bar and returns the logits of its last token.
-    fn prefill(&mut self, prompt: &[u32]) -> Result<Vec<f32>> {
-        let mut logits = Vec::new();
-        let bar = progress::tokens("reading", prompt.len() as u64);
-        let chunk = self.session.plan().program.chunk as usize;
-        let last = prompt.len().div_ceil(chunk).saturating_sub(1) * chunk;
+    /// Feeds all but the last chunk of a prompt, with a bar.
+    fn prefill<'a>(&mut self, prompt: &'a [u32]) -> Result<Prompt<'a>> {
         self.check_room(prompt.len())?;
-        for piece in prompt[..last].chunks(chunk) {
+        let chunk = self.session.chunk() as usize;
+        let (first, last_chunk) = prompt.split_at(prompt.len().div_ceil(chunk).saturating_sub(1) * chunk);
+        let bar = progress::tokens("reading", prompt.len() as u64);
+        for piece in first.chunks(chunk) {
             self.session.feed(piece, Asked::None, None, |_, _| {})?;
             bar.inc(piece.len() as u64);
         }
-        self.session.feed(&prompt[last..], Asked::Last, None, |_, row| logits = row.to_vec())?;
         bar.finish_and_clear();
-        Ok(logits)
+        Ok(Prompt { tokens: prompt.len(), last_chunk })
     }
 
     /// A prompt that does not fit is refused before its first chunk is computed.
@@ -226,10 +208,16 @@ impl Generation {
         let (context, used) = (self.session.plan().program.context, self.session.position());
         let wanted = used as u64 + tokens as u64;
         match wanted > context as u64 {
-            true => Err(gemma4c_runtime::RuntimeError::ContextOverflow { context, used, wanted }.into()),
+            true => Err(RuntimeError::ContextOverflow { context, used, wanted }.into()),
             false => Ok(()),
         }
     }
+}
+
+/// A prompt of which only the last chunk is still to be fed.
+struct Prompt<'a> {
+    tokens: usize,
+    last_chunk: &'a [u32],
 }
 
 /// How an answer went.

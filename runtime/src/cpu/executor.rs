@@ -1,6 +1,7 @@
 //! Walks the steps of a plan over one chunk of tokens.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use gemma4c_blocks::{DType, decode};
 use gemma4c_plan::{Kind, Op, Plan, RowCount, Step, Value};
@@ -43,7 +44,7 @@ pub type Tap<'a> = dyn FnMut(&str, usize, &[f32]) + 'a;
 
 /// A plan with its weights, its state and its working memory.
 pub struct Executor {
-    plan: Plan,
+    plan: Arc<Plan>,
     weights: Weights,
     /// Vectors of f32, decoded once: mapped bytes need not be aligned. Empty for matrices.
     vectors: Vec<Vec<f32>>,
@@ -56,7 +57,7 @@ pub struct Executor {
 }
 
 impl Executor {
-    pub(crate) fn new(plan: Plan, weights: Weights) -> Executor {
+    pub(crate) fn new(plan: Arc<Plan>, weights: Weights) -> Executor {
         let vectors: Vec<Vec<f32>> = plan
             .weights
             .iter()

@@ -13,6 +13,10 @@ pub enum CudaError {
     Machine(#[from] machine::GpuError),
     #[error("GPU {ordinal} was asked for, but there are {count}")]
     NoDevice { ordinal: usize, count: usize },
+    #[error("the NVIDIA driver is for CUDA {}.{}, at least {}.{} is needed: update the driver", found / 1000, found % 1000 / 10, needed / 1000, needed % 1000 / 10)]
+    OldDriver { found: i32, needed: i32 },
+    #[error("kernel {kernel} takes parameters of {expected:?} bytes, the launch has {found:?}")]
+    Arguments { kernel: String, expected: Vec<usize>, found: Vec<usize> },
     #[error("{doing}: the driver answers {code}")]
     Driver { doing: String, code: String },
 }
@@ -24,11 +28,17 @@ impl CudaError {
     }
 }
 
-/// The device's context and stream; shared by everything that lives on it.
+/// The oldest driver that has every call made here: a missing one would end the process.
+const OLDEST_DRIVER: i32 = 12080;
+
+/// The device's context and streams; shared by everything that lives on it.
 pub(super) struct Context {
     device: sys::CUdevice,
     context: sys::CUcontext,
+    /// Of launches, and of the copies between them.
     pub(super) stream: sys::CUstream,
+    /// Of copies that happen beside them.
+    pub(super) copies: sys::CUstream,
 }
 
 // SAFETY: the driver's handles may be used from any thread; each call makes the context current first.
@@ -54,6 +64,7 @@ impl Drop for Context {
             #[allow(unsafe_code)]
             unsafe {
                 let _ = result::stream::destroy(self.stream);
+                let _ = result::stream::destroy(self.copies);
                 let _ = result::primary_ctx::release(self.device);
             }
         }
@@ -74,6 +85,13 @@ impl Device {
         let count = gpus.len();
         let gpu = gpus.into_iter().nth(ordinal).ok_or(CudaError::NoDevice { ordinal, count })?;
         let opening = || CudaError::driver(format!("opening {}", gpu.name));
+        let mut version = 0;
+        // SAFETY: writes one number.
+        #[allow(unsafe_code)]
+        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(opening())?;
+        if version < OLDEST_DRIVER {
+            return Err(CudaError::OldDriver { found: version, needed: OLDEST_DRIVER });
+        }
         let device = result::device::get(ordinal as i32).map_err(opening())?;
         // SAFETY: the handle is the driver's own; the context is released when the last user of it is gone.
         #[allow(unsafe_code)]
@@ -81,8 +99,9 @@ impl Device {
         // SAFETY: retained just now.
         #[allow(unsafe_code)]
         unsafe { result::ctx::set_current(context) }.map_err(opening())?;
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(opening())?;
-        Ok(Device { context: Arc::new(Context { device, context, stream }), gpu })
+        let stream = || result::stream::create(result::stream::StreamKind::NonBlocking).map_err(opening());
+        let (stream, copies) = (stream()?, stream()?);
+        Ok(Device { context: Arc::new(Context { device, context, stream, copies }), gpu })
     }
 
     /// Memory on the device; what it holds is not defined.
@@ -108,12 +127,15 @@ impl Device {
         result::mem_get_info().map_err(CudaError::driver("asking for free memory"))
     }
 
-    /// Waits until everything launched is done.
+    /// Waits until everything queued is done, in both lanes.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.context.enter()?;
-        // SAFETY: the stream lives as long as the context.
+        // SAFETY: the streams live as long as the context.
         #[allow(unsafe_code)]
-        unsafe { result::stream::synchronize(self.context.stream) }.map_err(CudaError::driver("waiting for the GPU"))
+        unsafe {
+            result::stream::synchronize(self.context.stream).map_err(CudaError::driver("waiting for the GPU"))?;
+            result::stream::synchronize(self.context.copies).map_err(CudaError::driver("waiting for the GPU's copies"))
+        }
     }
 
     /// Milliseconds the GPU spends on what `work` launches.
@@ -152,18 +174,29 @@ impl Buffer {
         self.bytes == 0
     }
 
+    /// Where kernels find it.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
     /// Overwrites the buffer from its start; waits until it is done.
     ///
     /// On the device's own stream: the driver's synchronous copy may return while the last bytes are on their way, and
     /// launches on our stream would not wait for them.
     pub fn write(&self, bytes: &[u8]) -> Result<(), CudaError> {
-        assert!(bytes.len() <= self.bytes, "{} bytes do not fit a buffer of {}", bytes.len(), self.bytes);
+        self.write_at(0, bytes)
+    }
+
+    /// The same from byte `start` on.
+    pub fn write_at(&self, start: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        let fits = start.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes);
+        assert!(fits, "{} bytes at {start} do not fit a buffer of {}", bytes.len(), self.bytes);
         self.context.enter()?;
         let copying = || CudaError::driver(format!("copying {} bytes to the GPU", bytes.len()));
         // SAFETY: the range lies within the allocation, and the source lives until the stream has been waited for.
         #[allow(unsafe_code)]
         unsafe {
-            result::memcpy_htod_async(self.address, bytes, self.context.stream).map_err(copying())?;
+            result::memcpy_htod_async(self.address + start as u64, bytes, self.context.stream).map_err(copying())?;
             result::stream::synchronize(self.context.stream).map_err(copying())
         }
     }

@@ -54,8 +54,22 @@ impl Module {
             unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }
                 .map_err(CudaError::driver(doing))?;
         }
-        Ok(Function { module: Arc::clone(self), function, name: name.into(), shared })
+        let parameters = parameters(function);
+        Ok(Function { module: Arc::clone(self), function, name: name.into(), shared, parameters })
     }
+}
+
+/// Bytes of each parameter. The driver takes as many arguments as a kernel has parameters, whatever it is given; so that is
+/// compared before every launch.
+fn parameters(function: sys::CUfunction) -> Vec<usize> {
+    let size = |index: usize| {
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: a live function; writes two numbers. There is no such parameter where it fails.
+        #[allow(unsafe_code)]
+        let answer = unsafe { sys::cuFuncGetParamInfo(function, index, &mut offset, &mut size) };
+        (answer == sys::CUresult::CUDA_SUCCESS).then_some(size)
+    };
+    (0..256).map_while(size).collect()
 }
 
 impl Drop for Module {
@@ -74,7 +88,13 @@ pub struct Function {
     function: sys::CUfunction,
     name: String,
     shared: u32,
+    /// Bytes of each.
+    parameters: Vec<usize>,
 }
+
+// SAFETY: a function's handle may be used from any thread that has made the context current.
+#[allow(unsafe_code)]
+unsafe impl Send for Function {}
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,17 +114,32 @@ pub enum Argument<'a> {
     I32(i32),
     U64(u64),
     F32(f32),
+    /// An address of the device.
+    Address(u64),
+}
+
+impl Argument<'_> {
+    fn size(&self) -> usize {
+        match self {
+            Argument::Memory(..) | Argument::U64(_) | Argument::Address(_) => 8,
+            Argument::U32(_) | Argument::I32(_) | Argument::F32(_) => 4,
+        }
+    }
 }
 
 impl Function {
     /// Queues a launch; it runs after what was queued before.
     ///
     /// # Safety
-    /// The arguments must be those the kernel declares, and every access it makes through them must lie in its buffer: a GPU
-    /// checks neither.
+    /// Every access the kernel makes through its arguments must lie in their buffers: a GPU does not check. That they are as
+    /// many and as large as the kernel's parameters is checked here.
     #[allow(unsafe_code)]
     pub unsafe fn launch(&self, launch: Launch, arguments: &[Argument<'_>]) -> Result<(), CudaError> {
         let context = &self.module.context;
+        if !arguments.iter().map(Argument::size).eq(self.parameters.iter().copied()) {
+            let (expected, found) = (self.parameters.clone(), arguments.iter().map(Argument::size).collect());
+            return Err(CudaError::Arguments { kernel: self.name.clone(), expected, found });
+        }
         context.enter()?;
         let mut words: Vec<u64> = arguments
             .iter()
@@ -112,7 +147,7 @@ impl Function {
                 Argument::Memory(buffer, offset) => buffer.address + offset as u64,
                 Argument::U32(value) => value as u64,
                 Argument::I32(value) => value as u32 as u64,
-                Argument::U64(value) => value,
+                Argument::U64(value) | Argument::Address(value) => value,
                 Argument::F32(value) => value.to_bits() as u64,
             })
             .collect();

@@ -1,13 +1,23 @@
-//! NVIDIA GPUs through the driver library alone: devices, memory, modules, launches and graphs of them.
+//! NVIDIA GPUs through the driver library alone.
 //!
-//! A thin, safe layer over `cudarc`'s raw one. What it adds is ownership (memory and modules are freed, and never outlive
-//! their device) and errors that name the call. What it leaves out on purpose: streams beyond the device's one, events per
-//! buffer, and anything that allocates behind the caller's back.
+//! Below, a thin, safe layer over `cudarc`'s raw one: devices, memory, modules, launches and graphs of them. What it adds is
+//! ownership (memory and modules are freed, and never outlive their device) and errors that name the call. What it leaves out
+//! on purpose: streams beyond one for launches and one for copies, events per buffer, and anything that allocates behind
+//! the caller's back. Above it, [`CudaBackend`]: a plan, loaded and replayed.
 
+mod backend;
 mod device;
 mod graph;
+mod lanes;
 mod launch;
+mod load;
+mod pinned;
+mod regions;
+mod words;
 
+pub use backend::{CudaBackend, Opened};
 pub use device::{Buffer, CudaError, Device};
 pub use graph::Graph;
+pub use lanes::{Event, Lane};
 pub use launch::{Argument, Function, Launch, Module};
+pub use pinned::Pinned;

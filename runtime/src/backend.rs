@@ -1,0 +1,56 @@
+//! What can run the launches of a plan: a GPU, or whatever stands in for one.
+//!
+//! Little is asked of it: memory that can be written and read by range, launches that happen in order, and single words that
+//! come back later. Which tokens go where, in which chunks and phases, is decided once for all of them, in `feed`.
+
+use gemma4c_plan::cuda::Range;
+
+use crate::RuntimeError;
+
+/// How the next token is picked after a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pick {
+    /// Not at all: the logits are what is wanted.
+    None,
+    /// [`pick_largest`](gemma4c_plan::cuda::CudaProgram::pick_largest).
+    Largest,
+    /// [`pick_sampled`](gemma4c_plan::cuda::CudaProgram::pick_sampled).
+    Sampled,
+}
+
+/// Launches of one phase, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Run {
+    /// Index into the plan's phases.
+    pub phase: usize,
+    /// The first of its steps, and the one after the last.
+    pub steps: (usize, usize),
+    /// What is launched after the steps.
+    pub pick: Pick,
+}
+
+/// The memory and the launches of a plan that was loaded: its regions hold weights and constants, the rest is zero.
+///
+/// Ranges are the caller's promise to lie in their regions, as a checked plan's do.
+pub trait Backend {
+    /// What it is, for a person.
+    fn name(&self) -> String;
+
+    /// Copies bytes to the start of a range, after everything queued before.
+    fn write(&mut self, to: Range, bytes: &[u8]) -> Result<(), RuntimeError>;
+
+    /// Copies a range out, once everything queued is done. `bytes` is as long as the range.
+    fn read(&mut self, from: Range, bytes: &mut [u8]) -> Result<(), RuntimeError>;
+
+    /// Queues launches.
+    fn run(&mut self, run: Run) -> Result<(), RuntimeError>;
+
+    /// Queues one word's way back to the host; the word stays as it is until it is received.
+    fn send_back(&mut self, from: Range) -> Result<(), RuntimeError>;
+
+    /// The oldest word sent back and not yet received, once it is there.
+    fn receive(&mut self) -> Result<u32, RuntimeError>;
+
+    /// Waits until everything queued is done.
+    fn wait(&mut self) -> Result<(), RuntimeError>;
+}

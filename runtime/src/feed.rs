@@ -1,0 +1,190 @@
+//! Tokens through the phases of a plan, whatever backend runs them.
+//!
+//! A prompt goes through the prefill phases, even if it is one token: what a row's numbers are depends on its phase, so they
+//! must not depend on how a prompt was cut. A generated token goes through the first phase, which picks its successor on
+//! the device; the host queues a few of those ahead and reads the tokens as they come.
+
+use gemma4c_plan::Plan;
+use gemma4c_plan::cuda::{Places, Range, Region};
+
+use crate::backend::{Backend, Pick, Run};
+use crate::{Asked, RuntimeError};
+
+/// Replays queued before the first of their tokens is looked at: enough that the device never waits for the host, few
+/// enough that little is computed in vain after a stop token.
+const AHEAD: u32 = 4;
+
+/// What is wanted of the tokens fed.
+pub(crate) enum Want<'a> {
+    /// The logits of these rows, each given to the function with its token's index.
+    Logits(Asked, &'a mut dyn FnMut(usize, &[f32])),
+    /// The next token, on its way to the host.
+    Token(Pick),
+}
+
+/// How a plan's phases take tokens.
+pub(crate) struct Feeder {
+    places: Places,
+    phases: Vec<Shape>,
+    vocabulary: usize,
+    /// Bytes of a row of logits, and the row.
+    bytes: Vec<u8>,
+    row: Vec<f32>,
+}
+
+struct Shape {
+    rows: u32,
+    asked_from: usize,
+    steps: usize,
+}
+
+impl Feeder {
+    /// `None` for a plan without a GPU's program.
+    pub fn new(plan: &Plan) -> Option<Feeder> {
+        let program = &plan.cuda.as_ref()?.program;
+        let shape = |phase: &gemma4c_plan::cuda::Phase| Shape {
+            rows: phase.rows,
+            asked_from: phase.asked_from as usize,
+            steps: phase.steps.len(),
+        };
+        let vocabulary = plan.model.vocab_size as usize;
+        Some(Feeder {
+            places: program.places,
+            phases: program.phases.iter().map(shape).collect(),
+            vocabulary,
+            bytes: vec![0; vocabulary * 4],
+            row: vec![0.0; vocabulary],
+        })
+    }
+
+    /// Most tokens of a prompt that go through at once.
+    pub fn chunk(&self) -> u32 {
+        self.phases.last().map_or(1, |phase| phase.rows)
+    }
+
+    /// Tokens that may be on their way to the host at the same time.
+    pub fn ahead(&self) -> u32 {
+        // A token beyond the last one kept writes over the oldest rows of a ring, which has room for one chunk.
+        AHEAD.min(self.chunk()).min(self.places.history_len)
+    }
+
+    /// Feeds a prompt from `position` on, in chunks of at most `chunk`.
+    pub fn feed(
+        &mut self,
+        backend: &mut dyn Backend,
+        tokens: &[u32],
+        position: u32,
+        chunk: Option<u32>,
+        mut want: Want<'_>,
+    ) -> Result<(), RuntimeError> {
+        let most = self.chunk();
+        let chunk = chunk.unwrap_or(most).clamp(1, most) as usize;
+        let mut first = 0;
+        while first < tokens.len() {
+            let piece = &tokens[first..(first + chunk).min(tokens.len())];
+            let is_last = first + piece.len() == tokens.len();
+            self.feed_chunk(backend, piece, position + first as u32, first, is_last, &mut want)?;
+            first += piece.len();
+        }
+        Ok(())
+    }
+
+    fn feed_chunk(
+        &mut self,
+        backend: &mut dyn Backend,
+        tokens: &[u32],
+        position: u32,
+        first: usize,
+        is_last: bool,
+        want: &mut Want<'_>,
+    ) -> Result<(), RuntimeError> {
+        let rows = tokens.len() as u32;
+        let phase = self.prompt_phase(rows);
+        let Shape { asked_from, steps, .. } = self.phases[phase];
+        let run = |steps, pick| Run { phase, steps, pick };
+        self.write(backend, self.places.tokens, tokens)?;
+        self.write(backend, self.places.state, &[position, rows, tokens[0]])?;
+        match want {
+            Want::Logits(Asked::All, each) => {
+                backend.run(run((0, asked_from), Pick::None))?;
+                for row in 0..rows {
+                    self.ask(backend, position, row)?;
+                    backend.run(run((asked_from, steps), Pick::None))?;
+                    each(first + row as usize, self.logits(backend)?);
+                }
+            }
+            Want::Logits(Asked::Last, each) if is_last => {
+                self.ask(backend, position, rows - 1)?;
+                backend.run(run((0, steps), Pick::None))?;
+                each(first + tokens.len() - 1, self.logits(backend)?);
+            }
+            Want::Token(pick) if is_last => {
+                self.ask(backend, position, rows - 1)?;
+                backend.run(run((0, steps), *pick))?;
+                self.send_back(backend, position + rows)?;
+            }
+            _ => backend.run(run((0, asked_from), Pick::None))?,
+        }
+        Ok(())
+    }
+
+    /// Feeds one token the way generated ones are, and returns the logits after it.
+    pub fn decode(&mut self, backend: &mut dyn Backend, token: u32, position: u32) -> Result<&[f32], RuntimeError> {
+        self.write(backend, self.places.tokens, &[token])?;
+        self.write(backend, self.places.state, &[position, 1, token])?;
+        self.ask(backend, position, 0)?;
+        backend.run(Run { phase: 0, steps: (0, self.phases[0].steps), pick: Pick::None })?;
+        self.logits(backend)
+    }
+
+    /// Queues the token that was picked last, now at `position`, through the first phase; its successor comes back.
+    pub fn decode_picked(&self, backend: &mut dyn Backend, position: u32, pick: Pick) -> Result<(), RuntimeError> {
+        backend.run(Run { phase: 0, steps: (0, self.phases[0].steps), pick })?;
+        self.send_back(backend, position + 1)
+    }
+
+    /// What [`Pick::Sampled`] goes by.
+    pub fn set(
+        &self,
+        backend: &mut dyn Backend,
+        sampling: gemma4c_plan::Sampling,
+        seed: u64,
+    ) -> Result<(), RuntimeError> {
+        let (temperature, top_p) = (sampling.temperature.to_bits(), sampling.top_p.to_bits());
+        let words = [temperature, sampling.top_k, top_p, seed as u32, (seed >> 32) as u32];
+        self.write(backend, self.places.settings, &words)
+    }
+
+    /// The smallest prefill phase that takes so many rows; of a plan that has none, the first.
+    fn prompt_phase(&self, rows: u32) -> usize {
+        let prefill = self.phases.iter().skip(1).position(|phase| phase.rows >= rows);
+        prefill.map_or(0, |index| index + 1)
+    }
+
+    fn ask(&self, backend: &mut dyn Backend, position: u32, row: u32) -> Result<(), RuntimeError> {
+        self.write(backend, self.places.asked, &[position + row, 1, row])
+    }
+
+    fn write(&self, backend: &mut dyn Backend, offset: u64, words: &[u32]) -> Result<(), RuntimeError> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        backend.write(arena(offset, bytes.len()), &bytes)
+    }
+
+    /// The token for `position` starts on its way to the host.
+    fn send_back(&self, backend: &mut dyn Backend, position: u32) -> Result<(), RuntimeError> {
+        let place = self.places.history + 4 * (position % self.places.history_len) as u64;
+        backend.send_back(arena(place, 4))
+    }
+
+    fn logits(&mut self, backend: &mut dyn Backend) -> Result<&[f32], RuntimeError> {
+        backend.read(arena(self.places.logits, self.vocabulary * 4), &mut self.bytes)?;
+        for (value, bytes) in self.row.iter_mut().zip(self.bytes.chunks_exact(4)) {
+            *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+        Ok(&self.row)
+    }
+}
+
+fn arena(offset: u64, bytes: usize) -> Range {
+    Range { region: Region::Arena, offset, bytes: bytes as u64 }
+}
