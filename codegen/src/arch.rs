@@ -4,6 +4,7 @@
 //! the price of machine code that runs nowhere else. The facts are the vendor's published limits; what a kernel reaches on
 //! a given GPU is measured, not stated here.
 
+use gemma4c_dsl::Instance;
 use std::fmt;
 use std::str::FromStr;
 
@@ -70,6 +71,11 @@ impl Arch {
     /// Asynchronous tensor-core products of whole warpgroups.
     pub const fn has_wgmma(self) -> bool {
         matches!(self, Arch::Sm90a)
+    }
+
+    /// Whether the instance compiles for this architecture: it uses nothing that others alone have.
+    pub fn has_all_of(self, instance: &Instance) -> bool {
+        self.has_wgmma() || !instance.needs_warpgroups()
     }
 
     /// Bulk tensor copies with mbarrier completion.

@@ -1,4 +1,5 @@
-//! Every instance that a plan may use, compiled for every architecture, with no GPU; and what each takes of one.
+//! Every instance that a plan may use, compiled for every architecture that has what it uses, with no GPU; and what each
+//! takes of one.
 //!
 //! The tables hold for the NVRTC that the test script fetches; another version compiles everything all the same, and its
 //! registers are its own.
@@ -13,9 +14,9 @@ use std::io::Write;
 
 const TABLES_ARE_OF: Version = Version { major: 13, minor: 0 };
 
-fn instances() -> Vec<(&'static Family, NamedInstance)> {
+fn instances(arch: Arch) -> Vec<(&'static Family, NamedInstance)> {
     let of = |family: &'static Family| family.instances().into_iter().map(move |named| (family, named));
-    FAMILIES.iter().flat_map(of).collect()
+    FAMILIES.iter().flat_map(of).filter(|(_, named)| arch.has_all_of(&named.instance)).collect()
 }
 
 /// Whether decode kernels may spill registers. One that does pays for it in every token.
@@ -30,7 +31,7 @@ fn check(arch: Arch, spills: Spills) {
     let Some(toolchain) = support::toolchain() else { return };
     let version = toolchain.version();
     let compiler = Compiler { toolchain, cache: Cache::from_env() };
-    let usages = measure(&compiler, arch, &instances()).unwrap_or_else(|errors| {
+    let usages = measure(&compiler, arch, &instances(arch)).unwrap_or_else(|errors| {
         let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
         panic!("{} of the instances do not compile for {arch}:\n\n{}", texts.len(), texts.join("\n\n"))
     });

@@ -1,6 +1,8 @@
 //! The matrix product against a plain sum in f64: in the simulator under three orders, and as host-compiled text.
 
-use gemma4c_codegen::cases::product;
+use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::cases::{product, wide};
+use gemma4c_codegen::kernels::product::wide::Wide;
 use gemma4c_codegen::kernels::product::{Product, Tile};
 use gemma4c_dsl::ElementType;
 use gemma4c_dsl::harness::{Case, Executor, Simulator};
@@ -23,17 +25,52 @@ fn tiles_full_and_not() {
     check(product::shapes());
 }
 
-#[test]
-fn a_row_does_not_depend_on_its_neighbours_nor_on_the_tile() {
+/// The first row of every result, `outputs` values of it, must have the same bits.
+fn same_first_rows(cases: &[Case], outputs: usize) {
     let first_row = |case: &Case| {
         let out = case.instance.params().iter().position(|param| param.name == "out").expect("it has a result");
         let results = Simulator(Order::Forward).run(case).expect("the case runs");
         let out = results[out].as_ref().expect("the result is a buffer");
-        out.bytes()[..19 * 4].to_vec()
+        out.bytes()[..outputs * 4].to_vec()
     };
-    let rows: Vec<Vec<u8>> = product::first_rows().iter().map(first_row).collect();
+    let rows: Vec<Vec<u8>> = cases.iter().map(first_row).collect();
     assert!(rows[0].iter().any(|byte| *byte != 0));
     assert!(rows.iter().all(|row| *row == rows[0]));
+}
+
+#[test]
+fn a_row_does_not_depend_on_its_neighbours_nor_on_the_tile() {
+    same_first_rows(&product::first_rows(), 19);
+    same_first_rows(&wide::first_rows(), 20);
+}
+
+#[test]
+fn warpgroups_multiply_in_every_tile() {
+    check(wide::tiles());
+}
+
+#[test]
+fn warpgroups_gate_what_they_multiplied() {
+    check(wide::gated());
+}
+
+#[test]
+fn weights_to_bf16() {
+    check(wide::widening());
+}
+
+#[test]
+fn warpgroups_take_the_tile_with_the_shortest_waves() {
+    let wide = Wide { out: ElementType::F32, geglu: false, epilogue: Vec::new() };
+    let tile = |rows, outputs, k| wide.choose(rows, outputs, k, Arch::Sm90a).map(|tile| (tile.rows(), tile.columns));
+    assert_eq!(tile(2048, 20480, 2560), Some((128, 256)));
+    assert_eq!(tile(512, 2560, 10240), Some((128, 96)));
+    assert_eq!(tile(2048, 2560, 10240), Some((128, 160)));
+    assert_eq!(tile(7, 2560, 10240), Some((64, 128)));
+    // Steps are 64 values, results are stored in pairs, and only Hopper has warpgroups that multiply.
+    assert_eq!(tile(512, 2560, 2080), None);
+    assert_eq!(tile(512, 2561, 2560), None);
+    assert_eq!(wide.choose(512, 2560, 2560, Arch::Sm89), None);
 }
 
 #[test]

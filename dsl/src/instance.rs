@@ -2,7 +2,7 @@
 
 use crate::ElementType;
 use crate::definition::{Callee, ConstantDef, DeviceDef, KernelDef, ParamDef, ParamKind, SlotDef};
-use crate::intrinsics::Intrinsic;
+use crate::intrinsics::{Intrinsic, Scope};
 
 /// Compile options that a kernel's meaning depends on. Without the first, the GPU would fuse a product and a sum where the
 /// simulator rounds twice.
@@ -320,13 +320,20 @@ impl Instance {
 
     /// (offset of each array, bytes in all)
     pub(crate) fn shared_layout(&self) -> (Vec<usize>, usize) {
-        let mut end = 0;
+        let alignment = if self.needs_warpgroups() { SWIZZLED_ALIGNMENT } else { SHARED_ALIGNMENT };
+        let mut end = 0usize;
         let offsets = self.def.shared.iter().map(|array| {
-            let at = end_aligned(end);
+            let at = end.next_multiple_of(alignment);
             end = at + array.bytes(&self.values);
             at
         });
         (offsets.collect(), end)
+    }
+
+    /// It multiplies by whole warpgroups, which Hopper alone can: no other architecture compiles it.
+    pub fn needs_warpgroups(&self) -> bool {
+        let functions = self.functions().unwrap_or_default();
+        functions.intrinsics.iter().any(|row| row.scope == Scope::Warpgroup)
     }
 
     /// The intrinsics and device functions the instance reaches.
@@ -383,7 +390,7 @@ impl Instance {
     }
 }
 
-/// Arrays in dynamic shared memory start where a 128-byte access may.
-fn end_aligned(at: usize) -> usize {
-    at.div_ceil(128) * 128
-}
+/// Arrays in dynamic shared memory start where a 128-byte access may,
+const SHARED_ALIGNMENT: usize = 128;
+/// or, where warpgroups multiply, where the pattern of a swizzled tile starts over.
+const SWIZZLED_ALIGNMENT: usize = 1024;

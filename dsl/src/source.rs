@@ -26,7 +26,8 @@ impl Instance {
             for (array, at) in self.def.shared.iter().zip(offsets) {
                 let _ = writeln!(text, "constexpr u32 {}_at = {at};", array.name);
             }
-            let _ = writeln!(text, "DYNAMIC_SHARED({bytes});");
+            let declare = if self.needs_warpgroups() { "SWIZZLED_SHARED" } else { "DYNAMIC_SHARED" };
+            let _ = writeln!(text, "{declare}({bytes});");
         }
         text
     }

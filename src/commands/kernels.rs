@@ -57,7 +57,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "sim")]
     device: check::Where,
 
-    /// Measure on the GPU how fast kernels stream weights, beside the fastest it can read at all.
+    /// Measure on the GPU how fast kernels stream weights, beside the fastest it can read at all, and how fast they multiply.
     #[arg(long, conflicts_with_all = ["rust", "cuda", "sass_stats", "check"])]
     bench: bool,
 }
@@ -194,7 +194,9 @@ fn whole_text(selection: &Selection, label: &str) -> Result<String> {
 
 fn sass_stats(selection: &Selection, arch: Arch) -> Result<String> {
     let compiler = Compiler { toolchain: Toolchain::find()?, cache: Cache::from_env() };
-    let usages = measure(&compiler, arch, &selection.instances()).map_err(|errors| {
+    let mut instances = selection.instances();
+    instances.retain(|(_, named)| arch.has_all_of(&named.instance));
+    let usages = measure(&compiler, arch, &instances).map_err(|errors| {
         let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
         anyhow::anyhow!("{}", texts.join("\n\n"))
     })?;

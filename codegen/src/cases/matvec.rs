@@ -327,7 +327,7 @@ pub fn benches() -> Box<dyn Iterator<Item = Bench>> {
             vec![0.0f32; product.outputs as usize],
             Bound::Exact,
         );
-        Bench { shape, weights: product.dtype.to_string(), case }
+        Bench { shape, weights: product.dtype.to_string(), case, flops: None }
     });
     Box::new(shapes)
 }

@@ -17,6 +17,7 @@ pub mod product;
 pub mod quantise;
 pub mod repack;
 pub mod sample;
+pub mod wide;
 
 use gemma4c_dsl::harness::Case;
 
@@ -35,13 +36,15 @@ pub struct Bench {
     /// The type of its weights.
     pub weights: String,
     pub case: Case,
+    /// Operations of a product of many rows, whose speed they tell; of a single row's it is the bytes of the weights.
+    pub flops: Option<u64>,
 }
 
 /// Makes the launches of a family that are worth timing, one at a time: some are hundreds of megabytes.
 type Benches = fn() -> Box<dyn Iterator<Item = Bench>>;
 
 /// The families that are timed on their own.
-static BENCHES: &[(&str, Benches)] = &[("matvec", matvec::benches)];
+static BENCHES: &[(&str, Benches)] = &[("matvec", matvec::benches), ("product", wide::benches)];
 
 /// The launches of a family that are worth timing.
 pub fn benches(family: &str) -> impl Iterator<Item = Bench> {

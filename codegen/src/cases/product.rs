@@ -5,12 +5,14 @@ use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, ElementType, Float};
 
 use super::matvec::random_streams;
+use super::wide;
+use crate::kernels::matvec::TUNED_MULTIPROCESSORS;
 use crate::kernels::matvec::slots::then_add;
 use crate::kernels::product::{Product, Tile, round_rows_instance};
 use crate::kernels::streams::Repacked;
 
 pub fn cases() -> Vec<Case> {
-    types().into_iter().chain(shapes()).chain(rounding()).collect()
+    types().into_iter().chain(shapes()).chain(rounding()).chain(wide::cases()).collect()
 }
 
 /// A product of random operands and what must come out.
@@ -122,6 +124,28 @@ pub fn first_rows() -> Vec<Case> {
     let product = Product { dtype: DType::Q6K, k: 256, out: ElementType::F32, epilogue: Vec::new() };
     let case = |rows, tile| Problem::new(product.clone(), 19, [rows, rows]).case(Some(tile));
     vec![case(1, Tile::SMALL), case(20, Tile::SMALL), case(2, Tile::MEDIUM), case(3, Tile::LARGE)]
+}
+
+/// A launch to be timed, and its tile. Random bytes repeat after a while: making them must not take longer than timing them.
+pub fn launch(dtype: DType, rows: u32, outputs: u32, k: u32) -> (Case, Tile) {
+    const RANDOM_ROWS: u32 = 256;
+    let product = Product { dtype, k, out: ElementType::F32, epilogue: Vec::new() };
+    let tile = Tile::choose(rows, outputs, TUNED_MULTIPROCESSORS);
+    let mut case = Case::new("timed", product.instance(tile).expect("a shape that fits the kernel"));
+    for (stream, bytes) in random_streams(dtype, RANDOM_ROWS as usize, k as usize, k.into()) {
+        let param = if stream.name == "codes" { "codes".to_owned() } else { format!("side_{}", stream.name) };
+        let all = bytes.len() / RANDOM_ROWS as usize * outputs as usize;
+        case = case.buffer(&param, Data::new(stream.element(), bytes.into_iter().cycle().take(all).collect()));
+    }
+    let x = Random::new(k.into()).floats((rows * k) as usize, -1.0, 1.0);
+    let case = case
+        .grid(tile.grid(rows, outputs))
+        .buffer("x", x.into_iter().map(BF16::from_f32).collect::<Vec<_>>())
+        .buffer("state", vec![0, rows, 0])
+        .scalar("outputs", outputs)
+        .scalar("k", k)
+        .expect("out", vec![0.0f32; (rows * outputs) as usize], Bound::Exact);
+    (case, tile)
 }
 
 /// f32 to bf16: ties, signs, and a grid that goes round.

@@ -122,8 +122,14 @@ pub static FAMILIES: &[Family] = &[
     },
     Family {
         name: "product",
-        about: "prefill's matrix products over repacked weights, on bf16 tensor cores",
-        kernels: &[product::product::DEF, product::product_plain::DEF, product::round_rows::DEF],
+        about: "prefill's matrix products on bf16 tensor cores: over repacked weights, and over a bf16 copy of them",
+        kernels: &[
+            product::product::DEF,
+            product::product_plain::DEF,
+            product::round_rows::DEF,
+            product::wide::product_wide::DEF,
+            product::widen::widen::DEF,
+        ],
         instances: product::instances,
         cases: cases::product::cases,
     },

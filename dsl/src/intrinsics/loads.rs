@@ -2,7 +2,7 @@
 //! memory's own elements; the address must be a multiple of the access.
 
 use super::row;
-use crate::elements::{BF16, Element, ElementType, F16, F32x4, Float, U32x2};
+use crate::elements::{BF16, Element, ElementType, F16, F32x2, F32x4, Float, U32x2};
 use crate::sim::memory::{InOut, Input, KernelIndex, Readable, Weights, Writable};
 
 /// Reads a `V` at element `index`: `load::<U32x4>(weights, i)`.
@@ -104,5 +104,30 @@ row! {
     /// Writes a `V` at element `index`: `store(out, i, f32x4(a, b, c, d))`.
     Thread store
     cuda "template <class T, class I, class V> __device__ __forceinline__ void store(T* memory, I index, V value) { *(V*)(memory + index) = value; }"
+    host same
+}
+
+/// Writes two neighbouring floats in one access, whatever their type: 4 or 8 bytes.
+#[track_caller]
+pub fn store_floats2<T: Float>(memory: impl Writable<Element = T>, index: impl KernelIndex, pair: F32x2) {
+    let raw = memory.raw_mut();
+    let bits = |value: f32| -> u32 {
+        match T::TYPE {
+            ElementType::F16 => F16::from_f32(value).to_bits().into(),
+            _ => BF16::from_f32(value).to_bits().into(),
+        }
+    };
+    match T::TYPE {
+        ElementType::F32 => raw.set(index.value(), pair),
+        _ => raw.set(index.value(), bits(pair.x) | bits(pair.y) << 16),
+    }
+}
+
+row! {
+    /// Writes two neighbouring floats in one access, whatever their type: 4 or 8 bytes.
+    Thread store_floats2 needs [store]
+    cuda "
+template <class T, class I> __device__ __forceinline__ void store_floats2(T* memory, I index, F32x2 pair) { store(memory, index, (u32)from_f32<T>(pair.x).bits | (u32)from_f32<T>(pair.y).bits << 16); }
+template <class I> __device__ __forceinline__ void store_floats2(f32* memory, I index, F32x2 pair) { store(memory, index, pair); }"
     host same
 }

@@ -14,6 +14,7 @@ pub mod loads;
 pub mod math;
 pub mod tensor;
 pub mod warp;
+pub mod warpgroup;
 
 use crate::definition::Callee;
 
@@ -24,6 +25,8 @@ pub enum Scope {
     Thread,
     /// All 32 lanes of the warp, at the same place.
     Warp,
+    /// All 128 threads of four neighbouring warps, at the same place. Hopper alone has such intrinsics.
+    Warpgroup,
     /// All threads of the block, at the same place.
     Block,
     /// Orders this grid against its neighbours in the stream.
@@ -207,10 +210,11 @@ table! {
     ids: thread_idx block_dim block_idx block_idx_y block_idx_z grid_dim grid_dim_y grid_dim_z lane_id warp_id;
     warp: barrier warp_barrier shfl_xor shfl_down shfl_idx ballot warp_any warp_all warp_sum warp_max warp_min block_sum block_max;
     atomics: atomic_add atomic_max atomic_min last_block last_block_of;
-    loads: load load_streamed read_only store;
+    loads: load load_streamed read_only store store_floats2;
     asynchronous: cp_async16 cp_async_commit cp_async_wait;
     bits: byte_of signed_byte_of nibble_of pack_bytes byte_perm dp4a sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16;
     math: rsqrt recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast;
     tensor: ldmatrix_x1 ldmatrix_x2 ldmatrix_x4 ldmatrix_x2_trans ldmatrix_x4_trans mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k32_s8;
+    warpgroup: wgmma_bf16 wgmma_fence wgmma_commit wgmma_wait fence_proxy_async;
     grid: grid_dependency_wait grid_launch_dependents;
 }

@@ -6,7 +6,10 @@
 
 use super::Order;
 use super::fault::{FaultKind, Line, spelled};
-use super::thread::{AsyncCopy, Block, CURRENT, LANE_WORDS, Launch, Raised, Stop, StopScope, Thread, Warp};
+use super::thread::{
+    AsyncCopy, Block, CURRENT, LANE_WORDS, Launch, Products, Raised, Stop, StopScope, Thread, WARPGROUP, Warp,
+    Warpgroup,
+};
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult};
 use std::cell::{Cell, RefCell};
@@ -51,6 +54,8 @@ pub(crate) fn run(
         index,
         linear,
         warps: (0..threads / 32).map(|_| Warp { words: RefCell::new([[[0; LANE_WORDS]; 32]; 2]) }).collect(),
+        warpgroups: (0..threads.div_ceil(WARPGROUP)).map(|_| Warpgroup::default()).collect(),
+        proxy_fences: vec![Cell::new(0); threads],
         words: RefCell::new([vec![0; threads], vec![0; threads]]),
         result: Cell::new((0, 0)),
         after_all_blocks: Cell::new(false),
@@ -68,6 +73,7 @@ pub(crate) fn run(
         coroutines: states.iter().map(|state| coroutine(state, program)).collect(),
         status: (0..threads).map(|_| Status::Ready).collect(),
         in_warp: vec![0; threads / 32],
+        in_warpgroup: vec![0; threads.div_ceil(WARPGROUP)],
         in_block: 0,
     };
     let result = scheduler.run(order);
@@ -99,6 +105,7 @@ fn thread(index: u32, launch: &Launch<'_>, block: &Block, start: u32) -> Thread 
         block_collectives: Cell::new(0),
         open_copies: RefCell::new(Vec::<AsyncCopy>::new()),
         copy_groups: RefCell::new(VecDeque::new()),
+        products: RefCell::new(Products::default()),
     }
 }
 
@@ -125,6 +132,7 @@ struct Scheduler<'a> {
     status: Vec<Status>,
     /// Threads that wait at a warp collective, for each warp.
     in_warp: Vec<usize>,
+    in_warpgroup: Vec<usize>,
     in_block: usize,
 }
 
@@ -195,6 +203,14 @@ impl Scheduler<'_> {
                     }
                 }
             }
+            StopScope::Warpgroup => {
+                let group = index / WARPGROUP;
+                self.in_warpgroup[group] += 1;
+                if self.in_warpgroup[group] == WARPGROUP {
+                    self.in_warpgroup[group] = 0;
+                    self.release(group * WARPGROUP..(group + 1) * WARPGROUP, stop)?;
+                }
+            }
             StopScope::Block => {
                 self.in_block += 1;
                 if self.in_block == self.states.len() {
@@ -232,6 +248,10 @@ impl Scheduler<'_> {
         let Some(stop) = waiting(first) else { return Faulted };
         let (group, whole) = match stop.scope {
             StopScope::Warp { .. } => (first / 32 * 32..first / 32 * 32 + 32, "all 32 lanes of a warp"),
+            StopScope::Warpgroup => {
+                let start = first / WARPGROUP * WARPGROUP;
+                (start..self.status.len().min(start + WARPGROUP), "all 128 threads of a warpgroup")
+            }
             StopScope::Block => (0..self.status.len(), "all threads of a block"),
         };
         let elsewhere = group.into_iter().find_map(|other| match waiting(other) {
@@ -271,6 +291,11 @@ impl Scheduler<'_> {
                 "returns with a cp_async that nobody waited for".to_string(),
             );
             return Err(Faulted);
+        }
+        let products = state.products.borrow();
+        if !products.is_idle() {
+            let message = "returns with a wgmma that nobody waited for".to_string();
+            return Err(self.raise(index, FaultKind::UnfinishedProduct, products.line, message));
         }
         Ok(())
     }

@@ -24,6 +24,10 @@ pub enum FaultKind {
     MissingDependencyWait,
     /// A `cp_async` that no `cp_async_wait` waited for.
     UnfinishedCopy,
+    /// A product of a warpgroup that nobody waited for.
+    UnfinishedProduct,
+    /// A product of a warpgroup whose operands or registers no fence has put in order.
+    MissingFence,
     /// A Rust panic: integer overflow, division by zero, `require!`.
     Panic,
 }

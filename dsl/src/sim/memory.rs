@@ -233,6 +233,11 @@ impl<T: Element> Raw<T> {
         }
     }
 
+    /// Where the handle starts in its region, in bytes.
+    pub(crate) fn first_byte(&self) -> i64 {
+        self.first.saturating_mul(size_of::<T>() as i64)
+    }
+
     fn skip(mut self, by: i64) -> Self {
         self.first = self.first.saturating_add(by);
         self
@@ -342,6 +347,10 @@ pub fn regs<T: Element>(value: T, len: u32) -> Regs<T> {
 }
 
 impl<T> Regs<T> {
+    pub(crate) fn values_mut(&mut self) -> &mut [T] {
+        &mut self.0
+    }
+
     #[track_caller]
     fn slot(&self, index: i64) -> usize {
         match usize::try_from(index) {

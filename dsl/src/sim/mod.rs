@@ -13,6 +13,7 @@ pub(crate) mod memory;
 pub(crate) mod shadow;
 pub(crate) mod thread;
 
+pub(crate) use fault::spelled;
 pub use fault::{Fault, FaultKind};
 pub(crate) use launch::launch_host;
 pub use launch::{Arg, LaunchError, Options, launch};

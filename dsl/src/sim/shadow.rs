@@ -6,6 +6,7 @@
 //! enough to find the other side of a write.
 
 use super::fault::{FaultKind, Line, spelled};
+use std::cell::Cell;
 
 /// What an access does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +97,16 @@ impl Shadow {
             }
         }
         Ok(())
+    }
+
+    /// A thread of the block, with the line of its write to `at..at + bytes`, that has not fenced it since. `fences`: when
+    /// each thread of the block last did.
+    pub fn unfenced(&self, at: usize, bytes: usize, fences: &[Cell<u32>]) -> Option<(u32, Line)> {
+        let range = at / self.bytes_per_granule..(at + bytes).div_ceil(self.bytes_per_granule);
+        let writer = |mark: Mark| (mark.thread - 1) % fences.len() as u32;
+        let unfenced = |mark: &Mark| mark.thread != 0 && mark.time >= fences[writer(*mark) as usize].get();
+        let mark = self.granules[range].iter().map(|granule| granule.write).find(unfenced)?;
+        Some((writer(mark), mark.line))
     }
 
     /// The first byte of `at..at + bytes` that nobody wrote.

@@ -9,7 +9,9 @@ use super::shadow::{Accessor, Touch};
 use crate::instance::{Instance, Values};
 use corosensei::Yielder;
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::panic::Location;
+use std::rc::Rc;
 
 /// Words that a lane may bring to a collective: two operands and an accumulator of a tensor-core product.
 pub(crate) const LANE_WORDS: usize = 12;
@@ -26,6 +28,7 @@ pub(crate) struct Stop {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopScope {
     Warp { orders_memory: bool },
+    Warpgroup,
     Block,
 }
 
@@ -65,6 +68,9 @@ pub(crate) struct Block {
     pub index: [u32; 3],
     pub linear: u32,
     pub warps: Vec<Warp>,
+    pub warpgroups: Vec<Warpgroup>,
+    /// When each thread last made its writes to shared memory visible to products of warpgroups.
+    pub proxy_fences: Vec<Cell<u32>>,
     /// What the threads brought to block collectives: two sets, used in turn, so that a fast thread cannot overwrite what
     /// a slow one has yet to read.
     pub words: RefCell<[Vec<u32>; 2]>,
@@ -85,6 +91,56 @@ pub(crate) struct AsyncCopy {
     pub line: Line,
 }
 
+/// Threads of a warpgroup.
+pub(crate) const WARPGROUP: usize = 128;
+
+/// What the threads of a warpgroup share: the operands of its latest products, which one of them has read for all.
+#[derive(Default)]
+pub(crate) struct Warpgroup {
+    pub operands: RefCell<VecDeque<(u32, Rc<Operands>)>>,
+}
+
+/// A product's operands as numbers, 16 to a line: 64 lines of the left one, a line for each column of the right one.
+pub(crate) struct Operands {
+    pub left: Vec<f32>,
+    pub right: Vec<f32>,
+}
+
+/// A product of a warpgroup that was started.
+#[derive(Clone, Copy)]
+pub(crate) struct Product {
+    /// Counts the thread's products.
+    pub number: u32,
+    pub left: Tile,
+    pub right: Tile,
+}
+
+/// Where an operand starts in shared memory: array and byte, before the swizzle.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    pub region: *const Region,
+    pub at: usize,
+}
+
+/// The products of its warpgroup that a thread has started and not waited for.
+#[derive(Default)]
+pub(crate) struct Products {
+    pub started: u32,
+    /// The accumulator while products are on their way; the kernel's own registers hold NaN meanwhile.
+    pub sums: Vec<f32>,
+    /// The accumulator's registers are in order before the next product.
+    pub fenced: bool,
+    pub open: Vec<Product>,
+    pub groups: VecDeque<Vec<Product>>,
+    pub line: Line,
+}
+
+impl Products {
+    pub fn is_idle(&self) -> bool {
+        self.open.is_empty() && self.groups.iter().all(Vec::is_empty)
+    }
+}
+
 /// State of one GPU thread.
 pub(crate) struct Thread {
     pub index: u32,
@@ -97,7 +153,8 @@ pub(crate) struct Thread {
     pub warp_collectives: Cell<u32>,
     pub block_collectives: Cell<u32>,
     pub open_copies: RefCell<Vec<AsyncCopy>>,
-    pub copy_groups: RefCell<std::collections::VecDeque<Vec<AsyncCopy>>>,
+    pub copy_groups: RefCell<VecDeque<Vec<AsyncCopy>>>,
+    pub products: RefCell<Products>,
 }
 
 thread_local! {
@@ -133,6 +190,10 @@ impl Thread {
 
     pub fn lane(&self) -> usize {
         self.index as usize % 32
+    }
+
+    pub fn warpgroup(&self) -> &Warpgroup {
+        &self.block().warpgroups[self.index as usize / WARPGROUP]
     }
 
     /// The kernel's line that called, unless it is the host text that runs.

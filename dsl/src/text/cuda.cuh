@@ -14,6 +14,7 @@ typedef long long i64;
 typedef float f32;
 
 #define DYNAMIC_SHARED(bytes) extern __shared__ __align__(128) u8 dynamic_shared[]
+#define SWIZZLED_SHARED(bytes) extern __shared__ __align__(1024) u8 dynamic_shared[]
 
 template <class To, class From> __device__ __forceinline__ To bits_as(From from) {
     static_assert(sizeof(To) == sizeof(From), "the sizes differ");

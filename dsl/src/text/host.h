@@ -12,6 +12,7 @@
 #define __shared__ static thread_local
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define DYNAMIC_SHARED(bytes) __align__(128) static thread_local u8 dynamic_shared[(bytes) + 1]
+#define SWIZZLED_SHARED(bytes) __align__(1024) static thread_local u8 dynamic_shared[(bytes) + 1]
 
 namespace gemma4c {
 

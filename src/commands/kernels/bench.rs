@@ -1,4 +1,5 @@
-//! `gemma4c kernels --bench`: how fast kernels stream their weights, beside the fastest this GPU can read at all.
+//! `gemma4c kernels --bench`: how fast kernels stream their weights, beside the fastest this GPU can read at all, and how
+//! fast they multiply many rows.
 //!
 //! A launch finds its weights in memory, not in L2: each takes another copy, and all copies together are far larger than any
 //! L2. Launches are replayed as a graph, so that no host stands between them. Both in one run: only ratios taken in one run
@@ -25,28 +26,81 @@ const LAUNCHES: usize = 64;
 pub fn run(selection: &Selection) -> Result<Outcome> {
     let gpu = Gpu::open()?;
     eprintln!("{gpu}");
-    let ceiling = read_ceiling(&gpu)?;
-    let name = &gpu.device.gpu.name;
-    print(&format!("{name}, read-only sum over {} GiB: {:.0} GB/s\n\n", PROBED >> 30, ceiling))?;
-    print("| shape | type | MB | us | GB/s | of the ceiling | us, chained | of the ceiling |\n")?;
-    print("|---|---|---:|---:|---:|---:|---:|---:|\n")?;
+    let mut ceiling = None;
     for (family, _) in &selection.families {
-        for Bench { shape, weights, case } in benches(family.name) {
+        let mut heading = Heading::None;
+        for Bench { shape, weights, case, flops } in benches(family.name) {
+            if !gpu.can_run(&case.instance) {
+                continue;
+            }
             let bytes = streamed_bytes(&case)?;
-            let times = time(&gpu, &case, bytes)?;
-            let speed = |microseconds: f64| bytes as f64 / microseconds / 1000.0;
-            let share = |microseconds: f64| format!("{:.0} %", 100.0 * speed(microseconds) / ceiling);
-            let chained = times.chained.map_or("| | |".to_owned(), |us| format!("| {us:.2} | {} |", share(us)));
-            let megabytes = bytes as f64 / 1e6;
-            let alone = times.alone;
-            print(&format!(
-                "| {shape} | {weights} | {megabytes:.1} | {alone:.2} | {:.0} | {} {chained}\n",
-                speed(alone),
-                share(alone),
-            ))?;
+            match flops {
+                Some(flops) => {
+                    heading.print_once(Heading::Multiplied)?;
+                    let microseconds = time(&gpu, &case, bytes)?.alone;
+                    let speed = flops as f64 / microseconds / 1e6;
+                    print(&format!(
+                        "| {shape} | {weights} | {:.1} | {microseconds:.1} | {speed:.0} |\n",
+                        flops as f64 / 1e9
+                    ))?;
+                }
+                None => {
+                    let ceiling = match ceiling {
+                        Some(known) => known,
+                        None => *ceiling.insert(read_ceiling(&gpu)?),
+                    };
+                    heading.print_once(Heading::Streamed { ceiling })?;
+                    print_streamed(&shape, &weights, bytes, &time(&gpu, &case, bytes)?, ceiling)?;
+                }
+            }
         }
     }
     Ok(Outcome::Done)
+}
+
+/// The head of the table that is being printed.
+#[derive(PartialEq)]
+enum Heading {
+    None,
+    /// GB/s at best.
+    Streamed {
+        ceiling: f64,
+    },
+    Multiplied,
+}
+
+impl Heading {
+    fn print_once(&mut self, wanted: Heading) -> Result<()> {
+        if *self == wanted {
+            return Ok(());
+        }
+        match wanted {
+            Heading::None => {}
+            Heading::Streamed { ceiling } => {
+                print(&format!("\nread-only sum over {} GiB: {ceiling:.0} GB/s\n\n", PROBED >> 30))?;
+                print("| shape | type | MB | us | GB/s | of the ceiling | us, chained | of the ceiling |\n")?;
+                print("|---|---|---:|---:|---:|---:|---:|---:|\n")?;
+            }
+            Heading::Multiplied => {
+                print("\n| shape | weights, tile | GFLOP | us | TFLOP/s |\n|---|---|---:|---:|---:|\n")?;
+            }
+        }
+        *self = wanted;
+        Ok(())
+    }
+}
+
+/// A row of a launch that does little but read its weights.
+fn print_streamed(shape: &str, weights: &str, bytes: usize, times: &Times, ceiling: f64) -> Result<()> {
+    let speed = |microseconds: f64| bytes as f64 / microseconds / 1000.0;
+    let share = |microseconds: f64| format!("{:.0} %", 100.0 * speed(microseconds) / ceiling);
+    let chained = times.chained.map_or("| | |".to_owned(), |us| format!("| {us:.2} | {} |", share(us)));
+    let (megabytes, alone) = (bytes as f64 / 1e6, times.alone);
+    print(&format!(
+        "| {shape} | {weights} | {megabytes:.1} | {alone:.2} | {:.0} | {} {chained}\n",
+        speed(alone),
+        share(alone),
+    ))
 }
 
 /// GB/s of the best of several ways to read much more than L2 holds.

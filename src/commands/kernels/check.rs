@@ -37,7 +37,7 @@ impl Tally {
 }
 
 pub fn run(selection: &Selection, place: Where) -> Result<Outcome> {
-    let families: Vec<(&str, Vec<Case>)> = selection
+    let mut families: Vec<(&str, Vec<Case>)> = selection
         .families
         .iter()
         .map(|(family, kernels)| {
@@ -55,6 +55,13 @@ pub fn run(selection: &Selection, place: Where) -> Result<Outcome> {
         Where::Cuda => {
             let gpu = Gpu::open()?;
             eprintln!("{gpu}");
+            for (name, cases) in &mut families {
+                let all = cases.len();
+                cases.retain(|case| gpu.can_run(&case.instance));
+                if cases.len() < all {
+                    eprintln!("{name}: {} cases left out, which need another architecture", all - cases.len());
+                }
+            }
             gpu.compile_ahead(families.iter().flat_map(|(_, cases)| cases).map(|case| &case.instance))?;
             check(&families, &[&gpu], || gpu.is_lost())
         }

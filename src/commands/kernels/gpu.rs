@@ -46,6 +46,11 @@ impl Gpu {
         Ok(Gpu { device, arch, compiler, loaded: RefCell::default() })
     }
 
+    /// Whether this GPU has what the instance uses.
+    pub fn can_run(&self, instance: &Instance) -> bool {
+        self.arch.has_all_of(instance)
+    }
+
     /// Compiles on all cores what will be launched one by one.
     pub fn compile_ahead<'a>(&self, instances: impl Iterator<Item = &'a Instance>) -> Result<()> {
         let mut wanted: Vec<_> = instances.map(|instance| (source(instance), instance)).collect();

@@ -7,9 +7,13 @@
 //! Every output is summed along K in the same order, whatever the tile and whoever its neighbours: a row's result does not
 //! depend on the rows beside it, nor on which tile was chosen.
 //!
+//! On Hopper, where memory allows a bf16 copy of the weights, [`wide`] multiplies with that instead.
+//!
 //! Activations are bf16 on arrival, because only then can they be copied asynchronously; [`round_rows`] makes them of f32.
 
 pub mod decode;
+pub mod wide;
+pub mod widen;
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
@@ -338,5 +342,6 @@ pub fn instances() -> Vec<(String, Instance)> {
     }
     let narrow = Product { dtype: DType::Q4_0, k: 96, out: ElementType::BF16, epilogue: Vec::new() };
     named.push(("q4_0, steps of 32 values, to bf16".to_owned(), narrow.instance(Tile::MEDIUM)));
-    named.into_iter().map(|(name, instance)| (name, instance.expect("shapes fit the kernels"))).collect()
+    let named = named.into_iter().map(|(name, instance)| (name, instance.expect("shapes fit the kernels")));
+    named.chain(wide::instances()).chain(widen::instances()).collect()
 }

@@ -1,0 +1,227 @@
+//! Cases of the product by warpgroups: every tile, full and not, plain and gated; and of the widening of weights for it.
+
+use gemma4c_blocks::{DType, reference};
+use gemma4c_dsl::harness::{Bound, Case, Data, Random};
+use gemma4c_dsl::{BF16, ElementType, Float};
+
+use super::Bench;
+use super::gather::{elements, table};
+use super::geglu::gelu;
+use crate::arch::Arch;
+use crate::kernels::matvec::slots::then_add;
+use crate::kernels::product::wide::{Wide, WideTile};
+use crate::kernels::product::widen;
+
+pub fn cases() -> Vec<Case> {
+    tiles().into_iter().chain(gated()).chain(widening()).collect()
+}
+
+/// A product of random operands and what must come out.
+struct Problem {
+    wide: Wide,
+    weights: Vec<BF16>,
+    x: Vec<BF16>,
+    addend: Vec<f32>,
+    outputs: usize,
+    k: usize,
+    /// In the buffers, and in the chunk.
+    rows: [usize; 2],
+    expected: Data,
+    bound: Bound,
+}
+
+fn random_bf16(random: &mut Random, count: usize, size: f32) -> Vec<BF16> {
+    random.floats(count, -size, size).into_iter().map(BF16::from_f32).collect()
+}
+
+impl Problem {
+    fn new(wide: Wide, outputs: usize, k: usize, rows: [usize; 2]) -> Self {
+        let matrix_rows = wide.matrix_rows(outputs as u32) as usize;
+        let weights = random_bf16(&mut Random::new((outputs * k) as u64), matrix_rows * k, 0.5);
+        // The first rows are the same, however many follow.
+        let mut random = Random::new(k as u64);
+        let x = random_bf16(&mut random, rows[0] * k, 2.0);
+        let addend = random.floats(rows[0] * outputs, -9.0, 9.0);
+        let numbers = |values: &[BF16]| values.iter().map(|value| f64::from(value.to_f32())).collect::<Vec<f64>>();
+        let (weight_numbers, x_numbers) = (numbers(&weights), numbers(&x));
+        let dot = |row: usize, column: usize| -> f64 {
+            let (x, w) = (&x_numbers[row * k..][..k], &weight_numbers[column * k..][..k]);
+            x.iter().zip(w).map(|(x, w)| x * w).sum()
+        };
+        let mut expected = vec![0.0f32; rows[0] * outputs];
+        for (at, value) in expected[..rows[1] * outputs].iter_mut().enumerate() {
+            let (row, column) = (at / outputs, at % outputs);
+            let sum = dot(row, column);
+            let sum = if wide.geglu { gelu(sum as f32) * dot(row, outputs + column) } else { sum };
+            *value = (sum + if wide.epilogue.is_empty() { 0.0 } else { f64::from(addend[at]) }) as f32;
+        }
+        // f32 sums of k terms of at most 1; gated, two of those are multiplied.
+        let absolute = k as f32 * 2e-6 * if wide.geglu { 20.0 } else { 1.0 };
+        let (expected, relative) = match wide.out {
+            ElementType::BF16 => {
+                (Data::from(expected.into_iter().map(BF16::from_f32).collect::<Vec<_>>()), 1.0 / 128.0)
+            }
+            _ => (Data::from(expected), 1e-5),
+        };
+        let bound = Bound::Within { absolute, relative };
+        Self { wide, weights, x, addend, outputs, k, rows, expected, bound }
+    }
+
+    fn case(&self, tile: WideTile) -> Case {
+        let Wide { out, geglu, epilogue } = &self.wide;
+        let name = format!(
+            "wide {} x {}, {} of {} rows, {} x {} to {}{}, {} epilogues",
+            tile.rows(),
+            tile.columns,
+            self.rows[1],
+            self.rows[0],
+            self.outputs,
+            self.k,
+            if *geglu { "gated " } else { "" },
+            out.name(),
+            epilogue.len(),
+        );
+        let mut case = Case::new(name, self.wide.instance(tile).expect("a tile that fits the kernel"));
+        if !epilogue.is_empty() {
+            case = case.buffer("epilogue_addend", self.addend.clone());
+        }
+        case.grid(self.wide.grid(tile, self.rows[0] as u32, self.outputs as u32))
+            .buffer("weights", self.weights.clone())
+            .buffer("x", self.x.clone())
+            .buffer("state", vec![0, self.rows[1] as u32, 0])
+            .scalar("outputs", self.outputs as u32)
+            .scalar("k", self.k as u32)
+            .expect("out", self.expected.clone(), self.bound)
+            .except(self.rows[1] * self.outputs..self.rows[0] * self.outputs)
+    }
+}
+
+fn plain(out: ElementType) -> Wide {
+    Wide { out, geglu: false, epilogue: Vec::new() }
+}
+
+const fn tile(warpgroups: u32, columns: u32) -> WideTile {
+    WideTile { warpgroups, columns }
+}
+
+/// Every tile, full and not; fewer steps than the ring holds, and more; rows past the end of a chunk.
+pub fn tiles() -> Vec<Case> {
+    let (f32, bf16) = (ElementType::F32, ElementType::BF16);
+    let with_add = Wide { epilogue: vec![then_add::DEF], ..plain(f32) };
+    vec![
+        Problem::new(plain(f32), 2, 64, [1, 1]).case(tile(1, 128)),
+        Problem::new(plain(f32), 130, 704, [3, 2]).case(tile(1, 128)),
+        Problem::new(plain(bf16), 300, 128, [64, 64]).case(tile(1, 256)),
+        Problem::new(plain(f32), 98, 192, [70, 67]).case(tile(2, 96)),
+        Problem::new(plain(f32), 72, 64, [130, 129]).case(tile(2, 128)),
+        Problem::new(plain(bf16), 162, 128, [5, 5]).case(tile(2, 160)),
+        Problem::new(plain(f32), 258, 192, [130, 130]).case(tile(2, 256)),
+        Problem::new(plain(f32), 32, 640, [128, 128]).case(tile(2, 256)),
+        Problem::new(with_add, 20, 64, [7, 5]).case(tile(1, 128)),
+    ]
+}
+
+/// `gelu(gate) * value`, where gates and values do not fill their halves of a tile.
+pub fn gated() -> Vec<Case> {
+    let gated = |out| Wide { geglu: true, ..plain(out) };
+    let (f32, bf16) = (ElementType::F32, ElementType::BF16);
+    vec![
+        Problem::new(gated(f32), 70, 64, [2, 2]).case(tile(1, 128)),
+        Problem::new(gated(bf16), 130, 128, [70, 66]).case(tile(2, 256)),
+        Problem::new(gated(bf16), 48, 192, [65, 65]).case(tile(2, 96)),
+    ]
+}
+
+/// Every type to bf16, on a grid that goes round.
+pub fn widening() -> Vec<Case> {
+    let of = |dtype: DType| {
+        let (rows, width) = (3, 768);
+        let bytes = table(dtype, rows * width, &mut Random::new(dtype as u64));
+        let layout = dtype.layout();
+        let blocks = bytes.chunks_exact(layout.bytes);
+        let values = blocks.flat_map(|block| (0..layout.len).map(|i| reference::value(layout, block, i)));
+        let expected: Vec<BF16> = values.map(BF16::from_f32).collect();
+        Case::new(
+            format!("{rows} rows of {width} {dtype} to bf16"),
+            widen::instance(dtype).expect("every type has one"),
+        )
+        .buffer("value_tensor", elements(dtype, bytes))
+        .scalar("groups", (rows * width / 8) as u32)
+        .expect("out", expected, Bound::Exact)
+    };
+    DType::ALL.into_iter().map(of).collect()
+}
+
+/// The first row of each is the same product: alone, and with neighbours in every tile.
+pub fn first_rows() -> Vec<Case> {
+    let of = |(rows, tile)| Problem::new(plain(ElementType::F32), 20, 448, [rows, rows]).case(tile);
+    [1, 2, 3, 70, 9, 5].into_iter().zip(WideTile::ALL).map(of).collect()
+}
+
+/// Products of E4B and 31B at two sizes of chunk: over repacked Q8_0 weights, then over bf16 ones in every tile. The one that
+/// a plan would choose is marked.
+pub fn benches() -> Box<dyn Iterator<Item = Bench>> {
+    let of = |BenchShape { name, wide, rows, outputs, k }: BenchShape| {
+        let chosen = wide.choose(rows, outputs, k, Arch::Sm90a);
+        let matrix_rows = wide.matrix_rows(outputs);
+        let flops = Some(2 * u64::from(rows) * u64::from(matrix_rows) * u64::from(k));
+        let (case, tile) = super::product::launch(DType::Q8_0, rows, matrix_rows, k);
+        let weights = format!("Q8_0, {} x {}", tile.rows, tile.columns);
+        let repacked = Bench { shape: name.clone(), weights, case, flops };
+        let bf16 = WideTile::ALL.into_iter().map(move |tile| {
+            let mark = if chosen == Some(tile) { " *" } else { "" };
+            let case = launch(&wide, tile, rows, outputs, k);
+            let weights = format!("bf16, {} x {}{mark}", tile.rows(), tile.columns);
+            Bench { shape: name.clone(), weights, case, flops }
+        });
+        std::iter::once(repacked).chain(bf16)
+    };
+    Box::new(bench_shapes().into_iter().flat_map(of))
+}
+
+/// A launch to be timed. Random values repeat after a while: making them must not take longer than timing them.
+fn launch(wide: &Wide, tile: WideTile, rows: u32, outputs: u32, k: u32) -> Case {
+    let some = random_bf16(&mut Random::new(k.into()), 1 << 20, 1.0);
+    let values = |rows: u32| some.iter().copied().cycle().take(rows as usize * k as usize).collect::<Vec<_>>();
+    let results = rows as usize * outputs as usize;
+    Case::new("timed", wide.instance(tile).expect("a tile that fits the kernel"))
+        .grid(wide.grid(tile, rows, outputs))
+        .buffer("weights", values(wide.matrix_rows(outputs)))
+        .buffer("x", values(rows))
+        .buffer("state", vec![0, rows, 0])
+        .scalar("outputs", outputs)
+        .scalar("k", k)
+        .expect("out", Data::new(wide.out, vec![0; results * wide.out.size()]), Bound::Exact)
+}
+
+/// A product to be timed.
+struct BenchShape {
+    name: String,
+    wide: Wide,
+    rows: u32,
+    outputs: u32,
+    k: u32,
+}
+
+fn bench_shapes() -> Vec<BenchShape> {
+    let mut shapes = Vec::new();
+    for rows in [512, 2048] {
+        for (product, outputs, k, geglu) in MODEL_PRODUCTS {
+            let wide = if geglu { Wide { geglu, ..plain(ElementType::BF16) } } else { plain(ElementType::F32) };
+            shapes.push(BenchShape { name: format!("{product}, {rows} rows"), wide, rows, outputs, k });
+        }
+    }
+    shapes
+}
+
+/// (model and product, outputs that are stored, values of a row, gated)
+const MODEL_PRODUCTS: [(&str, u32, u32, bool); 8] = [
+    ("E4B q, k, v", 3072, 2560, false),
+    ("E4B gate, up", 10240, 2560, true),
+    ("E4B down", 2560, 10240, false),
+    ("E4B out", 2560, 2048, false),
+    ("31B q, k, v", 16384, 5376, false),
+    ("31B gate, up", 21504, 5376, true),
+    ("31B down", 5376, 21504, false),
+    ("31B out", 5376, 8192, false),
+];

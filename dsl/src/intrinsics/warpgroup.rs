@@ -1,0 +1,318 @@
+//! Products of whole warpgroups, 128 threads: `wgmma`, which Hopper alone has.
+//!
+//! Both operands lie in shared memory as tiles of bf16, k innermost, 64 values (128 bytes) a row, swizzled: the 16-byte piece
+//! `p` of row `r` lies where piece `p ^ r % 8` would. A tile starts at a multiple of 1024 bytes; an operand starts `16 s`
+//! values into a tile's rows for step `s` along k. Products read shared memory and update their accumulator at any time
+//! between start and wait: nobody may touch either meanwhile. The simulator reads operands as late as the wait, and hides
+//! the accumulator until then.
+//!
+//! The accumulator of a thread, with `g = lane / 4`, `t = lane % 4` and `w` its warp in the warpgroup: `sums[4 j …]` are
+//! (row `16 w + g`, column `8 j + 2 t`), the next column, and the same two of row `+ 8`.
+//!
+//! What was written to shared memory by ordinary stores and `cp_async` is visible to products after `fence_proxy_async` in
+//! the writing thread, then a barrier.
+
+use super::{intrinsic, row};
+use crate::BF16;
+use crate::elements::Float;
+use crate::sim::FaultKind;
+use crate::sim::memory::{Readable, Region, Regs, Shared};
+use crate::sim::shadow::Touch;
+use crate::sim::thread::{Operands, Product, Stop, StopScope, Thread, Tile, WARPGROUP};
+use std::rc::Rc;
+
+/// Values of k in one product.
+const DEPTH: usize = 16;
+/// Rows of the left operand.
+const ROWS: usize = 64;
+/// Bytes of a tile's row.
+const ROW_BYTES: usize = 128;
+/// Bytes after which the swizzle starts over.
+const PATTERN_BYTES: usize = 1024;
+/// Products whose operands are kept for the warpgroup's slower threads.
+const KEPT: usize = 16;
+
+/// Where a tile's byte lies, both counted from a multiple of 1024.
+fn swizzled(at: usize) -> usize {
+    at ^ (at / ROW_BYTES % 8) << 4
+}
+
+/// The sum of a thread's accumulator and the product of two operands.
+fn accumulate(sums: &mut [f32], thread: &Thread, operands: &Operands) {
+    let in_group = thread.index as usize % WARPGROUP;
+    let (warp, g, t) = (in_group / 32, in_group % 32 / 4, in_group % 4);
+    let line = |values: &[f32], line: usize| -> [f32; DEPTH] { std::array::from_fn(|k| values[line * DEPTH + k]) };
+    let rows = [0, 8].map(|below| line(&operands.left, 16 * warp + g + below));
+    for (at, sum) in sums.iter_mut().enumerate() {
+        let right = line(&operands.right, at / 4 * 8 + 2 * t + at % 2);
+        // A product of two bf16 is exact in f32: it does not matter whether it is rounded before the sum.
+        *sum = rows[at / 2 % 2].iter().zip(right).fold(*sum, |sum, (a, b)| sum + a * b);
+    }
+}
+
+/// The operands of a product, which the first thread that asks for them reads.
+fn operands(thread: &Thread, number: u32, read: impl FnOnce() -> Operands) -> Rc<Operands> {
+    let mut known = thread.warpgroup().operands.borrow_mut();
+    if let Some((_, operands)) = known.iter().find(|(of, _)| *of == number) {
+        return Rc::clone(operands);
+    }
+    let operands = Rc::new(read());
+    known.push_back((number, Rc::clone(&operands)));
+    if known.len() > KEPT {
+        known.pop_front();
+    }
+    operands
+}
+
+/// Operand lines of 16 values. `piece` gives the 16 bytes at a place of the tile after the swizzle.
+fn lines(count: usize, at: usize, mut piece: impl FnMut(usize) -> [u16; 8]) -> Vec<f32> {
+    let places = (0..count * 2).map(|half| swizzled(at + half / 2 * ROW_BYTES + half % 2 * 16));
+    places.flat_map(|place| piece(place).map(|bits| BF16::from_bits(bits).to_f32())).collect()
+}
+
+impl Tile {
+    #[allow(unsafe_code)]
+    fn region(&self) -> &Region {
+        // SAFETY: a tile is made from a handle of the running launch, which owns the region.
+        unsafe { &*self.region }
+    }
+
+    /// Reads an operand with all checks: bounds, races, and that its writers have fenced it.
+    #[allow(unsafe_code)]
+    #[track_caller]
+    fn read(&self, thread: &Thread, count: usize) -> Vec<f32> {
+        let region = self.region();
+        lines(count, self.at, |place| {
+            let address = region.access((place / 2) as i64, place as i64, 16, Touch::Read);
+            if let Some(shadow) = &region.shadow
+                && let Some((writer, line)) = shadow.borrow().unfenced(place, 16, &thread.block().proxy_fences)
+            {
+                let message = format!(
+                    "multiplies `{}[{}]`, which thread {writer} wrote at {} without fence_proxy_async() since",
+                    region.name,
+                    place / 2,
+                    crate::sim::spelled(line)
+                );
+                thread.raise(FaultKind::MissingFence, thread.line(), message);
+            }
+            // SAFETY: `access` has checked the bounds; shared arrays are aligned to far more than 16 bytes.
+            unsafe { *address.cast::<[u16; 8]>() }
+        })
+    }
+}
+
+/// Where an operand starts, if it may start there.
+#[track_caller]
+fn tile_at(thread: &Thread, handle: Shared<BF16>) -> Tile {
+    let raw = handle.raw();
+    let at = raw.first_byte();
+    let starts = usize::try_from(at).is_ok_and(|at| at % 32 == 0 && at % PATTERN_BYTES < ROW_BYTES);
+    if !starts || !thread.launch().instance.def.launch.dynamic_shared {
+        let message = format!(
+            "`{}`, byte {at}: an operand of wgmma starts in the first row of a pattern of 1024 bytes, at a multiple of 16 values, in dynamic shared memory",
+            raw.region().name
+        );
+        thread.raise(FaultKind::Misaligned, thread.line(), message);
+    }
+    Tile { region: raw.region, at: at as usize }
+}
+
+/// Starts `sums += left · rightᵀ`: 64 x 16 times 16 x columns, twice as many columns as `sums` has registers, a multiple of
+/// 32. The GPU's order of additions within the 16 is not specified, but does not depend on the columns.
+#[track_caller]
+pub fn wgmma_bf16(sums: &mut Regs<f32>, left: Shared<BF16>, right: Shared<BF16>) {
+    let thread = Thread::current();
+    let line = thread.line();
+    let (left, right) = (tile_at(thread, left), tile_at(thread, right));
+    let columns = sums.values_mut().len() * 2;
+    if columns == 0 || !columns.is_multiple_of(32) || columns > 256 {
+        thread.raise(
+            FaultKind::OutOfBounds,
+            line,
+            format!("a product of {columns} columns: 32 to 256, a multiple of 32"),
+        );
+    }
+    thread.suspend(Stop { scope: StopScope::Warpgroup, operation: "wgmma_bf16", line });
+    let mut products = thread.products.borrow_mut();
+    if !products.fenced {
+        thread.raise(FaultKind::MissingFence, line, "multiplies without wgmma_fence() since the last wait".into());
+    }
+    // The GPU may read its operands now: what is not there yet, or not visible, is a fault.
+    if (thread.index as usize).is_multiple_of(WARPGROUP) && thread.launch().checks {
+        left.read(thread, ROWS);
+        right.read(thread, columns);
+    }
+    if products.is_idle() {
+        products.sums = sums.values_mut().to_vec();
+        sums.values_mut().fill(f32::NAN);
+    } else if products.sums.len() * 2 != columns {
+        thread.raise(
+            FaultKind::UnfinishedProduct,
+            line,
+            "another accumulator's products are still on their way".into(),
+        );
+    }
+    let number = products.started;
+    products.started += 1;
+    products.line = line;
+    products.open.push(Product { number, left, right });
+}
+
+row! {
+    /// Starts `sums += left · rightᵀ`: 64 x 16 times 16 x columns, twice as many columns as `sums` has registers, a multiple of
+    /// 32. The GPU's order of additions within the 16 is not specified, but does not depend on the columns.
+    Warpgroup wgmma_bf16 needs [wgmma_at_once]
+    cuda "
+__device__ __forceinline__ u64 swizzled_tile(const BF16* tile) {
+    // Address, (unused here), 1024 bytes from eight rows to the next eight, swizzle of 128 bytes.
+    u32 address = (u32)__cvta_generic_to_shared(tile);
+    return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+#define WGMMA_NAMES_0 \"%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15\"
+#define WGMMA_NAMES_1 \"%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31\"
+#define WGMMA_NAMES_2 \"%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47\"
+#define WGMMA_NAMES_3 \"%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63\"
+#define WGMMA_NAMES_4 \"%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79\"
+#define WGMMA_NAMES_5 \"%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95\"
+#define WGMMA_NAMES_6 \"%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111\"
+#define WGMMA_NAMES_7 \"%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127\"
+#define WGMMA_SUMS(at) \"+f\"(sums[at + 0]), \"+f\"(sums[at + 1]), \"+f\"(sums[at + 2]), \"+f\"(sums[at + 3]), \"+f\"(sums[at + 4]), \"+f\"(sums[at + 5]), \"+f\"(sums[at + 6]), \"+f\"(sums[at + 7]), \"+f\"(sums[at + 8]), \"+f\"(sums[at + 9]), \"+f\"(sums[at + 10]), \"+f\"(sums[at + 11]), \"+f\"(sums[at + 12]), \"+f\"(sums[at + 13]), \"+f\"(sums[at + 14]), \"+f\"(sums[at + 15])
+#define WGMMA(columns, names, first, second, ...) asm volatile(\"wgmma.mma_async.sync.aligned.m64n\" #columns \"k16.f32.bf16.bf16 {\" names \"}, %\" #first \", %\" #second \", 1, 1, 1, 0, 0;\" : __VA_ARGS__ : \"l\"(left_tile), \"l\"(right_tile))
+template <u32 COUNT> __device__ __forceinline__ void wgmma_bf16(f32 (&sums)[COUNT], const BF16* left, const BF16* right) {
+    static_assert(COUNT % 16 == 0 && COUNT <= 128, \"a product has 32 to 256 columns, a multiple of 32\");
+    u64 left_tile = swizzled_tile(left), right_tile = swizzled_tile(right);
+    if constexpr (COUNT == 16) WGMMA(32, WGMMA_NAMES_0, 16, 17, WGMMA_SUMS(0));
+    else if constexpr (COUNT == 32) WGMMA(64, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1, 32, 33, WGMMA_SUMS(0), WGMMA_SUMS(16));
+    else if constexpr (COUNT == 48) WGMMA(96, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2, 48, 49, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32));
+    else if constexpr (COUNT == 64) WGMMA(128, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3, 64, 65, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48));
+    else if constexpr (COUNT == 80) WGMMA(160, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4, 80, 81, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64));
+    else if constexpr (COUNT == 96) WGMMA(192, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4 \", \" WGMMA_NAMES_5, 96, 97, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64), WGMMA_SUMS(80));
+    else if constexpr (COUNT == 112) WGMMA(224, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4 \", \" WGMMA_NAMES_5 \", \" WGMMA_NAMES_6, 112, 113, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64), WGMMA_SUMS(80), WGMMA_SUMS(96));
+    else if constexpr (COUNT == 128) WGMMA(256, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4 \", \" WGMMA_NAMES_5 \", \" WGMMA_NAMES_6 \", \" WGMMA_NAMES_7, 128, 129, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64), WGMMA_SUMS(80), WGMMA_SUMS(96), WGMMA_SUMS(112));
+}"
+    host "template <u32 COUNT> inline void wgmma_bf16(f32 (&sums)[COUNT], const BF16* left, const BF16* right) { wgmma_at_once((u64)sums, COUNT, (u64)left, (u64)right); }"
+}
+
+/// A product on addresses of the host text, which passes its own registers, and tiles of its shared memory.
+#[allow(unsafe_code)]
+fn multiply_at(thread: &Thread, sums: *mut f32, count: usize, left: usize, right: usize) {
+    let number = thread.products.borrow().started;
+    thread.products.borrow_mut().started += 1;
+    // SAFETY: the text's shared memory is aligned to the pattern, and its tiles are whole.
+    let operand = |at, count| lines(count, at, |place| unsafe { *(place as *const [u16; 8]) });
+    let read = || Operands { left: operand(left, ROWS), right: operand(right, count * 2) };
+    let operands = operands(thread, number, read);
+    // SAFETY: the text gives the length of its own array.
+    accumulate(unsafe { std::slice::from_raw_parts_mut(sums, count) }, thread, &operands);
+}
+
+intrinsic! {
+    /// A product that is done when it returns, on addresses: what the host text of `wgmma_bf16` is made of.
+    Warpgroup fn wgmma_at_once(sums: u64, count: u32, left: u64, right: u64) {
+        let thread = Thread::current();
+        thread.suspend(Stop { scope: StopScope::Warpgroup, operation: "wgmma_bf16", line: thread.line() });
+        multiply_at(thread, sums as *mut f32, count as usize, left as usize, right as usize);
+    }
+    cuda ""
+}
+
+/// Puts the accumulator's registers in order before the first product, and before the next one after the kernel touched them.
+#[track_caller]
+pub fn wgmma_fence(_sums: &mut Regs<f32>) {
+    let thread = Thread::current();
+    thread.suspend(Stop {
+        scope: StopScope::Warp { orders_memory: false },
+        operation: "wgmma_fence",
+        line: thread.line(),
+    });
+    thread.products.borrow_mut().fenced = true;
+}
+
+row! {
+    /// Puts the accumulator's registers in order before the first product, and before the next one after the kernel touched them.
+    Warpgroup wgmma_fence
+    cuda "
+template <u32 COUNT> __device__ __forceinline__ void wgmma_fence(f32 (&sums)[COUNT]) {
+    #pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) asm volatile(\"\" : \"+f\"(sums[i]) :: \"memory\");
+    asm volatile(\"wgmma.fence.sync.aligned;\" ::: \"memory\");
+}"
+    host "template <u32 COUNT> inline void wgmma_fence(f32 (&)[COUNT]) {}"
+}
+
+/// Closes the group of the products started since the last one.
+#[track_caller]
+pub fn wgmma_commit() {
+    let thread = Thread::current();
+    thread.suspend(Stop {
+        scope: StopScope::Warp { orders_memory: false },
+        operation: "wgmma_commit",
+        line: thread.line(),
+    });
+    let mut products = thread.products.borrow_mut();
+    let group = std::mem::take(&mut products.open);
+    products.groups.push_back(group);
+}
+
+row! {
+    /// Closes the group of the products started since the last one.
+    Warpgroup wgmma_commit
+    cuda "__device__ __forceinline__ void wgmma_commit() { asm volatile(\"wgmma.commit_group.sync.aligned;\" ::: \"memory\"); }"
+    host "inline void wgmma_commit() {}"
+}
+
+/// Waits until at most `pending` groups of products are still on their way; `pending` is a constant, 0 or 1. `sums` may be
+/// touched after a wait for all of them.
+#[track_caller]
+pub fn wgmma_wait(pending: u32, sums: &mut Regs<f32>) {
+    let thread = Thread::current();
+    thread.suspend(Stop {
+        scope: StopScope::Warp { orders_memory: false },
+        operation: "wgmma_wait",
+        line: thread.line(),
+    });
+    let mut products = thread.products.borrow_mut();
+    let products = &mut *products;
+    let was_idle = products.is_idle();
+    while products.groups.len() > pending as usize {
+        for Product { number, left, right } in products.groups.pop_front().unwrap_or_default() {
+            let columns = products.sums.len() * 2;
+            let read = || Operands { left: left.read(thread, ROWS), right: right.read(thread, columns) };
+            accumulate(&mut products.sums, thread, &operands(thread, number, read));
+        }
+    }
+    if !was_idle && products.is_idle() {
+        sums.values_mut().copy_from_slice(&products.sums);
+        products.fenced = false;
+    }
+}
+
+row! {
+    /// Waits until at most `pending` groups of products are still on their way; `pending` is a constant, 0 or 1. `sums` may be
+    /// touched after a wait for all of them.
+    Warpgroup wgmma_wait
+    cuda "
+template <u32 COUNT> __device__ __forceinline__ void wgmma_wait(u32 pending, f32 (&sums)[COUNT]) {
+    // The operand of the instruction is part of it: the branch folds away.
+    if (pending == 0) asm volatile(\"wgmma.wait_group.sync.aligned 0;\" ::: \"memory\");
+    else asm volatile(\"wgmma.wait_group.sync.aligned 1;\" ::: \"memory\");
+    // Nothing that reads the accumulator moves above the wait.
+    #pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) asm volatile(\"\" : \"+f\"(sums[i]) :: \"memory\");
+}"
+    host "template <u32 COUNT> inline void wgmma_wait(u32, f32 (&)[COUNT]) {}"
+}
+
+/// Makes this thread's writes to shared memory visible to products, once a barrier has passed.
+pub fn fence_proxy_async() {
+    let thread = Thread::current();
+    // Writes of the same tick stay before the fence.
+    thread.block().proxy_fences[thread.index as usize].set(thread.launch().tick());
+}
+
+row! {
+    /// Makes this thread's writes to shared memory visible to products, once a barrier has passed.
+    Thread fence_proxy_async
+    cuda "__device__ __forceinline__ void fence_proxy_async() { asm volatile(\"fence.proxy.async.shared::cta;\" ::: \"memory\"); }"
+    host "inline void fence_proxy_async() {}"
+}
