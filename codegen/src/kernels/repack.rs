@@ -9,8 +9,8 @@ use gemma4c_blocks::{DType, Layout};
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
-use super::values::{packed6, plane_bits};
 use super::streams::{Content, GROUP, Stream, streams};
+use super::values::{packed6, plane_bits};
 
 /// Threads of a block. A thread writes one element of its kernel's `out`.
 pub const BLOCK_THREADS: u32 = 256;
