@@ -3,29 +3,47 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use gemma4c_blocks::DType;
+use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cpu::{self, Limits};
-use gemma4c_graph::{Graph, to_text};
+use gemma4c_codegen::cuda::{self, LowerError, Lowered, build};
+use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
+use gemma4c_graph::{Graph, WeightId, to_text};
 use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::{Gguf, GgufError, TensorInfo};
 use gemma4c_models::tokenizer::vocab_from_metadata;
+use gemma4c_plan::cuda::KvType;
 use gemma4c_plan::{Model, ModelFile, Plan, Sampling, Target, Weight};
 
 /// Long enough for most conversations, and cheap: only global layers pay for every position.
 pub const DEFAULT_CONTEXT: u32 = 8192;
 /// Rows a pass takes on a CPU: enough to decode each weight once for many rows, few enough for the caches.
 pub const DEFAULT_CHUNK: u32 = 256;
+/// Rows a pass takes on a GPU: enough that reading the weights is a small part of it.
+pub const DEFAULT_CUDA_CHUNK: u32 = 2048;
 /// Rows of logits a pass keeps: 262144 floats each.
 const ASKED: u32 = 32;
 
 /// What the caller of the compiler decides.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     pub context: Option<u32>,
-    pub chunk: u32,
+    pub chunk: Option<u32>,
+    /// `None`: for the CPU alone.
+    pub cuda: Option<CudaOptions>,
 }
 
-/// Compiles for the CPU. `plan_dir` is where the plan will lie, so that it can name the model's files from there.
-pub fn compile(file: &Gguf, plan_dir: &Path, options: Options) -> Result<Plan> {
+/// What is decided for a GPU besides.
+#[derive(Clone, Debug)]
+pub struct CudaOptions {
+    pub architectures: Vec<Arch>,
+    pub kv: KvType,
+    pub vram: Option<u64>,
+    pub disabled: Vec<String>,
+}
+
+/// Compiles. `plan_dir` is where the plan will lie, so that it can name the model's files from there.
+pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> {
     let config = Config::read(file)?;
     let context = options.context.unwrap_or(DEFAULT_CONTEXT.min(config.context));
     ensure!(
@@ -33,11 +51,21 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: Options) -> Result<Plan> {
         "a context of {context} is out of range: the model was trained for {} positions",
         config.context
     );
-    ensure!(options.chunk >= 1, "a chunk of 0 tokens: at least 1 is needed");
+    ensure!(options.chunk != Some(0), "a chunk of 0 tokens: at least 1 is needed");
     let graph = gemma4::graph(file, &config)?;
-    let chunk = options.chunk.min(context);
+    let chunk = options.chunk.unwrap_or(DEFAULT_CHUNK).min(context);
+    // On a GPU plan this program is what its steps mean; the GPU's own chunks are longer.
+    let chunk = if options.cuda.is_some() { chunk.min(DEFAULT_CHUNK) } else { chunk };
     let program = cpu::lower(&graph, Limits { context, chunk, asked: chunk.min(ASKED) })?;
     let tensors = tensors_of(file, &graph)?;
+    let cuda = match &options.cuda {
+        None => None,
+        Some(cuda) => {
+            let lowered = lower(file, &graph, &program, cuda, options.chunk.unwrap_or(DEFAULT_CUDA_CHUNK))?;
+            let compiler = Compiler { toolchain: Toolchain::find()?, cache: Cache::from_env() };
+            Some(build::build(lowered, &cuda.architectures, &compiler)?.0)
+        }
+    };
     Ok(Plan {
         model: Model {
             architecture: "gemma4".into(),
@@ -49,7 +77,7 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: Options) -> Result<Plan> {
             vocab_size: config.vocab_size,
             trained_context: config.context,
         },
-        target: Target::Cpu,
+        target: if cuda.is_some() { Target::Cuda } else { Target::Cpu },
         weights: std::iter::zip(&graph.weights, &tensors)
             .map(|(w, t)| Weight {
                 name: w.name.clone(),
@@ -61,11 +89,40 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: Options) -> Result<Plan> {
             })
             .collect(),
         program,
-        cuda: None,
+        cuda,
         vocab: vocab_from_metadata(file.metadata())?,
         sampling: sampling(file)?,
         report: to_text(&graph),
     })
+}
+
+/// The launches for a GPU.
+pub fn lower(
+    file: &Gguf,
+    graph: &Graph,
+    meaning: &gemma4c_plan::Program,
+    options: &CudaOptions,
+    chunk: u32,
+) -> Result<Lowered> {
+    let read = |id: WeightId| -> Result<Vec<f32>, LowerError> {
+        let weight = graph.weight(id);
+        let unreadable = |why: String| LowerError::Unreadable { tensor: weight.name.clone(), why };
+        let tensor = file.tensor(&weight.name).ok_or_else(|| unreadable("it is missing".into()))?;
+        if weight.dtype != DType::F32 {
+            return Err(LowerError::NotFloats { tensor: weight.name.clone(), dtype: weight.dtype });
+        }
+        let bytes = file.data(tensor);
+        Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+    };
+    let options = cuda::Options {
+        context: meaning.context,
+        chunk,
+        kv: options.kv,
+        architectures: options.architectures.clone(),
+        vram: options.vram,
+        disabled: options.disabled.clone(),
+    };
+    Ok(cuda::lower(graph, meaning, &options, &read)?)
 }
 
 fn tensors_of<'a>(file: &'a Gguf, graph: &Graph) -> Result<Vec<&'a TensorInfo>> {

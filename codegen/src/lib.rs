@@ -1,6 +1,7 @@
 //! From a graph to what a plan holds, and from CUDA C to machine code.
 //!
 //! - `cpu` lowers a graph to the steps of a CPU plan, one a node;
+//! - `cuda` lowers a graph to the launches of a GPU plan, and compiles them;
 //! - `kernels` is the library of kernels, one family a file, and `cases` what each must do;
 //! - `arch` is the list of GPU architectures and the facts kernels are chosen by;
 //! - `nvrtc` finds NVIDIA's run-time compiler, calls it and keeps what it made.
@@ -10,5 +11,6 @@
 pub mod arch;
 pub mod cases;
 pub mod cpu;
+pub mod cuda;
 pub mod kernels;
 pub mod nvrtc;

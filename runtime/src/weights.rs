@@ -22,7 +22,8 @@ pub struct ModelLocation {
 impl ModelLocation {
     /// Where the plan's model lies: its first file, from which the others are found.
     pub fn file(&self, plan: &Plan) -> Result<PathBuf, RuntimeError> {
-        let first = plan.model.files.first().ok_or(RuntimeError::ModelMissing { name: String::new(), looked: Vec::new() })?;
+        let first =
+            plan.model.files.first().ok_or(RuntimeError::ModelMissing { name: String::new(), looked: Vec::new() })?;
         find(first, self, plan.model.files.len() == 1)
     }
 }

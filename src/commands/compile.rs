@@ -4,10 +4,13 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use gemma4c_codegen::arch::Arch;
 use gemma4c_models::gguf::Gguf;
+use gemma4c_plan::cuda::KvType;
+use gemma4c_runtime::machine;
 
 use super::{Outcome, plan_file};
-use crate::compile::{self, DEFAULT_CHUNK, DEFAULT_CONTEXT};
+use crate::compile::{self, CudaOptions, DEFAULT_CONTEXT};
 use crate::output;
 
 /// Compile a GGUF model to a plan.
@@ -24,20 +27,72 @@ pub struct Args {
     output: PathBuf,
 
     /// What the plan will run on.
-    #[arg(long, value_enum, default_value = "cpu")]
+    #[arg(long, value_enum, default_value = "auto")]
     target: Target,
+
+    /// GPU architectures to compile kernels for [default: that of this machine's GPU, or sm_90a]
+    #[arg(long, value_name = "SM", value_delimiter = ',', value_parser = architecture)]
+    arch: Vec<Arch>,
 
     /// Positions a sequence may have [default: 8192, or what the model was trained for if that is less]
     #[arg(long, value_name = "N")]
     ctx: Option<u32>,
 
-    /// Prompt tokens taken in one pass: more is faster and needs more memory.
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK)]
-    chunk: u32,
+    /// Prompt tokens taken in one pass: more is faster and needs more memory [default: 256 on a CPU, 2048 on a GPU]
+    #[arg(long, value_name = "N")]
+    chunk: Option<u32>,
+
+    /// Type of stored keys and values on a GPU.
+    #[arg(long, value_enum, default_value = "f16")]
+    kv: Kv,
+
+    /// Device memory the plan may take, such as 24GiB [default: as much as it needs]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    vram: Option<u64>,
+
+    /// Leaves a pass of the compiler out; `gemma4c inspect` lists them. May be given several times.
+    #[arg(long = "disable-pass", value_name = "NAME")]
+    disable_pass: Vec<String>,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Kv {
+    F16,
+    Bf16,
+    F32,
+}
+
+fn architecture(name: &str) -> Result<Arch, String> {
+    Arch::from_name(name).ok_or_else(|| format!("there are {}", Arch::ALL.map(Arch::name).join(", ")))
+}
+
+/// Bytes, with a unit or without.
+fn size(text: &str) -> Result<u64, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "mib" => 1 << 20,
+        "gib" | "g" => 1 << 30,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        _ => return Err("a size is a number with B, MB, GB, MiB or GiB".into()),
+    };
+    let number: f64 = number.parse().map_err(|_| "a size starts with a number".to_owned())?;
+    let bytes = number * factor as f64;
+    if bytes.is_finite() && bytes >= 1.0 && bytes < u64::MAX as f64 {
+        Ok(bytes as u64)
+    } else {
+        Err("out of range".into())
+    }
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Target {
+    /// This machine's NVIDIA GPU if it has one, else the CPU.
+    Auto,
+    /// NVIDIA GPUs of the given architectures. No GPU is needed to compile.
+    Cuda,
     /// Any machine: f32 arithmetic on all cores.
     Cpu,
 }
@@ -45,17 +100,46 @@ enum Target {
 pub fn run(args: &Args) -> Result<Outcome> {
     debug_assert_eq!(DEFAULT_CONTEXT, 8192, "the help text of --ctx says so");
     let started = Instant::now();
-    let Target::Cpu = args.target;
     output::may_be_written(&args.output)?;
     ensure!(!plan_file::is_plan(&args.model)?, "{} is a plan already: give the GGUF model", args.model.display());
     let file = Gguf::open(&args.model)?;
-    let options = compile::Options { context: args.ctx, chunk: args.chunk };
-    let plan = compile::compile(&file, output::folder(&args.output), options)?;
+    let gpu = machine::gpus().ok().and_then(|gpus| gpus.into_iter().next());
+    let for_gpu = match args.target {
+        Target::Auto => gpu.is_some() || !args.arch.is_empty(),
+        Target::Cuda => true,
+        Target::Cpu => false,
+    };
+    ensure!(for_gpu || args.arch.is_empty(), "--arch names GPUs, but the target is the CPU");
+    let cuda = for_gpu.then(|| CudaOptions {
+        architectures: match (&args.arch[..], &gpu) {
+            ([], Some(gpu)) => Arch::for_capability(gpu.compute_capability).into_iter().collect(),
+            ([], None) => vec![Arch::Sm90a],
+            (given, _) => given.to_vec(),
+        },
+        kv: match args.kv {
+            Kv::F16 => KvType::F16,
+            Kv::Bf16 => KvType::BF16,
+            Kv::F32 => KvType::F32,
+        },
+        vram: args.vram,
+        disabled: args.disable_pass.clone(),
+    });
+    if let (Some(cuda), Some(gpu)) = (&cuda, &gpu) {
+        ensure!(!cuda.architectures.is_empty(), "{} is older than any architecture kernels are made for", gpu.name);
+    }
+    let options = compile::Options { context: args.ctx, chunk: args.chunk, cuda };
+    let plan = compile::compile(&file, output::folder(&args.output), &options)?;
     let bytes = plan_file::write(&plan, &args.output)?;
+    let what = match &plan.cuda {
+        Some(cuda) => {
+            let launches = cuda.program.phases.first().map_or(0, |phase| phase.steps.len());
+            format!("{}: {launches} launches a token", cuda.program.architectures.join(", "))
+        }
+        None => format!("cpu: {} steps", plan.program.steps.len()),
+    };
     eprintln!(
-        "{}: {} steps, context {}, {} in {:.2} s",
+        "{}: {what}, context {}, {} in {:.2} s",
         args.output.display(),
-        plan.program.steps.len(),
         plan.program.context,
         output::bytes(bytes),
         started.elapsed().as_secs_f64()

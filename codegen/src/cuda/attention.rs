@@ -1,0 +1,205 @@
+//! From raw heads to the mixed values: for one row by splitting the keys, for many rows on tensor cores.
+
+use gemma4c_dsl::ElementType;
+use gemma4c_graph::{CacheId, Elem, Group, Heads, NodeId, Op};
+use gemma4c_plan::cuda::{Form, KvType, Range, Region};
+
+use super::LowerError;
+use super::launch::Arg;
+use super::phase::{PhaseBuilder, Work, int8_arguments};
+use crate::kernels::attention::Attention;
+use crate::kernels::heads;
+
+impl PhaseBuilder<'_, '_> {
+    pub fn kv_element(&self) -> ElementType {
+        match self.common.kv {
+            KvType::F16 => ElementType::F16,
+            KvType::BF16 => ElementType::BF16,
+            KvType::F32 => ElementType::F32,
+        }
+    }
+
+    /// Keys and values of a cache.
+    pub fn cache(&self, cache: CacheId) -> (Arg, Arg) {
+        let (offset, bytes) = self.common.caches[cache.index()];
+        let half = |offset| Arg::Fixed(Range { region: Region::Kv, offset, bytes: bytes / 2 });
+        (half(offset), half(offset + bytes / 2))
+    }
+
+    fn attention_of(&self, cache: CacheId, heads: u32) -> Attention {
+        let c = self.graph().cache(cache);
+        Attention {
+            head_dim: c.head_dim,
+            kv_heads: c.kv_heads,
+            group: heads / c.kv_heads,
+            window: c.window,
+            capacity: self.common.capacity(c),
+            kv: self.kv_element(),
+        }
+    }
+
+    /// The angles a position turns each pair of a head by.
+    pub fn frequencies(&mut self, of: &Heads) -> Result<Arg, LowerError> {
+        let factors = match of.factors {
+            Some(weight) => Some((self.common.read)(weight)?),
+            None => None,
+        };
+        let values = heads::inverse_frequencies(of.dim, of.base as f64, factors.as_deref());
+        let name = format!("angles of heads of {}, base {}", of.dim, of.base);
+        Ok(self.common.weights.constant(&name, values))
+    }
+
+    pub fn heads(&mut self, group: &Group, of: &Heads) -> Result<(), LowerError> {
+        let rows = self.rows_of(group);
+        let frequencies = self.frequencies(of)?;
+        let (state, width) = (self.state(group), |node: NodeId| self.graph().node(node).ty.width);
+        let (q_heads, kv_heads) =
+            (of.q.map_or(0, |q| width(q.out) / of.dim), of.kv.map_or(0, |kv| width(kv.k) / of.dim));
+        let kind = heads::Heads { dim: of.dim, q: q_heads, kv: kv_heads, cache: self.kv_element() };
+        let (mut q, mut q_weight, mut q_stride, mut q_out) = (Arg::Unused, Arg::Unused, 0, Arg::Unused);
+        if let Some(queries) = of.q {
+            let raw = self.floats(queries.raw)?;
+            (q, q_stride) = (raw.start, raw.stride);
+            q_weight = self.common.weights.floats(queries.weight)?;
+            q_out = self.make(queries.out, Form::F32, rows);
+        }
+        let (mut k, mut v, mut k_weight, mut k_cache, mut v_cache) =
+            (Arg::Unused, Arg::Unused, Arg::Unused, Arg::Unused, Arg::Unused);
+        let (mut k_stride, mut v_stride, mut capacity) = (0, 0, 1);
+        if let Some(kv) = of.kv {
+            let (keys, values) = (self.floats(kv.k)?, self.floats(kv.v)?);
+            (k, v, k_stride, v_stride) = (keys.start, values.start, keys.stride, values.stride);
+            k_weight = self.common.weights.floats(kv.k_weight)?;
+            (k_cache, v_cache) = self.cache(kv.cache);
+            capacity = self.common.capacity(self.graph().cache(kv.cache));
+        }
+        let arguments = [
+            ("q", q),
+            ("k", k),
+            ("v", v),
+            ("q_weight", q_weight),
+            ("k_weight", k_weight),
+            ("inverse_frequencies", frequencies),
+            ("state", state),
+            ("q_out", q_out),
+            ("k_cache", k_cache),
+            ("v_cache", v_cache),
+            ("q_stride", Arg::U32(q_stride)),
+            ("k_stride", Arg::U32(k_stride)),
+            ("v_stride", Arg::U32(v_stride)),
+            ("capacity", Arg::U32(capacity)),
+            ("epsilon", Arg::F32(of.eps)),
+        ];
+        let values = (q_heads + 2 * kv_heads) as u64 * of.dim as u64 * rows as u64;
+        let work = Work { bytes: values * 4, flops: 0 };
+        self.launch(kind.instance()?, kind.grid(rows), &arguments, &group.nodes, work, "norms, rotation and store")?;
+        if let Some(queries) = of.q {
+            self.leaves(queries.out, Form::F32, q_out);
+        }
+        Ok(())
+    }
+
+    pub fn attention(&mut self, group: &Group, node: NodeId) -> Result<(), LowerError> {
+        let (Op::Attention { heads }, &[q, kv]) = (self.graph().node(node).op, &self.graph().node(node).inputs[..])
+        else {
+            return Err(LowerError::NoValue { node: self.graph().full_name(node) });
+        };
+        let Elem::Kv(cache) = self.graph().node(kv).ty.elem else {
+            return Err(LowerError::NoValue { node: self.graph().full_name(kv) });
+        };
+        let layer = self.attention_of(cache, heads);
+        if self.is_one_row(group) {
+            self.split_attention(group, node, q, cache, layer)
+        } else {
+            self.flash(group, node, q, cache, layer)
+        }
+    }
+
+    /// One row: the keys are shared out among blocks, whose partial results are merged.
+    fn split_attention(
+        &mut self,
+        group: &Group,
+        node: NodeId,
+        q: NodeId,
+        cache: CacheId,
+        layer: Attention,
+    ) -> Result<(), LowerError> {
+        let (state, (k, v)) = (self.state(group), self.cache(cache));
+        let query = self.floats(q)?.start;
+        let extrema = self.buffer(layer.extrema_len(1) * 8);
+        let values = self.buffer(layer.values_len(1) * 4);
+        let arguments = [
+            ("q", query),
+            ("k", k),
+            ("v", v),
+            ("state", state),
+            ("extrema", extrema),
+            ("values", values),
+            ("window", Arg::U32(layer.window_scalar())),
+            ("segment", Arg::U32(layer.segment())),
+            ("capacity", Arg::U32(layer.capacity)),
+        ];
+        let width = layer.heads() as u64 * layer.head_dim as u64;
+        let bytes = self.visible_bytes(cache);
+        let work = Work { bytes, flops: bytes / self.common.kv.bytes() * layer.group as u64 * 2 };
+        let why = format!("one row: {} splits of the keys", layer.splits());
+        self.launch(layer.decode()?, layer.decode_grid(1), &arguments, &group.nodes, work, why)?;
+        let mut arguments =
+            vec![("extrema", extrema), ("values", values), ("state", state), ("splits", Arg::U32(layer.splits()))];
+        let wants_int8 = self.wanted(node).int8 && !self.wanted(node).floats;
+        let form = if wants_int8 { Form::Int8 } else { Form::F32 };
+        let out = self.make(node, form, 1);
+        let instance = if wants_int8 {
+            arguments.extend(int8_arguments(out, width, ["xq", "xscale", "xsum"]));
+            layer.combine_int8()?
+        } else {
+            arguments.push(("out", out));
+            layer.combine()?
+        };
+        let work = Work { bytes: layer.values_len(1) * 4, flops: 0 };
+        self.launch(instance, layer.combine_grid(1), &arguments, &group.nodes, work, "merges the splits")?;
+        self.leaves(node, form, out);
+        Ok(())
+    }
+
+    /// Many rows: on tensor cores, or plainly where the cache is f32.
+    fn flash(
+        &mut self,
+        group: &Group,
+        node: NodeId,
+        q: NodeId,
+        cache: CacheId,
+        layer: Attention,
+    ) -> Result<(), LowerError> {
+        let (rows, state, (k, v)) = (self.rows, self.state(group), self.cache(cache));
+        let query = self.floats(q)?.start;
+        let out = self.make(node, Form::F32, rows);
+        let arguments = [
+            ("q", query),
+            ("k", k),
+            ("v", v),
+            ("state", state),
+            ("out", out),
+            ("group", Arg::U32(layer.group)),
+            ("window", Arg::U32(layer.window_scalar())),
+            ("capacity", Arg::U32(layer.capacity)),
+        ];
+        let width = layer.heads() as u64 * layer.head_dim as u64;
+        let seen = layer.window.unwrap_or(u32::MAX).min(rows).div_ceil(2) as u64;
+        let bytes = rows as u64 * width as u64 * 8 + self.visible_bytes(cache);
+        let work = Work { bytes, flops: 4 * rows as u64 * width * seen };
+        match layer.flash(self.common.shared_bytes)? {
+            Some(flash) => {
+                let why = format!("many rows: tensor cores, tiles of {} rows", flash.rows);
+                let grid = flash.grid(&layer, rows);
+                self.launch(flash.instance, grid, &arguments, &group.nodes, work, why)?;
+            }
+            None => {
+                let why = "keys and values in f32: the plain kernel";
+                self.launch(layer.plain()?, [layer.heads(), rows, 1], &arguments, &group.nodes, work, why)?;
+            }
+        }
+        self.leaves(node, Form::F32, out);
+        Ok(())
+    }
+}

@@ -1,0 +1,360 @@
+//! Lowers a graph to a GPU's program: fused, phase by phase, with a kernel for every group and a place for every byte.
+//!
+//! ```text
+//! Graph ──► passes ──► groups ──► phase (decode; prefill by rows) ──► launches ──► places ──► CudaProgram + instances
+//! ```
+//!
+//! - `phase` walks the groups, keeps track of values and their forms, and places them;
+//! - `products`, `norms`, `attention`, `experts`, `singles` know which kernel a group gets and what it is given;
+//! - `weights` places weights in the layouts those kernels read, `launch` turns named arguments into launches;
+//! - `build` compiles the instances.
+//!
+//! The choice of a kernel is a function of the group, the rows, the types and the options alone. Nothing here needs a GPU.
+
+mod attention;
+pub mod build;
+mod experts;
+mod launch;
+mod norms;
+mod phase;
+mod products;
+pub mod simulate;
+mod singles;
+mod weights;
+
+use std::collections::HashMap;
+
+use gemma4c_blocks::DType;
+use gemma4c_dsl::{Instance, InstanceError};
+use gemma4c_graph::passes::{self, Goal, Report};
+use gemma4c_graph::{Cache, Graph, Op, WeightId};
+use gemma4c_plan::cuda::{
+    Argument, CudaProgram, KvType, Launch, Memory, PassReport, Phase, Places, Range, Refusal, Region,
+};
+use gemma4c_plan::{Program, ValueIndex};
+
+use crate::arch::Arch;
+use crate::kernels::sample::{MOST_KEPT, Picker};
+use launch::{Arg, Kernels, NOTHING, bind};
+use phase::PhaseBuilder;
+use weights::Weights;
+
+/// What the caller decides.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub context: u32,
+    /// Most prompt tokens of one pass.
+    pub chunk: u32,
+    pub kv: KvType,
+    pub architectures: Vec<Arch>,
+    /// Bytes of device memory a plan may take; `None`: as many as it needs.
+    pub vram: Option<u64>,
+    /// Passes that do not run: of [`passes::PASSES`] and of [`LOWERING_PASSES`].
+    pub disabled: Vec<String>,
+}
+
+/// Choices of the lowering that can be switched off as passes can.
+pub static LOWERING_PASSES: &[(&str, &str)] = &[
+    (
+        "int8",
+        "products over repacked weights with 8-bit or bf16 activations; without it, all in f32 from the file's blocks",
+    ),
+    ("absorb-norms", "decode: a product computes the norm before it itself"),
+];
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum LowerError {
+    #[error("no kernel for {tensor} ({dtype}, {shape}) in {phase}: {why}")]
+    NoKernel { tensor: String, dtype: DType, shape: String, phase: String, why: String },
+    #[error("{tensor} is {dtype}; a GPU plan needs it in f32")]
+    NotFloats { tensor: String, dtype: DType },
+    #[error("unknown pass `{name}`; there are {known}")]
+    UnknownPass { name: String, known: String },
+    #[error(
+        "the plan needs {needed} bytes of device memory, the budget is {budget}: a smaller --ctx, --chunk or model fits"
+    )]
+    Budget { needed: u64, budget: u64 },
+    #[error("cannot read {tensor}: {why}")]
+    Unreadable { tensor: String, why: String },
+    // What follows are faults of the compiler, not of its input.
+    #[error("internal: kernel {kernel}: argument `{parameter}` is missing, unknown or of the wrong kind")]
+    Argument { kernel: String, parameter: String },
+    #[error("internal: nothing has made {node}")]
+    NoValue { node: String },
+    #[error("internal: phase {phase} puts buffers {a} and {b} in the same place")]
+    Overlap { phase: String, a: usize, b: usize },
+    #[error("internal: {0}")]
+    Instance(#[from] InstanceError),
+}
+
+/// Reads a small tensor of floats from the model file.
+pub type ReadFloats<'a> = dyn Fn(WeightId) -> Result<Vec<f32>, LowerError> + 'a;
+
+/// A program, and the kernels it launches, in the program's order.
+pub struct Lowered {
+    pub program: CudaProgram,
+    pub instances: Vec<Instance>,
+}
+
+/// What all phases share.
+pub struct Common<'a> {
+    weights: Weights<'a>,
+    kernels: Kernels,
+    places: Places,
+    /// Words that are zero between launches.
+    counters: u64,
+    context: u32,
+    chunk: u32,
+    kv: KvType,
+    /// Offset and bytes of each cache: keys, then values.
+    caches: Vec<(u64, u64)>,
+    /// No rounding of activations anywhere: the reference.
+    exact: bool,
+    absorbs: bool,
+    /// Shared memory that a block may have on every architecture of the plan.
+    shared_bytes: usize,
+    value_index: HashMap<String, ValueIndex>,
+    read: &'a ReadFloats<'a>,
+}
+
+/// Words of [`Common::counters`].
+const COUNTERS: u64 = 1024;
+/// Tokens that the device remembers for the host.
+const HISTORY: u32 = 1024;
+/// Every fixed place starts at a multiple of this.
+const ALIGNMENT: u64 = 256;
+/// Rows of the prefill phases: each serves chunks up to its size.
+const LADDER: [u32; 4] = [32, 128, 512, 2048];
+
+impl Common<'_> {
+    /// Rows of a cache: a ring must hold what the first row of a chunk still sees while the last one is written.
+    fn capacity(&self, cache: &Cache) -> u32 {
+        cache.window.map_or(self.context, |window| window.saturating_add(self.chunk)).min(self.context)
+    }
+
+    fn counters(&self) -> Arg {
+        Arg::Fixed(Range { region: Region::Arena, offset: self.counters, bytes: COUNTERS * 4 })
+    }
+}
+
+impl PhaseBuilder<'_, '_> {
+    fn phase_name(&self) -> String {
+        name_of(self.rows)
+    }
+}
+
+fn name_of(rows: u32) -> String {
+    if rows == 1 { "decode".to_owned() } else { format!("prefill {rows}") }
+}
+
+/// Lowers a graph. `meaning` is its program for a CPU, whose values the steps refer to.
+pub fn lower(
+    graph: &Graph,
+    meaning: &Program,
+    options: &Options,
+    read: &ReadFloats<'_>,
+) -> Result<Lowered, LowerError> {
+    check_passes(&options.disabled)?;
+    let mut on_host = Vec::new();
+    let lowered = lower_with(graph, meaning, options, read, &on_host)?;
+    let Some(budget) = options.vram else { return Ok(lowered) };
+    let device = |lowered: &Lowered| lowered.program.memory.device().unwrap_or(u64::MAX);
+    if device(&lowered) <= budget {
+        return Ok(lowered);
+    }
+    // Tables that are only gathered from are read a row a token: they can stay in the host's memory.
+    on_host.extend(gathered_alone(graph));
+    let lowered = lower_with(graph, meaning, options, read, &on_host)?;
+    match device(&lowered) {
+        needed if needed <= budget => Ok(lowered),
+        needed => Err(LowerError::Budget { needed, budget }),
+    }
+}
+
+fn check_passes(disabled: &[String]) -> Result<(), LowerError> {
+    let known = || passes::PASSES.iter().map(|p| p.name).chain(LOWERING_PASSES.iter().map(|(name, _)| *name));
+    match disabled.iter().find(|name| !known().any(|known| known == name.as_str())) {
+        Some(name) => {
+            Err(LowerError::UnknownPass { name: name.clone(), known: known().collect::<Vec<_>>().join(", ") })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Tables that no product reads.
+fn gathered_alone(graph: &Graph) -> Vec<WeightId> {
+    let gathered = graph.nodes.iter().filter_map(|node| match node.op {
+        Op::Gather { table } => Some(table),
+        _ => None,
+    });
+    let multiplied = |table: &WeightId| graph.nodes.iter().any(|n| n.op == Op::MatMul { weight: *table });
+    gathered.filter(|table| !multiplied(table)).collect()
+}
+
+fn lower_with(
+    graph: &Graph,
+    meaning: &Program,
+    options: &Options,
+    read: &ReadFloats<'_>,
+    on_host: &[WeightId],
+) -> Result<Lowered, LowerError> {
+    let off = |name: &str| options.disabled.iter().any(|disabled| disabled == name);
+    let chunk = options.chunk.min(options.context);
+    let mut ladder: Vec<u32> = LADDER.into_iter().filter(|rows| *rows < chunk).collect();
+    ladder.push(chunk.max(2));
+    let vocabulary = graph.output.map_or(0, |id| graph.node(id).ty.width);
+
+    let mut next = 0u64;
+    let mut reserve = |words: u64| {
+        let offset = next;
+        next = (next + words * 4).next_multiple_of(ALIGNMENT);
+        offset
+    };
+    let places = Places {
+        tokens: reserve(chunk.max(2) as u64),
+        state: reserve(3),
+        asked: reserve(3),
+        settings: reserve(5),
+        history: reserve(HISTORY as u64),
+        history_len: HISTORY,
+        logits: reserve(vocabulary as u64),
+    };
+    let counters = reserve(COUNTERS);
+    let value_index =
+        meaning.values.iter().enumerate().map(|(i, value)| (value.name.clone(), i as ValueIndex)).collect();
+    let shared = options.architectures.iter().map(|arch| arch.max_shared_bytes_per_block() as usize).min();
+    let mut common = Common {
+        weights: Weights::new(graph, on_host.to_vec()),
+        kernels: Kernels::default(),
+        places,
+        counters,
+        context: options.context,
+        chunk,
+        kv: options.kv,
+        caches: Vec::new(),
+        exact: off("int8"),
+        absorbs: !off("absorb-norms"),
+        shared_bytes: shared.unwrap_or(48 * 1024),
+        value_index,
+        read,
+    };
+    let mut kv = 0u64;
+    for cache in &graph.caches {
+        let bytes = common.capacity(cache) as u64 * cache.width() as u64 * common.kv.bytes() * 2;
+        common.caches.push((kv, bytes));
+        kv = (kv + bytes).next_multiple_of(ALIGNMENT);
+    }
+
+    let pick_base = next;
+    let mut phases = Vec::new();
+    let mut reports: Vec<Report> = Vec::new();
+    // The picks' scratch lies behind the fixed places, before the phases' values.
+    let (pick_largest, pick_sampled, base) = picks(&mut common, vocabulary, pick_base)?;
+    for (goal, rows) in std::iter::once((Goal::Decode, 1)).chain(ladder.iter().map(|rows| (Goal::Prefill, *rows))) {
+        let (fused, report) = passes::fuse(graph, goal, &options.disabled);
+        let mut builder = PhaseBuilder::new(&mut common, &fused, rows);
+        let asked_from = builder.lower()?;
+        phases.push(builder.finish(name_of(rows), asked_from, base)?);
+        merge_reports(&mut reports, report);
+    }
+    let arena = phases.iter().map(|phase: &Phase| phase.arena_bytes).max().unwrap_or(base);
+    let memory = Memory { weights: common.weights.device_bytes, kv, arena, host: common.weights.host_bytes };
+    let program = CudaProgram {
+        architectures: options.architectures.iter().map(|arch| arch.name().to_owned()).collect(),
+        toolchain: String::new(),
+        kv: options.kv,
+        memory,
+        places,
+        kernels: common.kernels.described(),
+        loads: common.weights.loads(),
+        constants: common.weights.constants.clone(),
+        phases,
+        pick_largest,
+        pick_sampled,
+        most_candidates: MOST_KEPT,
+        passes: pass_reports(&reports, &options.disabled),
+    };
+    Ok(Lowered { program, instances: common.kernels.instances })
+}
+
+/// From the logits to the next token, both ways, and where their scratch ends.
+fn picks(common: &mut Common<'_>, vocabulary: u32, base: u64) -> Result<(Vec<Launch>, Vec<Launch>, u64), LowerError> {
+    let arena = |offset, bytes| Arg::Fixed(Range { region: Region::Arena, offset, bytes });
+    let places = common.places;
+    let mut end = base;
+    let mut launches = |kept: u32| -> Result<Vec<Launch>, LowerError> {
+        let picker = Picker { vocabulary, kept };
+        let keys = picker.slices() as u64 * kept as u64 * 8;
+        end = end.max((base + keys).next_multiple_of(ALIGNMENT));
+        let instance = picker.pick(&[])?;
+        let arguments = bind(
+            &instance,
+            &[
+                ("logits", arena(places.logits, vocabulary as u64 * 4)),
+                ("suppress", Arg::Unused),
+                ("largest", arena(base, keys)),
+                ("counter", common.counters().take(4)),
+                ("settings", arena(places.settings, 20)),
+                ("state", arena(places.state, 12)),
+                ("history", arena(places.history, HISTORY as u64 * 4)),
+                ("vocabulary", Arg::U32(vocabulary)),
+                ("suppressed", Arg::U32(0)),
+                ("history_len", Arg::U32(HISTORY)),
+            ],
+        )?;
+        let programmatic = instance.def.launch.dependent;
+        let kernel = common.kernels.index(instance);
+        let arguments = arguments.iter().map(fixed).collect();
+        Ok(vec![Launch { kernel, grid: [picker.slices(), 1, 1], arguments, programmatic }])
+    };
+    Ok((launches(1)?, launches(MOST_KEPT)?, end))
+}
+
+fn fixed(argument: &Arg) -> Argument {
+    match *argument {
+        Arg::Fixed(range) => Argument::Memory(range),
+        Arg::U32(value) => Argument::U32(value),
+        Arg::F32(value) => Argument::F32(value),
+        Arg::Buffer { .. } | Arg::Unused => Argument::Memory(NOTHING),
+    }
+}
+
+/// The reports of decode and prefill as one: a refusal of both is said once.
+fn merge_reports(all: &mut Vec<Report>, more: Vec<Report>) {
+    if all.is_empty() {
+        *all = more;
+        return;
+    }
+    for (known, new) in all.iter_mut().zip(more) {
+        known.log.applied = known.log.applied.max(new.log.applied);
+        for refusal in new.log.refused {
+            if !known.log.refused.contains(&refusal) {
+                known.log.refused.push(refusal);
+            }
+        }
+    }
+}
+
+fn pass_reports(reports: &[Report], disabled: &[String]) -> Vec<PassReport> {
+    let of_graph = reports.iter().map(|report| PassReport {
+        name: report.name.to_owned(),
+        about: report.about.to_owned(),
+        enabled: report.enabled,
+        applied: report.log.applied,
+        refused: report
+            .log
+            .refused
+            .iter()
+            .map(|(node, reason)| Refusal { node: node.clone(), reason: reason.clone() })
+            .collect(),
+    });
+    let of_lowering = LOWERING_PASSES.iter().map(|(name, about)| PassReport {
+        name: (*name).to_owned(),
+        about: (*about).to_owned(),
+        enabled: !disabled.iter().any(|d| d == name),
+        applied: 0,
+        refused: Vec::new(),
+    });
+    of_graph.chain(of_lowering).collect()
+}

@@ -1,0 +1,329 @@
+//! Matrix products: for one row over streams, with the norm before them and what follows them; for many rows on tensor cores.
+
+use gemma4c_dsl::ElementType;
+use gemma4c_graph::{Epilogue, Group, NodeId, Norm, Op, Product, WeightId};
+use gemma4c_plan::cuda::Form;
+
+use super::LowerError;
+use super::launch::Arg;
+use super::phase::{PhaseBuilder, Place, Work, int8_arguments};
+use super::weights::Matrix;
+use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::{self, Prologue, TUNED_MULTIPROCESSORS, slots};
+use crate::kernels::outputs::Outputs;
+use crate::kernels::product::{self, Tile};
+use crate::kernels::{geglu, per_layer};
+
+impl PhaseBuilder<'_, '_> {
+    fn weights_of(&self, product: &Product) -> Vec<WeightId> {
+        product.matmuls.iter().filter_map(|id| self.graph().node(*id).op.weight()).collect()
+    }
+
+    fn no_kernel(&self, group: &Group, matrix: &Matrix, why: &str) -> LowerError {
+        let names: Vec<&str> = group
+            .nodes
+            .iter()
+            .filter_map(|id| self.graph().node(*id).op.weight())
+            .map(|w| self.graph().weight(w).name.as_str())
+            .collect();
+        LowerError::NoKernel {
+            tensor: names.join(", "),
+            dtype: matrix.dtype,
+            shape: format!("{} x {}", matrix.rows, matrix.k),
+            phase: self.phase_name(),
+            why: why.to_owned(),
+        }
+    }
+
+    /// The product of one row, with the norm before it where it has taken that over.
+    pub fn product_of_one_row(
+        &mut self,
+        group: &Group,
+        of: &Product,
+        norm: Option<(&Norm, Arg)>,
+    ) -> Result<(), LowerError> {
+        if self.common.exact {
+            return self.exact_product(group, of);
+        }
+        let weights = self.weights_of(of);
+        let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
+        let integer = format(matrix.dtype).integer;
+        if !matrix.k.is_multiple_of(32) {
+            return Err(self.no_kernel(group, &matrix, "rows are not whole groups of 32 values"));
+        }
+        let mut arguments = matrix.arguments();
+        let prologue = match norm {
+            Some((norm, stream)) => self.norm_prologue(norm, stream, &mut arguments)?,
+            None if integer && self.has(of.input, Form::Int8) => {
+                let x = self.form(group, of.input, Form::Int8)?;
+                let names = ["arrive_xq", "arrive_xscale", "arrive_xsum"];
+                arguments.extend(int8_arguments(x.start, matrix.k as u64, names));
+                Prologue::Int8
+            }
+            None => {
+                arguments.push(("arrive_x", self.floats(of.input)?.start));
+                Prologue::Plain
+            }
+        };
+        let outputs = (matrix.rows / if of.geglu { 2 } else { 1 }) as u32;
+        let epilogue = self.epilogue(group, &of.epilogue, &mut arguments)?;
+        let choice = matvec::Product {
+            geglu: of.geglu,
+            scaled: norm.is_some_and(|(norm, _)| norm.residual.is_some_and(|r| r.scale.is_some())),
+            epsilon: norm.map_or(crate::kernels::shapes::NORM_EPSILON, |(norm, _)| norm.eps),
+            epilogue,
+            ..matvec::Product::new(matrix.dtype, outputs, matrix.k, prologue)
+        };
+        let shape = choice.shape(TUNED_MULTIPROCESSORS);
+        let out = self.product_output(group, of, outputs, 1);
+        arguments.extend([("out", out), ("rows", Arg::U32(outputs))]);
+        let nodes: Vec<NodeId> = norm.map_or(Vec::new(), |(norm, _)| self.nodes_of(norm));
+        let nodes = [nodes, group.nodes.clone()].concat();
+        let work = Work { bytes: matrix.bytes() + matrix.k as u64 * 4, flops: 2 * matrix.rows * matrix.k as u64 };
+        let why = format!(
+            "one row: matrix-vector product, {} lanes a row, {} rows and {} loads ahead; next best: other shapes",
+            shape.lanes, shape.rows, shape.depth
+        );
+        self.launch(choice.instance(shape)?, [shape.blocks, 1, 1], &arguments, &nodes, work, why)?;
+        if let Some((Norm { residual: Some(residual), .. }, stream)) = norm {
+            self.leaves(residual.sum, Form::F32, stream);
+        }
+        self.leaves_product(group, of, out);
+        Ok(())
+    }
+
+    /// The nodes that a norm stands for.
+    fn nodes_of(&self, norm: &Norm) -> Vec<NodeId> {
+        let last = norm.next.map(|(node, _)| node).or(norm.residual.map(|r| r.sum));
+        last.map_or(Vec::new(), |node| self.fused.group(node).nodes.clone())
+    }
+
+    fn norm_prologue(
+        &mut self,
+        norm: &Norm,
+        stream: Arg,
+        arguments: &mut Vec<(&'static str, Arg)>,
+    ) -> Result<Prologue, LowerError> {
+        let next = match norm.next {
+            Some((_, Some(weight))) => Some(self.common.weights.floats(weight)?),
+            _ => None,
+        };
+        let input = self.floats(norm.input)?.start;
+        let Some(residual) = norm.residual else {
+            arguments.extend([("energy_x", input), ("arrive_x", input)]);
+            arguments.push(("arrive_norm", next.unwrap_or(Arg::Unused)));
+            return Ok(Prologue::Norm);
+        };
+        let x = self.floats(residual.stream)?.start;
+        let post = self.common.weights.floats(residual.post)?;
+        let scale = match residual.scale {
+            Some(weight) => self.common.weights.floats(weight)?,
+            None => Arg::Unused,
+        };
+        arguments.extend([
+            ("energy_update", input),
+            ("arrive_x", x),
+            ("arrive_update", input),
+            ("arrive_post_norm", post),
+            ("arrive_scale", scale),
+            ("arrive_stream", stream),
+        ]);
+        match next {
+            Some(next) => {
+                arguments.extend([("energy_x", x), ("energy_post_norm", post), ("energy_scale", scale)]);
+                arguments.push(("arrive_norm", next));
+                Ok(Prologue::ResidualNorm)
+            }
+            None => Ok(Prologue::Residual),
+        }
+    }
+
+    /// A norm whose readers are products of one row: they compute it themselves, and the first leaves the residual stream.
+    pub fn absorbed_norm(&mut self, _: &Group, norm: &Norm, products: &[usize]) -> Result<(), LowerError> {
+        let stream = match norm.residual {
+            Some(residual) => self.make(residual.sum, Form::F32, 1),
+            None => Arg::Unused,
+        };
+        for &at in products {
+            self.mark_done(at);
+            let group = self.groups[at].clone();
+            let product = match &group.kind {
+                gemma4c_graph::Kind::Product(product) => product.clone(),
+                _ => self.single_product(group.nodes[0]),
+            };
+            self.product_of_one_row(&group, &product, Some((norm, stream)))?;
+        }
+        Ok(())
+    }
+
+    /// A matrix product that no pass has touched.
+    pub fn single_product(&self, matmul: NodeId) -> Product {
+        let input = self.graph().node(matmul).inputs[0];
+        Product { input, matmuls: vec![matmul], geglu: false, epilogue: Vec::new() }
+    }
+
+    fn epilogue(
+        &mut self,
+        group: &Group,
+        epilogue: &[Epilogue],
+        arguments: &mut Vec<(&'static str, Arg)>,
+    ) -> Result<Vec<&'static gemma4c_dsl::DeviceDef>, LowerError> {
+        let mut functions = Vec::new();
+        for Epilogue { node, operand } in epilogue {
+            match (self.graph().node(*node).op, operand) {
+                (Op::Gelu, _) => functions.push(slots::then_gelu::DEF),
+                (Op::Scale { factor }, _) => {
+                    functions.push(slots::then_scale::DEF);
+                    arguments.push(("epilogue_scale", Arg::F32(factor)));
+                }
+                (Op::Softcap { cap }, _) => {
+                    functions.push(slots::then_softcap::DEF);
+                    arguments.push(("epilogue_cap", Arg::F32(cap)));
+                }
+                (Op::Mul, Some(operand)) => {
+                    functions.push(slots::then_times::DEF);
+                    arguments.push(("epilogue_by", self.operand(*operand)?.start));
+                }
+                _ => return Err(LowerError::NoValue { node: self.graph().full_name(group.nodes[0]) }),
+            }
+        }
+        Ok(functions)
+    }
+
+    /// Another operand of a group: a value, or a slice of one that the group has taken over.
+    fn operand(&self, node: NodeId) -> Result<Place, LowerError> {
+        match self.graph().node(node).op {
+            Op::Columns { first, len } if !self.has(node, Form::F32) => {
+                let whole = self.floats(self.graph().node(node).inputs[0])?;
+                let rows_after = |place: Place| place.start.skip(first as u64 * 4);
+                let start = if self.rows == 1 { rows_after(whole).take(len as u64 * 4) } else { rows_after(whole) };
+                Ok(Place { start, stride: whole.stride })
+            }
+            _ => self.floats(node),
+        }
+    }
+
+    /// Memory for a product's result: of several matrices side by side, each node a part of every row.
+    fn product_output(&mut self, group: &Group, of: &Product, outputs: u32, rows: u32) -> Arg {
+        let result = match (of.epilogue.last(), of.geglu) {
+            (Some(last), _) => Some(last.node),
+            (None, true) => group.nodes.last().copied(),
+            (None, false) => (of.matmuls.len() == 1).then(|| of.matmuls[0]),
+        };
+        if let Some(node) = result {
+            return self.make(node, Form::F32, rows);
+        }
+        let out = self.buffer(outputs as u64 * rows as u64 * 4);
+        let mut first = 0u64;
+        for id in &of.matmuls {
+            let width = self.graph().node(*id).ty.width as u64;
+            let part = out.skip(first * 4);
+            let start = if rows == 1 { part.take(width * 4) } else { part };
+            self.keep(*id, Form::F32, Place { start, stride: outputs });
+            first += width;
+        }
+        out
+    }
+
+    fn leaves_product(&mut self, group: &Group, of: &Product, out: Arg) {
+        if of.epilogue.is_empty() && !of.geglu && of.matmuls.len() > 1 {
+            // Side by side: for one row each is a range of its own.
+            if self.is_one_row(group) {
+                for id in &of.matmuls {
+                    if let Ok(place) = self.floats(*id) {
+                        self.leaves(*id, Form::F32, place.start);
+                    }
+                }
+            }
+            return;
+        }
+        if let Some(last) = of.epilogue.last().map(|e| e.node).or(group.nodes.last().copied()) {
+            self.leaves(last, Form::F32, out);
+        }
+    }
+
+    /// The product of many rows.
+    pub fn product_of_many_rows(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
+        if self.common.exact {
+            return self.exact_product(group, of);
+        }
+        let x = self.form(group, of.input, Form::BF16)?;
+        let (rows, state) = (self.rows, self.state(group));
+        let weights = self.weights_of(of);
+        let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
+        if !matrix.k.is_multiple_of(32) {
+            return Err(self.no_kernel(group, &matrix, "rows are not whole groups of 32 values"));
+        }
+        let outputs = matrix.rows as u32;
+        let tile = Tile::choose(rows, outputs, TUNED_MULTIPROCESSORS);
+        let choice = product::Product { dtype: matrix.dtype, k: matrix.k, out: ElementType::F32, epilogue: Vec::new() };
+        let plain = Product { geglu: false, epilogue: Vec::new(), ..of.clone() };
+        let raw = match of.geglu || !of.epilogue.is_empty() {
+            true => self.buffer(outputs as u64 * rows as u64 * 4),
+            false => self.product_output(group, &plain, outputs, rows),
+        };
+        let mut arguments = matrix.arguments();
+        arguments.extend([
+            ("x", x.start),
+            ("state", state),
+            ("out", raw),
+            ("outputs", Arg::U32(outputs)),
+            ("k", Arg::U32(matrix.k)),
+        ]);
+        let bytes = matrix.bytes() + rows as u64 * (matrix.k as u64 * 2 + outputs as u64 * 4);
+        let work = Work { bytes, flops: 2 * rows as u64 * matrix.rows * matrix.k as u64 };
+        let why = format!("{rows} rows: tensor cores over streams, tiles of {} x {}", tile.rows, tile.columns);
+        self.launch(choice.instance(tile)?, tile.grid(rows, outputs), &arguments, &group.nodes, work, why)?;
+        if of.geglu {
+            return self.joined(group, raw, outputs / 2, raw.skip(outputs as u64 * 2), outputs, outputs);
+        }
+        if let [gelu, mul] = &of.epilogue[..]
+            && self.graph().node(gelu.node).op == Op::Gelu
+            && let Some(operand) = mul.operand
+        {
+            let slice = self.operand(operand)?;
+            return self.joined(group, raw, outputs, slice.start, outputs, slice.stride);
+        }
+        if of.epilogue.is_empty() {
+            self.leaves_product(group, of, raw);
+            return Ok(());
+        }
+        Err(self.no_kernel(group, &matrix, "an epilogue that is not a gate's"))
+    }
+
+    /// `gelu(gate) * up` of many rows, after the product that made them.
+    fn joined(
+        &mut self,
+        group: &Group,
+        gate: Arg,
+        width: u32,
+        up: Arg,
+        gate_stride: u32,
+        up_stride: u32,
+    ) -> Result<(), LowerError> {
+        let (rows, node) = (self.rows, group.nodes[group.nodes.len() - 1]);
+        let wanted = self.wanted(node);
+        let outputs = if wanted.bf16 && !wanted.floats { Outputs::BF16 } else { Outputs::FLOATS };
+        let instance = if gate_stride == up_stride { geglu::instance(outputs)? } else { per_layer::gate(outputs)? };
+        let grid = geglu::grid(&instance, width, rows);
+        let form = if outputs == Outputs::BF16 { Form::BF16 } else { Form::F32 };
+        let out = self.make(node, form, rows);
+        let of = |wanted: Form| if form == wanted { out } else { Arg::Unused };
+        let arguments = [
+            ("gate", gate),
+            ("up", up),
+            ("out", of(Form::F32)),
+            ("rounded", of(Form::BF16)),
+            ("xq", Arg::Unused),
+            ("xscale", Arg::Unused),
+            ("xsum", Arg::Unused),
+            ("width", Arg::U32(width)),
+            ("gate_stride", Arg::U32(gate_stride)),
+            ("up_stride", Arg::U32(up_stride)),
+        ];
+        let work = Work { bytes: rows as u64 * width as u64 * 10, flops: 0 };
+        self.launch(instance, grid, &arguments, &group.nodes, work, "many rows: after the product")?;
+        self.leaves(node, form, out);
+        Ok(())
+    }
+}

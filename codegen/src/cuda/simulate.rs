@@ -1,0 +1,110 @@
+//! Runs a GPU's program in the simulator: the same loads, launches, arguments and offsets, on kernels' Rust bodies.
+//!
+//! What it shows is that fusion, schedule, memory and kernels are right together. Bounds are checked at every access, against
+//! the ranges the plan gives; races and unwritten outputs are the business of the kernels' own cases, where they are looked
+//! for much more closely.
+
+use gemma4c_dsl::Instance;
+use gemma4c_dsl::sim::{self, AllocationId, Memory, Options, View};
+use gemma4c_plan::cuda::{Argument, CudaProgram, Launch, LoadPart, Range, Region};
+
+/// Why a launch did not work.
+#[derive(Debug, thiserror::Error)]
+pub enum SimulateError {
+    #[error("kernel {instance}: {source}")]
+    Launch { instance: String, source: sim::LaunchError },
+    #[error("{tensor}: {found} bytes were given, {expected} expected")]
+    Tensor { tensor: u32, expected: u64, found: u64 },
+}
+
+/// A program with its memory.
+pub struct Simulator {
+    memory: Memory,
+    regions: [AllocationId; 4],
+    instances: Vec<Instance>,
+    options: Options,
+}
+
+impl Simulator {
+    /// Empty memory. `instances` are the program's kernels, in order.
+    pub fn new(program: &CudaProgram, instances: Vec<Instance>) -> Simulator {
+        let mut memory = Memory::new();
+        let all = [Region::Weights, Region::Kv, Region::Arena, Region::Host];
+        let regions = all.map(|region| memory.allocate(program.memory.of(region) as usize));
+        let options = Options { unchecked: true, ..Options::default() };
+        Simulator { memory, regions, instances, options }
+    }
+
+    /// Brings the weights to the device, by the program's own kernels. `bytes` gives a tensor's bytes in its file.
+    pub fn load<'b>(&mut self, program: &CudaProgram, bytes: impl Fn(u32) -> &'b [u8]) -> Result<(), SimulateError> {
+        for constant in &program.constants {
+            let values: Vec<u8> = constant.values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            self.write(constant.to, &values);
+        }
+        for load in &program.loads {
+            let blocks = bytes(load.weight);
+            let mut staging = Memory::new();
+            let source = staging.allocate(blocks.len());
+            staging.bytes_mut(source).copy_from_slice(blocks);
+            for part in &load.parts {
+                match *part {
+                    LoadPart::Copy { to } => self.write(to, blocks),
+                    LoadPart::Kernel { kernel, to, row_count, per_block, .. } => {
+                        let count = row_count * load.rows;
+                        let instance = &self.instances[kernel as usize];
+                        let out = staging.allocate(to.bytes as usize);
+                        let arguments = [
+                            sim::Arg::Memory(staging.view(source)),
+                            sim::Arg::Memory(staging.view(out)),
+                            sim::Arg::U32(count as u32),
+                        ];
+                        let grid = [count.div_ceil(per_block as u64) as u32, 1, 1];
+                        sim::launch(instance, grid, &mut staging, &arguments, &self.options)
+                            .map_err(|source| SimulateError::Launch { instance: instance.to_string(), source })?;
+                        let made = staging.bytes(out).to_vec();
+                        self.write(to, &made);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn region(&self, region: Region) -> AllocationId {
+        self.regions[match region {
+            Region::Weights => 0,
+            Region::Kv => 1,
+            Region::Arena => 2,
+            Region::Host => 3,
+        }]
+    }
+
+    fn view(&self, range: Range) -> View {
+        View { allocation: self.region(range.region), offset: range.offset as usize, bytes: range.bytes as usize }
+    }
+
+    /// Overwrites the start of a range.
+    pub fn write(&mut self, to: Range, bytes: &[u8]) {
+        let (region, start) = (self.region(to.region), to.offset as usize);
+        self.memory.bytes_mut(region)[start..start + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// The bytes of a range.
+    pub fn read(&self, from: Range) -> &[u8] {
+        let start = from.offset as usize;
+        &self.memory.bytes(self.region(from.region))[start..start + from.bytes as usize]
+    }
+
+    /// One launch.
+    pub fn launch(&mut self, launch: &Launch) -> Result<(), SimulateError> {
+        let argument = |argument: &Argument| match *argument {
+            Argument::Memory(range) => sim::Arg::Memory(self.view(range)),
+            Argument::U32(value) => sim::Arg::U32(value),
+            Argument::F32(value) => sim::Arg::F32(value),
+        };
+        let arguments: Vec<sim::Arg> = launch.arguments.iter().map(argument).collect();
+        let instance = &self.instances[launch.kernel as usize];
+        sim::launch(instance, launch.grid, &mut self.memory, &arguments, &self.options)
+            .map_err(|source| SimulateError::Launch { instance: instance.to_string(), source })
+    }
+}

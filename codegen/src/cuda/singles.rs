@@ -1,0 +1,346 @@
+//! Gathers, and operations that no pass has fused: each a launch of its own, plainly and in f32.
+
+use gemma4c_dsl::DeviceDef;
+use gemma4c_graph::{Elem, Group, NodeId, Op, PerLayerInputs, Product, WeightId};
+use gemma4c_plan::cuda::Form;
+
+use super::LowerError;
+use super::launch::Arg;
+use super::phase::{PhaseBuilder, Place, RoutingPlace, Work};
+use crate::kernels::matvec::slots;
+use crate::kernels::plain::{experts, map, product, rope, rows};
+use crate::kernels::{gather, norm, per_layer};
+
+const ALONE: &str = "not fused: the plain kernel";
+
+impl PhaseBuilder<'_, '_> {
+    /// Rows of a table, by token.
+    pub fn gather(&mut self, group: &Group, table: WeightId, factor: f32) -> Result<(), LowerError> {
+        let node = group.nodes[group.nodes.len() - 1];
+        let out = self.gathered(node, table, factor, group)?;
+        self.leaves(node, Form::F32, out);
+        Ok(())
+    }
+
+    fn gathered(&mut self, node: NodeId, table: WeightId, factor: f32, group: &Group) -> Result<Arg, LowerError> {
+        let w = self.graph().weight(table);
+        let (dtype, width, vocabulary) = (w.dtype, w.dim(0) as u32, w.dim(1) as u32);
+        let rows = self.rows_of(group);
+        let instance = gather::instance(dtype)?;
+        let out = self.make(node, Form::F32, rows);
+        let arguments = [
+            ("tokens", self.tokens()),
+            ("value_tensor", self.common.weights.blocks(table)),
+            ("out", out),
+            ("width", Arg::U32(width)),
+            ("vocabulary", Arg::U32(vocabulary)),
+            ("scale", Arg::F32(factor)),
+        ];
+        let bytes = rows as u64 * dtype.row_bytes(width as u64).unwrap_or(0);
+        let grid = gather::grid(&instance, width, rows);
+        self.launch(instance, grid, &arguments, &group.nodes, Work { bytes, flops: 0 }, "rows by token")?;
+        Ok(out)
+    }
+
+    /// What all layers are told of each token.
+    pub fn per_layer_inputs(&mut self, group: &Group, of: &PerLayerInputs) -> Result<(), LowerError> {
+        let node = group.nodes[group.nodes.len() - 1];
+        let rows = self.rows_of(group);
+        let layers = self.graph().node(node).ty.width / of.width;
+        let w = self.graph().weight(of.table);
+        let (dtype, vocabulary) = (w.dtype, w.dim(1) as u32);
+        let instance = per_layer::inputs(of.width, dtype)?;
+        let out = self.make(node, Form::F32, rows);
+        let arguments = [
+            ("projected", self.floats(of.projected)?.start),
+            ("tokens", self.tokens()),
+            ("value_tensor", self.common.weights.blocks(of.table)),
+            ("weight", self.common.weights.floats(of.norm)?),
+            ("out", out),
+            ("layers", Arg::U32(layers)),
+            ("vocabulary", Arg::U32(vocabulary)),
+            ("projected_scale", Arg::F32(of.projected_scale)),
+            ("gathered_scale", Arg::F32(of.row_scale)),
+            ("out_scale", Arg::F32(of.out_scale)),
+            ("epsilon", Arg::F32(of.eps)),
+        ];
+        let width = layers as u64 * of.width as u64;
+        let bytes = rows as u64 * (width * 8 + dtype.row_bytes(width).unwrap_or(0));
+        let grid = per_layer::grid(&instance, layers, rows);
+        let why = "norm, table row and sum for all layers";
+        self.launch(instance, grid, &arguments, &group.nodes, Work { bytes, flops: 0 }, why)?;
+        self.leaves(node, Form::F32, out);
+        Ok(())
+    }
+
+    /// An operation that no pass has touched.
+    pub fn single(&mut self, group: &Group) -> Result<(), LowerError> {
+        let id = group.nodes[0];
+        let node = self.graph().node(id);
+        let (rows, width, state) = (self.rows_of(group), node.ty.width, self.state(group));
+        let work = Work { bytes: rows as u64 * width as u64 * 8, flops: 0 };
+        let x = node.inputs.first().copied();
+        let pointwise = |function: &'static DeviceDef| vec![function];
+        match node.op {
+            Op::Tokens => Ok(()),
+            Op::Gather { table } => self.gather(group, table, 1.0),
+            Op::MatMul { .. } => {
+                let product = self.single_product(id);
+                if self.is_one_row(group) {
+                    self.product_of_one_row(group, &product, None)
+                } else {
+                    self.product_of_many_rows(group, &product)
+                }
+            }
+            Op::Attention { .. } => self.attention(group, id),
+            Op::Columns { first, .. } => {
+                let whole = self.floats(node.inputs[0])?;
+                let start = whole.start.skip(first as u64 * 4);
+                let start = if rows == 1 { start.take(width as u64 * 4) } else { start };
+                self.keep(id, Form::F32, Place { start, stride: whole.stride });
+                Ok(())
+            }
+            Op::TakeAsked => {
+                let from = self.floats(node.inputs[0])?;
+                if self.rows == 1 {
+                    self.keep(id, Form::F32, from);
+                    return Ok(());
+                }
+                let out = self.make(id, Form::F32, 1);
+                let arguments = [("x", from.start), ("asked", state), ("out", out), ("width", Arg::U32(width))];
+                self.launch(rows::take()?, rows::take_grid(width), &arguments, &[id], work, "the asked row")?;
+                self.leaves(id, Form::F32, out);
+                Ok(())
+            }
+            Op::RmsNorm { weight, group: length, eps } => {
+                let x = self.whole_rows(group, node.inputs[0])?;
+                let weight_arg = match weight {
+                    Some(weight) => self.common.weights.floats(weight)?,
+                    None => Arg::Unused,
+                };
+                let out = self.make(id, Form::F32, rows);
+                let arguments = [
+                    ("x", x.start),
+                    ("weight", weight_arg),
+                    ("out", out),
+                    ("width", Arg::U32(length)),
+                    ("epsilon", Arg::F32(eps)),
+                ];
+                let grid = [rows * (width / length), 1, 1];
+                self.launch(norm::plain(weight.is_some())?, grid, &arguments, &[id], work, ALONE)?;
+                self.leaves(id, Form::F32, out);
+                Ok(())
+            }
+            Op::Scale { factor } => {
+                self.map(group, x, pointwise(slots::then_scale::DEF), &[("chain_scale", Arg::F32(factor))])
+            }
+            Op::Gelu => self.map(group, x, pointwise(slots::then_gelu::DEF), &[]),
+            Op::Softcap { cap } => {
+                self.map(group, x, pointwise(slots::then_softcap::DEF), &[("chain_cap", Arg::F32(cap))])
+            }
+            Op::MulWeight { weight } => {
+                let vector = self.common.weights.floats(weight)?;
+                if self.graph().weight(weight).dims == [1] {
+                    self.map(group, x, pointwise(slots::then_scale_by::DEF), &[("chain_scale", vector)])
+                } else {
+                    let arguments = [("chain_weight", vector), ("chain_width", Arg::U32(width))];
+                    self.map(group, x, pointwise(map::then_times_weight::DEF), &arguments)
+                }
+            }
+            Op::Add => {
+                let addend = self.whole_rows(group, node.inputs[1])?;
+                self.map(group, x, pointwise(slots::then_add::DEF), &[("chain_addend", addend.start)])
+            }
+            Op::Mul => {
+                let by = self.floats(node.inputs[1])?;
+                if by.stride == width || rows == 1 {
+                    self.map(group, x, pointwise(slots::then_times::DEF), &[("chain_by", by.start)])
+                } else {
+                    let arguments = [
+                        ("chain_part", by.start),
+                        ("chain_width", Arg::U32(width)),
+                        ("chain_stride", Arg::U32(by.stride)),
+                    ];
+                    self.map(group, x, pointwise(map::then_times_part::DEF), &arguments)
+                }
+            }
+            Op::Rope { head_dim, base, factors } => {
+                let x = self.whole_rows(group, node.inputs[0])?;
+                let angles = gemma4c_graph::Heads { dim: head_dim, base, factors, eps: 0.0, q: None, kv: None };
+                let frequencies = self.frequencies(&angles)?;
+                let out = self.make(id, Form::F32, rows);
+                let heads = width / head_dim;
+                let arguments = [
+                    ("x", x.start),
+                    ("inverse_frequencies", frequencies),
+                    ("state", state),
+                    ("out", out),
+                    ("heads", Arg::U32(heads)),
+                    ("dim", Arg::U32(head_dim)),
+                ];
+                let grid = rope::grid(heads, head_dim, rows);
+                self.launch(rope::rotation()?, grid, &arguments, &[id], work, ALONE)?;
+                self.leaves(id, Form::F32, out);
+                Ok(())
+            }
+            Op::KvAppend { cache } => {
+                let (k, v) = (self.whole_rows(group, node.inputs[0])?, self.whole_rows(group, node.inputs[1])?);
+                let (k_cache, v_cache) = self.cache(cache);
+                let arguments = [
+                    ("k", k.start),
+                    ("v", v.start),
+                    ("state", state),
+                    ("k_cache", k_cache),
+                    ("v_cache", v_cache),
+                    ("width", Arg::U32(width)),
+                    ("capacity", Arg::U32(self.common.capacity(self.graph().cache(cache)))),
+                ];
+                let instance = rows::store(self.kv_element())?;
+                self.launch(instance, rows::store_grid(width, rows), &arguments, &[id], work, ALONE)
+            }
+            Op::Route { top_k } => {
+                let logits = self.whole_rows(group, node.inputs[0])?.start;
+                let Elem::Routing { experts: count } = node.ty.elem else {
+                    return Err(LowerError::NoValue { node: self.graph().full_name(id) });
+                };
+                let pairs = rows as u64 * top_k as u64 * 4;
+                let place = RoutingPlace { ids: self.buffer(pairs), weights: self.buffer(pairs) };
+                let arguments = [("logits", logits), ("ids", place.ids), ("weights", place.weights)];
+                self.launch(experts::choice(count, top_k)?, [rows, 1, 1], &arguments, &[id], work, ALONE)?;
+                self.keep_routing(id, place);
+                Ok(())
+            }
+            Op::ExpertMatMul { weight, part } => {
+                let (x, routing) = (self.whole_rows(group, node.inputs[0])?, self.routing(node.inputs[1])?);
+                let w = self.graph().weight(weight);
+                let (dtype, k, height) = (w.dtype, w.dim(0) as u32, w.dim(1) as u32);
+                let top = width / part.len;
+                // One row for all choices, or one for each.
+                let pairs_a_row = if self.graph().node(node.inputs[0]).ty.width == k { top } else { 1 };
+                let out = self.make(id, Form::F32, rows);
+                let arguments = [
+                    ("x", x.start),
+                    ("ids", routing.ids),
+                    ("state", state),
+                    ("out", out),
+                    ("k", Arg::U32(k)),
+                    ("height", Arg::U32(height)),
+                    ("first", Arg::U32(part.first)),
+                    ("outputs", Arg::U32(part.len)),
+                    ("top", Arg::U32(top)),
+                    ("pairs_a_row", Arg::U32(pairs_a_row)),
+                    ("value_tensor", self.common.weights.blocks(weight)),
+                ];
+                let flops = 2 * rows as u64 * width as u64 * k as u64;
+                let work = Work { bytes: flops / 2, flops };
+                let grid = experts::product_grid(part.len, top, rows);
+                self.launch(experts::product(dtype)?, grid, &arguments, &[id], work, ALONE)?;
+                self.leaves(id, Form::F32, out);
+                Ok(())
+            }
+            Op::ExpertSum { scale } => {
+                let (x, routing) = (self.whole_rows(group, node.inputs[0])?, self.routing(node.inputs[1])?);
+                let top = self.graph().node(node.inputs[1]).ty.width;
+                let scale_arg = match scale {
+                    Some(weight) => self.common.weights.floats(weight)?,
+                    None => Arg::Unused,
+                };
+                let out = self.make(id, Form::F32, rows);
+                let arguments = [
+                    ("x", x.start),
+                    ("ids", routing.ids),
+                    ("weights", routing.weights),
+                    ("expert_scale", scale_arg),
+                    ("state", state),
+                    ("out", out),
+                    ("width", Arg::U32(width)),
+                    ("top", Arg::U32(top)),
+                ];
+                let instance = experts::sum(scale.is_some())?;
+                self.launch(instance, experts::sum_grid(width, rows), &arguments, &[id], work, ALONE)?;
+                self.leaves(id, Form::F32, out);
+                Ok(())
+            }
+        }
+    }
+
+    /// An element-wise chain over a value's rows.
+    fn map(
+        &mut self,
+        group: &Group,
+        x: Option<NodeId>,
+        chain: Vec<&'static DeviceDef>,
+        more: &[(&'static str, Arg)],
+    ) -> Result<(), LowerError> {
+        let id = group.nodes[group.nodes.len() - 1];
+        let (rows, width) = (self.rows_of(group), self.graph().node(id).ty.width);
+        let Some(x) = x else { return Ok(()) };
+        let from = self.floats(x)?;
+        let out = self.make(id, Form::F32, rows);
+        let mut arguments = vec![
+            ("x", from.start),
+            ("out", out),
+            ("width", Arg::U32(width)),
+            ("x_stride", Arg::U32(if rows == 1 { width } else { from.stride })),
+        ];
+        arguments.extend(more);
+        let work = Work { bytes: rows as u64 * width as u64 * 8, flops: 0 };
+        self.launch(map::instance(&chain)?, map::grid(width, rows), &arguments, &[id], work, ALONE)?;
+        self.leaves(id, Form::F32, out);
+        Ok(())
+    }
+
+    /// A value whose rows follow each other without a gap: copied there, if it is a part of wider rows.
+    fn whole_rows(&mut self, group: &Group, node: NodeId) -> Result<Place, LowerError> {
+        let (rows, width) = (self.rows_of(group), self.graph().node(node).ty.width);
+        let from = self.floats(node)?;
+        if rows == 1 || from.stride == width {
+            return Ok(from);
+        }
+        let out = self.buffer(rows as u64 * width as u64 * 4);
+        let arguments =
+            [("x", from.start), ("out", out), ("width", Arg::U32(width)), ("x_stride", Arg::U32(from.stride))];
+        let work = Work { bytes: rows as u64 * width as u64 * 8, flops: 0 };
+        self.launch(map::instance(&[])?, map::grid(width, rows), &arguments, &[], work, "its reader takes whole rows")?;
+        Ok(Place { start: out, stride: width })
+    }
+
+    /// A product in f32 over the file's blocks, matrix by matrix: the reference lowering.
+    pub fn exact_product(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
+        let rows = self.rows_of(group);
+        let mut results = Vec::new();
+        for (index, id) in of.matmuls.iter().enumerate() {
+            let Some(weight) = self.graph().node(*id).op.weight() else { continue };
+            let w = self.graph().weight(weight);
+            let (dtype, k, outputs) = (w.dtype, w.dim(0) as u32, w.dim(1) as u32);
+            let x = self.whole_rows(group, of.input)?;
+            let out = self.make(*id, Form::F32, rows);
+            let arguments = [
+                ("x", x.start),
+                ("out", out),
+                ("k", Arg::U32(k)),
+                ("outputs", Arg::U32(outputs)),
+                ("value_tensor", self.common.weights.blocks(weight)),
+            ];
+            let flops = 2 * rows as u64 * outputs as u64 * k as u64;
+            let work = Work { bytes: w.bytes().unwrap_or(0), flops };
+            let nodes = if index == 0 { &group.nodes[..] } else { std::slice::from_ref(id) };
+            self.launch(
+                product::instance(dtype)?,
+                product::grid(outputs, rows),
+                &arguments,
+                nodes,
+                work,
+                "exact: f32",
+            )?;
+            self.leaves(*id, Form::F32, out);
+            results.push(*id);
+        }
+        // What a fused product does after it, one operation after the other.
+        let after: Vec<NodeId> = group.nodes.iter().copied().filter(|id| !of.matmuls.contains(id)).collect();
+        for id in after {
+            self.single(&Group { kind: gemma4c_graph::Kind::Single, nodes: vec![id] })?;
+        }
+        Ok(())
+    }
+}

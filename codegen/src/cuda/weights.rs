@@ -1,0 +1,197 @@
+//! Where every weight lies on the device, in which layout, and how it gets there.
+//!
+//! A weight is placed when the first launch asks for it, in the form that launch reads: streams for the matrix-vector products,
+//! bf16 rows for prefill's, blocks as they are in the file for gathers and exact products, floats for norms. Matrices that
+//! a product stacks are placed one behind the other; whoever wants one of them alone finds it there.
+
+use gemma4c_blocks::DType;
+use gemma4c_graph::{Graph, WeightId};
+use gemma4c_plan::cuda::{Constant, Load, LoadPart, Range, Region};
+
+use super::LowerError;
+use super::launch::{Arg, Kernels};
+use crate::kernels::repack::{self, repacks};
+use crate::kernels::streams::{Stream, streams};
+
+/// Every range starts at a multiple of this.
+const ALIGNMENT: u64 = 256;
+
+/// A matrix, or several stacked on each other, as streams.
+#[derive(Clone, Debug)]
+pub struct Matrix {
+    pub dtype: DType,
+    pub k: u32,
+    pub rows: u64,
+    streams: Vec<(Stream, Range)>,
+}
+
+impl Matrix {
+    /// The range of a stream.
+    pub fn stream(&self, name: &str) -> Arg {
+        self.streams.iter().find(|(stream, _)| stream.name == name).map_or(Arg::Unused, |(_, range)| Arg::Fixed(*range))
+    }
+
+    /// Bytes of all streams.
+    pub fn bytes(&self) -> u64 {
+        self.streams.iter().map(|(_, range)| range.bytes).sum()
+    }
+
+    /// The arguments of a kernel that reads it by the slot `side`.
+    pub fn arguments(&self) -> Vec<(&'static str, Arg)> {
+        let mut named = vec![("codes", self.stream("codes"))];
+        for (stream, _) in &self.streams {
+            match stream.name {
+                "high" => named.push(("side_high", self.stream("high"))),
+                "scales" => named.push(("side_scales", self.stream("scales"))),
+                "supers" => named.push(("side_supers", self.stream("supers"))),
+                _ => {}
+            }
+        }
+        named
+    }
+}
+
+/// A stack of matrices in one form.
+#[derive(Debug)]
+struct Placed {
+    weights: Vec<WeightId>,
+    /// The first row of each.
+    first_rows: Vec<u64>,
+    matrix: Matrix,
+}
+
+/// The weights of a plan.
+pub struct Weights<'a> {
+    graph: &'a Graph,
+    /// Bytes placed so far, on the device and in the host's pinned memory.
+    pub device_bytes: u64,
+    pub host_bytes: u64,
+    /// Tables that do not fit the budget.
+    on_host: Vec<WeightId>,
+    stacks: Vec<Placed>,
+    verbatim: Vec<(WeightId, Range)>,
+    parts: Vec<Vec<LoadPart>>,
+    pub constants: Vec<Constant>,
+}
+
+impl<'a> Weights<'a> {
+    pub fn new(graph: &'a Graph, on_host: Vec<WeightId>) -> Weights<'a> {
+        let parts = vec![Vec::new(); graph.weights.len()];
+        let (stacks, verbatim, constants) = (Vec::new(), Vec::new(), Vec::new());
+        Weights { graph, device_bytes: 0, host_bytes: 0, on_host, stacks, verbatim, parts, constants }
+    }
+
+    /// The loads, in the order of the graph's weights.
+    pub fn loads(&self) -> Vec<Load> {
+        let with_parts = self.parts.iter().enumerate().filter(|(_, parts)| !parts.is_empty());
+        let load = |(index, parts): (usize, &Vec<LoadPart>)| {
+            let rows = self.rows(WeightId(index as u32));
+            Load { weight: index as u32, rows, parts: parts.clone() }
+        };
+        with_parts.map(load).collect()
+    }
+
+    fn rows(&self, weight: WeightId) -> u64 {
+        self.graph.weight(weight).dims.iter().skip(1).product()
+    }
+
+    fn reserve(&mut self, bytes: u64) -> Range {
+        let offset = self.device_bytes;
+        self.device_bytes = (offset + bytes).next_multiple_of(ALIGNMENT);
+        Range { region: Region::Weights, offset, bytes }
+    }
+
+    /// A tensor's bytes as they are in the file.
+    pub fn blocks(&mut self, weight: WeightId) -> Arg {
+        if let Some((_, range)) = self.verbatim.iter().find(|(known, _)| *known == weight) {
+            return Arg::Fixed(*range);
+        }
+        let bytes = self.graph.weight(weight).bytes().unwrap_or(0);
+        let range = if self.on_host.contains(&weight) {
+            let offset = self.host_bytes;
+            self.host_bytes = (offset + bytes).next_multiple_of(ALIGNMENT);
+            Range { region: Region::Host, offset, bytes }
+        } else {
+            self.reserve(bytes)
+        };
+        self.verbatim.push((weight, range));
+        self.parts[weight.index()].push(LoadPart::Copy { to: range });
+        Arg::Fixed(range)
+    }
+
+    /// A tensor of floats: norms, scales, routers.
+    pub fn floats(&mut self, weight: WeightId) -> Result<Arg, LowerError> {
+        let w = self.graph.weight(weight);
+        if w.dtype != DType::F32 {
+            return Err(LowerError::NotFloats { tensor: w.name.clone(), dtype: w.dtype });
+        }
+        Ok(self.blocks(weight))
+    }
+
+    /// A table the compiler has computed: the same values twice are one table.
+    pub fn constant(&mut self, name: &str, values: Vec<f32>) -> Arg {
+        let same = |known: &&Constant| known.values.iter().map(|v| v.to_bits()).eq(values.iter().map(|v| v.to_bits()));
+        if let Some(known) = self.constants.iter().find(same) {
+            return Arg::Fixed(known.to);
+        }
+        let to = self.reserve(values.len() as u64 * 4);
+        self.constants.push(Constant { name: name.to_owned(), to, values });
+        Arg::Fixed(to)
+    }
+
+    /// Matrices of one type and width, stacked, as streams.
+    pub fn matrix(&mut self, weights: &[WeightId], kernels: &mut Kernels) -> Result<Matrix, LowerError> {
+        if let Some(found) = find(&self.stacks, weights, self.graph) {
+            return Ok(found);
+        }
+        let first = self.graph.weight(weights[0]);
+        let (dtype, k) = (first.dtype, first.dim(0));
+        let rows: Vec<u64> = weights.iter().map(|w| self.rows(*w)).collect();
+        let total: u64 = rows.iter().sum();
+        let repacks = repacks(dtype)?;
+        let mut placed = Vec::new();
+        for stream in streams(dtype) {
+            let range = self.reserve(stream.total_bytes(total, k));
+            let row_bytes = k / stream.per as u64 * stream.bytes as u64;
+            let mut first_row = 0;
+            for (weight, rows) in weights.iter().zip(&rows) {
+                let to = Range { offset: range.offset + first_row * row_bytes, bytes: rows * row_bytes, ..range };
+                let part = match repacks.iter().find(|repack| repack.stream == stream) {
+                    None => LoadPart::Copy { to },
+                    Some(repack) => LoadPart::Kernel {
+                        kernel: kernels.index(repack.instance.clone()),
+                        to,
+                        row_count: repack.count(1, k),
+                        row_bytes,
+                        per_block: repack::BLOCK_THREADS,
+                    },
+                };
+                self.parts[weight.index()].push(part);
+                first_row += rows;
+            }
+            placed.push((stream, range));
+        }
+        let matrix = Matrix { dtype, k: k as u32, rows: total, streams: placed };
+        let first_rows = rows.iter().scan(0, |at, rows| Some(std::mem::replace(at, *at + rows))).collect();
+        self.stacks.push(Placed { weights: weights.to_vec(), first_rows, matrix: matrix.clone() });
+        Ok(matrix)
+    }
+}
+
+/// Weights that lie one behind the other in a stack, as a matrix of their own, where its streams start at whole words.
+fn find(stacks: &[Placed], weights: &[WeightId], graph: &Graph) -> Option<Matrix> {
+    stacks.iter().find_map(|stack| {
+        let at = stack.weights.windows(weights.len()).position(|window| window == weights)?;
+        let rows: u64 = weights.iter().map(|w| graph.weight(*w).dims.iter().skip(1).product::<u64>()).sum();
+        let (k, first) = (stack.matrix.k as u64, stack.first_rows[at]);
+        let part = |(stream, range): &(Stream, Range)| {
+            let row_bytes = k / stream.per as u64 * stream.bytes as u64;
+            let offset = range.offset + first * row_bytes;
+            let whole = at == 0 && weights.len() == stack.weights.len();
+            let bytes = if whole { range.bytes } else { (rows * row_bytes).next_multiple_of(16).min(range.bytes) };
+            offset.is_multiple_of(16).then_some((*stream, Range { offset, bytes, ..*range }))
+        };
+        let streams = stack.matrix.streams.iter().map(part).collect::<Option<Vec<_>>>()?;
+        Some(Matrix { rows, streams, ..stack.matrix.clone() })
+    })
+}

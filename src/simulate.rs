@@ -1,0 +1,90 @@
+//! A GPU plan without a GPU: its launches run in the simulator.
+//!
+//! The simulator needs the kernels as Rust functions, which no plan can hold. So the plan's launches are made again from the
+//! model, and must come out as the plan has them: what runs is what the plan says.
+
+use anyhow::{Context, Result, bail, ensure};
+use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::cuda::simulate::Simulator;
+use gemma4c_models::gemma4::{self, Config};
+use gemma4c_models::gguf::Gguf;
+use gemma4c_plan::Plan;
+use gemma4c_plan::cuda::{CudaProgram, Range};
+use gemma4c_runtime::{Backend, ModelLocation, Pick, Run, RuntimeError, Session};
+
+use crate::compile::{self, CudaOptions};
+
+/// A session that runs a plan's launches in the simulator.
+pub fn open(plan: Plan, location: &ModelLocation) -> Result<Session> {
+    let Some(cuda) = &plan.cuda else { bail!("the plan is for the CPU: nothing of it runs on a simulated GPU") };
+    let program = cuda.program.clone();
+    let file = Gguf::open(location.file(&plan)?)?;
+    let graph = gemma4::graph(&file, &Config::read(&file)?)?;
+    let disabled = program.passes.iter().filter(|pass| !pass.enabled).map(|pass| pass.name.clone()).collect();
+    let architectures = program.architectures.iter().filter_map(|name| Arch::from_name(name)).collect();
+    let vram = (program.memory.host > 0).then(|| program.memory.device()).flatten();
+    let options = CudaOptions { architectures, kv: program.kv, vram, disabled };
+    let chunk = program.phases.last().map_or(1, |phase| phase.rows);
+    let lowered = compile::lower(&file, &graph, &plan.program, &options, chunk)?;
+    let same = CudaProgram { toolchain: program.toolchain.clone(), ..lowered.program } == program;
+    ensure!(same, "the plan was made by another version of gemma4c: compile the model again to simulate it");
+    let mut simulator = Simulator::new(&program, lowered.instances);
+    let mut tensors = Vec::new();
+    for weight in &plan.weights {
+        let tensor = file.tensor(&weight.name).with_context(|| format!("tensor {} is missing", weight.name))?;
+        tensors.push(file.data(tensor));
+    }
+    simulator.load(&program, |weight| tensors[weight as usize])?;
+    let backend = Simulated { simulator, program, sent: Default::default() };
+    Ok(Session::with_backend(plan, Box::new(backend))?)
+}
+
+struct Simulated {
+    simulator: Simulator,
+    program: CudaProgram,
+    sent: std::collections::VecDeque<u32>,
+}
+
+impl Backend for Simulated {
+    fn name(&self) -> String {
+        "a simulated GPU".into()
+    }
+
+    fn write(&mut self, to: Range, bytes: &[u8]) -> Result<(), RuntimeError> {
+        self.simulator.write(to, bytes);
+        Ok(())
+    }
+
+    fn read(&mut self, from: Range, bytes: &mut [u8]) -> Result<(), RuntimeError> {
+        bytes.copy_from_slice(self.simulator.read(from));
+        Ok(())
+    }
+
+    fn run(&mut self, run: Run) -> Result<(), RuntimeError> {
+        let phase = &self.program.phases[run.phase];
+        let picks = match run.pick {
+            Pick::None => &[][..],
+            Pick::Largest => &self.program.pick_largest,
+            Pick::Sampled => &self.program.pick_sampled,
+        };
+        let steps = phase.steps[run.steps.0..run.steps.1].iter().map(|step| &step.launch);
+        for launch in steps.chain(picks) {
+            self.simulator.launch(launch).map_err(|fault| RuntimeError::Backend(fault.to_string()))?;
+        }
+        Ok(())
+    }
+
+    fn send_back(&mut self, from: Range) -> Result<(), RuntimeError> {
+        let bytes = self.simulator.read(from);
+        self.sent.push_back(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Result<u32, RuntimeError> {
+        self.sent.pop_front().ok_or_else(|| RuntimeError::Backend("nothing was sent back".into()))
+    }
+
+    fn wait(&mut self) -> Result<(), RuntimeError> {
+        Ok(())
+    }
+}
