@@ -1,4 +1,8 @@
-//! A plan made by hand, with every operation in it, for tests of the format and of its checks.
+//! A plan made by hand, with every operation in it, for tests of the format, of its checks and of whoever runs it.
+
+#![allow(dead_code, reason = "every test binary takes in all of this and uses its part")]
+
+pub mod cuda;
 
 use gemma4c_blocks::DType;
 use gemma4c_plan::{
@@ -44,8 +48,13 @@ impl Sketch {
     }
 }
 
-/// One layer with a window, one that reads its cache, experts, and a head.
+/// One layer with a window, one that reads its cache, experts, and a head; for the CPU and for GPUs.
 pub fn plan() -> Plan {
+    cuda::with_cuda(cpu_plan())
+}
+
+/// The same for the CPU alone.
+pub fn cpu_plan() -> Plan {
     use RowCount::{Asked, Chunk};
     let mut s = Sketch { weights: vec![], values: vec![], steps: vec![], file_bytes: 1000, arena_bytes: 0 };
     let embed = s.weight("token_embd.weight", DType::Q8_0, &[32, VOCAB as u64]);

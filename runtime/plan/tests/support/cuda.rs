@@ -1,0 +1,148 @@
+//! The GPU's part of the plan made by hand: small, and with everything a program may have.
+
+use gemma4c_plan::cuda::{
+    Argument, Code, Constant, Cuda, CudaProgram, CudaStep, Form, Image, Kernel, KvType, Launch, Load, LoadPart, Memory,
+    PassReport, Phase, Places, Range, Refusal, Region, StepOutput,
+};
+use gemma4c_plan::{Plan, Target};
+
+const MEMORY: Memory = Memory { weights: 1 << 16, kv: 4096, arena: 8192, host: 4096 };
+/// Indices into the kernels.
+const REPACK: u32 = 0;
+const EMBED: u32 = 1;
+const LAYER: u32 = 2;
+const HEAD: u32 = 3;
+const PICK: u32 = 4;
+
+/// Adds a program of three phases: decode, and chunks of 2 and 8 rows.
+pub fn with_cuda(plan: Plan) -> Plan {
+    let names = ["repack", "embed", "layer", "head", "pick"];
+    let kernel = |name: &&str| Kernel {
+        name: (*name).into(),
+        instance: format!("{name} THREADS=128"),
+        block: 128,
+        shared: if *name == "layer" { 65536 } else { 0 },
+    };
+    let code = |name: &&str| Code {
+        source: format!("void {name}() {{}}\n"),
+        cubins: vec![Image(name.as_bytes().to_vec()), Image(vec![0x7f, b'E', b'L', b'F'])],
+    };
+    let vocab = plan.model.vocab_size as u64;
+    let places =
+        Places { tokens: 0, state: 256, asked: 272, settings: 288, history: 320, history_len: 16, logits: 512 };
+    let logits = range(Region::Arena, places.logits, vocab * 4);
+    let state = range(Region::Arena, places.state, 12);
+    let history = range(Region::Arena, places.history, 64);
+    let settings = range(Region::Arena, places.settings, 20);
+    let memory = |ranges: &[Range]| ranges.iter().copied().map(Argument::Memory).collect::<Vec<_>>();
+    let launch =
+        |kernel, arguments: Vec<Argument>, programmatic| Launch { kernel, grid: [2, 1, 1], arguments, programmatic };
+    let pick = |extra: &[Range], count| {
+        let arguments = [memory(&[logits, state, history]), memory(extra), vec![Argument::U32(count)]].concat();
+        vec![launch(PICK, arguments, true)]
+    };
+    let phase = |name: &str, rows: u32| {
+        let hidden = range(Region::Arena, 1024, rows as u64 * 128);
+        let step = |launch, nodes: &[u32], outputs, layer| CudaStep {
+            launch,
+            nodes: nodes.to_vec(),
+            outputs,
+            layer,
+            bytes: 4096,
+            flops: 1 << 20,
+            choice: "the only one".into(),
+        };
+        let output = |value, form, place| vec![StepOutput { value, form, place }];
+        Phase {
+            name: name.into(),
+            rows,
+            steps: vec![
+                step(
+                    launch(EMBED, memory(&[range(Region::Host, 0, 408), state, hidden]), false),
+                    &[1, 2],
+                    output(2, Form::F32, hidden),
+                    None,
+                ),
+                step(
+                    launch(
+                        LAYER,
+                        [
+                            memory(&[range(Region::Weights, 0, 2304), range(Region::Kv, 0, 3072), hidden]),
+                            vec![Argument::F32(1e-6)],
+                        ]
+                        .concat(),
+                        true,
+                    ),
+                    &[3, 4, 5, 6],
+                    output(6, Form::Int8, hidden),
+                    Some(0),
+                ),
+                step(
+                    launch(HEAD, memory(&[range(Region::Weights, 4096, 408), hidden, logits]), true),
+                    &[26, 27],
+                    output(27, Form::F32, logits),
+                    None,
+                ),
+            ],
+            asked_from: 2,
+            arena_bytes: 4096,
+        }
+    };
+    let program = CudaProgram {
+        architectures: vec!["sm_89".into(), "sm_90a".into()],
+        toolchain: "nvrtc 13.0".into(),
+        kv: KvType::BF16,
+        memory: MEMORY,
+        places,
+        kernels: names.iter().map(kernel).collect(),
+        loads: loads(&plan),
+        constants: vec![Constant {
+            name: "rope".into(),
+            to: range(Region::Weights, 8192, 16),
+            values: vec![1.0, 0.5, 0.25, 0.125],
+        }],
+        phases: vec![phase("decode", 1), phase("prefill 2", 2), phase("prefill 8", 8)],
+        pick_largest: pick(&[], 1),
+        pick_sampled: pick(&[settings], 8),
+        most_candidates: 8,
+        passes: vec![PassReport {
+            name: "fuse_layer".into(),
+            about: "a layer as one launch".into(),
+            enabled: true,
+            applied: 3,
+            refused: vec![Refusal { node: "value.23".into(), reason: "nobody reads it".into() }],
+        }],
+    };
+    Plan { target: Target::Cuda, cuda: Some(Cuda { program, code: names.iter().map(code).collect() }), ..plan }
+}
+
+/// The embedding as it is on the host and on the device, the queries repacked.
+fn loads(plan: &Plan) -> Vec<Load> {
+    let rows_of = |weight: usize| plan.weights[weight].dims[1..].iter().product();
+    let bytes = plan.weights[0].bytes;
+    vec![
+        Load {
+            weight: 0,
+            rows: rows_of(0),
+            parts: vec![
+                LoadPart::Copy { to: range(Region::Host, 0, bytes) },
+                LoadPart::Copy { to: range(Region::Weights, 4096, bytes) },
+            ],
+        },
+        Load {
+            weight: 2,
+            rows: rows_of(2),
+            parts: vec![LoadPart::Kernel {
+                kernel: REPACK,
+                to: range(Region::Weights, 0, 64 * 36),
+                row_count: 1,
+                row_bytes: 36,
+                per_block: 128,
+            }],
+        },
+    ]
+}
+
+pub fn range(region: Region, offset: u64, bytes: u64) -> Range {
+    Range { region, offset, bytes }
+}
