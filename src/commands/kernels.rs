@@ -57,7 +57,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "sim")]
     device: check::Where,
 
-    /// Measure on the GPU how fast kernels stream weights, beside the fastest it can read at all, and how fast they multiply.
+    /// Measure on the GPU how fast kernels stream weights, beside the fastest it can read at all.
     #[arg(long, conflicts_with_all = ["rust", "cuda", "sass_stats", "check"])]
     bench: bool,
 }
