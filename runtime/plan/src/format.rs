@@ -29,8 +29,8 @@ const ENTRY: usize = 32;
 /// The sections, in the order they are written. All are required.
 const SECTIONS: [&str; 8] = ["model", "target", "weights", "program", "text", "report", "cuda", "code"];
 /// The most bytes of each. A real plan's are far smaller; together with the bounds on lists they keep what a hostile file can
-/// make a reader allocate below 64 MB.
-const LARGEST: [u64; 8] = [1 << 20, 1 << 10, 1 << 21, 1 << 22, 1 << 24, 1 << 22, 1 << 24, 1 << 28];
+/// make a reader allocate below 64 MB and the machine code's own size.
+const LARGEST: [u64; 8] = [1 << 20, 1 << 10, 1 << 21, 1 << 22, 1 << 24, 1 << 22, 1 << 22, 1 << 28];
 
 /// The weights as they are decoded.
 #[derive(Deserialize)]

@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use crate::program::{Kind, Op, RowCount, Step, Value};
-use crate::{Plan, Program, Weight, validate_cuda};
+use crate::{Plan, Program, Target, Weight, validate_cuda};
 
 /// Far beyond any model; below it no product of two sizes used here overflows 64 bits.
 const MOST: u32 = 1 << 28;
@@ -51,7 +51,14 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
         }
         _ => return Err(format!("output {} is not a value of asked f32 rows that a step makes", program.output)),
     }
-    plan.cuda.as_ref().map_or(Ok(()), |cuda| validate_cuda::check(plan, cuda))
+    match (plan.target, &plan.cuda) {
+        (Target::Cuda, Some(cuda)) => validate_cuda::check(plan, cuda),
+        (Target::Cpu, None) => Ok(()),
+        (target, program) => {
+            let what = if program.is_some() { "a" } else { "no" };
+            Err(format!("the target is {}, and there is {what} program for GPUs", target.name()))
+        }
+    }
 }
 
 /// Names end up in errors and on terminals.

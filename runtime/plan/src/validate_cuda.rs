@@ -8,6 +8,8 @@ use crate::cuda::{Argument, Cuda, CudaProgram, Launch, LoadPart, Phase, Range, R
 
 /// Beyond any GPU.
 const MOST_BYTES: u64 = 1 << 42;
+/// Bytes of a text.
+const LONGEST_TEXT: usize = 4096;
 /// What CUDA allows in the second and third dimension; the first one's limit is far away.
 const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65535, 65535];
 
@@ -17,9 +19,11 @@ pub(crate) fn check(plan: &Plan, cuda: &Cuda) -> Result<(), String> {
     if [memory.weights, memory.kv, memory.arena, memory.host].iter().any(|bytes| *bytes > MOST_BYTES) {
         return Err(format!("memory of {memory:?}"));
     }
-    if program.architectures.is_empty() || program.architectures.iter().any(|a| a.len() > 16 || !a.is_ascii()) {
-        return Err(format!("machine code for {:?}", program.architectures));
+    let is_name = |arch: &String| arch.len() <= 16 && arch.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    if program.architectures.is_empty() || !program.architectures.iter().all(is_name) {
+        return Err(format!("machine code for {} architectures without proper names", program.architectures.len()));
     }
+    check_texts(program)?;
     check_kernels(cuda)?;
     check_places(plan, program)?;
     for constant in &program.constants {
@@ -45,6 +49,23 @@ pub(crate) fn check(plan: &Plan, cuda: &Cuda) -> Result<(), String> {
     program.phases.iter().try_for_each(|phase| check_phase(plan, program, phase))
 }
 
+/// What a person is shown must be fit for a terminal.
+fn check_texts(program: &CudaProgram) -> Result<(), String> {
+    let steps = program.phases.iter().flat_map(|phase| &phase.steps);
+    let refusals = program.passes.iter().flat_map(|pass| &pass.refused);
+    let texts = (program.phases.iter().map(|phase| &phase.name))
+        .chain(program.constants.iter().map(|constant| &constant.name))
+        .chain(program.kernels.iter().map(|kernel| &kernel.instance))
+        .chain(steps.map(|step| &step.choice))
+        .chain(program.passes.iter().flat_map(|pass| [&pass.name, &pass.about]))
+        .chain(refusals.flat_map(|refusal| [&refusal.node, &refusal.reason]))
+        .chain([&program.toolchain]);
+    match texts.into_iter().find(|text| text.len() > LONGEST_TEXT || text.contains(char::is_control)) {
+        Some(text) => Err(format!("a text of {} bytes in the GPU's program cannot be shown", text.len())),
+        None => Ok(()),
+    }
+}
+
 fn check_kernels(cuda: &Cuda) -> Result<(), String> {
     let (kernels, archs) = (&cuda.program.kernels, cuda.program.architectures.len());
     if kernels.len() != cuda.code.len() {
@@ -53,7 +74,7 @@ fn check_kernels(cuda: &Cuda) -> Result<(), String> {
     for (kernel, code) in kernels.iter().zip(&cuda.code) {
         let name = &kernel.name;
         if name.is_empty() || name.len() > 200 || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
-            return Err(format!("a kernel is called {name:?}"));
+            return Err(format!("a kernel has a name of {} bytes that is no symbol", name.len()));
         }
         if kernel.block == 0 || kernel.block > 1024 || kernel.shared > 256 * 1024 {
             return Err(format!("kernel {name}: blocks of {} threads, {} bytes shared", kernel.block, kernel.shared));
@@ -77,6 +98,9 @@ fn check_places(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
         ("logits", places.logits, plan.model.vocab_size as u64),
     ];
     for (name, offset, words) in words {
+        if !offset.is_multiple_of(4) {
+            return Err(format!("{name} lies at {offset}, which is no place for a word"));
+        }
         check_range(program, &Range { region: Region::Arena, offset, bytes: words * 4 }, name)?;
     }
     if places.history_len == 0 { Err("a history of no tokens".into()) } else { Ok(()) }

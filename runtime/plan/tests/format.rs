@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "format/cuda.rs"]
+mod cuda;
 mod support;
 
 use std::fmt::Write;
@@ -19,16 +21,32 @@ fn a_plan_comes_back_as_it_was() {
 
     let silent = Plan { vocab: None, ..plan };
     assert_eq!(Plan::from_bytes(&silent.to_bytes().unwrap()).unwrap(), silent);
+    let for_a_cpu = support::cpu_plan();
+    assert_eq!(Plan::from_bytes(&for_a_cpu.to_bytes().unwrap()).unwrap(), for_a_cpu);
 }
 
-/// A file of the first version, kept as it was written then. If this fails, the format has changed: raise [`VERSION`], and
-/// decide whether files of this one are still read.
+/// A file of this version, kept as it was written. If this fails, the format has changed: once it is released, raise [`VERSION`].
 #[test]
-fn version_1_is_read_and_written_as_ever() {
-    assert_eq!(VERSION, 1);
-    let kept: &[u8] = include_bytes!("data/plan-v1.bin");
+fn version_2_is_read_and_written_as_ever() {
+    assert_eq!(VERSION, 2);
+    let kept: &[u8] = include_bytes!("data/plan-v2.bin");
+    let now = support::plan().to_bytes().unwrap();
+    if now != kept {
+        let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("plan-v2.bin");
+        std::fs::write(&path, &now).unwrap();
+        panic!("the bytes have changed; the new ones are in {}", path.display());
+    }
     assert_eq!(Plan::from_bytes(kept).unwrap(), support::plan());
-    assert!(support::plan().to_bytes().unwrap() == kept, "the bytes have changed");
+}
+
+/// A plan is compiled from its model in seconds, so older versions are not read; but they are recognised.
+#[test]
+fn version_1_is_refused_by_name() {
+    let mut bytes = support::plan().to_bytes().unwrap();
+    bytes[8] = 1;
+    let error = Plan::from_bytes(&bytes).unwrap_err();
+    assert_eq!(error, PlanError::Version { found: 1 });
+    assert_eq!(error.to_string(), "plan version 1, this gemma4c reads version 2: compile the model again");
 }
 
 type Edit = fn(&mut Plan);
@@ -102,8 +120,8 @@ fn each_fault_has_its_words() {
     let files: [(&str, Vec<u8>); 12] = [
         ("an empty file", vec![]),
         ("wrong magic", with(0, b"PK\x03\x04")),
-        ("newer version", with(8, &[2])),
-        ("version 0", with(8, &[0])),
+        ("newer version", with(8, &[3])),
+        ("older version", with(8, &[1])),
         ("cut in the header", bytes[..20].to_vec()),
         ("cut in the section table", bytes[..100].to_vec()),
         ("cut in a section", bytes[..bytes.len() - 1].to_vec()),
@@ -117,7 +135,7 @@ fn each_fault_has_its_words() {
         writeln!(texts, "{name}\n    {}", Plan::from_bytes(&file).expect_err(name)).unwrap();
     }
     texts.push_str("\n-- contradictions\n");
-    for (name, edit) in CONTRADICTIONS {
+    for (name, edit) in CONTRADICTIONS.into_iter().chain(cuda::CONTRADICTIONS).chain(cuda::PHASES) {
         let mut plan = support::plan();
         edit(&mut plan);
         let error = plan.to_bytes().expect_err(name);

@@ -1,0 +1,107 @@
+//! Contradictions in the GPU's part of a plan: a GPU would not notice any of them.
+
+use gemma4c_plan::Plan;
+use gemma4c_plan::cuda::{Argument, Constant, Cuda, CudaProgram, Image, Launch, LoadPart, Range, Region};
+
+use super::Edit;
+
+fn cuda(plan: &mut Plan) -> &mut Cuda {
+    plan.cuda.as_mut().expect("the plan has a program for GPUs")
+}
+
+fn program(plan: &mut Plan) -> &mut CudaProgram {
+    &mut cuda(plan).program
+}
+
+fn launch(plan: &mut Plan) -> &mut Launch {
+    &mut program(plan).phases[1].steps[1].launch
+}
+
+fn part(plan: &mut Plan, load: usize, index: usize) -> &mut LoadPart {
+    &mut program(plan).loads[load].parts[index]
+}
+
+fn to(part: &mut LoadPart) -> &mut Range {
+    match part {
+        LoadPart::Copy { to } | LoadPart::Kernel { to, .. } => to,
+    }
+}
+
+/// Each edits the plan into a contradiction.
+pub const CONTRADICTIONS: [(&str, Edit); 47] = [
+    ("a GPU plan without a program", |p| p.cuda = None),
+    ("a CPU plan with a program for GPUs", |p| p.target = gemma4c_plan::Target::Cpu),
+    ("weights larger than any GPU", |p| program(p).memory.weights = 1 << 43),
+    ("an arena larger than any GPU", |p| program(p).memory.arena = u64::MAX),
+    ("machine code for nothing", |p| program(p).architectures.clear()),
+    ("machine code for a novel", |p| program(p).architectures[0] = "sm_".repeat(20)),
+    ("an architecture that is not ASCII", |p| program(p).architectures[0] = "sm_é".into()),
+    ("a kernel without code", |p| drop(cuda(p).code.pop())),
+    ("a kernel without code for an architecture", |p| drop(cuda(p).code[2].cubins.pop())),
+    ("code for an architecture too many", |p| cuda(p).code[2].cubins.push(Image(vec![1]))),
+    ("a kernel without a name", |p| program(p).kernels[1].name.clear()),
+    ("a kernel whose name is no symbol", |p| program(p).kernels[1].name = "a-b".into()),
+    ("a kernel whose name has a zero byte", |p| program(p).kernels[1].name = "a\0b".into()),
+    ("a block of no threads", |p| program(p).kernels[1].block = 0),
+    ("a block of 1025 threads", |p| program(p).kernels[1].block = 1025),
+    ("more shared memory than there is", |p| program(p).kernels[1].shared = 1 << 20),
+    ("tokens beyond the arena", |p| program(p).places.tokens = 8192 - 28),
+    ("state beyond the arena", |p| program(p).places.state = 8184),
+    ("state at an odd place", |p| program(p).places.state += 2),
+    ("the asked row beyond the arena", |p| program(p).places.asked = 8184),
+    ("settings beyond the arena", |p| program(p).places.settings = 8192),
+    ("settings whose end overflows", |p| program(p).places.settings = u64::MAX - 3),
+    ("a history beyond the arena", |p| program(p).places.history_len = 10_000),
+    ("a history of no tokens", |p| program(p).places.history_len = 0),
+    ("logits beyond the arena", |p| program(p).places.logits = 8192 - 44),
+    ("a table beyond the weights", |p| program(p).constants[0].to.offset = 1 << 16),
+    ("a table of another length", |p| program(p).constants[0].values.push(0.0)),
+    ("a table whose end overflows", |p| {
+        let table = Constant { name: "endless".into(), values: vec![], ..program(p).constants[0].clone() };
+        program(p).constants.push(Constant { to: Range { offset: u64::MAX, ..table.to }, ..table });
+    }),
+    ("a load of a weight that does not exist", |p| program(p).loads[0].weight = 12),
+    ("a load of no rows", |p| program(p).loads[0].rows = 0),
+    ("a load of rows that are not whole", |p| program(p).loads[0].rows = 11),
+    ("a copy of other bytes than the tensor has", |p| to(part(p, 0, 1)).bytes -= 1),
+    ("a copy beyond the weights", |p| to(part(p, 0, 1)).offset = 1 << 16),
+    ("a copy into keys and values", |p| to(part(p, 0, 1)).region = Region::Kv),
+    ("a copy into the arena", |p| to(part(p, 0, 1)).region = Region::Arena),
+    ("a repacked tensor larger than its place", |p| program(p).loads[1].rows = 32 * 4),
+    ("a repacked tensor on the host", |p| *to(part(p, 1, 0)) = Range { region: Region::Host, ..*to(part(p, 1, 0)) }),
+    ("a repack by a kernel that does not exist", |p| {
+        if let LoadPart::Kernel { kernel, .. } = part(p, 1, 0) {
+            *kernel = 5;
+        }
+    }),
+    ("a repack of blocks of nothing", |p| {
+        if let LoadPart::Kernel { per_block, .. } = part(p, 1, 0) {
+            *per_block = 0;
+        }
+    }),
+    ("a launch of a kernel that does not exist", |p| launch(p).kernel = 5),
+    ("a launch of no blocks", |p| launch(p).grid = [1, 0, 1]),
+    ("a launch of more blocks than there can be", |p| launch(p).grid = [1, 65536, 1]),
+    ("an argument beyond its region", |p| {
+        launch(p).arguments[0] = Argument::Memory(Range { region: Region::Weights, offset: (1 << 16) - 1, bytes: 2 });
+    }),
+    ("a pick of a kernel that does not exist", |p| program(p).pick_sampled[0].kernel = 9),
+    ("a phase whose name has a line break", |p| program(p).phases[1].name = "two\nlines".into()),
+    ("a choice that is a novel", |p| program(p).phases[1].steps[0].choice = "x".repeat(5000)),
+    ("a first phase of two rows", |p| drop(program(p).phases.remove(0))),
+];
+
+/// More of them, of the phases.
+pub const PHASES: [(&str, Edit); 9] = [
+    ("no phase", |p| program(p).phases.clear()),
+    ("prefill phases out of order", |p| program(p).phases.swap(1, 2)),
+    ("two prefill phases of the same rows", |p| program(p).phases[2].rows = 2),
+    ("a phase of no rows", |p| program(p).phases[1].rows = 0),
+    ("more asked steps than there are", |p| program(p).phases[1].asked_from = 4),
+    ("a phase that needs more than the arena", |p| program(p).phases[1].arena_bytes = 8193),
+    ("a step of a value that does not exist", |p| program(p).phases[1].steps[0].nodes.push(99)),
+    ("a step that leaves a value that does not exist", |p| program(p).phases[1].steps[0].outputs[0].value = 99),
+    ("a step that leaves a value beyond the arena", |p| {
+        program(p).phases[1].steps[0].outputs[0].place.offset = 8192;
+    }),
+];
