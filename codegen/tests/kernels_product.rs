@@ -67,9 +67,9 @@ fn warpgroups_take_the_tile_with_the_shortest_waves() {
     assert_eq!(tile(512, 2560, 10240), Some((128, 96)));
     assert_eq!(tile(2048, 2560, 10240), Some((128, 160)));
     assert_eq!(tile(7, 2560, 10240), Some((64, 128)));
-    // Steps are 64 values, results are stored in pairs, and only Hopper has warpgroups that multiply.
+    // Steps are 64 values, results are stored by fours, and only Hopper has warpgroups that multiply.
     assert_eq!(tile(512, 2560, 2080), None);
-    assert_eq!(tile(512, 2561, 2560), None);
+    assert_eq!(tile(512, 2562, 2560), None);
     assert_eq!(wide.choose(512, 2560, 2560, Arch::Sm89), None);
 }
 

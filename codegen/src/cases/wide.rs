@@ -109,15 +109,20 @@ pub fn tiles() -> Vec<Case> {
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     let with_add = Wide { epilogue: vec![then_add::DEF], ..plain(f32) };
     vec![
-        Problem::new(plain(f32), 2, 64, [1, 1]).case(tile(1, 128)),
-        Problem::new(plain(f32), 130, 704, [3, 2]).case(tile(1, 128)),
+        Problem::new(plain(f32), 4, 64, [1, 1]).case(tile(1, 128)),
+        Problem::new(plain(f32), 132, 704, [3, 2]).case(tile(1, 128)),
         Problem::new(plain(bf16), 300, 128, [64, 64]).case(tile(1, 256)),
-        Problem::new(plain(f32), 98, 192, [70, 67]).case(tile(2, 96)),
+        Problem::new(plain(f32), 100, 192, [70, 67]).case(tile(2, 96)),
         Problem::new(plain(f32), 72, 64, [130, 129]).case(tile(2, 128)),
-        Problem::new(plain(bf16), 162, 128, [5, 5]).case(tile(2, 160)),
-        Problem::new(plain(f32), 258, 192, [130, 130]).case(tile(2, 256)),
+        Problem::new(plain(bf16), 164, 128, [5, 5]).case(tile(2, 160)),
+        Problem::new(plain(f32), 260, 192, [130, 130]).case(tile(2, 256)),
         Problem::new(plain(f32), 32, 640, [128, 128]).case(tile(2, 256)),
         Problem::new(with_add, 20, 64, [7, 5]).case(tile(1, 128)),
+        // Several tiles a block: of fewer steps than the copies are ahead, of more, and more rows of tiles than go together.
+        Problem::new(plain(f32), 264, 64, [70, 70]).case(tile(1, 128)).grid([2, 1, 1]),
+        Problem::new(plain(f32), 260, 576, [70, 70]).case(tile(1, 128)).grid([4, 1, 1]),
+        Problem::new(plain(bf16), 260, 128, [130, 130]).case(tile(2, 256)).grid([1, 1, 1]),
+        Problem::new(plain(bf16), 132, 64, [1090, 1089]).case(tile(1, 128)).grid([5, 1, 1]),
     ]
 }
 
@@ -126,8 +131,8 @@ pub fn gated() -> Vec<Case> {
     let gated = |out| Wide { geglu: true, ..plain(out) };
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     vec![
-        Problem::new(gated(f32), 70, 64, [2, 2]).case(tile(1, 128)),
-        Problem::new(gated(bf16), 130, 128, [70, 66]).case(tile(2, 256)),
+        Problem::new(gated(f32), 72, 64, [2, 2]).case(tile(1, 128)),
+        Problem::new(gated(bf16), 132, 128, [70, 66]).case(tile(2, 256)),
         Problem::new(gated(bf16), 48, 192, [65, 65]).case(tile(2, 96)),
     ]
 }

@@ -2,7 +2,7 @@
 //! memory's own elements; the address must be a multiple of the access.
 
 use super::row;
-use crate::elements::{BF16, Element, ElementType, F16, F32x2, F32x4, Float, U32x2};
+use crate::elements::{BF16, Element, ElementType, F16, F32x4, Float, U32x2};
 use crate::sim::memory::{InOut, Input, KernelIndex, Readable, Weights, Writable};
 
 /// Reads a `V` at element `index`: `load::<U32x4>(weights, i)`.
@@ -107,27 +107,29 @@ row! {
     host same
 }
 
-/// Writes two neighbouring floats in one access, whatever their type: 4 or 8 bytes.
+/// Writes four neighbouring floats in one access, whatever their type: 8 or 16 bytes.
 #[track_caller]
-pub fn store_floats2<T: Float>(memory: impl Writable<Element = T>, index: impl KernelIndex, pair: F32x2) {
+pub fn store_floats4<T: Float>(memory: impl Writable<Element = T>, index: impl KernelIndex, four: F32x4) {
     let raw = memory.raw_mut();
+    if T::TYPE == ElementType::F32 {
+        return raw.set(index.value(), four);
+    }
     let bits = |value: f32| -> u32 {
         match T::TYPE {
             ElementType::F16 => F16::from_f32(value).to_bits().into(),
             _ => BF16::from_f32(value).to_bits().into(),
         }
     };
-    match T::TYPE {
-        ElementType::F32 => raw.set(index.value(), pair),
-        _ => raw.set(index.value(), bits(pair.x) | bits(pair.y) << 16),
-    }
+    let pair = |low, high| bits(low) | bits(high) << 16;
+    raw.set(index.value(), U32x2 { x: pair(four.x, four.y), y: pair(four.z, four.w) });
 }
 
 row! {
-    /// Writes two neighbouring floats in one access, whatever their type: 4 or 8 bytes.
-    Thread store_floats2 needs [store]
+    /// Writes four neighbouring floats in one access, whatever their type: 8 or 16 bytes.
+    Thread store_floats4 needs [store]
     cuda "
-template <class T, class I> __device__ __forceinline__ void store_floats2(T* memory, I index, F32x2 pair) { store(memory, index, (u32)from_f32<T>(pair.x).bits | (u32)from_f32<T>(pair.y).bits << 16); }
-template <class I> __device__ __forceinline__ void store_floats2(f32* memory, I index, F32x2 pair) { store(memory, index, pair); }"
+template <class T> __device__ __forceinline__ u32 bits_of_pair(f32 low, f32 high) { return (u32)from_f32<T>(low).bits | (u32)from_f32<T>(high).bits << 16; }
+template <class T, class I> __device__ __forceinline__ void store_floats4(T* memory, I index, F32x4 four) { store(memory, index, U32x2{bits_of_pair<T>(four.x, four.y), bits_of_pair<T>(four.z, four.w)}); }
+template <class I> __device__ __forceinline__ void store_floats4(f32* memory, I index, F32x4 four) { store(memory, index, four); }"
     host same
 }

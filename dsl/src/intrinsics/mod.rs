@@ -210,7 +210,7 @@ table! {
     ids: thread_idx block_dim block_idx block_idx_y block_idx_z grid_dim grid_dim_y grid_dim_z lane_id warp_id;
     warp: barrier warp_barrier shfl_xor shfl_down shfl_idx ballot warp_any warp_all warp_sum warp_max warp_min block_sum block_max;
     atomics: atomic_add atomic_max atomic_min last_block last_block_of;
-    loads: load load_streamed read_only store store_floats2;
+    loads: load load_streamed read_only store store_floats4;
     asynchronous: cp_async16 cp_async_commit cp_async_wait;
     bits: byte_of signed_byte_of nibble_of pack_bytes byte_perm dp4a sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16;
     math: rsqrt recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast;

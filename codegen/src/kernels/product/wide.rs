@@ -1,9 +1,9 @@
 //! The matrix product of prefill on Hopper: bf16 rows of activations times a bf16 copy of the weights, by whole warpgroups.
 //!
-//! A block makes a tile of the result, 64 rows to a warpgroup. Tiles of both operands, 64 values deep, go round a ring in
-//! shared memory: while one step is multiplied, its successors are on their way, copied asynchronously by the threads
-//! that multiply. Products are asynchronous too: a step is started before its predecessor has ended, so that the tensor
-//! cores do not wait for barriers.
+//! A block makes tiles of the result, 64 rows to a warpgroup, one after the other. Tiles of both operands, 64 values deep, go
+//! round a ring in shared memory: while one step is multiplied, its successors are on their way, copied asynchronously by
+//! the threads that multiply; while a result is stored, those of the next one. Products are asynchronous too: a step is
+//! started before its predecessor has ended, so that the tensor cores do not wait for barriers.
 //!
 //! Every output is summed along K sixteen values at a time, in order, whatever the tile: what the tensor core makes of
 //! sixteen products and a sum depends on them alone. So a row's result does not depend on the rows beside it, on the
@@ -21,36 +21,85 @@ use crate::kernels::matvec::TUNED_MULTIPROCESSORS;
 
 /// Values of K in a step: a row of a tile is 128 bytes, as far as the swizzle goes.
 const STEP: u32 = 64;
-/// Rows of tiles that run together: neighbours in the grid share either weights or activations, so that a wave of blocks
-/// reads little more than it needs from L2.
-const TILES_TOGETHER: u32 = 16;
 
-/// Starts to copy a step's operands to a place in the ring. A thread copies the same 16 bytes of every so many rows.
+/// The row (x) and column (y) of tiles in which tile `tile` of `tiles` stands: down, 16 rows of tiles at a time, before
+/// across. Neighbours share either weights or activations, so that blocks that run together read little more than they need
+/// from L2.
 #[device]
-pub fn copy_step<const COLUMNS: u32, const WARPGROUPS: u32>(
-    x_tile: Shared<BF16>,
-    w_tile: Shared<BF16>,
-    x: Input<BF16>,
-    weights: Weights<BF16>,
-    x_from: &Regs<u32>,
-    w_from: &Regs<u32>,
-    start: u32,
+pub fn tile_place(tile: u32, tiles: U32x2) -> U32x2 {
+    let first_down = tile / (16 * tiles.y) * 16;
+    let rest = tile % (16 * tiles.y);
+    let together = (tiles.x - first_down).min(16);
+    u32x2(first_down + rest % together, rest / together)
+}
+
+/// Where this thread copies a tile's operands from: the same 16 bytes of every so many rows. Rows and columns past the end
+/// repeat the last one.
+#[device]
+pub fn aim_copies<const COLUMNS: u32, const WARPGROUPS: u32, const GEGLU: bool>(
+    x_from: &mut Regs<u32>,
+    w_from: &mut Regs<u32>,
+    place: U32x2,
+    rows: u32,
+    outputs: u32,
+    k: u32,
 ) {
-    // Piece p of row r lies where piece p ^ r % 8 would: eight rows of a column of pieces lie in different banks.
-    let row = thread_idx() / 8;
-    let place = row * 64 + (thread_idx() % 8 ^ row % 8) * 8;
+    let columns = if GEGLU { COLUMNS / 2 } else { COLUMNS };
     #[unroll]
     for i in 0u32..4 {
-        cp_async16(x_tile, place + i * WARPGROUPS * 1024, x, x_from[i] + start);
+        let row = place.x * WARPGROUPS * 64 + thread_idx() / 8 + i * WARPGROUPS * 16;
+        x_from[i] = row.min(rows - 1) * k + thread_idx() % 8 * 8;
     }
     #[unroll]
     for i in 0..COLUMNS / (16 * WARPGROUPS) {
-        cp_async16(w_tile, place + i * WARPGROUPS * 1024, weights, w_from[i] + start);
+        let at = thread_idx() / 8 + i * WARPGROUPS * 16;
+        let column = (place.y * columns + at % columns).min(outputs - 1) + at / columns * outputs;
+        w_from[i] = column * k + thread_idx() % 8 * 8;
     }
 }
 
-/// `out = x · Wᵀ`, both bf16. Block `[m, n, g]` makes rows from `(16 g + m) * 64 * WARPGROUPS` and COLUMNS columns from `n *
-/// COLUMNS`; half as many where GEGLU gates them. `k` is a multiple of 64, `outputs` is even.
+/// Starts to copy the operands of a step to a place in the ring, unless all tiles are done, and moves on to the next step.
+#[device]
+pub fn copy_ahead<const COLUMNS: u32, const WARPGROUPS: u32>(
+    x_to: Shared<BF16>,
+    w_to: Shared<BF16>,
+    x: Input<BF16>,
+    weights: Weights<BF16>,
+    x_from: &mut Regs<u32>,
+    w_from: &mut Regs<u32>,
+    tile: &mut u32,
+    step: &mut u32,
+    tiles: U32x2,
+    rows: u32,
+    outputs: u32,
+    k: u32,
+) {
+    if *tile < tiles.x * tiles.y {
+        // Piece p of row r lies where piece p ^ r % 8 would: eight rows of a column of pieces lie in different banks.
+        let row = thread_idx() / 8;
+        let place = row * 64 + (thread_idx() % 8 ^ row % 8) * 8;
+        #[unroll]
+        for i in 0u32..4 {
+            cp_async16(x_to, place + i * WARPGROUPS * 1024, x, x_from[i] + *step * 64);
+        }
+        #[unroll]
+        for i in 0..COLUMNS / (16 * WARPGROUPS) {
+            cp_async16(w_to, place + i * WARPGROUPS * 1024, weights, w_from[i] + *step * 64);
+        }
+    }
+    cp_async_commit();
+    *step += 1;
+    if *step == k / 64 {
+        *step = 0;
+        *tile += grid_dim();
+        if *tile < tiles.x * tiles.y {
+            aim_copies(x_from, w_from, tile_place(*tile, tiles), rows, outputs, k);
+        }
+    }
+}
+
+/// `out = x · Wᵀ`, both bf16. A block makes tiles of 64 * WARPGROUPS rows and COLUMNS columns, every so many of them as there
+/// are blocks; half as many columns where GEGLU gates them. `k` is a multiple of 64, `outputs` of 4.
 #[kernel(block = WARPGROUPS * 128, min_blocks = 1, dynamic_shared, slots(epilogue(value: f32, at: u32) -> f32))]
 pub fn product_wide<const WARPGROUPS: u32, const COLUMNS: u32, const STAGES: u32, const GEGLU: bool, O: Float>(
     weights: Weights<BF16>,
@@ -64,84 +113,113 @@ pub fn product_wide<const WARPGROUPS: u32, const COLUMNS: u32, const STAGES: u32
     require!(STAGES >= 3 && STAGES <= 7);
     let x_ring = shared::<BF16>(STAGES * WARPGROUPS * 4096);
     let w_ring = shared::<BF16>(STAGES * COLUMNS * 64);
-    let x_stage = WARPGROUPS * 4096;
-    let w_stage = COLUMNS * 64;
     let columns = if GEGLU { COLUMNS / 2 } else { COLUMNS };
 
     let rows = state[1u32];
-    let first_row = (block_idx_z() * 16 + block_idx()) * WARPGROUPS * 64;
-    let first_column = block_idx_y() * columns;
-    // The whole block leaves: there are no such rows.
-    if first_row >= rows {
+    let tiles = u32x2(rows.div_ceil(WARPGROUPS * 64), outputs.div_ceil(columns));
+    let steps = k / 64;
+    // The whole block leaves: there are fewer tiles than blocks.
+    if block_idx() >= tiles.x * tiles.y {
         return;
     }
 
-    // Where this thread copies from. Rows and columns past the end repeat the last one.
+    // Copies are STAGES - 2 steps ahead of the products, also from one tile to the next.
+    let mut ahead_tile = block_idx();
+    let mut ahead_step = 0u32;
+    let mut ahead_stage = STAGES - 2;
     let mut x_from = regs(0u32, 4);
-    #[unroll]
-    for i in 0u32..4 {
-        let row = first_row + thread_idx() / 8 + i * WARPGROUPS * 16;
-        x_from[i] = row.min(rows - 1) * k + thread_idx() % 8 * 8;
-    }
     let mut w_from = regs(0u32, COLUMNS / (16 * WARPGROUPS));
+    aim_copies(&mut x_from, &mut w_from, tile_place(ahead_tile, tiles), rows, outputs, k);
     #[unroll]
-    for i in 0..COLUMNS / (16 * WARPGROUPS) {
-        let place = thread_idx() / 8 + i * WARPGROUPS * 16;
-        let column = (first_column + place % columns).min(outputs - 1) + place / columns * outputs;
-        w_from[i] = column * k + thread_idx() % 8 * 8;
-    }
-
-    let steps = k / 64;
-    #[unroll]
-    for step in 0..STAGES - 2 {
-        if step < steps {
-            let x_to = x_ring.offset(step * x_stage);
-            let w_to = w_ring.offset(step * w_stage);
-            copy_step(x_to, w_to, x, weights, &x_from, &w_from, step * 64);
-        }
-        cp_async_commit();
+    for stage in 0..STAGES - 2 {
+        let x_to = x_ring.offset(stage * WARPGROUPS * 4096);
+        let w_to = w_ring.offset(stage * COLUMNS * 64);
+        copy_ahead(
+            x_to,
+            w_to,
+            x,
+            weights,
+            &mut x_from,
+            &mut w_from,
+            &mut ahead_tile,
+            &mut ahead_step,
+            tiles,
+            rows,
+            outputs,
+            k,
+        );
     }
 
     let mut sums = regs(0.0f32, COLUMNS / 2);
     let mut stage = 0u32;
-    let mut stage_ahead = STAGES - 2;
-    for step in 0..steps {
-        // Everybody's copies of this step have landed, and everybody's products of the last step but one are done.
-        cp_async_wait(STAGES - 3);
-        fence_proxy_async();
-        barrier();
-        let x_tile = x_ring.offset(stage * x_stage + warp_id() / 4 * 4096);
-        let w_tile = w_ring.offset(stage * w_stage);
-        wgmma_fence(&mut sums);
+    for tile in (block_idx()..tiles.x * tiles.y).by(grid_dim()) {
         #[unroll]
-        for i in 0u32..4 {
-            wgmma_bf16(&mut sums, x_tile.offset(i * 16), w_tile.offset(i * 16));
+        for i in 0..COLUMNS / 2 {
+            sums[i] = 0.0;
         }
-        wgmma_commit();
-        if step + (STAGES - 2) < steps {
-            let x_to = x_ring.offset(stage_ahead * x_stage);
-            let w_to = w_ring.offset(stage_ahead * w_stage);
-            copy_step(x_to, w_to, x, weights, &x_from, &w_from, (step + (STAGES - 2)) * 64);
+        for step in 0..steps {
+            // Everybody's copies of this step have landed, and everybody's products of the last step but one are done.
+            cp_async_wait(STAGES - 3);
+            fence_proxy_async();
+            barrier();
+            let x_tile = x_ring.offset((stage * WARPGROUPS + warp_id() / 4) * 4096);
+            let w_tile = w_ring.offset(stage * COLUMNS * 64);
+            wgmma_fence(&mut sums);
+            #[unroll]
+            for i in 0u32..4 {
+                wgmma_bf16(&mut sums, x_tile.offset(i * 16), w_tile.offset(i * 16));
+            }
+            wgmma_commit();
+            let x_to = x_ring.offset(ahead_stage * WARPGROUPS * 4096);
+            let w_to = w_ring.offset(ahead_stage * COLUMNS * 64);
+            copy_ahead(
+                x_to,
+                w_to,
+                x,
+                weights,
+                &mut x_from,
+                &mut w_from,
+                &mut ahead_tile,
+                &mut ahead_step,
+                tiles,
+                rows,
+                outputs,
+                k,
+            );
+            stage = if stage + 1 == STAGES { 0 } else { stage + 1 };
+            ahead_stage = if ahead_stage + 1 == STAGES { 0 } else { ahead_stage + 1 };
+            wgmma_wait(1, &mut sums);
         }
-        cp_async_commit();
-        stage = if stage + 1 == STAGES { 0 } else { stage + 1 };
-        stage_ahead = if stage_ahead + 1 == STAGES { 0 } else { stage_ahead + 1 };
-        wgmma_wait(1, &mut sums);
-    }
-    wgmma_wait(0, &mut sums);
+        wgmma_wait(0, &mut sums);
 
-    let row = first_row + warp_id() * 16 + lane_id() / 4;
-    #[unroll]
-    for i in (0u32..columns / 2).by(2) {
-        let column = first_column + i / 4 * 8 + lane_id() % 4 * 2;
-        let at = (row + i % 4 * 4) * outputs + column;
-        let mut pair = f32x2(sums[i], sums[i + 1]);
-        if GEGLU {
-            let gated = f32x2(sums[i + COLUMNS / 4], sums[i + COLUMNS / 4 + 1]);
-            pair = f32x2(gelu_by_exp(pair.x) * gated.x, gelu_by_exp(pair.y) * gated.y);
-        }
-        if row + i % 4 * 4 < rows && column < outputs {
-            store_floats2(out, at, f32x2(epilogue(pair.x, at), epilogue(pair.y, at + 1)));
+        let place = tile_place(tile, tiles);
+        let odd = lane_id() % 2 == 1;
+        #[unroll]
+        for i in (0u32..columns / 2).by(8) {
+            #[unroll]
+            for lower in 0u32..2 {
+                // Columns 2 t and 2 t + 1 of two neighbouring groups of eight.
+                let from = i + lower * 2;
+                let mut near = f32x2(sums[from], sums[from + 1]);
+                let mut far = f32x2(sums[from + 4], sums[from + 5]);
+                if GEGLU {
+                    let gated = from + COLUMNS / 4;
+                    near = f32x2(gelu_by_exp(near.x) * sums[gated], gelu_by_exp(near.y) * sums[gated + 1]);
+                    far = f32x2(gelu_by_exp(far.x) * sums[gated + 4], gelu_by_exp(far.y) * sums[gated + 5]);
+                }
+                // Two lanes exchange, so that one has four neighbours of the first group, the other of the second.
+                let got_x = shfl_xor(if odd { near.x } else { far.x }, 1);
+                let got_y = shfl_xor(if odd { near.y } else { far.y }, 1);
+                let four = if odd { f32x4(got_x, got_y, far.x, far.y) } else { f32x4(near.x, near.y, got_x, got_y) };
+                let row = (place.x * WARPGROUPS * 4 + warp_id()) * 16 + lane_id() / 4 + lower * 8;
+                let column = place.y * columns + i * 2 + lane_id() % 2 * 8 + lane_id() % 4 / 2 * 4;
+                if row < rows && column < outputs {
+                    let at = row * outputs + column;
+                    let low = f32x2(epilogue(four.x, at), epilogue(four.y, at + 1));
+                    let high = f32x2(epilogue(four.z, at + 2), epilogue(four.w, at + 3));
+                    store_floats4(out, at, f32x4(low.x, low.y, high.x, high.y));
+                }
+            }
         }
     }
 }
@@ -204,11 +282,9 @@ impl Wide {
     /// The tile for `rows` rows, if the kernel can make that product: the one whose waves of blocks take the fewest clocks.
     /// `outputs` are those that are stored.
     pub fn choose(&self, rows: u32, outputs: u32, k: u32, arch: Arch) -> Option<WideTile> {
-        let fits = arch.has_wgmma() && rows > 0 && outputs > 0 && outputs.is_multiple_of(2) && k > 0;
-        let clocks = |tile: &WideTile| {
-            let blocks: u32 = self.grid(*tile, rows, outputs).iter().product();
-            blocks.div_ceil(TUNED_MULTIPROCESSORS) * tile.step_clocks()
-        };
+        let fits = arch.has_wgmma() && rows > 0 && outputs > 0 && outputs.is_multiple_of(4) && k > 0;
+        let clocks =
+            |tile: &WideTile| self.tiles(*tile, rows, outputs).div_ceil(TUNED_MULTIPROCESSORS) * tile.step_clocks();
         let tiles = WideTile::ALL.into_iter().rev();
         if fits && k.is_multiple_of(STEP) { tiles.min_by_key(clocks) } else { None }
     }
@@ -223,10 +299,13 @@ impl Wide {
         if self.geglu { tile.columns / 2 } else { tile.columns }
     }
 
-    /// Blocks for `rows` rows. Those that share weights come one after the other.
+    fn tiles(&self, tile: WideTile, rows: u32, outputs: u32) -> u32 {
+        rows.div_ceil(tile.rows()) * outputs.div_ceil(self.columns(tile))
+    }
+
+    /// Blocks for `rows` rows: a tile each, or one for each multiprocessor.
     pub fn grid(&self, tile: WideTile, rows: u32, outputs: u32) -> [u32; 3] {
-        let down = rows.div_ceil(tile.rows());
-        [down.min(TILES_TOGETHER), outputs.div_ceil(self.columns(tile)), down.div_ceil(TILES_TOGETHER)]
+        [self.tiles(tile, rows, outputs).min(TUNED_MULTIPROCESSORS), 1, 1]
     }
 
     pub fn instance(&self, tile: WideTile) -> Result<Instance, InstanceError> {
