@@ -109,7 +109,9 @@ pub fn tiles() -> Vec<Case> {
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     let with_add = Wide { epilogue: vec![then_add::DEF], ..plain(f32) };
     vec![
-        Problem::new(plain(f32), 4, 64, [1, 1]).case(tile(1, 128)),
+        Problem::new(plain(f32), 4, 64, [1, 1]).case(tile(1, 32)),
+        Problem::new(plain(bf16), 68, 320, [9, 8]).case(tile(1, 32)),
+        Problem::new(plain(f32), 68, 64, [66, 66]).case(tile(1, 64)),
         Problem::new(plain(f32), 132, 704, [3, 2]).case(tile(1, 128)),
         Problem::new(plain(bf16), 300, 128, [64, 64]).case(tile(1, 256)),
         Problem::new(plain(f32), 100, 192, [70, 67]).case(tile(2, 96)),
@@ -132,6 +134,7 @@ pub fn gated() -> Vec<Case> {
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     vec![
         Problem::new(gated(f32), 72, 64, [2, 2]).case(tile(1, 128)),
+        Problem::new(gated(bf16), 40, 64, [3, 3]).case(tile(1, 32)),
         Problem::new(gated(bf16), 132, 128, [70, 66]).case(tile(2, 256)),
         Problem::new(gated(bf16), 48, 192, [65, 65]).case(tile(2, 96)),
     ]
@@ -160,11 +163,11 @@ pub fn widening() -> Vec<Case> {
 /// The first row of each is the same product: alone, and with neighbours in every tile.
 pub fn first_rows() -> Vec<Case> {
     let of = |(rows, tile)| Problem::new(plain(ElementType::F32), 20, 448, [rows, rows]).case(tile);
-    [1, 2, 3, 70, 9, 5].into_iter().zip(WideTile::ALL).map(of).collect()
+    [1, 2, 3, 70, 9, 5, 66, 4].into_iter().zip(WideTile::ALL).map(of).collect()
 }
 
-/// Products of E4B and 31B at two sizes of chunk: over repacked Q8_0 weights, then over bf16 ones in every tile. The one that
-/// a plan would choose is marked.
+/// Products of E4B and 31B at two sizes of chunk: over repacked Q8_0 weights, then over bf16 ones in the tiles that are worth
+/// a try. The one that a plan would choose is marked.
 pub fn benches() -> Box<dyn Iterator<Item = Bench>> {
     let of = |BenchShape { name, wide, rows, outputs, k }: BenchShape| {
         let chosen = wide.choose(rows, outputs, k, Arch::Sm90a);
@@ -173,7 +176,8 @@ pub fn benches() -> Box<dyn Iterator<Item = Bench>> {
         let (case, tile) = super::product::launch(DType::Q8_0, rows, matrix_rows, k);
         let weights = format!("Q8_0, {} x {}", tile.rows, tile.columns);
         let repacked = Bench { shape: name.clone(), weights, case, flops };
-        let bf16 = WideTile::ALL.into_iter().map(move |tile| {
+        let tried = WideTile::ALL.into_iter().filter(move |tile| tile.warpgroups == 2 || chosen == Some(*tile));
+        let bf16 = tried.map(move |tile| {
             let mark = if chosen == Some(tile) { " *" } else { "" };
             let case = launch(&wide, tile, rows, outputs, k);
             let weights = format!("bf16, {} x {}{mark}", tile.rows(), tile.columns);
