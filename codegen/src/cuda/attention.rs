@@ -8,6 +8,7 @@ use super::LowerError;
 use super::launch::Arg;
 use super::phase::{PhaseBuilder, Work, int8_arguments};
 use crate::kernels::attention::Attention;
+use crate::kernels::attention::step::StepOut;
 use crate::kernels::heads;
 
 impl PhaseBuilder<'_, '_> {
@@ -56,6 +57,9 @@ impl PhaseBuilder<'_, '_> {
         let (q_heads, kv_heads) =
             (of.q.map_or(0, |q| width(q.out) / of.dim), of.kv.map_or(0, |kv| width(kv.k) / of.dim));
         let kind = heads::Heads { dim: of.dim, q: q_heads, kv: kv_heads, cache: self.kv_element() };
+        if let Some((at, attention)) = self.one_launch(group, of) {
+            return self.attention_step(group, of, at, attention);
+        }
         let (mut q, mut q_weight, mut q_stride, mut q_out) = (Arg::Unused, Arg::Unused, 0, Arg::Unused);
         if let Some(queries) = of.q {
             let raw = self.floats(queries.raw)?;
@@ -96,6 +100,73 @@ impl PhaseBuilder<'_, '_> {
         if let Some(queries) = of.q {
             self.leaves(queries.out, Form::F32, q_out);
         }
+        Ok(())
+    }
+
+    /// The attention that a row's queries go to, if heads and attention can be one launch: its group and node.
+    fn one_launch(&self, group: &Group, of: &Heads) -> Option<(usize, NodeId)> {
+        if !self.common.steps || !self.is_one_row(group) {
+            return None;
+        }
+        let user = self.fused.sole_user(of.q?.out)?;
+        let at = self.groups.iter().position(|group| group.nodes.contains(&user))?;
+        matches!(self.graph().node(user).op, Op::Attention { .. }).then_some((at, user))
+    }
+
+    /// One row: from raw heads to the mixed values in one launch.
+    fn attention_step(&mut self, group: &Group, of: &Heads, at: usize, node: NodeId) -> Result<(), LowerError> {
+        let (Some(queries), Op::Attention { heads }, &[_, kv]) =
+            (of.q, self.graph().node(node).op, &self.graph().node(node).inputs[..])
+        else {
+            return Err(LowerError::NoValue { node: self.graph().full_name(node) });
+        };
+        let Elem::Kv(cache) = self.graph().node(kv).ty.elem else {
+            return Err(LowerError::NoValue { node: self.graph().full_name(kv) });
+        };
+        let layer = self.attention_of(cache, heads);
+        let (k_cache, v_cache) = self.cache(cache);
+        let (mut k, mut v, mut k_weight) = (Arg::Unused, Arg::Unused, Arg::Unused);
+        if let Some(own) = of.kv {
+            (k, v) = (self.floats(own.k)?.start, self.floats(own.v)?.start);
+            k_weight = self.common.weights.floats(own.k_weight)?;
+        }
+        let wanted = self.wanted(node);
+        let (form, out) =
+            if wanted.int8 && !wanted.floats { (Form::Int8, StepOut::Int8) } else { (Form::F32, StepOut::Floats) };
+        let result = self.make(node, form, 1);
+        let width = layer.heads() as u64 * layer.head_dim as u64;
+        let mut arguments = vec![
+            ("q", self.floats(queries.raw)?.start),
+            ("k", k),
+            ("v", v),
+            ("q_weight", self.common.weights.floats(queries.weight)?),
+            ("k_weight", k_weight),
+            ("inverse_frequencies", self.frequencies(of)?),
+            ("state", self.state(group)),
+            ("k_cache", k_cache),
+            ("v_cache", v_cache),
+            ("extrema", self.buffer(layer.extrema_len(1) * 8)),
+            ("values", self.buffer(layer.values_len(1) * 4)),
+            ("counters", self.common.counters().take(layer.step_counters_len() * 4)),
+            ("window", Arg::U32(layer.window_scalar())),
+            ("segment", Arg::U32(layer.segment())),
+            ("capacity", Arg::U32(layer.capacity)),
+            ("epsilon", Arg::F32(of.eps)),
+        ];
+        match form {
+            Form::Int8 => arguments.extend(int8_arguments(result, width, ["keep_xq", "keep_xscale", "keep_xsum"])),
+            _ => arguments.push(("keep_out", result)),
+        }
+        let bytes = self.visible_bytes(cache);
+        let work = Work { bytes, flops: bytes / self.common.kv.bytes() * layer.group as u64 * 2 };
+        let why = format!(
+            "one row: heads, {} splits of the keys and their merge in one launch; next best: three",
+            layer.splits()
+        );
+        let nodes = [&group.nodes[..], &[node]].concat();
+        self.launch(layer.step(of.kv.is_some(), out)?, layer.step_grid(), &arguments, &nodes, work, why)?;
+        self.leaves(node, form, result);
+        self.mark_done(at);
         Ok(())
     }
 
@@ -186,7 +257,7 @@ impl PhaseBuilder<'_, '_> {
         ];
         let width = layer.heads() as u64 * layer.head_dim as u64;
         let seen = layer.window.unwrap_or(u32::MAX).min(rows).div_ceil(2) as u64;
-        let bytes = rows as u64 * width as u64 * 8 + self.visible_bytes(cache);
+        let bytes = rows as u64 * width * 8 + self.visible_bytes(cache);
         let work = Work { bytes, flops: 4 * rows as u64 * width * seen };
         match layer.flash(self.common.shared_bytes)? {
             Some(flash) => {

@@ -60,6 +60,8 @@ pub static LOWERING_PASSES: &[(&str, &str)] = &[
         "products over repacked weights with 8-bit or bf16 activations; without it, all in f32 from the file's blocks",
     ),
     ("absorb-norms", "decode: a product computes the norm before it itself"),
+    ("attention-step", "decode: head norms, rotation, store, attention and the merge of its parts in one launch"),
+    ("bf16-copies", "prefill: bf16 copies of the weights for the product by warpgroups, where memory allows"),
 ];
 
 /// Why there is no plan.
@@ -112,6 +114,10 @@ pub struct Common<'a> {
     /// No rounding of activations anywhere: the reference.
     exact: bool,
     absorbs: bool,
+    /// A row's heads and attention are one launch.
+    steps: bool,
+    /// Prefill multiplies by bf16 copies of the weights, where their shape allows.
+    wide: bool,
     /// Shared memory that a block may have on every architecture of the plan.
     shared_bytes: usize,
     value_index: HashMap<String, ValueIndex>,
@@ -122,6 +128,8 @@ pub struct Common<'a> {
 const COUNTERS: u64 = 1024;
 /// Tokens that the device remembers for the host.
 const HISTORY: u32 = 1024;
+/// Tokens that the device can be told never to pick: those of other media, and a few that a model's authors may add.
+const SUPPRESSED: u32 = 16;
 /// Every fixed place starts at a multiple of this.
 const ALIGNMENT: u64 = 256;
 /// Rows of the prefill phases: each serves chunks up to its size.
@@ -156,20 +164,27 @@ pub fn lower(
     read: &ReadFloats<'_>,
 ) -> Result<Lowered, LowerError> {
     check_passes(&options.disabled)?;
-    let mut on_host = Vec::new();
-    let lowered = lower_with(graph, meaning, options, read, &on_host)?;
-    let Some(budget) = options.vram else { return Ok(lowered) };
-    let device = |lowered: &Lowered| lowered.program.memory.device().unwrap_or(u64::MAX);
-    if device(&lowered) <= budget {
-        return Ok(lowered);
-    }
     // Tables that are only gathered from are read a row a token: they can stay in the host's memory.
-    on_host.extend(gathered_alone(graph));
-    let lowered = lower_with(graph, meaning, options, read, &on_host)?;
-    match device(&lowered) {
-        needed if needed <= budget => Ok(lowered),
-        needed => Err(LowerError::Budget { needed, budget }),
+    let tables = gathered_alone(graph);
+    let budget = options.vram.unwrap_or(u64::MAX);
+    let mut needed = 0;
+    for (copies, on_host) in [(true, &[][..]), (false, &[][..]), (false, &tables[..])] {
+        let lowered = lower_with(graph, meaning, options, read, Extras { copies, on_host })?;
+        needed = lowered.program.memory.device().unwrap_or(u64::MAX);
+        if needed <= budget {
+            return Ok(lowered);
+        }
     }
+    Err(LowerError::Budget { needed, budget })
+}
+
+/// What a budget decides.
+#[derive(Clone, Copy)]
+struct Extras<'a> {
+    /// Second copies of weights, for speed.
+    copies: bool,
+    /// Tables in the host's memory.
+    on_host: &'a [WeightId],
 }
 
 fn check_passes(disabled: &[String]) -> Result<(), LowerError> {
@@ -197,7 +212,7 @@ fn lower_with(
     meaning: &Program,
     options: &Options,
     read: &ReadFloats<'_>,
-    on_host: &[WeightId],
+    extras: Extras<'_>,
 ) -> Result<Lowered, LowerError> {
     let off = |name: &str| options.disabled.iter().any(|disabled| disabled == name);
     let chunk = options.chunk.min(options.context);
@@ -216,6 +231,8 @@ fn lower_with(
         state: reserve(3),
         asked: reserve(3),
         settings: reserve(5),
+        suppress: reserve(SUPPRESSED as u64),
+        suppress_len: SUPPRESSED,
         history: reserve(HISTORY as u64),
         history_len: HISTORY,
         logits: reserve(vocabulary as u64),
@@ -225,7 +242,7 @@ fn lower_with(
         meaning.values.iter().enumerate().map(|(i, value)| (value.name.clone(), i as ValueIndex)).collect();
     let shared = options.architectures.iter().map(|arch| arch.max_shared_bytes_per_block() as usize).min();
     let mut common = Common {
-        weights: Weights::new(graph, on_host.to_vec()),
+        weights: Weights::new(graph, extras.on_host.to_vec()),
         kernels: Kernels::default(),
         places,
         counters,
@@ -235,6 +252,8 @@ fn lower_with(
         caches: Vec::new(),
         exact: off("int8"),
         absorbs: !off("absorb-norms"),
+        steps: !off("attention-step"),
+        wide: extras.copies && !off("bf16-copies") && options.architectures.iter().all(|arch| arch.has_wgmma()),
         shared_bytes: shared.unwrap_or(48 * 1024),
         value_index,
         read,
@@ -292,14 +311,14 @@ fn picks(common: &mut Common<'_>, vocabulary: u32, base: u64) -> Result<(Vec<Lau
             &instance,
             &[
                 ("logits", arena(places.logits, vocabulary as u64 * 4)),
-                ("suppress", Arg::Unused),
+                ("suppress", arena(places.suppress, SUPPRESSED as u64 * 4)),
                 ("largest", arena(base, keys)),
                 ("counter", common.counters().take(4)),
                 ("settings", arena(places.settings, 20)),
                 ("state", arena(places.state, 12)),
                 ("history", arena(places.history, HISTORY as u64 * 4)),
                 ("vocabulary", Arg::U32(vocabulary)),
-                ("suppressed", Arg::U32(0)),
+                ("suppressed", Arg::U32(SUPPRESSED)),
                 ("history_len", Arg::U32(HISTORY)),
             ],
         )?;

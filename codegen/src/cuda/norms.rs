@@ -9,6 +9,9 @@ use super::phase::{PhaseBuilder, Work, int8_arguments};
 use crate::kernels::norm;
 use crate::kernels::outputs::Outputs;
 
+/// Arguments by name.
+type Named = Vec<(&'static str, Arg)>;
+
 impl PhaseBuilder<'_, '_> {
     /// One launch: the residual stream, and the norm in every form that is wanted.
     pub fn norm(&mut self, group: &Group, of: &Norm) -> Result<(), LowerError> {
@@ -22,10 +25,7 @@ impl PhaseBuilder<'_, '_> {
             wanted = Outputs { floats: false, ..wanted };
         }
         let input = self.floats(of.input)?.start;
-        let stream = match of.residual {
-            Some(residual) => Some((residual, self.make(residual.sum, Form::F32, rows))),
-            None => None,
-        };
+        let stream = of.residual.map(|residual| (residual, self.make(residual.sum, Form::F32, rows)));
         let (mut outputs, forms) = self.row_outputs(target, wanted, rows, ["out", "rounded", "xq", "xscale", "xsum"]);
         let next = match of.next {
             Some((_, Some(weight))) => self.common.weights.floats(weight)?,
@@ -91,7 +91,7 @@ impl PhaseBuilder<'_, '_> {
         wanted: Outputs,
         rows: u32,
         names: [&'static str; 5],
-    ) -> (Vec<(&'static str, Arg)>, Vec<(Form, Arg)>) {
+    ) -> (Named, Vec<(Form, Arg)>) {
         let [out, rounded, xq, xscale, xsum] = names;
         let elements = self.graph().node(node).ty.width as u64 * rows as u64;
         let mut forms = Vec::new();

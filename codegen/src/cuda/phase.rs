@@ -392,7 +392,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
 }
 
 /// Codes, scales and sums of `elements` values, under the names a kernel has for them.
-pub fn int8_arguments<'n>(start: Arg, elements: u64, names: [&'n str; 3]) -> [(&'n str, Arg); 3] {
+pub fn int8_arguments(start: Arg, elements: u64, names: [&str; 3]) -> [(&str, Arg); 3] {
     let groups = elements / 32 * 4;
     [
         (names[0], start.take(elements)),

@@ -8,9 +8,11 @@ use super::LowerError;
 use super::launch::Arg;
 use super::phase::{PhaseBuilder, Place, Work, int8_arguments};
 use super::weights::Matrix;
+use crate::arch::Arch;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::{self, Prologue, TUNED_MULTIPROCESSORS, slots};
 use crate::kernels::outputs::Outputs;
+use crate::kernels::product::wide::Wide;
 use crate::kernels::product::{self, Tile};
 use crate::kernels::{geglu, per_layer};
 
@@ -250,6 +252,9 @@ impl PhaseBuilder<'_, '_> {
         let x = self.form(group, of.input, Form::BF16)?;
         let (rows, state) = (self.rows, self.state(group));
         let weights = self.weights_of(of);
+        if self.common.wide && self.wide_product(group, of, &weights, x.start, state)? {
+            return Ok(());
+        }
         let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
         if !matrix.k.is_multiple_of(32) {
             return Err(self.no_kernel(group, &matrix, "rows are not whole groups of 32 values"));
@@ -274,6 +279,11 @@ impl PhaseBuilder<'_, '_> {
         let work = Work { bytes, flops: 2 * rows as u64 * matrix.rows * matrix.k as u64 };
         let why = format!("{rows} rows: tensor cores over streams, tiles of {} x {}", tile.rows, tile.columns);
         self.launch(choice.instance(tile)?, tile.grid(rows, outputs), &arguments, &group.nodes, work, why)?;
+        self.after_product(group, of, raw, outputs)
+    }
+
+    /// What follows a product of many rows that has no place in it.
+    fn after_product(&mut self, group: &Group, of: &Product, raw: Arg, outputs: u32) -> Result<(), LowerError> {
         if of.geglu {
             return self.joined(group, raw, outputs / 2, raw.skip(outputs as u64 * 2), outputs, outputs);
         }
@@ -288,7 +298,60 @@ impl PhaseBuilder<'_, '_> {
             self.leaves_product(group, of, raw);
             return Ok(());
         }
+        let weights = self.weights_of(of);
+        let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
         Err(self.no_kernel(group, &matrix, "an epilogue that is not a gate's"))
+    }
+
+    /// The product of many rows by warpgroups, over bf16 copies of the weights; `false` where the shape does not allow it.
+    fn wide_product(
+        &mut self,
+        group: &Group,
+        of: &Product,
+        weights: &[WeightId],
+        x: Arg,
+        state: Arg,
+    ) -> Result<bool, LowerError> {
+        let first = self.graph().weight(weights[0]);
+        let (rows, k) = (self.rows, first.dim(0) as u32);
+        let all: u64 = weights.iter().map(|w| self.graph().weight(*w).dim(1)).sum();
+        let outputs = if of.geglu { all as u32 / 2 } else { all as u32 };
+        let gated = of.geglu && self.wanted(group.nodes[group.nodes.len() - 1]) == Outputs::BF16;
+        let kind =
+            Wide { out: if gated { ElementType::BF16 } else { ElementType::F32 }, geglu: gated, epilogue: Vec::new() };
+        let stored = if gated { outputs } else { all as u32 };
+        let Some(tile) = kind.choose(rows, stored, k, Arch::Sm90a) else { return Ok(false) };
+        let copy = self.common.weights.rounded(weights, &mut self.common.kernels)?;
+        let node = group.nodes[group.nodes.len() - 1];
+        let plain = Product { geglu: false, epilogue: Vec::new(), ..of.clone() };
+        let raw = match (gated, of.geglu || !of.epilogue.is_empty()) {
+            (true, _) => self.make(node, Form::BF16, rows),
+            (false, true) => self.buffer(all * rows as u64 * 4),
+            (false, false) => self.product_output(group, &plain, stored, rows),
+        };
+        let arguments = [
+            ("weights", copy),
+            ("x", x),
+            ("state", state),
+            ("out", raw),
+            ("outputs", Arg::U32(stored)),
+            ("k", Arg::U32(k)),
+        ];
+        let bytes = all * k as u64 * 2 + rows as u64 * (k as u64 * 2 + stored as u64 * 4);
+        let work = Work { bytes, flops: 2 * rows as u64 * all * k as u64 };
+        let why = format!(
+            "{rows} rows: warpgroups over a bf16 copy, tiles of {} x {}; next best: tensor cores over streams",
+            tile.rows(),
+            tile.columns
+        );
+        let grid = kind.grid(tile, rows, stored);
+        self.launch(kind.instance(tile)?, grid, &arguments, &group.nodes, work, why)?;
+        if gated {
+            self.leaves(node, Form::BF16, raw);
+        } else {
+            self.after_product(group, of, raw, stored)?;
+        }
+        Ok(true)
     }
 
     /// `gelu(gate) * up` of many rows, after the product that made them.

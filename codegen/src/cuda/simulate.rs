@@ -6,7 +6,7 @@
 
 use gemma4c_dsl::Instance;
 use gemma4c_dsl::sim::{self, AllocationId, Memory, Options, View};
-use gemma4c_plan::cuda::{Argument, CudaProgram, Launch, LoadPart, Range, Region};
+use gemma4c_plan::cuda::{Argument, CudaProgram, Launch, LoadArgument, LoadPart, Range, Region};
 
 /// Why a launch did not work.
 #[derive(Debug, thiserror::Error)]
@@ -49,15 +49,15 @@ impl Simulator {
             for part in &load.parts {
                 match *part {
                     LoadPart::Copy { to } => self.write(to, blocks),
-                    LoadPart::Kernel { kernel, to, row_count, per_block, .. } => {
+                    LoadPart::Kernel { kernel, order, to, row_count, per_block, .. } => {
                         let count = row_count * load.rows;
                         let instance = &self.instances[kernel as usize];
                         let out = staging.allocate(to.bytes as usize);
-                        let arguments = [
-                            sim::Arg::Memory(staging.view(source)),
-                            sim::Arg::Memory(staging.view(out)),
-                            sim::Arg::U32(count as u32),
-                        ];
+                        let arguments = order.map(|argument| match argument {
+                            LoadArgument::Blocks => sim::Arg::Memory(staging.view(source)),
+                            LoadArgument::Out => sim::Arg::Memory(staging.view(out)),
+                            LoadArgument::Count => sim::Arg::U32(count as u32),
+                        });
                         let grid = [count.div_ceil(per_block as u64) as u32, 1, 1];
                         sim::launch(instance, grid, &mut staging, &arguments, &self.options)
                             .map_err(|source| SimulateError::Launch { instance: instance.to_string(), source })?;

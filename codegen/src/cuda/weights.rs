@@ -6,10 +6,11 @@
 
 use gemma4c_blocks::DType;
 use gemma4c_graph::{Graph, WeightId};
-use gemma4c_plan::cuda::{Constant, Load, LoadPart, Range, Region};
+use gemma4c_plan::cuda::{Constant, Load, LoadArgument, LoadPart, Range, Region};
 
 use super::LowerError;
 use super::launch::{Arg, Kernels};
+use crate::kernels::product::widen;
 use crate::kernels::repack::{self, repacks};
 use crate::kernels::streams::{Stream, streams};
 
@@ -69,6 +70,7 @@ pub struct Weights<'a> {
     /// Tables that do not fit the budget.
     on_host: Vec<WeightId>,
     stacks: Vec<Placed>,
+    rounded: Vec<Rounded>,
     verbatim: Vec<(WeightId, Range)>,
     parts: Vec<Vec<LoadPart>>,
     pub constants: Vec<Constant>,
@@ -77,8 +79,8 @@ pub struct Weights<'a> {
 impl<'a> Weights<'a> {
     pub fn new(graph: &'a Graph, on_host: Vec<WeightId>) -> Weights<'a> {
         let parts = vec![Vec::new(); graph.weights.len()];
-        let (stacks, verbatim, constants) = (Vec::new(), Vec::new(), Vec::new());
-        Weights { graph, device_bytes: 0, host_bytes: 0, on_host, stacks, verbatim, parts, constants }
+        let (stacks, rounded, verbatim, constants) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Weights { graph, device_bytes: 0, host_bytes: 0, on_host, stacks, rounded, verbatim, parts, constants }
     }
 
     /// The loads, in the order of the graph's weights.
@@ -139,6 +141,40 @@ impl<'a> Weights<'a> {
         Arg::Fixed(to)
     }
 
+    /// Matrices of one type and width, stacked, as rows of bf16.
+    pub fn rounded(&mut self, weights: &[WeightId], kernels: &mut Kernels) -> Result<Arg, LowerError> {
+        let first = self.graph.weight(weights[0]);
+        let (dtype, k) = (first.dtype, first.dim(0));
+        if dtype == DType::BF16 {
+            // They are streams of themselves.
+            return Ok(self.matrix(weights, kernels)?.stream("codes"));
+        }
+        let rows: Vec<u64> = weights.iter().map(|w| self.rows(*w)).collect();
+        for known in &self.rounded {
+            if let Some(at) = known.weights.windows(weights.len()).position(|window| window == weights) {
+                let before: u64 = known.weights[..at].iter().map(|w| self.rows(*w)).sum();
+                let (offset, bytes) = (known.range.offset + before * k * 2, rows.iter().sum::<u64>() * k * 2);
+                return Ok(Arg::Fixed(Range { offset, bytes, ..known.range }));
+            }
+        }
+        let range = self.reserve(rows.iter().sum::<u64>() * k * 2);
+        let mut offset = range.offset;
+        for (weight, rows) in weights.iter().zip(&rows) {
+            let to = Range { offset, bytes: rows * k * 2, ..range };
+            self.parts[weight.index()].push(LoadPart::Kernel {
+                kernel: kernels.index(widen::instance(dtype)?),
+                order: [LoadArgument::Out, LoadArgument::Count, LoadArgument::Blocks],
+                to,
+                row_count: k / 8,
+                row_bytes: k * 2,
+                per_block: widen::BLOCK_THREADS,
+            });
+            offset += to.bytes;
+        }
+        self.rounded.push(Rounded { weights: weights.to_vec(), range });
+        Ok(Arg::Fixed(range))
+    }
+
     /// Matrices of one type and width, stacked, as streams.
     pub fn matrix(&mut self, weights: &[WeightId], kernels: &mut Kernels) -> Result<Matrix, LowerError> {
         if let Some(found) = find(&self.stacks, weights, self.graph) {
@@ -160,6 +196,7 @@ impl<'a> Weights<'a> {
                     None => LoadPart::Copy { to },
                     Some(repack) => LoadPart::Kernel {
                         kernel: kernels.index(repack.instance.clone()),
+                        order: [LoadArgument::Blocks, LoadArgument::Out, LoadArgument::Count],
                         to,
                         row_count: repack.count(1, k),
                         row_bytes,
@@ -176,6 +213,13 @@ impl<'a> Weights<'a> {
         self.stacks.push(Placed { weights: weights.to_vec(), first_rows, matrix: matrix.clone() });
         Ok(matrix)
     }
+}
+
+/// bf16 rows of a stack: all of it, or a part.
+#[derive(Debug)]
+struct Rounded {
+    weights: Vec<WeightId>,
+    range: Range,
 }
 
 /// Weights that lie one behind the other in a stack, as a matrix of their own, where its streams start at whole words.

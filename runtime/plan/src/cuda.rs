@@ -131,6 +131,9 @@ pub struct Places {
     pub asked: u64,
     /// [temperature, top-k, top-p, seed's lower half, seed's upper half]: bits of f32 where not whole.
     pub settings: u64,
+    /// Tokens that are never picked; places without one hold `u32::MAX`.
+    pub suppress: u64,
+    pub suppress_len: u32,
     /// A ring: the pick leaves the token for position p at p % `history_len`.
     pub history: u64,
     pub history_len: u32,
@@ -287,9 +290,11 @@ pub struct Load {
 pub enum LoadPart {
     /// The bytes as they are in the file.
     Copy { to: Range },
-    /// A kernel's output: launched as `kernel(blocks, out, count)` over whole rows, on `count.div_ceil(per_block)` blocks.
+    /// A kernel's output, over whole rows, on `count.div_ceil(per_block)` blocks.
     Kernel {
         kernel: KernelIndex,
+        /// Its three parameters.
+        order: [LoadArgument; 3],
         to: Range,
         /// `count` for one row.
         row_count: u64,
@@ -297,6 +302,17 @@ pub enum LoadPart {
         row_bytes: u64,
         per_block: u32,
     },
+}
+
+/// What a kernel that loads is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LoadArgument {
+    /// The tensor's bytes, from the first of the rows at hand.
+    Blocks,
+    /// Where those rows go.
+    Out,
+    /// `row_count` for all of them.
+    Count,
 }
 
 /// A table that goes to the device as it is here.

@@ -94,6 +94,7 @@ fn check_places(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
         ("state", places.state, 3),
         ("asked", places.asked, 3),
         ("settings", places.settings, 5),
+        ("suppress", places.suppress, places.suppress_len as u64),
         ("history", places.history, places.history_len as u64),
         ("logits", places.logits, plan.model.vocab_size as u64),
     ];
@@ -129,7 +130,7 @@ fn check_loads(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
                         return Err(format!("{name}: {} bytes copied to {to:?}", weight.bytes));
                     }
                 }
-                LoadPart::Kernel { kernel, to, row_count, row_bytes, per_block } => {
+                LoadPart::Kernel { kernel, to, row_count, row_bytes, per_block, .. } => {
                     check_range(program, &to, name)?;
                     let fits = row_bytes.checked_mul(load.rows).is_some_and(|bytes| bytes <= to.bytes);
                     let known = (kernel as usize) < program.kernels.len();

@@ -4,7 +4,7 @@
 //! read the next from the file; an event says when a slot may be used again. Slots live only as long as this.
 
 use gemma4c_plan::Plan;
-use gemma4c_plan::cuda::{CudaProgram, LoadPart, Region};
+use gemma4c_plan::cuda::{CudaProgram, LoadArgument, LoadPart, Region};
 use rayon::prelude::*;
 
 use super::regions::Regions;
@@ -195,7 +195,7 @@ impl Loader<'_> {
         slot.copied.holds(Lane::Launches)?;
         for piece in batch {
             for part in &self.program.loads[piece.load].parts {
-                let LoadPart::Kernel { kernel, to, row_count, row_bytes, per_block } = *part else { continue };
+                let LoadPart::Kernel { kernel, order, to, row_count, row_bytes, per_block } = *part else { continue };
                 let function = self.functions[kernel as usize].as_ref().expect("loaded before the weights");
                 let count = (row_count * piece.rows) as u32;
                 let launch = Launch {
@@ -203,11 +203,11 @@ impl Loader<'_> {
                     block: self.program.kernels[kernel as usize].block,
                     dependent: false,
                 };
-                let arguments = [
-                    Argument::Address(slot.staging.address() + piece.at as u64),
-                    Argument::Address(self.regions.address(&to) + piece.first_row * row_bytes),
-                    Argument::U32(count),
-                ];
+                let arguments = order.map(|argument| match argument {
+                    LoadArgument::Blocks => Argument::Address(slot.staging.address() + piece.at as u64),
+                    LoadArgument::Out => Argument::Address(self.regions.address(&to) + piece.first_row * row_bytes),
+                    LoadArgument::Count => Argument::U32(count),
+                });
                 // SAFETY: rows and places were checked against the regions; that a kernel writes `row_bytes` for a row of
                 // `row_count` is the compiler's promise.
                 unsafe { function.launch(launch, &arguments) }?;

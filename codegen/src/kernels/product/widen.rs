@@ -8,6 +8,9 @@ use gemma4c_dsl::{Instance, InstanceError};
 
 use crate::kernels::values::value;
 
+/// Groups of eight values that a block takes at a time.
+pub const BLOCK_THREADS: u32 = 256;
+
 /// `out = values` from the first of the tensor that is given, eight to a group; a thread takes a group at a time.
 #[kernel(block = 256, slots(value(at: u64) -> f32))]
 pub fn widen(out: Output<BF16>, groups: u32) {
