@@ -134,8 +134,9 @@ pub fn launch(dtype: DType, rows: u32, outputs: u32, k: u32) -> (Case, Tile) {
     let mut case = Case::new("timed", product.instance(tile).expect("a shape that fits the kernel"));
     for (stream, bytes) in random_streams(dtype, RANDOM_ROWS as usize, k as usize, k.into()) {
         let param = if stream.name == "codes" { "codes".to_owned() } else { format!("side_{}", stream.name) };
-        let all = bytes.len() / RANDOM_ROWS as usize * outputs as usize;
-        case = case.buffer(&param, Data::new(stream.element(), bytes.into_iter().cycle().take(all).collect()));
+        let mut repeated = bytes.repeat(outputs.div_ceil(RANDOM_ROWS) as usize);
+        repeated.truncate(bytes.len() / RANDOM_ROWS as usize * outputs as usize);
+        case = case.buffer(&param, Data::new(stream.element(), repeated));
     }
     let x = Random::new(k.into()).floats((rows * k) as usize, -1.0, 1.0);
     let case = case

@@ -190,8 +190,13 @@ pub fn benches() -> Box<dyn Iterator<Item = Bench>> {
 
 /// A launch to be timed. Random values repeat after a while: making them must not take longer than timing them.
 fn launch(wide: &Wide, tile: WideTile, rows: u32, outputs: u32, k: u32) -> Case {
-    let some = random_bf16(&mut Random::new(k.into()), 1 << 20, 1.0);
-    let values = |rows: u32| some.iter().copied().cycle().take(rows as usize * k as usize).collect::<Vec<_>>();
+    let some = Data::from(random_bf16(&mut Random::new(k.into()), 1 << 20, 1.0));
+    let values = |rows: u32| {
+        let bytes = rows as usize * k as usize * 2;
+        let mut repeated = some.bytes().repeat(bytes.div_ceil(some.bytes().len()));
+        repeated.truncate(bytes);
+        Data::new(ElementType::BF16, repeated)
+    };
     let results = rows as usize * outputs as usize;
     Case::new("timed", wide.instance(tile).expect("a tile that fits the kernel"))
         .grid(wide.grid(tile, rows, outputs))
