@@ -8,7 +8,7 @@ use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{Places, Range, Region};
 
 use crate::backend::{Backend, Pick, Run};
-use crate::{Asked, RuntimeError};
+use crate::{Asked, RuntimeError, Sampler};
 
 /// Replays queued before the first of their tokens is looked at: enough that the device never waits for the host, few
 /// enough that little is computed in vain after a stop token.
@@ -101,6 +101,8 @@ impl Feeder {
         let rows = tokens.len() as u32;
         let phase = self.prompt_phase(rows);
         let Shape { asked_from, steps, .. } = self.phases[phase];
+        // The first phase has one row, so all of it is for every row and for the asked one.
+        let asked_from = if phase == 0 { steps } else { asked_from };
         let run = |steps, pick| Run { phase, steps, pick };
         self.write(backend, self.places.tokens, tokens)?;
         self.write(backend, self.places.state, &[position, rows, tokens[0]])?;
@@ -109,7 +111,9 @@ impl Feeder {
                 backend.run(run((0, asked_from), Pick::None))?;
                 for row in 0..rows {
                     self.ask(backend, position, row)?;
-                    backend.run(run((asked_from, steps), Pick::None))?;
+                    if asked_from < steps {
+                        backend.run(run((asked_from, steps), Pick::None))?;
+                    }
                     each(first + row as usize, self.logits(backend)?);
                 }
             }
@@ -143,16 +147,20 @@ impl Feeder {
         self.send_back(backend, position + 1)
     }
 
-    /// What [`Pick::Sampled`] goes by.
-    pub fn set(
-        &self,
-        backend: &mut dyn Backend,
-        sampling: gemma4c_plan::Sampling,
-        seed: u64,
-    ) -> Result<(), RuntimeError> {
+    /// How many tokens the device can be told never to pick.
+    pub fn most_suppressed(&self) -> usize {
+        self.places.suppress_len as usize
+    }
+
+    /// What picks go by, from now on.
+    pub fn set(&self, backend: &mut dyn Backend, sampler: &Sampler) -> Result<(), RuntimeError> {
+        let (sampling, seed) = (sampler.sampling(), sampler.seed());
         let (temperature, top_p) = (sampling.temperature.to_bits(), sampling.top_p.to_bits());
         let words = [temperature, sampling.top_k, top_p, seed as u32, (seed >> 32) as u32];
-        self.write(backend, self.places.settings, &words)
+        self.write(backend, self.places.settings, &words)?;
+        let mut suppress = vec![u32::MAX; self.most_suppressed()];
+        suppress[..sampler.suppress().len()].copy_from_slice(sampler.suppress());
+        self.write(backend, self.places.suppress, &suppress)
     }
 
     /// The smallest prefill phase that takes so many rows; of a plan that has none, the first.

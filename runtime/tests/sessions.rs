@@ -88,6 +88,8 @@ impl Backend for Fake {
             self.set(self.places.logits, &bits);
         }
         if run.pick != Pick::None {
+            assert_eq!(self.words(self.places.suppress, 4), [0, 10, u32::MAX, u32::MAX]);
+            assert_eq!(self.words(self.places.settings, 5)[1..], [8, 0.9f32.to_bits(), 3, 1]);
             let after = position + used;
             let token = next(self.kept[after as usize - 1], after - 1, self.vocab);
             self.set(self.places.state, &[after, 1, token]);
@@ -167,7 +169,7 @@ impl Bench {
     fn generate(&mut self, prompt: &[u32], most: u32, stop: &[u32], temperature: f32) -> (Vec<u32>, End) {
         let suppress = self.session.plan().vocab.as_ref().unwrap().suppress.clone();
         let sampling = Sampling { temperature, top_k: 8, top_p: 0.9 };
-        let mut sampler = Sampler::new(sampling, 3, suppress).unwrap();
+        let mut sampler = Sampler::new(sampling, 3 | 1 << 32, suppress).unwrap();
         let mut tokens = vec![];
         let request = Request { prompt, most, stop };
         let end = self.session.generate(request, &mut sampler, &mut |token| {
@@ -227,7 +229,9 @@ fn a_plan_without_prefill_feeds_its_prompt_row_by_row() {
     plan.cuda.as_mut().unwrap().program.phases.truncate(1);
     let mut bench = bench_of(plan);
     assert_eq!(bench.rows(&PROMPT[..3], Asked::Last, None), [(2, 2)]);
-    assert_eq!(bench.logged(), ["1:trunk @0+1", "1:trunk @1+1", "1:all @2+1"]);
+    assert_eq!(bench.logged(), ["1:all @0+1", "1:all @1+1", "1:all @2+1"]);
+    assert_eq!(bench.rows(&PROMPT[3..5], Asked::All, None), [(0, 3), (1, 4)]);
+    assert_eq!(bench.logged(), ["1:all @3+1", "1:all @4+1"]);
     // A ring with room for one row must not be run ahead of.
     assert_eq!(bench.generate(&[4], 5, &[], 0.0).0.len(), 5);
     assert_eq!(*bench.most_on_their_way.borrow(), 1);
@@ -283,23 +287,23 @@ fn the_context_ends_it_one_token_late() {
 fn what_the_device_cannot_pick_is_picked_from_the_logits() {
     let mut bench = bench();
     let sampling = |top_k| Sampling { temperature: 1.0, top_k, top_p: 0.9 };
-    let suppress = vec![0, 10];
-    let sampler = |top_k| Sampler::new(sampling(top_k), 3, suppress.clone()).unwrap();
+    let sampler = |top_k| Sampler::new(sampling(top_k), 3, vec![0, 10]).unwrap();
     assert_eq!(bench.session.picks_on_host(&sampler(8)), None);
     assert!(bench.session.picks_on_host(&sampler(9)).unwrap().contains("top-k"));
     assert!(bench.session.picks_on_host(&sampler(0)).unwrap().contains("top-k"));
-    let other_list = Sampler::new(sampling(8), 3, vec![]).unwrap();
-    assert!(bench.session.picks_on_host(&other_list).unwrap().contains("never picked"));
+    let long_list = Sampler::new(sampling(8), 3, vec![1, 2, 3, 4, 5]).unwrap();
+    assert!(bench.session.picks_on_host(&long_list).unwrap().contains("never picked"));
 
     let mut tokens = vec![];
     let request = Request { prompt: &PROMPT[..3], most: 4, stop: &[] };
-    let mut sampler = Sampler::new(Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 }, 0, vec![]).unwrap();
+    let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
+    let mut sampler = Sampler::new(greedy, 0, vec![0; 5]).unwrap();
     let mut each = |token| {
         tokens.push(token);
         Ok::<(), RuntimeError>(())
     };
     assert_eq!(bench.session.generate(request, &mut sampler, &mut each).unwrap(), End::Most);
-    assert_eq!(tokens, expected(&PROMPT[..3], 4));
+    assert_eq!(tokens, expected(&PROMPT[..3], 4), "none of them is 0");
     assert_eq!(bench.logged(), ["8:all @0+3", "1:all @3+1", "1:all @4+1", "1:all @5+1"]);
 }
 
@@ -307,7 +311,8 @@ fn what_the_device_cannot_pick_is_picked_from_the_logits() {
 #[test]
 fn a_reader_that_has_enough_ends_it() {
     let mut bench = bench();
-    let mut sampler = Sampler::new(Sampling { temperature: 0.0, top_k: 8, top_p: 1.0 }, 0, vec![0, 10]).unwrap();
+    let mut sampler =
+        Sampler::new(Sampling { temperature: 0.0, top_k: 8, top_p: 0.9 }, 3 | 1 << 32, vec![0, 10]).unwrap();
     let request = Request { prompt: &PROMPT, most: 20, stop: &[] };
     let ended = bench.session.generate(request, &mut sampler, &mut |_| Err(RuntimeError::NoTaps));
     assert!(matches!(ended, Err(RuntimeError::NoTaps)));

@@ -1,6 +1,6 @@
 //! Tokens that follow a prompt: picked on the device where that can be done, so that it never waits for the host.
 
-use super::{Asked, Session};
+use super::{Asked, Engine, Session};
 use crate::backend::Pick;
 use crate::feed::Want;
 use crate::{RuntimeError, Sampler};
@@ -52,13 +52,12 @@ impl Session {
     }
 
     fn device_pick(&self, sampler: &Sampler) -> Result<Pick, Option<&'static str>> {
-        let program = match (&self.plan.cuda, &self.engine) {
-            (None, _) | (_, super::Engine::Cpu(_)) => return Err(None),
-            (Some(cuda), _) => &cuda.program,
+        let (program, feeder) = match (&self.plan.cuda, &self.engine) {
+            (None, _) | (_, Engine::Cpu(_)) => return Err(None),
+            (Some(cuda), Engine::Cuda(feeder, _) | Engine::Other(feeder, _)) => (&cuda.program, feeder),
         };
-        let suppressed = self.plan.vocab.as_ref().map_or(&[][..], |vocab| &vocab.suppress);
-        if sampler.suppress() != suppressed {
-            return Err(Some("the plan's own list of tokens that are never picked is not the one asked for"));
+        if sampler.suppress().len() > feeder.most_suppressed() {
+            return Err(Some("the plan takes a shorter list of tokens that are never picked"));
         }
         let sampling = sampler.sampling();
         match sampling.temperature == 0.0 {
@@ -82,7 +81,7 @@ impl Session {
         self.check(request.prompt)?;
         let position = self.position();
         let (feeder, backend) = self.engine.device().expect("asked for where there is one");
-        feeder.set(backend, sampler.sampling(), sampler.seed())?;
+        feeder.set(backend, sampler)?;
         feeder.feed(backend, request.prompt, position, None, Want::Token(pick))?;
         self.seen.extend_from_slice(request.prompt);
 

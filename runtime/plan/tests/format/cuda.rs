@@ -28,7 +28,7 @@ fn to(part: &mut LoadPart) -> &mut Range {
 }
 
 /// Each edits the plan into a contradiction.
-pub const CONTRADICTIONS: [(&str, Edit); 47] = [
+pub const CONTRADICTIONS: [(&str, Edit); 48] = [
     ("a GPU plan without a program", |p| p.cuda = None),
     ("a CPU plan with a program for GPUs", |p| p.target = gemma4c_plan::Target::Cpu),
     ("weights larger than any GPU", |p| program(p).memory.weights = 1 << 43),
@@ -51,6 +51,7 @@ pub const CONTRADICTIONS: [(&str, Edit); 47] = [
     ("the asked row beyond the arena", |p| program(p).places.asked = 8184),
     ("settings beyond the arena", |p| program(p).places.settings = 8192),
     ("settings whose end overflows", |p| program(p).places.settings = u64::MAX - 3),
+    ("suppressed tokens beyond the arena", |p| program(p).places.suppress_len = 10_000),
     ("a history beyond the arena", |p| program(p).places.history_len = 10_000),
     ("a history of no tokens", |p| program(p).places.history_len = 0),
     ("logits beyond the arena", |p| program(p).places.logits = 8192 - 44),

@@ -1,8 +1,8 @@
 //! The GPU's part of the plan made by hand: small, and with everything a program may have.
 
 use gemma4c_plan::cuda::{
-    Argument, Code, Constant, Cuda, CudaProgram, CudaStep, Form, Image, Kernel, KvType, Launch, Load, LoadPart, Memory,
-    PassReport, Phase, Places, Range, Refusal, Region, StepOutput,
+    Argument, Code, Constant, Cuda, CudaProgram, CudaStep, Form, Image, Kernel, KvType, Launch, Load, LoadArgument,
+    LoadPart, Memory, PassReport, Phase, Places, Range, Refusal, Region, StepOutput,
 };
 use gemma4c_plan::{Plan, Target};
 
@@ -28,8 +28,17 @@ pub fn with_cuda(plan: Plan) -> Plan {
         cubins: vec![Image(name.as_bytes().to_vec()), Image(vec![0x7f, b'E', b'L', b'F'])],
     };
     let vocab = plan.model.vocab_size as u64;
-    let places =
-        Places { tokens: 0, state: 256, asked: 272, settings: 288, history: 320, history_len: 16, logits: 512 };
+    let places = Places {
+        tokens: 0,
+        state: 256,
+        asked: 272,
+        settings: 288,
+        suppress: 400,
+        suppress_len: 4,
+        history: 320,
+        history_len: 16,
+        logits: 512,
+    };
     let logits = range(Region::Arena, places.logits, vocab * 4);
     let state = range(Region::Arena, places.state, 12);
     let history = range(Region::Arena, places.history, 64);
@@ -134,6 +143,7 @@ fn loads(plan: &Plan) -> Vec<Load> {
             rows: rows_of(2),
             parts: vec![LoadPart::Kernel {
                 kernel: REPACK,
+                order: [LoadArgument::Blocks, LoadArgument::Out, LoadArgument::Count],
                 to: range(Region::Weights, 0, 64 * 36),
                 row_count: 1,
                 row_bytes: 36,
