@@ -46,6 +46,10 @@ impl Module {
         // SAFETY: the module is loaded for as long as `self` lives, and the function keeps it.
         #[allow(unsafe_code)]
         let function = unsafe { result::module::get_function(self.module, symbol) }.map_err(finding())?;
+        // The driver would load it at its first launch, which a recording must not meet.
+        // SAFETY: found just now.
+        #[allow(unsafe_code)]
+        unsafe { sys::cuFuncLoad(function) }.result().map_err(CudaError::driver(format!("loading kernel {name}")))?;
         if shared > 48 * 1024 {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let doing = format!("giving kernel {name} {shared} bytes of shared memory");
