@@ -11,7 +11,7 @@ use crate::cases::heads::rotated;
 use crate::cases::norm::normed;
 use crate::cases::quantise::Int8;
 use crate::kernels::attention::Attention;
-use crate::kernels::attention::step::StepOut;
+use crate::kernels::attention::step::{StepOut, groups};
 use crate::kernels::heads::{Heads, inverse_frequencies};
 
 const EPSILON: f32 = 1e-6;
@@ -26,6 +26,8 @@ pub struct Step {
     pub scene: Scene,
     /// The layer has keys and values of its own.
     pub own: bool,
+    /// Splits that are merged at once.
+    pub grouped: u32,
     pub q: Vec<f32>,
     pub k: Vec<f32>,
     pub v: Vec<f32>,
@@ -45,7 +47,8 @@ impl Step {
         let q_weight = random.floats(head_dim as usize, 0.05, 0.3);
         let k_weight = random.floats(head_dim as usize, -1.0, 1.0);
         let frequencies = inverse_frequencies(head_dim, 1e4, None);
-        Self { scene, own, q, k, v, q_weight, k_weight, frequencies }.prepared()
+        let grouped = scene.splits;
+        Self { scene, own, grouped, q, k, v, q_weight, k_weight, frequencies }.prepared()
     }
 
     /// With every score zero.
@@ -108,12 +111,14 @@ impl Step {
         let Scene { layer, splits, segment, .. } = &self.scene;
         let own = if self.own { "" } else { ", cache of another layer" };
         let instance = layer.step(self.own, out).expect("heads of whole tiles");
+        let counters = vec![0u32; (layer.kv_heads * (groups(*splits, self.grouped) + 1)) as usize];
         let case = Case::new(format!("step{name}, {}{own}", self.scene.name), instance)
             .grid([layer.kv_heads, *splits, 1])
-            .buffer("counters", vec![0u32; layer.kv_heads as usize])
+            .buffer("counters", counters.clone())
             .scalar("window", layer.window_scalar())
             .scalar("segment", *segment)
-            .expect("counters", vec![0u32; layer.kv_heads as usize], Bound::Exact);
+            .scalar("grouped", self.grouped)
+            .expect("counters", counters, Bound::Exact);
         let case = self.projections(case);
         // Rows that nobody sees are not numbers, before and after.
         let (k, v) = (cache_data(layer.kv, &self.scene.k), cache_data(layer.kv, &self.scene.v));
@@ -126,9 +131,10 @@ impl Step {
     }
 
     fn scratch(&self, case: Case) -> Case {
-        let slots = (self.scene.layer.heads() * self.scene.splits) as usize;
+        let Scene { layer, splits, .. } = &self.scene;
+        let slots = (layer.heads() * (splits + groups(*splits, self.grouped))) as usize;
         case.buffer("extrema", vec![F32x2 { x: f32::NAN, y: f32::NAN }; slots])
-            .buffer("values", vec![f32::NAN; slots * self.scene.layer.head_dim as usize])
+            .buffer("values", vec![f32::NAN; slots * layer.head_dim as usize])
     }
 
     pub fn floats_case(&self) -> Case {
@@ -145,9 +151,13 @@ impl Step {
     }
 
     pub fn partials_case(&self) -> Case {
-        let (extrema, values) = self.scene.partials();
+        let (mut extrema, mut values) = self.scene.partials();
         let dim = self.scene.layer.head_dim as usize;
         let empty: Vec<usize> = (0..extrema.len()).filter(|&at| extrema[at].y == 0.0).collect();
+        // The room for groups stays as it is.
+        let groups = (self.scene.layer.heads() * groups(self.scene.splits, self.grouped)) as usize;
+        extrema.extend(vec![F32x2 { x: f32::NAN, y: f32::NAN }; groups]);
+        values.extend(vec![f32::NAN; groups * dim]);
         let case = self.scratch(self.launch(", partials", StepOut::Partials));
         let mut case = case.expect("extrema", extrema, BOUND).expect("values", values, BOUND);
         for at in empty {
@@ -231,14 +241,14 @@ pub fn steps() -> Vec<Step> {
     let windowed = |window, capacity| Attention { window: Some(window), capacity, ..small };
     let step = |name, layer, position| Step::new(Scene::new(name, layer, position, 1), true);
     let shared = |name, layer, position| Step::new(Scene::new(name, layer, position, 1), false);
-    let split = |step: Step, splits| Step { scene: step.scene.splits(splits), ..step };
+    let split = |step: Step, splits, grouped| Step { scene: step.scene.splits(splits), grouped, ..step };
     let two_heads = Attention { kv_heads: 2, ..layer(256, 4, BF16) };
     vec![
         step("position 0", small, 0),
-        step("a segment's last position", small, 31),
-        step("a segment's first position", small, 32),
+        step("a segment's last position", small, 63),
+        step("a segment's first position", small, 64),
         shared("position 0", small, 0),
-        shared("a segment's first position", small, 32),
+        shared("a segment's first position", small, 64),
         step("window just full", windowed(40, 44), 39),
         step("window moved by one", windowed(40, 44), 40),
         step("ring wrapped", windowed(40, 44), 137),
@@ -246,16 +256,19 @@ pub fn steps() -> Vec<Step> {
         step("ring as long as the window", windowed(64, 64), 200),
         step("window of one", windowed(1, 3), 7),
         step("V is the raw K", small, 50).values_are_keys(),
-        split(step("600 keys in 20 splits", Attention { capacity: 640, ..small }, 599), 20),
-        split(step("more splits than segments of the window", windowed(40, 44), 90), 7),
-        split(shared("fewer splits than segments of the window", windowed(90, 99), 250), 2),
+        split(step("1200 keys in 18 splits", Attention { capacity: 1200, ..small }, 1199), 18, 18),
+        split(step("more splits than segments of the window", windowed(40, 44), 90), 7, 7),
+        split(shared("fewer splits than segments of the window", windowed(180, 199), 350), 2, 2),
+        split(step("a group", Attention { capacity: 640, ..small }, 190), 10, 3),
+        split(step("two groups", Attention { capacity: 640, ..small }, 192), 10, 3),
+        split(step("groups that take turns", Attention { capacity: 640, ..small }, 639), 7, 3),
         step("one head, f32", layer(128, 1, F32), 40),
         step("three heads, empty splits", Attention { capacity: 512, ..layer(128, 3, BF16) }, 33),
         step("E2B sliding", Attention { window: Some(48), capacity: 50, ..layer(256, 8, F16) }, 77),
         shared("E2B sliding", Attention { window: Some(48), capacity: 50, ..layer(256, 8, F16) }, 77),
         step("E4B sliding", Attention { window: Some(48), capacity: 50, ..two_heads }, 60),
         step("12B sliding", Attention { kv_heads: 2, window: Some(64), ..layer(256, 2, F32) }, 70),
-        step("E2B full", layer(512, 8, BF16), 40),
+        step("E2B full", layer(512, 8, BF16), 70),
         shared("E4B full", Attention { kv_heads: 2, ..layer(512, 4, F16) }, 34),
         step("12B full", layer(512, 16, F16), 35).values_are_keys(),
         step("full, f32", layer(512, 4, F32), 20),
@@ -265,11 +278,12 @@ pub fn steps() -> Vec<Step> {
 /// Steps that see a power of two of positions.
 fn even_steps() -> Vec<Step> {
     let small = layer(128, 2, ElementType::F16);
+    let wide = Attention { capacity: 128, ..small };
     let sliding = Attention { window: Some(64), capacity: 70, kv_heads: 2, ..layer(256, 4, ElementType::BF16) };
     let step = |name, layer, position, own| Step::new(Scene::new(name, layer, position, 1), own).without_queries();
     vec![
         step("position 0", small, 0, true),
-        step("64 positions", small, 63, true),
+        step("128 positions", wide, 127, true),
         step("64 positions", small, 63, false),
         step("a window of 64, ring wrapped", sliding, 150, true),
     ]

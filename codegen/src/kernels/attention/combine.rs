@@ -4,7 +4,7 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use super::Attention;
-use super::decode::add_scaled;
+use super::floats::add_scaled;
 use crate::kernels::quantise::quantise8;
 
 /// Values of a head that a block merges: heads are few, and a long context leaves many splits.

@@ -13,8 +13,10 @@
 pub mod combine;
 pub mod decode;
 pub mod flash;
+pub mod floats;
 pub mod plain;
 pub mod step;
+pub mod tensor;
 
 use gemma4c_dsl::{ElementType, Instance, InstanceError};
 

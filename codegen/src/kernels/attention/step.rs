@@ -1,23 +1,28 @@
 //! A decoded row's attention in one launch: head norms, RoPE, the store of the new key and value, split-KV attention, and the
 //! merge of the splits.
 //!
-//! It is `heads.rs`, `decode.rs` and `combine.rs` behind each other, and gives their bits. What it saves is the way through
-//! memory and two launches. Each block norms and rotates its own query heads. The new key and value are made by the block
-//! whose split has the row's position; it uses them as the cache will hold them, and no other block looks at that row of the
-//! cache. Splits that see nothing leave at once: how many do not follows from the position, so a counter for each key-value
-//! head finds the last of them, which merges. A single one needs no merge at all.
+//! It is `heads.rs`, `decode.rs` and `combine.rs` behind each other. What it saves is the way through memory and two launches.
+//! Each block norms and rotates its own query heads. The new key and value are made by the block whose split has the row's
+//! position; it uses them as the cache will hold them, and no other block looks at that row of the cache.
+//!
+//! Splits that see nothing leave at once: how many do not follows from the position, so a counter finds the last of them, which
+//! merges. One multiprocessor reads 64 bytes a clock, so many splits are merged in groups first, by the last block of each,
+//! and then the groups. A single split needs no merge at all. The order of all additions is fixed by the shape; it is
+//! `combine.rs`'s, and so are the bits, unless there are groups.
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use super::Attention;
-use super::decode::{add_scaled, attend, copy_tile, split_start, tile_end};
+use super::decode::{attend, copy_tile, split_start, tile_end};
+use super::floats::add_scaled;
 use super::plain::first_visible;
 use crate::kernels::heads::{add_squares, cos_sin, head_factor, rotated};
 use crate::kernels::quantise::{int8_codes, largest_of};
 
 /// Norms, and rotates, the G query heads of the block and, if `fresh`, its new key and value, which are then rounded, stored,
-/// and kept in `new_key` and `new_value`. A warp takes a head at a time, and has all its heads on their way at once.
+/// and kept in `new_key` and `new_value`. A warp takes a head at a time, and has all its heads on their way at once. `norms` are
+/// the weights of the queries, then of the keys.
 #[device]
 pub fn prepare_heads<const D: u32, const G: u32, const THREADS: u32, const ROUNDS: u32, const OWN: bool, KV: Float>(
     queries: Shared<f32>,
@@ -28,10 +33,7 @@ pub fn prepare_heads<const D: u32, const G: u32, const THREADS: u32, const ROUND
     v_head: Input<f32>,
     k_row: InOut<KV>,
     v_row: InOut<KV>,
-    q_low: &mut Regs<f32>,
-    q_high: &mut Regs<f32>,
-    k_low: &mut Regs<f32>,
-    k_high: &mut Regs<f32>,
+    norms: Shared<f32>,
     turns: &mut Regs<F32x2>,
     fresh: bool,
     epsilon: f32,
@@ -68,11 +70,11 @@ pub fn prepare_heads<const D: u32, const G: u32, const THREADS: u32, const ROUND
             let x = low[round * D / 64 + p] * factor;
             let y = high[round * D / 64 + p] * factor;
             if head < G {
-                let turned = rotated(x * q_low[p], y * q_high[p], turns[p]);
-                queries[head * D + i] = turned.x;
-                queries[head * D + i + D / 2] = turned.y;
+                let turned = rotated(x * norms[i], y * norms[i + D / 2], turns[p]);
+                queries[head * (D + 8) + i] = turned.x;
+                queries[head * (D + 8) + i + D / 2] = turned.y;
             } else if OWN && fresh && head == G {
-                let turned = rotated(x * k_low[p], y * k_high[p], turns[p]);
+                let turned = rotated(x * norms[D + i], y * norms[D + i + D / 2], turns[p]);
                 new_key[i] = KV::from_f32(turned.x);
                 new_key[i + D / 2] = KV::from_f32(turned.y);
                 k_row[i] = KV::from_f32(turned.x);
@@ -87,55 +89,66 @@ pub fn prepare_heads<const D: u32, const G: u32, const THREADS: u32, const ROUND
     }
 }
 
-/// The share of each split in each of G heads, into `shares[head * D + split]`; zero where a split saw nothing. A warp takes a
-/// head. `used` splits from `start` on, around the end, saw something.
+/// What each of `count` parts weighs in each of G heads, into `shares[head * (D + 8) + part]`, relative to the head's largest
+/// score, or as a share of all if this merge is the last. Zero where a part saw nothing: `used` parts from `start` on did,
+/// counted around `round`. A warp takes a head.
 #[device]
-pub fn share_splits<const D: u32, const G: u32, const THREADS: u32>(
+pub fn weigh_parts<const D: u32, const G: u32, const THREADS: u32>(
     extrema: Input<F32x2>,
+    stride: u32,
     shares: Shared<f32>,
+    largest: Shared<f32>,
+    totals: Shared<f32>,
+    count: u32,
     start: u32,
     used: u32,
-    splits: u32,
+    round: u32,
+    is_last: bool,
 ) {
     for head in (warp_id()..G).by(THREADS / 32) {
-        let mut largest = f32::NEG_INFINITY;
-        for split in (lane_id()..splits).by(32) {
-            if (split + splits - start) % splits < used {
-                largest = largest.max(extrema[head * splits + split].x);
+        let mut top = f32::NEG_INFINITY;
+        for part in (lane_id()..count).by(32) {
+            if (part + round - start) % round < used {
+                top = top.max(extrema[head * stride + part].x);
             }
         }
-        largest = warp_max(largest);
+        top = warp_max(top);
         let mut total = 0.0f32;
-        for split in (lane_id()..splits).by(32) {
-            if (split + splits - start) % splits < used {
-                let part = extrema[head * splits + split];
-                total = part.y.mul_add((part.x - largest).exp(), total);
+        for part in (lane_id()..count).by(32) {
+            if (part + round - start) % round < used {
+                let found = extrema[head * stride + part];
+                total = found.y.mul_add((found.x - top).exp(), total);
             }
         }
         total = warp_sum(total);
-        for split in (lane_id()..splits).by(32) {
+        let whole = if is_last { total } else { 1.0 };
+        for part in (lane_id()..count).by(32) {
             let mut share = 0.0f32;
-            if (split + splits - start) % splits < used {
-                share = (extrema[head * splits + split].x - largest).exp() / total;
+            if (part + round - start) % round < used {
+                share = (extrema[head * stride + part].x - top).exp() / whole;
             }
-            shares[head * D + split] = share;
+            shares[head * (D + 8) + part] = share;
+        }
+        if lane_id() == 0 {
+            largest[head] = top;
+            totals[head] = total;
         }
     }
+    barrier();
 }
 
-/// Four values of a head, merged: those of 16 splits on their way at once, added up in the order of `combine.rs`.
+/// Four values of a head, merged: those of 16 parts on their way at once, added up in the order of `combine.rs`.
 #[device]
-pub fn merge_four<const D: u32>(values: Input<f32>, shares: Shared<f32>, head: u32, column: u32, splits: u32) -> F32x4 {
+pub fn merge_four<const D: u32>(values: Input<f32>, shares: Shared<f32>, count: u32) -> F32x4 {
     let mut sums = regs(F32x4::ZERO, 16);
-    for first in (0..splits).by(16) {
+    for first in (0..count).by(16) {
         #[unroll]
         for i in 0u32..16 {
-            if first + i < splits {
-                let share = shares[head * D + first + i];
-                // A split that saw nothing has no values.
+            if first + i < count {
+                let share = shares[first + i];
+                // A part that saw nothing has no values.
                 if share > 0.0 {
-                    let four = load::<F32x4>(values, (head * splits + first + i) * D + column);
-                    sums[i] = add_scaled(sums[i], share, four);
+                    sums[i] = add_scaled(sums[i], share, load::<F32x4>(values, (first + i) * D));
                 }
             }
         }
@@ -178,15 +191,17 @@ pub fn keep_int8(value: F32x4, at: u32, xq: Output<u32>, xscale: Output<f32>, xs
 
 /// The attention of the row at position `state[0]`. `q`, `k` and `v` are the projections as they come; without OWN the layer
 /// reads the cache of another, and neither `k`, `v` nor `k_weight` are looked at. `extrema` and `values` are `decode.rs`'s; with
-/// MERGE they are scratch, and each four values of the output go through `keep`, else they are the result. `counters`, one
-/// for each key-value head, are zero before and after. The grid is (key-value heads, splits).
-#[kernel(block = THREADS, dependent, dynamic_shared, slots(keep(value: F32x4, at: u32) -> F32x4))]
+/// MERGE they are scratch, and each four values of the output go through `keep`, else they are the result. More than `grouped`
+/// splits are merged in groups of as many. `counters` are zero before and after. The grid is (key-value heads, splits).
+#[kernel(block = THREADS, min_blocks = 1, dependent, dynamic_shared, slots(keep(value: F32x4, at: u32) -> F32x4))]
 pub fn attention_step<
     const D: u32,
     const G: u32,
     const KEYS: u32,
     const THREADS: u32,
     const VECTOR: u32,
+    const TENSOR: bool,
+    const BF: bool,
     const ROUNDS: u32,
     const OWN: bool,
     const MERGE: bool,
@@ -206,39 +221,39 @@ pub fn attention_step<
     counters: InOut<u32>,
     window: u32,
     segment: u32,
+    grouped: u32,
     capacity: u32,
     epsilon: f32,
 ) {
-    require!(D % 128 == 0 && THREADS * 4 % D == 0);
-    require!(32 % KEYS == 0 && KEYS % (THREADS / 8) == 0 && KEYS % (THREADS * 16 / D) == 0);
-    require!(KEYS * D % (THREADS * VECTOR) == 0 && G <= THREADS);
+    require!(KEYS * D % (THREADS * VECTOR) == 0 && G <= 16 && D % 128 == 0);
     require!(ROUNDS * THREADS / 32 >= if OWN { G + 2 } else { G });
-    let queries = shared::<f32>(G * D);
-    let keys = shared::<KV>(KEYS * D);
-    let mixed = shared::<KV>(KEYS * D);
+    let work = shared::<f32>(if TENSOR && THREADS / 32 * (KEYS + 8) > D + 8 {
+        G * (THREADS / 32) * (KEYS + 8)
+    } else {
+        G * (D + 8)
+    });
+    let keys = shared::<KV>(KEYS * (D + 8));
+    let mixed = shared::<KV>(KEYS * (D + 8));
     let new_key = shared::<KV>(D);
     let new_value = shared::<KV>(D);
-    let scores = shared::<f32>(G * KEYS);
+    let weights = shared::<KV>(if TENSOR { (G + 7) / 8 * 16 * (KEYS + 8) } else { 1 });
+    let scores = shared::<f32>(if TENSOR { 1 } else { G * KEYS });
     let largest = shared::<f32>(G);
     let totals = shared::<f32>(G);
     let factors = shared::<f32>(G);
+    let norms = shared::<f32>(if OWN { 2 * D } else { D });
 
-    // What does not wait for the projections. The key is the work of one warp.
-    let lane = lane_id();
-    let mut q_low = regs(0.0f32, D / 64);
-    let mut q_high = regs(0.0f32, D / 64);
-    let mut k_low = regs(0.0f32, D / 64);
-    let mut k_high = regs(0.0f32, D / 64);
+    // What does not wait for the projections.
+    for i in (thread_idx()..D).by(THREADS) {
+        norms[i] = q_weight[i];
+        if OWN {
+            norms[D + i] = k_weight[i];
+        }
+    }
     let mut turns = regs(F32x2::ZERO, D / 64);
     #[unroll]
     for p in 0..D / 64 {
-        q_low[p] = q_weight[lane + 32 * p];
-        q_high[p] = q_weight[lane + 32 * p + D / 2];
-        turns[p] = f32x2(inverse_frequencies[lane + 32 * p], 0.0);
-        if OWN && warp_id() == G % (THREADS / 32) {
-            k_low[p] = k_weight[lane + 32 * p];
-            k_high[p] = k_weight[lane + 32 * p + D / 2];
-        }
+        turns[p] = f32x2(inverse_frequencies[lane_id() + 32 * p], 0.0);
     }
 
     grid_dependency_wait();
@@ -271,9 +286,10 @@ pub fn attention_step<
     for p in 0..D / 64 {
         turns[p] = cos_sin(position as f32 * turns[p].x);
     }
+    barrier();
     let new_row = (position % capacity) * kv_row + block_idx() * D;
     prepare_heads(
-        queries,
+        work,
         new_key,
         new_value,
         q.offset(head * D),
@@ -281,56 +297,79 @@ pub fn attention_step<
         v.offset(block_idx() * D),
         k_cache.offset(new_row),
         v_cache.offset(new_row),
-        &mut q_low,
-        &mut q_high,
-        &mut k_low,
-        &mut k_high,
+        norms,
         &mut turns,
         fresh,
         epsilon,
     );
-    // The new rows are read before the first barrier of the tiles.
-    if fresh {
-        barrier();
-    }
-    let mut sums = regs(F32x4::ZERO, G);
     attend(
-        queries, keys, mixed, scores, largest, totals, factors, new_key, new_value, k_head, v_head, at, position,
-        stored, segment, splits, kv_row, capacity, &mut sums,
+        work, keys, mixed, new_key, new_value, weights, scores, largest, totals, factors, k_head, v_head, at, position,
+        stored, segment, splits, kv_row, capacity,
     );
 
-    let column = thread_idx() * 4;
     let start = first / segment;
     let used = (position / segment - start + 1).min(splits);
     if MERGE && used == 1 {
-        if column < D {
-            #[unroll]
-            for h in 0..G {
-                let four = add_scaled(F32x4::ZERO, 1.0 / totals[h], sums[h]);
-                keep(four, (head + h) * D + column);
-            }
+        for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
+            let sum = load::<F32x4>(work, i / D * (D + 8) + i % D);
+            keep(add_scaled(F32x4::ZERO, 1.0 / totals[i / D], sum), head * D + i);
         }
         return;
     }
-    if column < D {
-        #[unroll]
-        for h in 0..G {
-            store(values, (slot + h * splits) * D + column, sums[h]);
-        }
+    for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
+        store(values, (slot + i / D * splits) * D + i % D, load::<F32x4>(work, i / D * (D + 8) + i % D));
     }
     if thread_idx() < G {
         extrema[slot + thread_idx() * splits] = f32x2(largest[thread_idx()], totals[thread_idx()]);
     }
     if MERGE {
-        if last_block_of(counters, block_idx(), used) {
-            let own_values = read_only(values).offset(head * splits * D);
-            share_splits(read_only(extrema).offset(head * splits), queries, start % splits, used, splits);
-            barrier();
-            for i in (column..G * D).by(THREADS * 4) {
-                keep(merge_four(own_values, queries, i / D, i % D, splits), head * D + i);
+        let groups = if grouped < splits { (splits + grouped - 1) / grouped } else { 0 };
+        let counter = block_idx() * (groups + 1);
+        let in_groups = used > grouped;
+        let group = block_idx_y() / grouped;
+        let group_slot = grid_dim() * G * splits + head * groups;
+        if in_groups {
+            // Only full layers have so many splits; the used ones are the first.
+            let from = group * grouped;
+            let count = grouped.min(used - from);
+            if !last_block_of(counters, counter + 1 + group, count) {
+                return;
+            }
+            let base = head * splits + from;
+            let found = read_only(extrema).offset(base);
+            weigh_parts(found, splits, work, largest, totals, count, 0, count, count, false);
+            for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
+                let h = i / D;
+                let parts = read_only(values).offset((base + h * splits) * D + i % D);
+                let merged = merge_four(parts, work.offset(h * (D + 8)), count);
+                store(values, (group_slot + h * groups + group) * D + i % D, merged);
+            }
+            if thread_idx() < G {
+                let to = group_slot + thread_idx() * groups + group;
+                extrema[to] = f32x2(largest[thread_idx()], totals[thread_idx()]);
             }
         }
+        let first_used = start % splits;
+        let arrivals = if in_groups { (used + grouped - 1) / grouped } else { used };
+        if !last_block_of(counters, counter, arrivals) {
+            return;
+        }
+        let base = if in_groups { group_slot } else { head * splits };
+        let stride = if in_groups { groups } else { splits };
+        let count = if in_groups { arrivals } else { (first_used + used).min(splits) };
+        let found = read_only(extrema).offset(base);
+        weigh_parts(found, stride, work, largest, totals, count, first_used, arrivals, stride, true);
+        for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
+            let h = i / D;
+            let parts = read_only(values).offset((base + h * stride) * D + i % D);
+            keep(merge_four(parts, work.offset(h * (D + 8)), count), head * D + i);
+        }
     }
+}
+
+/// Groups of splits; none where all are merged at once.
+pub fn groups(splits: u32, grouped: u32) -> u32 {
+    if grouped < splits { splits.div_ceil(grouped) } else { 0 }
 }
 
 /// What becomes of the attention's output.
@@ -347,22 +386,16 @@ pub enum StepOut {
 impl Attention {
     /// One launch for a decoded row. `own`: the layer has keys and values of its own.
     pub fn step(&self, own: bool, out: StepOut) -> Result<Instance, InstanceError> {
-        let shape = self.decode_shape();
         let keep = match out {
             StepOut::Int8 => &[keep_int8::DEF][..],
             StepOut::Floats => &[keep_floats::DEF],
             StepOut::Partials => &[],
         };
-        Instance::of(attention_step::DEF)
-            .constant("D", self.head_dim)
-            .constant("G", self.group)
-            .constant("KEYS", shape.keys)
-            .constant("THREADS", shape.threads)
-            .constant("VECTOR", shape.vector)
-            .constant("ROUNDS", (self.group + if own { 2 } else { 0 }).div_ceil(shape.threads / 32))
+        let warps = self.decode_shape().threads / 32;
+        self.decode_builder(attention_step::DEF)
+            .constant("ROUNDS", (self.group + if own { 2 } else { 0 }).div_ceil(warps))
             .constant("OWN", own)
             .constant("MERGE", out != StepOut::Partials)
-            .element("KV", self.kv)
             .slot("keep", keep)
             .build()
     }
@@ -371,8 +404,29 @@ impl Attention {
         [self.kv_heads, self.splits(), 1]
     }
 
+    /// The launch argument `grouped`: splits that are merged at once. All of a window's; the root of a full layer's, so that
+    /// both merges are as short as they can be.
+    pub fn grouped(&self) -> u32 {
+        let splits = self.splits();
+        if self.window.is_some() || splits <= 16 { splits } else { splits.isqrt() + 1 }
+    }
+
+    fn groups(&self) -> u32 {
+        groups(self.splits(), self.grouped())
+    }
+
     /// Elements of `counters`.
     pub fn step_counters_len(&self) -> u64 {
-        u64::from(self.kv_heads)
+        u64::from(self.kv_heads) * u64::from(self.groups() + 1)
+    }
+
+    /// Elements of `extrema`: of the splits, then of their groups.
+    pub fn step_extrema_len(&self) -> u64 {
+        u64::from(self.heads()) * u64::from(self.splits() + self.groups())
+    }
+
+    /// Elements of `values`.
+    pub fn step_values_len(&self) -> u64 {
+        self.step_extrema_len() * u64::from(self.head_dim)
     }
 }

@@ -1,0 +1,217 @@
+//! The tiles of `decode.rs` on tensor cores, for caches of 16-bit floats.
+//!
+//! The query heads of a key-value head are the rows of the products. In f32 they would cost more multiplications and more reads
+//! of shared memory than there is time while a tile comes from memory. Queries and weights keep nearly all of their bits: each
+//! is the sum of two 16-bit floats. Up to eight heads have both parts as rows of one product, h and h + 8; with more, each
+//! part has a product of its own. Warps share out the head's values: as depth of the scores, whose parts are then added
+//! in a fixed order, and as columns of the result.
+
+use gemma4c_dsl::prelude::*;
+
+use super::flash::{pack_pair, tensor_product};
+
+/// Two floats as two pairs of 16-bit floats: rounded (x), and what that left (y).
+#[device]
+pub fn split_pair<const BF: bool>(a: f32, b: f32) -> U32x2 {
+    let high = pack_pair(a, b);
+    let a_rest = a - if BF { bf16_lo(high) } else { f16_lo(high) };
+    let b_rest = b - if BF { bf16_hi(high) } else { f16_hi(high) };
+    u32x2(high, pack_pair(a_rest, b_rest))
+}
+
+/// Two neighbouring values of a query in parts; zero where there is no such head.
+#[device]
+pub fn query_parts<const D: u32, const G: u32, const BF: bool>(queries: Shared<f32>, head: u32, at: u32) -> U32x2 {
+    let mut parts = U32x2::ZERO;
+    if head < G {
+        let pair = load::<F32x2>(queries, head * (D + 8) + at);
+        parts = split_pair(pair.x, pair.y);
+    }
+    parts
+}
+
+/// The queries as operands of the warp's part of the depth, and weights of zero for heads that are not there.
+#[device]
+pub fn load_queries<const D: u32, const G: u32, const KEYS: u32, const THREADS: u32, const BF: bool, KV: Float>(
+    queries: Shared<f32>,
+    weights: Shared<KV>,
+    fragments: &mut Regs<U32x4>,
+) {
+    let head = lane_id() / 4;
+    #[unroll]
+    for step in 0..D * 2 / THREADS {
+        let at = warp_id() * (D * 32 / THREADS) + step * 16 + lane_id() % 4 * 2;
+        let near = query_parts(queries, head, at);
+        let far = query_parts(queries, head, at + 8);
+        if G <= 8 {
+            fragments[step] = u32x4(near.x, near.y, far.x, far.y);
+        } else {
+            let lower_near = query_parts(queries, head + 8, at);
+            let lower_far = query_parts(queries, head + 8, at + 8);
+            fragments[step * 2] = u32x4(near.x, lower_near.x, far.x, lower_far.x);
+            fragments[step * 2 + 1] = u32x4(near.y, lower_near.y, far.y, lower_far.y);
+        }
+    }
+    for i in (thread_idx()..(G + 7) / 8 * 16 * (KEYS + 8)).by(THREADS) {
+        weights[i] = KV::from_f32(0.0);
+    }
+}
+
+/// The warp's part of the scores, `parts[warp][head][key]`, keys eight apart more than they are many: no two heads of a store
+/// in the same bank.
+#[device]
+pub fn score_tensor<const D: u32, const G: u32, const KEYS: u32, const THREADS: u32, const BF: bool, KV: Float>(
+    fragments: &mut Regs<U32x4>,
+    keys: Shared<KV>,
+    parts: Shared<f32>,
+) {
+    let lane = lane_id();
+    let mut sums = regs(F32x4::ZERO, KEYS / 8);
+    #[unroll]
+    for step in 0..D * 2 / THREADS {
+        let depth = warp_id() * (D * 32 / THREADS) + step * 16;
+        #[unroll]
+        for n in 0..KEYS / 16 {
+            let key = n * 16 + lane / 16 * 8 + lane % 8;
+            let b = ldmatrix_x4(keys, key * (D + 8) + depth + lane / 8 % 2 * 8);
+            if G <= 8 {
+                sums[2 * n] = tensor_product(fragments[step], u32x2(b.x, b.y), sums[2 * n]);
+                sums[2 * n + 1] = tensor_product(fragments[step], u32x2(b.z, b.w), sums[2 * n + 1]);
+            } else {
+                #[unroll]
+                for part in 0u32..2 {
+                    let a = fragments[step * 2 + part];
+                    sums[2 * n] = tensor_product(a, u32x2(b.x, b.y), sums[2 * n]);
+                    sums[2 * n + 1] = tensor_product(a, u32x2(b.z, b.w), sums[2 * n + 1]);
+                }
+            }
+        }
+    }
+    let head = lane / 4;
+    #[unroll]
+    for n in 0..KEYS / 8 {
+        let to = (warp_id() * G + head) * (KEYS + 8) + n * 8 + lane % 4 * 2;
+        let sum = sums[n];
+        if G <= 8 {
+            if head < G {
+                store(parts, to, f32x2(sum.x + sum.z, sum.y + sum.w));
+            }
+        } else {
+            store(parts, to, f32x2(sum.x, sum.y));
+            if head + 8 < G {
+                store(parts, to + 8 * (KEYS + 8), f32x2(sum.z, sum.w));
+            }
+        }
+    }
+}
+
+/// One step of the online softmax: scores become weights relative to the largest score so far, in parts, and each head's sums
+/// so far get the factor that makes them relative to it too. A warp takes a head.
+#[device]
+pub fn weigh_tensor<const G: u32, const KEYS: u32, const THREADS: u32, KV: Float>(
+    parts: Shared<f32>,
+    weights: Shared<KV>,
+    largest: Shared<f32>,
+    totals: Shared<f32>,
+    factors: Shared<f32>,
+    visible: u32,
+) {
+    for head in (warp_id()..G).by(THREADS / 32) {
+        let mut scores = regs(f32::NEG_INFINITY, (KEYS + 31) / 32);
+        let before = largest[head];
+        let total = totals[head];
+        let mut now = before;
+        #[unroll]
+        for i in 0..(KEYS + 31) / 32 {
+            let key = lane_id() + i * 32;
+            if key < visible {
+                let mut sum = 0.0f32;
+                #[unroll]
+                for warp in 0..THREADS / 32 {
+                    sum = sum + parts[(warp * G + head) * (KEYS + 8) + key];
+                }
+                scores[i] = sum;
+                now = now.max(sum);
+            }
+        }
+        // All lanes have read what one of them will replace when the sum of the weights is known.
+        now = warp_max(now);
+        let mut sum = 0.0f32;
+        #[unroll]
+        for i in 0..(KEYS + 31) / 32 {
+            let key = lane_id() + i * 32;
+            let weight = (scores[i] - now).exp();
+            sum = sum + weight;
+            if KEYS % 32 == 0 || key < KEYS {
+                let rounded = KV::from_f32(weight);
+                let low_row = if G <= 8 { head + 8 } else { head + 16 };
+                weights[head * (KEYS + 8) + key] = rounded;
+                weights[low_row * (KEYS + 8) + key] = KV::from_f32(weight - rounded.to_f32());
+            }
+        }
+        sum = warp_sum(sum);
+        warp_barrier();
+        if lane_id() == 0 {
+            let factor = (before - now).exp();
+            largest[head] = now;
+            totals[head] = total.mul_add(factor, sum);
+            factors[head] = factor;
+        }
+    }
+}
+
+/// Adds a tile's values times their weights to the warp's columns of the sums.
+#[device]
+pub fn mix_tensor<const D: u32, const G: u32, const KEYS: u32, const THREADS: u32, const BF: bool, KV: Float>(
+    weights: Shared<KV>,
+    factors: Shared<f32>,
+    mixed: Shared<KV>,
+    sums: &mut Regs<F32x4>,
+) {
+    let lane = lane_id();
+    // Rows without a head take any factor.
+    let upper = factors[(lane / 4).min(G - 1)];
+    let lower = if G <= 8 { upper } else { factors[(lane / 4 + 8).min(G - 1)] };
+    #[unroll]
+    for n in 0..D * 4 / THREADS {
+        let sum = sums[n];
+        sums[n] = f32x4(sum.x * upper, sum.y * upper, sum.z * lower, sum.w * lower);
+    }
+    #[unroll]
+    for step in 0..KEYS / 16 {
+        let key = step * 16 + lane % 16;
+        #[unroll]
+        for part in 0..(G + 7) / 8 {
+            let a = ldmatrix_x4(weights, (part * 16 + lane % 16) * (KEYS + 8) + step * 16 + lane / 16 * 8);
+            #[unroll]
+            for n in 0..D * 2 / THREADS {
+                let column = warp_id() * (D * 32 / THREADS) + n * 16 + lane / 16 * 8;
+                let b = ldmatrix_x4_trans(mixed, key * (D + 8) + column);
+                sums[2 * n] = tensor_product(a, u32x2(b.x, b.y), sums[2 * n]);
+                sums[2 * n + 1] = tensor_product(a, u32x2(b.z, b.w), sums[2 * n + 1]);
+            }
+        }
+    }
+}
+
+/// Leaves the sums where the queries were, rows of D + 8.
+#[device]
+pub fn leave_tensor<const D: u32, const G: u32, const THREADS: u32>(sums: &mut Regs<F32x4>, out: Shared<f32>) {
+    let head = lane_id() / 4;
+    #[unroll]
+    for n in 0..D * 4 / THREADS {
+        let to = head * (D + 8) + warp_id() * (D * 32 / THREADS) + n * 8 + lane_id() % 4 * 2;
+        let sum = sums[n];
+        if G <= 8 {
+            if head < G {
+                store(out, to, f32x2(sum.x + sum.z, sum.y + sum.w));
+            }
+        } else {
+            store(out, to, f32x2(sum.x, sum.y));
+            if head + 8 < G {
+                store(out, to + 8 * (D + 8), f32x2(sum.z, sum.w));
+            }
+        }
+    }
+    barrier();
+}
