@@ -1,5 +1,6 @@
 //! The subcommands. Each file has its arguments (their comments are the help texts) and a `run`.
 
+mod bench;
 mod compile;
 mod completions;
 mod demo;
@@ -29,6 +30,7 @@ pub enum Command {
     Logits(logits::Args),
     Tokenize(tokenize::Args),
     Inspect(inspect::Args),
+    Bench(bench::Args),
     Kernels(kernels::Args),
     Synth(synth::Args),
     Demo(demo::Args),
@@ -43,6 +45,7 @@ pub fn run(command: Command) -> Result<Outcome> {
         Command::Logits(args) => logits::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Kernels(args) => kernels::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Demo(args) => demo::run(&args),

@@ -48,7 +48,7 @@ impl PlanArgs {
         open(read(&self.plan)?, &self.location(), self.device)
     }
 
-    fn location(&self) -> ModelLocation {
+    pub fn location(&self) -> ModelLocation {
         ModelLocation { plan_dir: output::folder(&self.plan).into(), given: self.model.clone() }
     }
 }

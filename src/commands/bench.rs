@@ -1,0 +1,218 @@
+//! `gemma4c bench`: how fast a plan reads prompts and writes tokens on this machine, and what it takes to get there.
+//!
+//! Times are the caller's: from the call to the token in hand, so that everything in between counts. The rows are named as
+//! `llama-bench` names them: pp512 reads a prompt of 512 tokens, tg128 writes 128, `@ d8192` after 8192 others.
+
+mod report;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use gemma4c_plan::Sampling;
+use gemma4c_runtime::{Asked, Request, Sampler, Session};
+
+use super::plan_file::{self, PlanArgs};
+use super::{Outcome, tokenize::parse_ids};
+use crate::output::print;
+use crate::progress;
+use report::{Report, Row, Start};
+
+/// Measure how fast a plan runs: prompts, generation, start, memory.
+///
+/// Tokens are random, so it runs without a vocabulary; what a token is changes no time. Every measurement is repeated after one
+/// that does not count.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    plan: PlanArgs,
+
+    /// Prompt lengths to read; 0 for none.
+    #[arg(short = 'p', long = "prompt", value_name = "N,N...", default_value = "512,2048")]
+    prompts: String,
+
+    /// Numbers of tokens to generate; 0 for none.
+    #[arg(short = 'n', long = "generate", value_name = "N,N...", default_value = "128")]
+    generate: String,
+
+    /// Tokens that the sequence has before.
+    #[arg(short = 'd', long = "depth", value_name = "N,N...", default_value = "0")]
+    depths: String,
+
+    /// How often each is measured.
+    #[arg(short = 'r', long = "repeat", value_name = "N", default_value_t = 5)]
+    repeat: usize,
+
+    /// How to print it.
+    #[arg(short = 'o', long = "output", value_enum, default_value = "md")]
+    output: Format,
+
+    /// The same seed gives the same tokens.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// A table in Markdown.
+    Md,
+    /// Everything that was measured, as JSON.
+    Json,
+}
+
+/// What is measured at a depth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Test {
+    /// A prompt of so many tokens, to the first token after it.
+    Prompt(u32),
+    /// So many tokens, one after the other.
+    Generate(u32),
+}
+
+impl Test {
+    fn tokens(self) -> u32 {
+        match self {
+            Test::Prompt(n) | Test::Generate(n) => n,
+        }
+    }
+
+    /// As `llama-bench` has it.
+    fn name(self, depth: u32) -> String {
+        let name = match self {
+            Test::Prompt(n) => format!("pp{n}"),
+            Test::Generate(n) => format!("tg{n}"),
+        };
+        if depth == 0 { name } else { format!("{name} @ d{depth}") }
+    }
+}
+
+/// Tokens of the prompt whose first answer ends the cold start.
+const FIRST_PROMPT: u32 = 32;
+
+pub fn run(args: &Args) -> Result<Outcome> {
+    let started = Instant::now();
+    let list = |what: &str, text: &str| parse_ids(text).with_context(|| format!("{what} {text}"));
+    let (prompts, generate) = (list("-p", &args.prompts)?, list("-n", &args.generate)?);
+    let depths = list("-d", &args.depths)?;
+    ensure!(args.repeat >= 1, "-r 0: at least one measurement is needed");
+    ensure!(!depths.is_empty(), "-d is empty: a depth of 0 is one too");
+    let prompts = prompts.into_iter().filter(|n| *n > 0).map(Test::Prompt);
+    let tests: Vec<Test> = prompts.chain(generate.into_iter().filter(|n| *n > 0).map(Test::Generate)).collect();
+
+    let plan = plan_file::read(&args.plan.plan)?;
+    let read = started.elapsed();
+    let context = plan.program.context;
+    for (test, depth) in tests.iter().flat_map(|test| depths.iter().map(move |depth| (*test, *depth))) {
+        let room = context.saturating_sub(depth).saturating_sub(1);
+        ensure!(
+            test.tokens() <= room,
+            "{} does not fit the plan's context of {context}: compile with a larger --ctx",
+            test.name(depth)
+        );
+    }
+    let session = plan_file::open(plan, &args.plan.location(), args.plan.device)?;
+    let opened = started.elapsed();
+    let mut runner = Runner::new(session, args.seed);
+    runner.first_token()?;
+    let start = Start::new(&mut runner.session, read, opened, started.elapsed());
+
+    let mut rows = Vec::new();
+    let bar = progress::tokens("measuring", (tests.len() * depths.len() * args.repeat) as u64);
+    for &depth in &depths {
+        for &test in &tests {
+            runner.measure(test, depth)?;
+            let taken_before = runner.device_memory()?;
+            let mut times = Vec::new();
+            for _ in 0..args.repeat {
+                times.push(runner.measure(test, depth)?);
+                bar.inc(1);
+            }
+            let grown = runner.device_memory()?.saturating_sub(taken_before);
+            rows.push(Row { name: test.name(depth), tokens: test.tokens(), depth, times, grown });
+        }
+    }
+    bar.finish_and_clear();
+    let report = Report::new(&mut runner.session, start, rows)?;
+    print(&match args.output {
+        Format::Md => report.markdown(),
+        Format::Json => report.json()?,
+    })?;
+    Ok(Outcome::Done)
+}
+
+/// A session that is measured over and over.
+struct Runner {
+    session: Session,
+    sampler: Sampler,
+    /// What the sequence is made of: always the same token at the same position.
+    tokens: Vec<u32>,
+}
+
+impl Runner {
+    fn new(session: Session, seed: u64) -> Runner {
+        let (context, vocab_size) = (session.plan().program.context, session.plan().model.vocab_size);
+        let sampling = Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 };
+        let sampler = Sampler::new(sampling, 0, Vec::new()).expect("the largest logit can always be asked for");
+        let mut state = seed;
+        let token = |_| {
+            // Splitmix64: any mix will do, as long as it is the same on every machine.
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((mixed ^ (mixed >> 31)) % vocab_size as u64) as u32
+        };
+        Runner { session, sampler, tokens: (0..context).map(token).collect() }
+    }
+
+    /// Reads a short prompt and writes one token.
+    fn first_token(&mut self) -> Result<()> {
+        let most = FIRST_PROMPT.min(self.tokens.len() as u32 - 1).max(1);
+        self.measure(Test::Prompt(most), 0)?;
+        Ok(())
+    }
+
+    /// Brings the sequence to a depth: back where it remembers, else from its start.
+    fn go_to(&mut self, depth: u32) -> Result<()> {
+        if self.session.truncate(depth.min(self.session.position())).is_err() {
+            self.session.reset();
+        }
+        let missing = &self.tokens[self.session.position() as usize..depth as usize];
+        if !missing.is_empty() {
+            self.session.feed(missing, Asked::None, None, |_, _| {})?;
+        }
+        Ok(self.session.wait()?)
+    }
+
+    /// How long one test takes. The sequence is then longer, by tokens that `go_to` takes back.
+    fn measure(&mut self, test: Test, depth: u32) -> Result<Duration> {
+        self.go_to(depth)?;
+        let (read, write) = match test {
+            Test::Prompt(n) => (n, 1),
+            // The first token comes out of a prompt, and only starts the clock.
+            Test::Generate(n) => (1, n + 1),
+        };
+        let prompt = &self.tokens[depth as usize..][..read as usize];
+        let called = Instant::now();
+        let (mut first, mut last) = (None, called);
+        let request = Request { prompt, most: write, stop: &[] };
+        self.session.generate(request, &mut self.sampler, &mut |_| {
+            last = Instant::now();
+            first.get_or_insert(last);
+            anyhow::Ok(())
+        })?;
+        // Generated tokens are not those of `tokens`, so they must not be kept as if they were.
+        let position = depth + if matches!(test, Test::Prompt(_)) { read } else { 0 };
+        self.session.truncate(position.min(self.session.position())).or_else(|_| {
+            self.session.reset();
+            anyhow::Ok(())
+        })?;
+        Ok(match test {
+            Test::Prompt(_) => last - called,
+            Test::Generate(_) => last - first.unwrap_or(called),
+        })
+    }
+
+    /// Bytes taken on the device, by whatever; 0 where there is none.
+    fn device_memory(&mut self) -> Result<u64> {
+        Ok(self.session.cuda().map_or(Ok(0), |cuda| cuda.memory_taken())?)
+    }
+}
