@@ -17,7 +17,7 @@ impl Faults {
     fn new() -> Faults {
         let place = Place::new();
         place.ok("synth tiny-dense -q q8_0 --layers 2 -o model.gguf");
-        place.ok("compile model.gguf -o plan.bin --ctx 64 --chunk 16");
+        place.ok("compile model.gguf -o plan.bin --target cpu --ctx 64 --chunk 16");
         Faults { place, texts: String::new() }
     }
 
@@ -214,6 +214,15 @@ fn a_request_that_makes_no_sense() {
     faults.meet("tokenize plan.bin -f latin1.txt");
     faults.meet("tokenize absent.bin -p hello");
     faults.meet("tokenize folder -p hello");
+    faults.about("measuring, and where");
+    faults.meet("run plan.bin -p hello --device cuda");
+    faults.meet("bench plan.bin -p 16 -n 64");
+    faults.meet("bench plan.bin -p 16 -n 8 -d 60");
+    faults.meet("bench plan.bin -p 16 -r 0");
+    faults.meet("bench plan.bin -p 16,many");
+    faults.meet("profile plan.bin");
+    faults.meet("profile plan.bin --ceiling-gbs 0");
+    faults.meet("profile plan.bin --trace folder");
     faults.about("random models");
     faults.meet("synth tiny-e --layers 2 -o out.gguf");
     faults.meet("synth tiny-e --layers 7 -o out.gguf");

@@ -35,7 +35,7 @@ pub enum RuntimeError {
     Cuda(#[from] CudaError),
     #[error("the plan was compiled for the CPU alone: compile it with --target cuda to run it on a GPU")]
     NoProgram,
-    #[error("{gpu} is an {found}, the plan has machine code for {expected}: compile it with --arch {found}")]
+    #[error("{gpu} is an {found}, the plan has machine code for {expected}: compile it again with this GPU in --arch")]
     Architecture { gpu: String, found: String, expected: String },
     #[error(
         "the plan needs {needed} bytes on {gpu}, {free} are free: compile with a smaller --ctx or --chunk, or with --vram"

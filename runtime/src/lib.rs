@@ -15,6 +15,9 @@ mod feed;
 pub mod machine;
 mod sampler;
 mod session;
+#[cfg(test)]
+#[path = "../plan/tests/support/mod.rs"]
+mod support;
 mod weights;
 
 pub use backend::{Backend, Pick, Run};

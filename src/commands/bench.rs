@@ -11,8 +11,8 @@ use anyhow::{Context, Result, ensure};
 use gemma4c_plan::Sampling;
 use gemma4c_runtime::{Asked, Request, Sampler, Session};
 
+use super::Outcome;
 use super::plan_file::{self, PlanArgs};
-use super::{Outcome, tokenize::parse_ids};
 use crate::output::print;
 use crate::progress;
 use report::{Report, Row, Start};
@@ -90,11 +90,9 @@ const FIRST_PROMPT: u32 = 32;
 
 pub fn run(args: &Args) -> Result<Outcome> {
     let started = Instant::now();
-    let list = |what: &str, text: &str| parse_ids(text).with_context(|| format!("{what} {text}"));
-    let (prompts, generate) = (list("-p", &args.prompts)?, list("-n", &args.generate)?);
-    let depths = list("-d", &args.depths)?;
+    let (prompts, generate) = (numbers("-p", &args.prompts)?, numbers("-n", &args.generate)?);
+    let depths = numbers("-d", &args.depths)?;
     ensure!(args.repeat >= 1, "-r 0: at least one measurement is needed");
-    ensure!(!depths.is_empty(), "-d is empty: a depth of 0 is one too");
     let prompts = prompts.into_iter().filter(|n| *n > 0).map(Test::Prompt);
     let tests: Vec<Test> = prompts.chain(generate.into_iter().filter(|n| *n > 0).map(Test::Generate)).collect();
 
@@ -137,6 +135,12 @@ pub fn run(args: &Args) -> Result<Outcome> {
         Format::Json => report.json()?,
     })?;
     Ok(Outcome::Done)
+}
+
+/// Numbers separated by commas.
+fn numbers(option: &str, text: &str) -> Result<Vec<u32>> {
+    let number = |part: &str| part.trim().parse().with_context(|| format!("{option} {text}: {part:?} is no count"));
+    text.split(',').map(number).collect()
 }
 
 /// A session that is measured over and over.

@@ -9,6 +9,7 @@ mod inspect;
 mod kernels;
 mod logits;
 mod plan_file;
+mod profile;
 mod run;
 mod synth;
 mod tokenize;
@@ -31,6 +32,7 @@ pub enum Command {
     Tokenize(tokenize::Args),
     Inspect(inspect::Args),
     Bench(bench::Args),
+    Profile(profile::Args),
     Kernels(kernels::Args),
     Synth(synth::Args),
     Demo(demo::Args),
@@ -46,6 +48,7 @@ pub fn run(command: Command) -> Result<Outcome> {
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Profile(args) => profile::run(&args),
         Command::Kernels(args) => kernels::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Demo(args) => demo::run(&args),

@@ -139,7 +139,7 @@ impl CudaBackend {
     }
 
     /// The launches of a run; an error for a run that the plan does not have.
-    fn launches(&self, run: Run) -> Result<Vec<&plan::Launch>, RuntimeError> {
+    pub(super) fn launches(&self, run: Run) -> Result<Vec<&plan::Launch>, RuntimeError> {
         let program = self.program();
         let phase = program.phases.get(run.phase);
         let steps = phase.and_then(|phase| phase.steps.get(run.steps.0..run.steps.1));
@@ -319,5 +319,45 @@ impl Clock {
     fn lap(&mut self, part: &'static str) {
         self.parts.push((part, self.last.elapsed()));
         self.last = Instant::now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::support;
+
+    /// The architecture that a GPU of this version takes from the list, by name.
+    fn taken(architectures: &[&str], compute_capability: (u32, u32)) -> Result<String, RuntimeError> {
+        let mut program = support::plan().cuda.unwrap().program;
+        program.architectures = architectures.iter().map(|name| name.to_string()).collect();
+        let gpu = Gpu { name: "Some GPU".into(), compute_capability, memory: 0 };
+        architecture(&program, &gpu).map(|index| program.architectures[index].clone())
+    }
+
+    #[test]
+    fn a_gpu_takes_the_code_that_is_nearest_to_it() {
+        let all = ["sm_80", "sm_89", "sm_90a", "sm_120a"];
+        for (version, expected) in
+            [((8, 0), "sm_80"), ((8, 6), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90a"), ((12, 0), "sm_120a")]
+        {
+            assert_eq!(taken(&all, version).unwrap(), expected, "{version:?}");
+        }
+        assert_eq!(taken(&["sm_90", "sm_90a"], (9, 0)).unwrap(), "sm_90a");
+        assert_eq!(taken(&["sm_90"], (9, 0)).unwrap(), "sm_90");
+    }
+
+    #[test]
+    fn code_for_another_gpu_is_refused_by_name() {
+        for (architectures, version) in
+            [(&["sm_89"][..], (9, 0)), (&["sm_90a"], (9, 1)), (&["sm_89"], (8, 6)), (&["sm_90a", "sm_x"], (10, 0))]
+        {
+            let error = taken(architectures, version).unwrap_err();
+            assert!(matches!(error, RuntimeError::Architecture { .. }), "{architectures:?} {version:?}");
+        }
+        assert_eq!(
+            taken(&["sm_80", "sm_89"], (9, 0)).unwrap_err().to_string(),
+            "Some GPU is an sm_90, the plan has machine code for sm_80, sm_89: compile it again with this GPU in --arch"
+        );
     }
 }

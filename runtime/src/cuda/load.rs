@@ -248,3 +248,64 @@ fn bytes_of(part: &LoadPart) -> u64 {
         LoadPart::Copy { to } | LoadPart::Kernel { to, .. } => to.bytes,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::support;
+
+    fn cut(slot: usize) -> Result<Vec<Vec<Piece>>, RuntimeError> {
+        let plan = support::plan();
+        batches(&plan, &plan.cuda.as_ref().unwrap().program, slot)
+    }
+
+    /// 12 rows of 34 bytes, and 64 of 18.
+    #[test]
+    fn every_row_goes_through_a_slot_once_and_in_order() {
+        for slot in [34, 100, 256, 257, 300, 400, 1000, 1 << 20] {
+            let batches = cut(slot).unwrap();
+            let mut next = [0, 0];
+            for batch in &batches {
+                assert!(!batch.is_empty());
+                let mut end = 0;
+                for piece in batch {
+                    assert!(piece.at >= end && piece.at.is_multiple_of(ALIGNMENT) && piece.rows > 0);
+                    assert_eq!(piece.row_bytes, [34, 18][piece.load]);
+                    assert_eq!(piece.first_row, next[piece.load]);
+                    next[piece.load] += piece.rows;
+                    end = piece.at + piece.bytes();
+                }
+                assert!(end <= slot, "{end} bytes in a slot of {slot}");
+            }
+            assert_eq!(next, [12, 64], "slots of {slot}");
+        }
+        assert_eq!(cut(1 << 20).unwrap().len(), 1, "small tensors share a slot");
+    }
+
+    #[test]
+    fn a_row_that_fits_no_slot_is_an_error_that_names_it() {
+        let error = cut(33).unwrap_err().to_string();
+        assert_eq!(error, "a row of token_embd.weight has 34 bytes, 33 at most can be loaded at once");
+    }
+
+    #[test]
+    fn no_launch_counts_beyond_its_parameter() {
+        let mut plan = support::plan();
+        let program = &mut plan.cuda.as_mut().unwrap().program;
+        if let LoadPart::Kernel { row_count, .. } = &mut program.loads[1].parts[0] {
+            *row_count = i32::MAX as u64 / 10;
+        }
+        let batches = batches(&plan, &plan.cuda.as_ref().unwrap().program, 1 << 20).unwrap();
+        let counted: Vec<u64> = batches.iter().flatten().filter(|p| p.load == 1).map(|p| p.rows).collect();
+        assert_eq!(counted, [10, 10, 10, 10, 10, 10, 4]);
+    }
+
+    #[test]
+    fn what_stays_on_the_host_takes_no_slot() {
+        let mut plan = support::plan();
+        let program = &mut plan.cuda.as_mut().unwrap().program;
+        program.loads[0].parts.truncate(1);
+        assert!(batches(&plan, &plan.cuda.as_ref().unwrap().program, 4096).unwrap()[0].iter().all(|p| p.load == 1));
+        assert_eq!(kernels(&plan.cuda.unwrap().program), [0]);
+    }
+}

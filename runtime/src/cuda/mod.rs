@@ -12,6 +12,7 @@ mod lanes;
 mod launch;
 mod load;
 mod pinned;
+mod profile;
 mod regions;
 mod words;
 
@@ -21,3 +22,4 @@ pub use graph::Graph;
 pub use lanes::{Event, Lane};
 pub use launch::{Argument, Function, Launch, Module};
 pub use pinned::Pinned;
+pub use profile::Profile;

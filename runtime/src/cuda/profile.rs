@@ -1,0 +1,102 @@
+//! How long each launch of a run takes, and how long the run takes as a whole.
+//!
+//! Two measurements, because neither says all: in the whole, launches overlap and none has a time of its own; one after the
+//! other, with an event between each two, they have, but their sum is more than the whole. Both are graphs, so the host is
+//! in neither.
+
+use gemma4c_plan::cuda::{Range, Region};
+
+use super::{CudaBackend, CudaError, Event, Graph};
+use crate::RuntimeError;
+use crate::backend::{Backend, Run};
+
+/// Microseconds of a run.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// As it is replayed: the median.
+    pub whole: f64,
+    /// Each launch, after the one before it has ended: steps first, then the pick.
+    pub launches: Vec<f64>,
+}
+
+/// Replays that do not count.
+const WARM_UP: usize = 3;
+
+impl CudaBackend {
+    /// Measures a run as it would go now, with what lies in memory; the loop's state is afterwards as it was.
+    pub fn profile(&mut self, run: Run, repeat: usize) -> Result<Profile, RuntimeError> {
+        let state = Range { region: Region::Arena, offset: self.program().places.state, bytes: 12 };
+        let mut words = [0; 12];
+        self.read(state, &mut words)?;
+        let repeat = repeat.max(1);
+        let mut whole = Vec::with_capacity(repeat);
+        for i in 0..WARM_UP + repeat {
+            self.write(state, &words)?;
+            let time = self.time_whole(run)?;
+            if i >= WARM_UP {
+                whole.push(time);
+            }
+        }
+        let (graph, events) = self.record_apart(run)?;
+        let mut launches = vec![Vec::with_capacity(repeat); events.len().saturating_sub(1)];
+        for i in 0..WARM_UP + repeat {
+            self.write(state, &words)?;
+            replay(&graph)?;
+            self.wait()?;
+            if i >= WARM_UP {
+                for (times, two) in launches.iter_mut().zip(events.windows(2)) {
+                    times.push(f64::from(two[1].since(&two[0])?) * 1000.0);
+                }
+            }
+        }
+        self.write(state, &words)?;
+        self.wait()?;
+        Ok(Profile { whole: middle(whole), launches: launches.into_iter().map(middle).collect() })
+    }
+
+    fn time_whole(&mut self, run: Run) -> Result<f64, RuntimeError> {
+        let device = self.device.clone();
+        let graph = self.graph(run)?;
+        Ok(f64::from(device.time(|| replay(graph))?) * 1000.0)
+    }
+
+    /// The run with full edges and an event before, between and after its launches.
+    fn record_apart(&self, run: Run) -> Result<(Graph, Vec<Event>), RuntimeError> {
+        let launches = self.launches(run)?;
+        let events = (0..=launches.len()).map(|_| self.device.event(true)).collect::<Result<Vec<_>, CudaError>>()?;
+        let graph = self.device.record(|| {
+            events[0].record_in_graph()?;
+            launches.iter().zip(&events[1..]).try_for_each(|(launch, event)| {
+                self.launch(launch, false)?;
+                event.record_in_graph()
+            })
+        })?;
+        Ok((graph, events))
+    }
+}
+
+#[allow(unsafe_code)]
+fn replay(graph: &Graph) -> Result<(), CudaError> {
+    // SAFETY: the graph was recorded from the backend's own launches, and the backend outlives it here.
+    unsafe { graph.replay() }
+}
+
+/// The mean of the middle half: events tick coarsely, so a median would only be one tick or the next.
+fn middle(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    let cut = times.len() / 4;
+    let middle = &times[cut..times.len() - cut];
+    middle.iter().sum::<f64>() / middle.len().max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::middle;
+
+    #[test]
+    fn outliers_do_not_count() {
+        assert_eq!(middle(vec![100.0, 2.0, 4.0, 0.0]), 3.0);
+        assert_eq!(middle(vec![5.0]), 5.0);
+        assert_eq!(middle(vec![1.0, 2.0]), 1.5);
+    }
+}

@@ -1,0 +1,181 @@
+//! `gemma4c profile`: where the time of a phase goes, kernel by kernel, beside what this GPU could do at best.
+
+mod table;
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use gemma4c_plan::Plan;
+use gemma4c_plan::cuda::{CudaProgram, Phase};
+use gemma4c_runtime::{Asked, Pick, Run, Session};
+use serde_json::json;
+
+use super::{Outcome, plan_file::PlanArgs};
+use crate::output::{self, print};
+use table::{Ceilings, Launched, table};
+
+/// Show where a plan's time goes on this machine's GPU, kernel by kernel.
+///
+/// Each launch is timed after the one before it has ended; the shares are of the sum. In the whole, which is timed too,
+/// launches overlap, so it takes less. A kernel's floor is what its bytes and operations would take at the GPU's
+/// ceilings.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    plan: PlanArgs,
+
+    /// Which phase: its name, or the rows it takes. `gemma4c inspect` lists them.
+    #[arg(long, default_value = "decode")]
+    phase: String,
+
+    /// Tokens that the sequence has before.
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    depth: u32,
+
+    /// How often it is measured.
+    #[arg(short, long, value_name = "N", default_value_t = 20)]
+    repeat: usize,
+
+    /// GB/s the GPU reads at best. What is measured on an H200 by `gemma4c kernels --bench` is the default.
+    #[arg(long, value_name = "GB/s", default_value_t = 4400.0)]
+    ceiling_gbs: f64,
+
+    /// TFLOP/s the GPU multiplies at best. What cuBLAS reaches in bf16 on an H200 is the default.
+    #[arg(long, value_name = "TFLOP/s", default_value_t = 790.0)]
+    ceiling_tflops: f64,
+
+    /// Also write every launch as a trace, for chrome://tracing or Perfetto.
+    #[arg(long, value_name = "OUT.json")]
+    trace: Option<PathBuf>,
+}
+
+pub fn run(args: &Args) -> Result<Outcome> {
+    let ceilings = Ceilings { gigabytes: args.ceiling_gbs, teraflops: args.ceiling_tflops };
+    let is_positive = |ceiling: f64| ceiling > 0.0 && ceiling.is_finite();
+    ensure!(is_positive(ceilings.gigabytes) && is_positive(ceilings.teraflops), "a ceiling must be more than 0");
+    if let Some(path) = &args.trace {
+        output::may_be_written(path)?;
+    }
+    let mut session = args.plan.open()?;
+    if session.cuda().is_none() {
+        bail!("a profile is of a GPU: this plan runs on {}", session.device_name());
+    }
+    let plan = session.plan().clone();
+    let program = &plan.cuda.as_ref().context("a plan on a GPU has a program for it")?.program;
+    let (index, phase) = find(program, &args.phase)?;
+    prepare(&mut session, index, phase.rows, args.depth)?;
+    let run = Run { phase: index, steps: (0, phase.steps.len()), pick: Pick::Largest };
+    let cuda = session.cuda().context("it runs on a GPU")?;
+    let profile = cuda.profile(run, args.repeat)?;
+    let launched = launched(&plan, program, phase, &profile.launches);
+
+    let sum: f64 = profile.launches.iter().sum();
+    print(&format!(
+        "{} on {}, {} at depth {}: {} launches\nwhole        {:.1} us\none by one   {sum:.1} us\n\n",
+        plan.model.name.as_deref().unwrap_or("the model"),
+        session.device_name(),
+        phase.name,
+        args.depth,
+        launched.len(),
+        profile.whole,
+    ))?;
+    print(&table(&launched, &ceilings))?;
+    if let Some(path) = &args.trace {
+        let text = trace(&launched, profile.whole / sum.max(1e-9));
+        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn find<'a>(program: &'a CudaProgram, wanted: &str) -> Result<(usize, &'a Phase)> {
+    let is_wanted = |phase: &Phase| phase.name == wanted || phase.rows.to_string() == wanted;
+    match program.phases.iter().enumerate().find(|(_, phase)| is_wanted(phase)) {
+        Some(found) => Ok(found),
+        None => {
+            let names: Vec<&str> = program.phases.iter().map(|phase| phase.name.as_str()).collect();
+            bail!("the plan has no phase {wanted:?}; there are {}", names.join(", "))
+        }
+    }
+}
+
+/// Runs the phase once the usual way, so that everything it reads is in memory.
+fn prepare(session: &mut Session, index: usize, rows: u32, depth: u32) -> Result<()> {
+    let (context, vocab_size) = (session.plan().program.context, session.plan().model.vocab_size);
+    ensure!(
+        depth.checked_add(rows).is_some_and(|end| end < context),
+        "{rows} rows at depth {depth} do not fit the plan's context of {context}"
+    );
+    let token = |position: u32| (position as u64 * 7919 % vocab_size as u64) as u32;
+    let tokens: Vec<u32> = (0..depth + rows).map(token).collect();
+    let (before, now) = tokens.split_at(depth as usize);
+    if !before.is_empty() {
+        session.feed(before, Asked::None, None, |_, _| {})?;
+    }
+    match index {
+        0 => session.decode(now[0], |_| {})?,
+        _ => session.feed(now, Asked::Last, None, |_, _| {})?,
+    }
+    Ok(session.wait()?)
+}
+
+/// The launches of a phase and of the pick after it, each with its time.
+fn launched(plan: &Plan, program: &CudaProgram, phase: &Phase, times: &[f64]) -> Vec<Launched> {
+    let kernel = |index: u32| &program.kernels[index as usize];
+    let steps = phase.steps.iter().map(|step| {
+        let value = step.outputs.last().map(|output| output.value).or(step.nodes.last().copied());
+        let value = value.map_or("", |value| plan.program.values[value as usize].name.as_str());
+        let kernel = kernel(step.launch.kernel);
+        Launched {
+            kernel: kernel.name.clone(),
+            instance: kernel.instance.clone(),
+            makes: table::without_layer(value).to_string(),
+            layer: step.layer,
+            bytes: step.bytes,
+            flops: step.flops,
+            microseconds: 0.0,
+        }
+    });
+    let vocabulary = plan.model.vocab_size as u64 * 4;
+    let picks = program.pick_largest.iter().map(|launch| Launched {
+        kernel: kernel(launch.kernel).name.clone(),
+        instance: kernel(launch.kernel).instance.clone(),
+        makes: "the next token".into(),
+        layer: None,
+        bytes: vocabulary,
+        flops: 0,
+        microseconds: 0.0,
+    });
+    let all = steps.chain(picks).zip(times);
+    all.map(|(launched, time)| Launched { microseconds: *time, ..launched }).collect()
+}
+
+/// Chrome's trace format: one complete event a launch, scaled so that all of them take as long as the whole does.
+fn trace(launched: &[Launched], scale: f64) -> String {
+    let mut start = 0.0;
+    let events: Vec<_> = launched
+        .iter()
+        .map(|launch| {
+            let duration = launch.microseconds * scale;
+            let event = json!({
+                "name": if launch.makes.is_empty() { &launch.kernel } else { &launch.makes },
+                "cat": launch.kernel,
+                "ph": "X",
+                "ts": start,
+                "dur": duration,
+                "pid": 1,
+                "tid": 1,
+                "args": {
+                    "kernel": launch.instance,
+                    "layer": launch.layer,
+                    "bytes": launch.bytes,
+                    "flops": launch.flops,
+                    "microseconds alone": launch.microseconds,
+                },
+            });
+            start += duration;
+            event
+        })
+        .collect();
+    json!({ "traceEvents": events, "displayTimeUnit": "ns" }).to_string() + "\n"
+}
