@@ -30,27 +30,48 @@ fn output(case: &Case, param: &str) -> Vec<u8> {
     data.bytes().to_vec()
 }
 
-/// The rows of a chunk, each also as a chunk of its own: not one bit may differ.
-fn assert_rows_are_independent(scene: &Scene, param: &str, case: impl Fn(Scene) -> Case) {
+/// A chunk in one piece and cut in other ways: not one bit of a row may differ.
+fn assert_rows_are_independent(scene: &Scene, cuts: &[&[u32]], param: &str, case: impl Fn(Scene) -> Case) {
     let together = output(&case(scene.clone()), param);
-    let rows: Vec<&[u8]> = together.chunks_exact(together.len() / scene.rows as usize).collect();
-    for (row, expected) in rows.into_iter().enumerate() {
-        let alone = output(&case(scene.alone(row as u32)), param);
-        assert!(alone == expected, "row {row} of `{}`: `{param}` depends on the chunk", scene.name);
+    let row_bytes = together.len() / scene.rows as usize;
+    for cut in cuts {
+        assert_eq!(cut.iter().sum::<u32>(), scene.rows, "the pieces are the chunk");
+        let mut first = 0;
+        for &rows in *cut {
+            let piece = output(&case(scene.part(first, rows)), param);
+            let expected = &together[first as usize * row_bytes..][..rows as usize * row_bytes];
+            let name = scene.name;
+            assert!(piece == expected, "`{name}`: `{param}` of {rows} rows from {first} on depends on the chunk");
+            first += rows;
+        }
+    }
+}
+
+fn layers_of_both_kinds() -> [Attention; 2] {
+    let full = Attention { head_dim: 128, kv_heads: 1, group: 2, window: None, capacity: 120, kv: ElementType::BF16 };
+    [full, Attention { window: Some(20), ..full }]
+}
+
+#[test]
+fn a_decoded_row_has_the_same_bits_in_any_chunk() {
+    for layer in layers_of_both_kinds() {
+        let scene = Scene::new("a chunk across a segment", layer, 61, 5);
+        let cuts: [&[u32]; 2] = [&[1, 1, 1, 1, 1], &[3, 2]];
+        // Splits without a visible position leave their values alone: the extrema tell.
+        assert_rows_are_independent(&scene, &cuts, "extrema", |scene| scene.decode_case());
+        assert_rows_are_independent(&scene, &cuts, "values", |scene| scene.decode_case());
+        assert_rows_are_independent(&scene, &cuts, "out", |scene| scene.combine_case());
     }
 }
 
 #[test]
-fn a_row_has_the_same_bits_alone_and_in_any_chunk() {
-    let full = Attention { head_dim: 128, kv_heads: 1, group: 2, window: None, capacity: 96, kv: ElementType::BF16 };
-    let windowed = Attention { window: Some(20), ..full };
-    for layer in [full, windowed] {
-        let scene = Scene::new("a chunk across tiles and segments", layer, 27, 9);
-        // Splits without a visible position leave their values alone: the extrema tell.
-        assert_rows_are_independent(&scene, "extrema", |scene| scene.decode_case());
-        assert_rows_are_independent(&scene, "values", |scene| scene.decode_case());
-        assert_rows_are_independent(&scene, "out", |scene| scene.combine_case());
-        assert_rows_are_independent(&scene, "out", |scene| scene.flash_case(16, 16, 64));
+fn a_prefilled_row_has_the_same_bits_in_any_chunk() {
+    for layer in layers_of_both_kinds() {
+        // Tiles of 16 rows and 16 or 32 keys: pieces begin and end inside of them, at their edges, and cover several.
+        let scene = Scene::new("a chunk across tiles", layer, 27, 37);
+        let cuts: [&[u32]; 5] = [&[1, 36], &[5, 16, 16], &[16, 21], &[21, 1, 15], &[33, 4]];
+        assert_rows_are_independent(&scene, &cuts, "out", |scene| scene.flash_case(16, 16, 64));
+        assert_rows_are_independent(&scene, &cuts, "out", |scene| scene.flash_case(32, 32, 128));
     }
 }
 
@@ -108,7 +129,7 @@ fn splits_are_fixed_by_the_shape() {
 #[test]
 fn flash_takes_the_largest_tile_that_fits() {
     let layer = |kv| Attention { head_dim: 512, kv_heads: 1, group: 8, window: None, capacity: 64, kv };
-    let rows = |kv, shared| layer(kv).flash(shared).expect("an instance").map(|flash| flash.rows);
+    let rows = |kv, shared| layer(kv).flash(ElementType::F32, shared).expect("an instance").map(|flash| flash.rows);
     assert_eq!(rows(ElementType::BF16, 227 * 1024), Some(64));
     assert_eq!(rows(ElementType::F16, 99 * 1024), Some(32));
     assert_eq!(rows(ElementType::F16, 48 * 1024), None);

@@ -59,7 +59,7 @@
 //! ```
 //!
 //! - **The head.** `block` is the number of threads, an expression over compile-time parameters. `dependent`: launched with
-//!   programmatic dependent launch, so every thread executes `grid_dependency_wait()`. `min_blocks = N`: the second
+//!   programmatic dependent launch, so every thread executes `grid_dependency_wait()`. `min_blocks`, another: the second
 //!   operand of `__launch_bounds__`. `dynamic_shared`: shared arrays live in dynamic shared memory (needed above 48 KiB);
 //!   the launch states [`Instance::shared_bytes`]. `slots(…)`: named places, called like functions.
 //! - **Compile-time parameters** are const generics (`u32`, `i32`, `f32`, `bool`): `constexpr` in the text, so loops over them

@@ -14,8 +14,8 @@ use crate::kernels::attention::Attention;
 const BOUND: Bound = Bound::Within { absolute: 1e-4, relative: 1e-4 };
 
 /// Tensor cores multiply weights rounded to the cache's type: 8 bits of a bf16, 11 of an f16. Values are below 1.
-fn flash_bound(kv: ElementType) -> Bound {
-    let absolute = if kv == ElementType::BF16 { 4e-3 } else { 5e-4 };
+fn flash_bound(coarsest: ElementType) -> Bound {
+    let absolute = if coarsest == ElementType::BF16 { 4e-3 } else { 5e-4 };
     Bound::Within { absolute, relative: 1e-3 }
 }
 
@@ -90,11 +90,18 @@ impl Scene {
         Self { launched, q, ..self }
     }
 
-    /// One row of the chunk as a chunk of its own.
-    pub fn alone(&self, row: u32) -> Self {
+    /// Some rows of the chunk as a chunk of their own. The cache does not hold the rows after them yet.
+    pub fn part(&self, first: u32, rows: u32) -> Self {
         let width = (self.layer.heads() * self.layer.head_dim) as usize;
-        let q = self.q[row as usize * width..][..width].to_vec();
-        Self { position: self.position + row, rows: 1, launched: 1, q, ..self.clone() }
+        let q = self.q[first as usize * width..][..rows as usize * width].to_vec();
+        let mut part = Self { position: self.position + first, rows, launched: rows, q, ..self.clone() };
+        let width = (self.layer.kv_heads * self.layer.head_dim) as usize;
+        for position in part.position + rows..self.position + self.rows {
+            let row = (position % self.layer.capacity) as usize * width;
+            part.k[row..row + width].fill(f32::NAN);
+            part.v[row..row + width].fill(f32::NAN);
+        }
+        part
     }
 
     /// Attention over the visible positions that `chosen` accepts.
@@ -204,13 +211,23 @@ impl Scene {
     }
 
     /// With queries that the cache's type holds exactly: rounding them is the kernel's right, and not what is tested.
-    pub fn flash_case(mut self, tile_rows: u32, tile_keys: u32, columns: u32) -> Case {
+    pub fn flash_case(self, tile_rows: u32, tile_keys: u32, columns: u32) -> Case {
+        self.flash_case_to(ElementType::F32, tile_rows, tile_keys, columns)
+    }
+
+    fn flash_case_to(mut self, out: ElementType, tile_rows: u32, tile_keys: u32, columns: u32) -> Case {
         self.q.iter_mut().for_each(|q| *q = rounded(self.layer.kv, *q));
-        let flash = self.layer.flash_tile(tile_rows, tile_keys, columns).expect("heads of whole tiles");
+        let flash = self.layer.flash_tile(out, tile_rows, tile_keys, columns).expect("heads of whole tiles");
         let grid = flash.grid(&self.layer, self.launched);
-        let case =
-            Case::new(format!("flash, {}", self.name), flash.instance).grid(grid).scalar("group", self.layer.group);
-        self.expect(self.inputs(case), "out", &self.oracle(), flash_bound(self.layer.kv))
+        let case = Case::new(format!("flash, {}, {} out", self.name, out.name()), flash.instance)
+            .grid(grid)
+            .scalar("group", self.layer.group);
+        let expected = self.oracle();
+        let bound = flash_bound(if out == ElementType::BF16 { out } else { self.layer.kv });
+        let (written, all) = (expected.len(), self.rows_of(expected.len()));
+        let padded = [expected, vec![0.0; all - written]].concat();
+        let case = self.inputs(case).expect("out", cache_data(out, &padded), bound);
+        if written < all { case.except(written..all) } else { case }
     }
 
     pub fn combine_case(&self) -> Case {
@@ -337,6 +354,7 @@ fn flash_cases() -> Vec<Case> {
         in_teams(Scene::new("window of one", windowed(1, 40), 3, 20)),
         in_teams(Scene::new("ragged rows, more launched", windowed(33, 100), 90, 35).launched(70)),
         Scene::new("f16, two heads", wide, 20, 20).flash_case(16, 32, 64),
+        Scene::new("f16, two heads, more launched", wide, 20, 20).launched(40).flash_case_to(BF16, 16, 32, 64),
         Scene::new("600 keys", Attention { capacity: 600, ..wide }, 583, 17).flash_case(16, 32, 64),
         Scene::new("E2B sliding", Attention { window: Some(24), ..layer(256, 8, F16) }, 40, 3).flash_case(64, 32, 256),
         Scene::new("12B full", layer(512, 16, BF16), 17, 2).flash_case(32, 16, 256),

@@ -1,4 +1,5 @@
-//! What the splits of `decode.rs` left, merged in a fixed order: as f32 rows, or as int8 for the output product.
+//! What the splits of `decode.rs` left, merged in a fixed order: by kernels of their own, as f32 rows or as int8 for the output
+//! product, and by the last block of `step.rs`.
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
@@ -10,8 +11,14 @@ use crate::kernels::quantise::quantise8;
 /// Values of a head that a block merges: heads are few, and a long context leaves many splits.
 const SLICE: u32 = 64;
 
-/// Eight values of a head, merged: `low` and `high`. The threads take pieces of eight values from every 16th split; warp 0 adds
-/// up what they found, and only its values are complete. A collective of a block of 128 threads.
+/// Splits that are added up before anything is added to their sum: a sixteenth of all.
+#[device]
+pub fn run_of(splits: u32) -> u32 {
+    splits.div_ceil(16)
+}
+
+/// Eight values of a head, merged: `low` and `high`. Eight threads at a time take a run of splits, each eight values of it; warp
+/// 0 adds up the runs, and only its values are complete. A collective of a block of 128 threads.
 #[device]
 pub fn merge_splits<const D: u32>(
     extrema: Input<F32x2>,
@@ -34,8 +41,9 @@ pub fn merge_splits<const D: u32>(
     }
     total = warp_sum(total);
 
-    let team = thread_idx() / 8;
-    for split in (team..splits).by(16) {
+    let run = run_of(splits);
+    let first = thread_idx() / 8 * run;
+    for split in first..(first + run).min(splits) {
         let part = extrema[split];
         // An empty split has no values.
         if part.y > 0.0 {
@@ -57,6 +65,82 @@ pub fn merge_splits<const D: u32>(
             *high = add_scaled(*high, 1.0, load::<F32x4>(found, at + 4));
         }
     }
+}
+
+/// What each of `count` parts weighs in each of G heads, into `shares[head * (D + 8) + part]`, relative to the head's largest
+/// score, or as a share of all if this merge is the last. Zero where a part saw nothing: `used` parts from `start` on did,
+/// counted around `round`. A warp takes a head.
+#[device]
+pub fn weigh_parts<const D: u32, const G: u32, const THREADS: u32>(
+    extrema: Input<F32x2>,
+    stride: u32,
+    shares: Shared<f32>,
+    largest: Shared<f32>,
+    totals: Shared<f32>,
+    count: u32,
+    start: u32,
+    used: u32,
+    round: u32,
+    is_last: bool,
+) {
+    for head in (warp_id()..G).by(THREADS / 32) {
+        let mut top = f32::NEG_INFINITY;
+        for part in (lane_id()..count).by(32) {
+            if (part + round - start) % round < used {
+                top = top.max(extrema[head * stride + part].x);
+            }
+        }
+        top = warp_max(top);
+        let mut total = 0.0f32;
+        for part in (lane_id()..count).by(32) {
+            if (part + round - start) % round < used {
+                let found = extrema[head * stride + part];
+                total = found.y.mul_add((found.x - top).exp(), total);
+            }
+        }
+        total = warp_sum(total);
+        let whole = if is_last { total } else { 1.0 };
+        for part in (lane_id()..count).by(32) {
+            let mut share = 0.0f32;
+            if (part + round - start) % round < used {
+                share = (extrema[head * stride + part].x - top).exp() / whole;
+            }
+            shares[head * (D + 8) + part] = share;
+        }
+        if lane_id() == 0 {
+            largest[head] = top;
+            totals[head] = total;
+        }
+    }
+    barrier();
+}
+
+/// Four values of a head, merged: those of 16 parts on their way at once, added up in the order of [`merge_splits`], `run` parts
+/// to a run. A part that saw nothing has no values: those of part `own` stand in, and weigh nothing.
+#[device]
+pub fn merge_four<const D: u32>(values: Input<f32>, shares: Shared<f32>, count: u32, run: u32, own: u32) -> F32x4 {
+    let mut all = F32x4::ZERO;
+    let mut sum = F32x4::ZERO;
+    for first in (0..count).by(16) {
+        let mut weights = regs(0.0f32, 16);
+        let mut ahead = regs(F32x4::ZERO, 16);
+        #[unroll]
+        for i in 0u32..16 {
+            if first + i < count {
+                weights[i] = shares[first + i];
+            }
+            ahead[i] = load::<F32x4>(values, (if weights[i] > 0.0 { first + i } else { own }) * D);
+        }
+        #[unroll]
+        for i in 0u32..16 {
+            if (first + i) % run == 0 {
+                all = add_scaled(all, 1.0, sum);
+                sum = F32x4::ZERO;
+            }
+            sum = add_scaled(sum, weights[i], ahead[i]);
+        }
+    }
+    add_scaled(all, 1.0, sum)
 }
 
 /// Merges the splits of a row's heads. The grid is (query heads, slices of a head, rows).

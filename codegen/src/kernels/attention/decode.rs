@@ -81,6 +81,7 @@ pub fn attend<
     const THREADS: u32,
     const VECTOR: u32,
     const TENSOR: bool,
+    const SETS: u32,
     const BF: bool,
     KV: Float,
 >(
@@ -109,7 +110,7 @@ pub fn attend<
         totals[thread_idx()] = 0.0;
     }
     barrier();
-    let mut fragments = regs(U32x4::ZERO, D * 2 / THREADS * ((G + 7) / 8));
+    let mut fragments = regs(U32x4::ZERO, D * 2 / THREADS * SETS);
     let mut sums = regs(F32x4::ZERO, if TENSOR { D * 4 / THREADS } else { G });
     if TENSOR {
         load_queries(work, weights, &mut fragments);
@@ -175,7 +176,7 @@ pub fn split_start(first: u32, segment: u32, split: u32, splits: u32) -> u32 {
 /// One split of one row's attention: for each query head the largest score and the sum of weights (`extrema`) and the weighted
 /// sum of values (`values`), by [row][query head][split]. A split without a visible position leaves a sum of zero and no
 /// values. The grid is (key-value heads, splits, rows); `window` is `u32::MAX` for a full layer.
-#[kernel(block = THREADS, min_blocks = 1, dependent, dynamic_shared)]
+#[kernel(block = THREADS, min_blocks = 3 - SETS, dependent, dynamic_shared)]
 pub fn attention_decode<
     const D: u32,
     const G: u32,
@@ -183,6 +184,7 @@ pub fn attention_decode<
     const THREADS: u32,
     const VECTOR: u32,
     const TENSOR: bool,
+    const SETS: u32,
     const BF: bool,
     KV: Float,
 >(
@@ -204,7 +206,7 @@ pub fn attention_decode<
     });
     let keys = shared::<KV>(KEYS * (D + 8));
     let mixed = shared::<KV>(KEYS * (D + 8));
-    let weights = shared::<KV>(if TENSOR { (G + 7) / 8 * 16 * (KEYS + 8) } else { 1 });
+    let weights = shared::<KV>(if TENSOR { SETS * 16 * (KEYS + 8) } else { 1 });
     let scores = shared::<f32>(if TENSOR { 1 } else { G * KEYS });
     let largest = shared::<f32>(G);
     let totals = shared::<f32>(G);
@@ -316,6 +318,7 @@ impl Attention {
             .constant("THREADS", shape.threads)
             .constant("VECTOR", shape.vector)
             .constant("TENSOR", self.kv != ElementType::F32)
+            .constant("SETS", self.group.div_ceil(8))
             .constant("BF", self.kv == ElementType::BF16)
             .element("KV", self.kv)
     }

@@ -63,6 +63,16 @@ pub fn row_max(score: f32, before: f32) -> f32 {
     pair.max(shfl_xor(pair, 2)).max(before)
 }
 
+/// Stores two neighbouring values of the output. ROUNDED: it is bf16, else f32.
+#[device]
+pub fn store_pair<const ROUNDED: bool, O: Float>(out: Output<O>, at: u32, a: f32, b: f32) {
+    if ROUNDED {
+        store(out, at, pack_bf16(a, b));
+    } else {
+        store(out, at, f32x2(a, b));
+    }
+}
+
 /// `out = softmax(q · kᵀ) · v` for a tile of ROWS rows of one query head. The grid is (query heads, tiles of rows); `group`
 /// query heads share a key-value head; `window` is `u32::MAX` for a full layer. BF: the cache is bf16, else f16.
 #[kernel(block = THREADS, dynamic_shared)]
@@ -73,13 +83,15 @@ pub fn attention_flash<
     const COLUMNS: u32,
     const THREADS: u32,
     const BF: bool,
+    const ROUNDED: bool,
     KV: Float,
+    O: Float,
 >(
     q: Input<f32>,
     k: Input<KV>,
     v: Input<KV>,
     state: Input<u32>,
-    out: Output<f32>,
+    out: Output<O>,
     group: u32,
     window: u32,
     capacity: u32,
@@ -261,10 +273,10 @@ pub fn attention_flash<
     for n in 0..COLUMNS / 8 {
         let sum = sums[n];
         if upper < rows {
-            store(out, to + n * 8, f32x2(sum.x / upper_total, sum.y / upper_total));
+            store_pair(out, to + n * 8, sum.x / upper_total, sum.y / upper_total);
         }
         if upper + 8 < rows {
-            store(out, to + 8 * heads * D + n * 8, f32x2(sum.z / lower_total, sum.w / lower_total));
+            store_pair(out, to + 8 * heads * D + n * 8, sum.z / lower_total, sum.w / lower_total);
         }
     }
 }
@@ -283,13 +295,14 @@ impl Flash {
 }
 
 impl Attention {
-    /// The largest tile that fits in `shared_bytes` of a block. `None`: the cache is f32, or nothing fits.
-    pub fn flash(&self, shared_bytes: usize) -> Result<Option<Flash>, InstanceError> {
+    /// The largest tile that fits in `shared_bytes` of a block, with an output of F32, or of BF16 for the product that reads it.
+    /// `None`: the cache is f32, or nothing fits.
+    pub fn flash(&self, out: ElementType, shared_bytes: usize) -> Result<Option<Flash>, InstanceError> {
         if self.kv == ElementType::F32 {
             return Ok(None);
         }
         for (rows, keys) in TILES {
-            let flash = self.flash_tile(rows, keys, WARP_COLUMNS)?;
+            let flash = self.flash_tile(out, rows, keys, WARP_COLUMNS)?;
             if flash.instance.shared_bytes() <= shared_bytes {
                 return Ok(Some(flash));
             }
@@ -298,7 +311,7 @@ impl Attention {
     }
 
     /// Tiles of that many rows and keys; a warp sums that many columns.
-    pub fn flash_tile(&self, rows: u32, keys: u32, columns: u32) -> Result<Flash, InstanceError> {
+    pub fn flash_tile(&self, out: ElementType, rows: u32, keys: u32, columns: u32) -> Result<Flash, InstanceError> {
         let columns = columns.min(self.head_dim);
         let instance = Instance::of(attention_flash::DEF)
             .constant("D", self.head_dim)
@@ -307,7 +320,9 @@ impl Attention {
             .constant("COLUMNS", columns)
             .constant("THREADS", rows * 2 * (self.head_dim / columns))
             .constant("BF", self.kv == ElementType::BF16)
+            .constant("ROUNDED", out == ElementType::BF16)
             .element("KV", self.kv)
+            .element("O", out)
             .build()?;
         Ok(Flash { instance, rows })
     }

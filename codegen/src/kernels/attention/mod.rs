@@ -7,6 +7,7 @@
 //!
 //! - `plain.rs`: the definition, one warp a row and head.
 //! - `decode.rs`, `combine.rs`: few rows, many keys: the keys are shared out among blocks, whose partial results are merged.
+//!   `tensor.rs` and `floats.rs` are what a block does with a tile of keys, by the cache's type.
 //! - `step.rs`: the same for one row in one launch, with the norms, RoPE and the store that come before it.
 //! - `flash.rs`: many rows, on tensor cores.
 
@@ -98,10 +99,12 @@ fn build_instances() -> Result<Vec<(String, Instance)>, InstanceError> {
             let layer = layer(head_dim, 1, kv);
             found.push((format!("{label}, {}", kv.name()), layer.plain()?));
             for limit in SHARED_BYTES {
-                let Some(flash) = layer.flash(limit)? else { continue };
-                let label = format!("{label}, {}, {} rows", kv.name(), flash.rows);
-                if !found.iter().any(|(known, _)| *known == label) {
-                    found.push((label, flash.instance));
+                for out in [ElementType::F32, ElementType::BF16] {
+                    let Some(flash) = layer.flash(out, limit)? else { continue };
+                    let label = format!("{label}, {}, {} rows to {}", kv.name(), flash.rows, out.name());
+                    if !found.iter().any(|(known, _)| *known == label) {
+                        found.push((label, flash.instance));
+                    }
                 }
             }
         }

@@ -14,47 +14,54 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use super::Attention;
+use super::combine::{merge_four, run_of, weigh_parts};
 use super::decode::{attend, copy_tile, split_start, tile_end};
 use super::floats::add_scaled;
 use super::plain::first_visible;
 use crate::kernels::heads::{add_squares, cos_sin, head_factor, rotated};
 use crate::kernels::quantise::{int8_codes, largest_of};
 
-/// Norms, and rotates, the G query heads of the block and, if `fresh`, its new key and value, which are then rounded, stored,
-/// and kept in `new_key` and `new_value`. A warp takes a head at a time, and has all its heads on their way at once. `norms` are
-/// the weights of the queries, then of the keys.
+/// The raw heads of the warp: the queries of the block, then its new key and value. A lane has values i and i + D / 2 of a head.
 #[device]
-pub fn prepare_heads<const D: u32, const G: u32, const THREADS: u32, const ROUNDS: u32, const OWN: bool, KV: Float>(
-    queries: Shared<f32>,
-    new_key: Shared<KV>,
-    new_value: Shared<KV>,
+pub fn load_heads<const D: u32, const G: u32, const THREADS: u32, const ROUNDS: u32, const OWN: bool>(
     q_head: Input<f32>,
     k_head: Input<f32>,
     v_head: Input<f32>,
-    k_row: InOut<KV>,
-    v_row: InOut<KV>,
-    norms: Shared<f32>,
-    turns: &mut Regs<F32x2>,
-    fresh: bool,
-    epsilon: f32,
+    low: &mut Regs<f32>,
+    high: &mut Regs<f32>,
 ) {
-    let heads = if fresh { G + 2 } else { G };
-    let lane = lane_id();
-    let mut low = regs(0.0f32, ROUNDS * D / 64);
-    let mut high = regs(0.0f32, ROUNDS * D / 64);
     #[unroll]
     for round in 0..ROUNDS {
         let head = warp_id() + round * (THREADS / 32);
         let of_kv = if head == G { k_head } else { v_head };
         let source = if head < G { q_head.offset(head * D) } else { of_kv };
-        if head < heads {
+        if head < if OWN { G + 2 } else { G } {
             #[unroll]
             for p in 0..D / 64 {
-                low[round * D / 64 + p] = source[lane + 32 * p];
-                high[round * D / 64 + p] = source[lane + 32 * p + D / 2];
+                low[round * D / 64 + p] = source[lane_id() + 32 * p];
+                high[round * D / 64 + p] = source[lane_id() + 32 * p + D / 2];
             }
         }
     }
+}
+
+/// Norms and rotates the query heads of the block and, if `fresh`, its new key and value, which are then rounded, stored, and
+/// kept in `new_key` and `new_value`. `norms` are the weights of the queries, then of the keys; `turns` cosine and sine of
+/// each pair.
+#[device]
+pub fn prepare_heads<const D: u32, const G: u32, const THREADS: u32, const ROUNDS: u32, const OWN: bool, KV: Float>(
+    low: &mut Regs<f32>,
+    high: &mut Regs<f32>,
+    norms: Shared<f32>,
+    turns: Shared<F32x2>,
+    queries: Shared<f32>,
+    new_key: Shared<KV>,
+    new_value: Shared<KV>,
+    k_row: InOut<KV>,
+    v_row: InOut<KV>,
+    fresh: bool,
+    epsilon: f32,
+) {
     #[unroll]
     for round in 0..ROUNDS {
         let head = warp_id() + round * (THREADS / 32);
@@ -66,15 +73,15 @@ pub fn prepare_heads<const D: u32, const G: u32, const THREADS: u32, const ROUND
         let factor = head_factor(squares, D, epsilon);
         #[unroll]
         for p in 0..D / 64 {
-            let i = lane + 32 * p;
+            let i = lane_id() + 32 * p;
             let x = low[round * D / 64 + p] * factor;
             let y = high[round * D / 64 + p] * factor;
             if head < G {
-                let turned = rotated(x * norms[i], y * norms[i + D / 2], turns[p]);
+                let turned = rotated(x * norms[i], y * norms[i + D / 2], turns[i]);
                 queries[head * (D + 8) + i] = turned.x;
                 queries[head * (D + 8) + i + D / 2] = turned.y;
             } else if OWN && fresh && head == G {
-                let turned = rotated(x * norms[D + i], y * norms[D + i + D / 2], turns[p]);
+                let turned = rotated(x * norms[D + i], y * norms[D + i + D / 2], turns[i]);
                 new_key[i] = KV::from_f32(turned.x);
                 new_key[i + D / 2] = KV::from_f32(turned.y);
                 k_row[i] = KV::from_f32(turned.x);
@@ -87,78 +94,6 @@ pub fn prepare_heads<const D: u32, const G: u32, const THREADS: u32, const ROUND
             }
         }
     }
-}
-
-/// What each of `count` parts weighs in each of G heads, into `shares[head * (D + 8) + part]`, relative to the head's largest
-/// score, or as a share of all if this merge is the last. Zero where a part saw nothing: `used` parts from `start` on did,
-/// counted around `round`. A warp takes a head.
-#[device]
-pub fn weigh_parts<const D: u32, const G: u32, const THREADS: u32>(
-    extrema: Input<F32x2>,
-    stride: u32,
-    shares: Shared<f32>,
-    largest: Shared<f32>,
-    totals: Shared<f32>,
-    count: u32,
-    start: u32,
-    used: u32,
-    round: u32,
-    is_last: bool,
-) {
-    for head in (warp_id()..G).by(THREADS / 32) {
-        let mut top = f32::NEG_INFINITY;
-        for part in (lane_id()..count).by(32) {
-            if (part + round - start) % round < used {
-                top = top.max(extrema[head * stride + part].x);
-            }
-        }
-        top = warp_max(top);
-        let mut total = 0.0f32;
-        for part in (lane_id()..count).by(32) {
-            if (part + round - start) % round < used {
-                let found = extrema[head * stride + part];
-                total = found.y.mul_add((found.x - top).exp(), total);
-            }
-        }
-        total = warp_sum(total);
-        let whole = if is_last { total } else { 1.0 };
-        for part in (lane_id()..count).by(32) {
-            let mut share = 0.0f32;
-            if (part + round - start) % round < used {
-                share = (extrema[head * stride + part].x - top).exp() / whole;
-            }
-            shares[head * (D + 8) + part] = share;
-        }
-        if lane_id() == 0 {
-            largest[head] = top;
-            totals[head] = total;
-        }
-    }
-    barrier();
-}
-
-/// Four values of a head, merged: those of 16 parts on their way at once, added up in the order of `combine.rs`.
-#[device]
-pub fn merge_four<const D: u32>(values: Input<f32>, shares: Shared<f32>, count: u32) -> F32x4 {
-    let mut sums = regs(F32x4::ZERO, 16);
-    for first in (0..count).by(16) {
-        #[unroll]
-        for i in 0u32..16 {
-            if first + i < count {
-                let share = shares[first + i];
-                // A part that saw nothing has no values.
-                if share > 0.0 {
-                    sums[i] = add_scaled(sums[i], share, load::<F32x4>(values, (first + i) * D));
-                }
-            }
-        }
-    }
-    let mut sum = F32x4::ZERO;
-    #[unroll]
-    for i in 0u32..16 {
-        sum = add_scaled(sum, 1.0, sums[i]);
-    }
-    sum
 }
 
 /// Leaves four values of the output as they are.
@@ -193,7 +128,7 @@ pub fn keep_int8(value: F32x4, at: u32, xq: Output<u32>, xscale: Output<f32>, xs
 /// reads the cache of another, and neither `k`, `v` nor `k_weight` are looked at. `extrema` and `values` are `decode.rs`'s; with
 /// MERGE they are scratch, and each four values of the output go through `keep`, else they are the result. More than `grouped`
 /// splits are merged in groups of as many. `counters` are zero before and after. The grid is (key-value heads, splits).
-#[kernel(block = THREADS, min_blocks = 1, dependent, dynamic_shared, slots(keep(value: F32x4, at: u32) -> F32x4))]
+#[kernel(block = THREADS, min_blocks = 3 - SETS, dependent, dynamic_shared, slots(keep(value: F32x4, at: u32) -> F32x4))]
 pub fn attention_step<
     const D: u32,
     const G: u32,
@@ -201,6 +136,7 @@ pub fn attention_step<
     const THREADS: u32,
     const VECTOR: u32,
     const TENSOR: bool,
+    const SETS: u32,
     const BF: bool,
     const ROUNDS: u32,
     const OWN: bool,
@@ -236,12 +172,13 @@ pub fn attention_step<
     let mixed = shared::<KV>(KEYS * (D + 8));
     let new_key = shared::<KV>(D);
     let new_value = shared::<KV>(D);
-    let weights = shared::<KV>(if TENSOR { (G + 7) / 8 * 16 * (KEYS + 8) } else { 1 });
+    let weights = shared::<KV>(if TENSOR { SETS * 16 * (KEYS + 8) } else { 1 });
     let scores = shared::<f32>(if TENSOR { 1 } else { G * KEYS });
     let largest = shared::<f32>(G);
     let totals = shared::<f32>(G);
     let factors = shared::<f32>(G);
     let norms = shared::<f32>(if OWN { 2 * D } else { D });
+    let turns = shared::<F32x2>(D / 2);
 
     // What does not wait for the projections.
     for i in (thread_idx()..D).by(THREADS) {
@@ -250,17 +187,23 @@ pub fn attention_step<
             norms[D + i] = k_weight[i];
         }
     }
-    let mut turns = regs(F32x2::ZERO, D / 64);
+    let mut frequencies = regs(0.0f32, (D / 2 + THREADS - 1) / THREADS);
     #[unroll]
-    for p in 0..D / 64 {
-        turns[p] = f32x2(inverse_frequencies[lane_id() + 32 * p], 0.0);
+    for n in 0..(D / 2 + THREADS - 1) / THREADS {
+        frequencies[n] = inverse_frequencies[(thread_idx() + n * THREADS).min(D / 2 - 1)];
     }
 
     grid_dependency_wait();
     grid_launch_dependents();
+    // The heads are on their way before the position is known: a split that sees nothing asks for them in vain.
+    let head = block_idx() * G;
+    let mut low = regs(0.0f32, ROUNDS * D / 64);
+    let mut high = regs(0.0f32, ROUNDS * D / 64);
+    let k_raw = k.offset(block_idx() * D);
+    let v_raw = v.offset(block_idx() * D);
+    load_heads(q.offset(head * D), k_raw, v_raw, &mut low, &mut high);
     let splits = grid_dim_y();
     let position = state[0u32];
-    let head = block_idx() * G;
     let slot = head * splits + block_idx_y();
     let first = first_visible(position, window);
     let at = split_start(first, segment, block_idx_y(), splits);
@@ -283,25 +226,16 @@ pub fn attention_step<
     cp_async_commit();
 
     #[unroll]
-    for p in 0..D / 64 {
-        turns[p] = cos_sin(position as f32 * turns[p].x);
+    for n in 0..(D / 2 + THREADS - 1) / THREADS {
+        if thread_idx() + n * THREADS < D / 2 {
+            turns[thread_idx() + n * THREADS] = cos_sin(position as f32 * frequencies[n]);
+        }
     }
     barrier();
     let new_row = (position % capacity) * kv_row + block_idx() * D;
-    prepare_heads(
-        work,
-        new_key,
-        new_value,
-        q.offset(head * D),
-        k.offset(block_idx() * D),
-        v.offset(block_idx() * D),
-        k_cache.offset(new_row),
-        v_cache.offset(new_row),
-        norms,
-        &mut turns,
-        fresh,
-        epsilon,
-    );
+    let k_row = k_cache.offset(new_row);
+    let v_row = v_cache.offset(new_row);
+    prepare_heads(&mut low, &mut high, norms, turns, work, new_key, new_value, k_row, v_row, fresh, epsilon);
     attend(
         work, keys, mixed, new_key, new_value, weights, scores, largest, totals, factors, k_head, v_head, at, position,
         stored, segment, splits, kv_row, capacity,
@@ -323,7 +257,7 @@ pub fn attention_step<
         extrema[slot + thread_idx() * splits] = f32x2(largest[thread_idx()], totals[thread_idx()]);
     }
     if MERGE {
-        let groups = if grouped < splits { (splits + grouped - 1) / grouped } else { 0 };
+        let groups = if grouped < splits { splits.div_ceil(grouped) } else { 0 };
         let counter = block_idx() * (groups + 1);
         let in_groups = used > grouped;
         let group = block_idx_y() / grouped;
@@ -335,13 +269,15 @@ pub fn attention_step<
             if !last_block_of(counters, counter + 1 + group, count) {
                 return;
             }
+            let own = block_idx_y() - from;
+            let run = run_of(count);
             let base = head * splits + from;
             let found = read_only(extrema).offset(base);
             weigh_parts(found, splits, work, largest, totals, count, 0, count, count, false);
             for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
                 let h = i / D;
                 let parts = read_only(values).offset((base + h * splits) * D + i % D);
-                let merged = merge_four(parts, work.offset(h * (D + 8)), count);
+                let merged = merge_four(parts, work.offset(h * (D + 8)), count, run, own);
                 store(values, (group_slot + h * groups + group) * D + i % D, merged);
             }
             if thread_idx() < G {
@@ -350,19 +286,21 @@ pub fn attention_step<
             }
         }
         let first_used = start % splits;
-        let arrivals = if in_groups { (used + grouped - 1) / grouped } else { used };
+        let arrivals = if in_groups { used.div_ceil(grouped) } else { used };
         if !last_block_of(counters, counter, arrivals) {
             return;
         }
+        let own = if in_groups { group } else { block_idx_y() };
         let base = if in_groups { group_slot } else { head * splits };
         let stride = if in_groups { groups } else { splits };
         let count = if in_groups { arrivals } else { (first_used + used).min(splits) };
+        let run = run_of(if in_groups { arrivals } else { splits });
         let found = read_only(extrema).offset(base);
         weigh_parts(found, stride, work, largest, totals, count, first_used, arrivals, stride, true);
         for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
             let h = i / D;
             let parts = read_only(values).offset((base + h * stride) * D + i % D);
-            keep(merge_four(parts, work.offset(h * (D + 8)), count), head * D + i);
+            keep(merge_four(parts, work.offset(h * (D + 8)), count, run, own), head * D + i);
         }
     }
 }

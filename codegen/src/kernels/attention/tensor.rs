@@ -3,7 +3,7 @@
 //! The query heads of a key-value head are the rows of the products. In f32 they would cost more multiplications and more reads
 //! of shared memory than there is time while a tile comes from memory. Queries and weights keep nearly all of their bits: each
 //! is the sum of two 16-bit floats. Up to eight heads have both parts as rows of one product, h and h + 8; with more, each
-//! part has a product of its own. Warps share out the head's values: as depth of the scores, whose parts are then added
+//! part has a product of its own (SETS is 2). Warps share out the head's values: as depth of the scores, whose parts are then added
 //! in a fixed order, and as columns of the result.
 
 use gemma4c_dsl::prelude::*;
@@ -32,7 +32,15 @@ pub fn query_parts<const D: u32, const G: u32, const BF: bool>(queries: Shared<f
 
 /// The queries as operands of the warp's part of the depth, and weights of zero for heads that are not there.
 #[device]
-pub fn load_queries<const D: u32, const G: u32, const KEYS: u32, const THREADS: u32, const BF: bool, KV: Float>(
+pub fn load_queries<
+    const D: u32,
+    const G: u32,
+    const KEYS: u32,
+    const THREADS: u32,
+    const SETS: u32,
+    const BF: bool,
+    KV: Float,
+>(
     queries: Shared<f32>,
     weights: Shared<KV>,
     fragments: &mut Regs<U32x4>,
@@ -52,7 +60,7 @@ pub fn load_queries<const D: u32, const G: u32, const KEYS: u32, const THREADS: 
             fragments[step * 2 + 1] = u32x4(near.y, lower_near.y, far.y, lower_far.y);
         }
     }
-    for i in (thread_idx()..(G + 7) / 8 * 16 * (KEYS + 8)).by(THREADS) {
+    for i in (thread_idx()..SETS * 16 * (KEYS + 8)).by(THREADS) {
         weights[i] = KV::from_f32(0.0);
     }
 }
@@ -162,7 +170,15 @@ pub fn weigh_tensor<const G: u32, const KEYS: u32, const THREADS: u32, KV: Float
 
 /// Adds a tile's values times their weights to the warp's columns of the sums.
 #[device]
-pub fn mix_tensor<const D: u32, const G: u32, const KEYS: u32, const THREADS: u32, const BF: bool, KV: Float>(
+pub fn mix_tensor<
+    const D: u32,
+    const G: u32,
+    const KEYS: u32,
+    const THREADS: u32,
+    const SETS: u32,
+    const BF: bool,
+    KV: Float,
+>(
     weights: Shared<KV>,
     factors: Shared<f32>,
     mixed: Shared<KV>,
@@ -181,7 +197,7 @@ pub fn mix_tensor<const D: u32, const G: u32, const KEYS: u32, const THREADS: u3
     for step in 0..KEYS / 16 {
         let key = step * 16 + lane % 16;
         #[unroll]
-        for part in 0..(G + 7) / 8 {
+        for part in 0..SETS {
             let a = ldmatrix_x4(weights, (part * 16 + lane % 16) * (KEYS + 8) + step * 16 + lane / 16 * 8);
             #[unroll]
             for n in 0..D * 2 / THREADS {

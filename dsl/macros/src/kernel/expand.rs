@@ -3,7 +3,7 @@
 
 use super::errors::Errors;
 use super::function::{Attribute, Function, Param, Slot};
-use super::heads::{device_text, documentation, kernel_text};
+use super::heads::{device_text, documentation, kernel_text, launch_bounds};
 use super::instrument::instrument;
 use super::printer::{Body, Printer};
 use super::types::{KernelType, Role, Types};
@@ -32,7 +32,7 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     printer.kernel = true;
     printer.dynamic_shared = attribute.dynamic_shared;
     printer.body(&item.block, false);
-    let bounds = printer.expression(&block);
+    let bounds = launch_bounds(&mut printer, &block, &attribute);
     let body = printer.finish();
     let text = kernel_text(&function, &attribute, &bounds, &body);
     let items = kernel_items(&function, &attribute, &block, &body, &text, errors.any());

@@ -7,13 +7,13 @@ use proc_macro2::Ident;
 use quote::ToTokens;
 use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
-use syn::{Expr, FnArg, GenericParam, ItemFn, LitInt, Pat, ReturnType, Token, Type};
+use syn::{Expr, FnArg, GenericParam, ItemFn, Pat, ReturnType, Token, Type};
 
 /// `#[kernel(block = 256, min_blocks = 2, dependent, dynamic_shared, slots(epilogue(value: f32, row: u32) -> f32))]`
 #[derive(Default)]
 pub struct Attribute {
     pub block: Option<Expr>,
-    pub min_blocks: Option<LitInt>,
+    pub min_blocks: Option<Expr>,
     pub dependent: bool,
     pub dynamic_shared: bool,
     pub slots: Vec<Slot>,

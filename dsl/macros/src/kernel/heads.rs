@@ -1,9 +1,9 @@
 //! The printed function around its body: documentation, qualifiers, parameters.
 
 use super::function::{Attribute, Function, Param};
-use super::printer::Body;
+use super::printer::{Body, Printer};
 use super::scope::spelling;
-use syn::ItemFn;
+use syn::{Expr, ItemFn};
 
 /// The lines of a function's documentation.
 pub fn documentation(item: &ItemFn) -> Vec<String> {
@@ -33,11 +33,16 @@ fn declarations(params: &[Param]) -> Vec<String> {
     params.iter().map(|param| param.ty.declare(&spelling(&param.name.to_string()))).collect()
 }
 
+/// The operands of `__launch_bounds__`.
+pub fn launch_bounds(printer: &mut Printer<'_>, block: &Expr, attribute: &Attribute) -> String {
+    let block = printer.expression(block);
+    match &attribute.min_blocks {
+        Some(blocks) => format!("{block}, {}", printer.expression(blocks)),
+        None => block,
+    }
+}
+
 pub fn kernel_text(function: &Function, attribute: &Attribute, bounds: &str, body: &Body) -> String {
-    let bounds = match &attribute.min_blocks {
-        Some(blocks) => format!("{bounds}, {}", blocks.base10_digits()),
-        None => bounds.to_string(),
-    };
     let before = format!("extern \"C\" __global__ void __launch_bounds__({bounds}) {}", function.item.sig.ident);
     let slots: String =
         attribute.slots.iter().map(|slot| format!(" {}_PARAMS", slot.name.to_string().to_uppercase())).collect();

@@ -2,7 +2,7 @@
 
 use super::errors::Errors;
 use super::function::{Attribute, Function};
-use super::heads::kernel_text;
+use super::heads::{kernel_text, launch_bounds};
 use super::printer::Printer;
 use syn::ItemFn;
 
@@ -17,7 +17,7 @@ fn print(attribute: &str, source: &str) -> (String, Vec<String>) {
     printer.kernel = true;
     printer.dynamic_shared = attribute.dynamic_shared;
     printer.body(&item.block, false);
-    let bounds = printer.expression(attribute.block.as_ref().unwrap());
+    let bounds = launch_bounds(&mut printer, attribute.block.as_ref().unwrap(), &attribute);
     let body = printer.finish();
     (kernel_text(&function, &attribute, &bounds, &body), errors.messages())
 }
@@ -116,13 +116,13 @@ fn loops_and_arrays() {
 #[test]
 fn the_head_carries_bounds_slots_and_documentation() {
     let (text, errors) = print(
-        "block = W * 32, min_blocks = 2, dynamic_shared, slots(finish(v: f32) -> f32)",
+        "block = W * 32, min_blocks = 2 * W, dynamic_shared, slots(finish(v: f32) -> f32)",
         "/// Doc.\nfn k<const W: u32>(w: Weights<i8>, io: InOut<F16>, s: f32) { let t = shared::<f32>(W); t[0u32] = finish(s); }",
     );
     assert_eq!(errors, Vec::<String>::new());
     assert_eq!(
         text,
-        "// Doc.\nextern \"C\" __global__ void __launch_bounds__(W * 32, 2) k(weights<i8> w, F16* io, f32 s FINISH_PARAMS) {\n    \
+        "// Doc.\nextern \"C\" __global__ void __launch_bounds__(W * 32, 2 * W) k(weights<i8> w, F16* io, f32 s FINISH_PARAMS) {\n    \
          f32* t = (f32*)(dynamic_shared + t_at);\n    t[0u] = finish(s FINISH_ARGS);\n}\n"
     );
 }
