@@ -4,6 +4,7 @@ mod bench;
 mod compile;
 mod completions;
 mod demo;
+mod diff;
 mod doctor;
 mod inspect;
 mod kernels;
@@ -31,6 +32,7 @@ pub enum Command {
     Logits(logits::Args),
     Tokenize(tokenize::Args),
     Inspect(inspect::Args),
+    Diff(diff::Args),
     Bench(bench::Args),
     Profile(profile::Args),
     Kernels(kernels::Args),
@@ -47,6 +49,7 @@ pub fn run(command: Command) -> Result<Outcome> {
         Command::Logits(args) => logits::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Diff(args) => diff::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Kernels(args) => kernels::run(&args),

@@ -1,0 +1,35 @@
+//! `gemma4c diff`: how two plans differ.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use super::{Outcome, plan_file};
+use crate::output;
+use crate::report::diff;
+
+/// Say how two plans differ: fusion, launches, bytes, memory, kernels.
+///
+/// It says "no difference" where there is none.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The plan as it was.
+    #[arg(value_name = "A.bin")]
+    old: PathBuf,
+
+    /// The plan as it is now.
+    #[arg(value_name = "B.bin")]
+    new: PathBuf,
+
+    /// Ends with code 1 where the plans differ.
+    #[arg(long)]
+    check: bool,
+}
+
+pub fn run(args: &Args) -> Result<Outcome> {
+    let (old, new) = (plan_file::read(&args.old)?, plan_file::read(&args.new)?);
+    let difference = diff::diff(&old, &new);
+    let text = difference.as_deref().map_or("no difference", str::trim_end);
+    output::print(&format!("{text}\n"))?;
+    Ok(if args.check && difference.is_some() { Outcome::CheckFailed } else { Outcome::Done })
+}

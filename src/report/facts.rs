@@ -1,0 +1,164 @@
+//! What a GPU plan amounts to: its launches by layer, the bytes they read, and where its memory goes.
+
+use std::collections::BTreeMap;
+
+use gemma4c_plan::Plan;
+use gemma4c_plan::cuda::{Argument, Cuda, CudaProgram, CudaStep, Kernel, Phase, Range, Region};
+
+use super::fold::layer_of;
+use super::gpus::Gpu;
+use super::labels::labels;
+
+/// A GPU plan, counted.
+pub struct Facts<'a> {
+    pub plan: &'a Plan,
+    pub cuda: &'a Cuda,
+    /// Of the kernels, in their order.
+    pub labels: Vec<String>,
+    pub phases: Vec<PhaseFacts<'a>>,
+}
+
+/// One phase.
+pub struct PhaseFacts<'a> {
+    pub phase: &'a Phase,
+    pub steps: Vec<StepFacts<'a>>,
+    /// Launches of a greedy pick after it.
+    pub picks: usize,
+}
+
+/// One launch.
+pub struct StepFacts<'a> {
+    pub step: &'a CudaStep,
+    pub kernel: &'a Kernel,
+    /// The layer it is counted for: that of the last value it computes. A launch that ends one layer and begins the next
+    /// is the next one's; one that only converts belongs to its reader.
+    pub layer: Option<u32>,
+    /// The names of the values it computes.
+    pub nodes: Vec<&'a str>,
+}
+
+impl<'a> Facts<'a> {
+    /// `None` for a plan without a GPU's program.
+    pub fn of(plan: &'a Plan) -> Option<Facts<'a>> {
+        let cuda = plan.cuda.as_ref()?;
+        let phases = cuda.program.phases.iter().map(|phase| PhaseFacts::of(plan, &cuda.program, phase)).collect();
+        Some(Facts { plan, cuda, labels: labels(&cuda.program.kernels), phases })
+    }
+
+    pub fn program(&self) -> &'a CudaProgram {
+        &self.cuda.program
+    }
+
+    pub fn label(&self, step: &StepFacts<'_>) -> &str {
+        &self.labels[step.step.launch.kernel as usize]
+    }
+
+    /// Bytes of the device and of the host together.
+    pub fn total_bytes(&self) -> u64 {
+        let memory = &self.program().memory;
+        memory.device().unwrap_or(u64::MAX).saturating_add(memory.host)
+    }
+
+    /// Bytes of keys and values by the layer that owns them, and whether it sees a window only.
+    pub fn caches(&self) -> Vec<CacheFacts> {
+        let mut ranges: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
+        for step in self.phases.iter().flat_map(|phase| &phase.steps) {
+            for range in step.ranges(Region::Kv) {
+                // The owner writes before any other layer reads, so it is met first.
+                ranges.entry(range.offset).or_insert((range.bytes, step.layer.unwrap_or(0)));
+            }
+        }
+        let caches = self.plan.program.caches.iter();
+        caches
+            .map(|cache| CacheFacts {
+                layer: cache.layer,
+                window: cache.window,
+                bytes: ranges.values().filter(|(_, layer)| *layer == cache.layer).map(|(bytes, _)| bytes).sum(),
+            })
+            .collect()
+    }
+}
+
+/// Keys and values of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheFacts {
+    pub layer: u32,
+    pub window: Option<u32>,
+    pub bytes: u64,
+}
+
+impl<'a> PhaseFacts<'a> {
+    fn of(plan: &'a Plan, program: &'a CudaProgram, phase: &'a Phase) -> PhaseFacts<'a> {
+        let mut next_layer = None;
+        let mut steps: Vec<StepFacts<'a>> = Vec::new();
+        for step in phase.steps.iter().rev() {
+            let nodes: Vec<&str> =
+                step.nodes.iter().map(|value| plan.program.values[*value as usize].name.as_str()).collect();
+            let layer = nodes.last().map_or(next_layer, |name| layer_of(name));
+            next_layer = layer;
+            steps.push(StepFacts { step, kernel: &program.kernels[step.launch.kernel as usize], layer, nodes });
+        }
+        steps.reverse();
+        PhaseFacts { phase, steps, picks: program.pick_largest.len() }
+    }
+
+    pub fn launches(&self) -> usize {
+        self.steps.len() + self.picks
+    }
+
+    fn launches_by_layer(&self) -> BTreeMap<u32, usize> {
+        let mut counts = BTreeMap::new();
+        for layer in self.steps.iter().filter_map(|step| step.layer) {
+            *counts.entry(layer).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Of the layer that has most.
+    pub fn launches_per_layer(&self) -> usize {
+        self.launches_by_layer().into_values().max().unwrap_or(0)
+    }
+
+    pub fn mean_launches_per_layer(&self) -> f64 {
+        let counts = self.launches_by_layer();
+        if counts.is_empty() { 0.0 } else { counts.values().sum::<usize>() as f64 / counts.len() as f64 }
+    }
+
+    /// Embedding, head, pick.
+    pub fn launches_outside_layers(&self) -> usize {
+        self.launches() - self.launches_by_layer().values().sum::<usize>()
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.steps.iter().fold(0, |sum: u64, step| sum.saturating_add(step.step.bytes))
+    }
+
+    pub fn flops(&self) -> u64 {
+        self.steps.iter().fold(0, |sum: u64, step| sum.saturating_add(step.step.flops))
+    }
+
+    /// Seconds that its launches take at least, one after the other.
+    pub fn floor(&self, gpu: &Gpu) -> f64 {
+        self.steps.iter().map(|step| gpu.floor(step.step.bytes, step.step.flops)).sum()
+    }
+}
+
+impl<'a> StepFacts<'a> {
+    /// The ranges of a region that it is given.
+    pub fn ranges(&self, region: Region) -> impl Iterator<Item = Range> {
+        self.step.launch.arguments.iter().filter_map(move |argument| match argument {
+            Argument::Memory(range) if range.region == region && range.bytes > 0 => Some(*range),
+            _ => None,
+        })
+    }
+
+    /// `384`, `2 x 17`.
+    pub fn grid(&self) -> String {
+        let [x, y, z] = self.step.launch.grid;
+        match (y, z) {
+            (1, 1) => x.to_string(),
+            (_, 1) => format!("{x} x {y}"),
+            _ => format!("{x} x {y} x {z}"),
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! A GPU plan for programs.
+
+use gemma4c_plan::Plan;
+use serde_json::{Value, json};
+
+use super::facts::{Facts, PhaseFacts};
+use super::gpus::Gpu;
+
+/// The model a plan belongs to.
+pub fn model(plan: &Plan) -> Value {
+    json!({"name": plan.model.name, "files": plan.model.files, "layers": plan.model.layers,
+           "fingerprint": format!("{:016x}", plan.model.fingerprint),
+           "hidden": plan.model.hidden, "vocab_size": plan.model.vocab_size})
+}
+
+/// All of it but machine code and texts of kernels.
+pub fn plan(facts: &Facts<'_>, gpu: &Gpu) -> Value {
+    let program = facts.program();
+    let passes = program.passes.iter().map(|pass| {
+        let refused = pass.refused.iter().map(|r| json!({"node": r.node, "reason": r.reason}));
+        json!({"name": pass.name, "about": pass.about, "enabled": pass.enabled, "applied": pass.applied,
+               "refused": refused.collect::<Vec<_>>()})
+    });
+    let kernels = program.kernels.iter().zip(&facts.labels).map(|(kernel, label)| {
+        json!({"name": kernel.name, "label": label, "instance": kernel.instance, "block": kernel.block,
+               "shared": kernel.shared})
+    });
+    let caches = facts.caches();
+    let caches = caches.iter().map(|c| json!({"layer": c.layer, "window": c.window, "bytes": c.bytes}));
+    let memory = &program.memory;
+    json!({
+        "model": model(facts.plan),
+        "arch": program.architectures.join(","),
+        "toolchain": program.toolchain,
+        "context": facts.plan.program.context,
+        "kv_type": program.kv.name(),
+        "passes": passes.collect::<Vec<_>>(),
+        "phases": facts.phases.iter().map(|p| phase(facts, p, gpu)).collect::<Vec<_>>(),
+        "memory": {"weights": memory.weights, "kv": memory.kv, "arena": memory.arena, "host": memory.host,
+                   "device": memory.device().unwrap_or(u64::MAX), "total": facts.total_bytes()},
+        "caches": caches.collect::<Vec<_>>(),
+        "kernels": kernels.collect::<Vec<_>>(),
+        "gpu": {"name": gpu.name, "bandwidth": gpu.bandwidth, "compute": gpu.compute, "source": gpu.source},
+    })
+}
+
+fn phase(facts: &Facts<'_>, phase: &PhaseFacts<'_>, gpu: &Gpu) -> Value {
+    let steps = phase.steps.iter().enumerate().map(|(at, s)| {
+        // From `asked_from` on a phase works on one row.
+        let asked = at >= phase.phase.asked_from as usize;
+        let outputs = s.step.outputs.iter().map(|o| &facts.plan.program.values[o.value as usize].name);
+        json!({"kernel": s.kernel.name, "label": facts.label(s), "nodes": s.nodes, "grid": s.step.launch.grid,
+               "block": s.kernel.block, "layer": s.layer, "rows": if asked { 1 } else { phase.phase.rows },
+               "bytes": s.step.bytes, "flops": s.step.flops, "floor_us": gpu.floor(s.step.bytes, s.step.flops) * 1e6,
+               "outputs": outputs.collect::<Vec<_>>(), "programmatic": s.step.launch.programmatic,
+               "choice": s.step.choice})
+    });
+    json!({
+        "name": phase.phase.name,
+        "rows": phase.phase.rows,
+        "launches": phase.launches(),
+        "launches_per_layer": phase.launches_per_layer(),
+        "mean_launches_per_layer": phase.mean_launches_per_layer(),
+        "launches_outside_layers": phase.launches_outside_layers(),
+        "bytes_read": phase.bytes(),
+        "flops": phase.flops(),
+        "floor_us": phase.floor(gpu) * 1e6,
+        "arena_bytes": phase.phase.arena_bytes,
+        "asked_from": phase.phase.asked_from,
+        "steps": steps.collect::<Vec<_>>(),
+    })
+}

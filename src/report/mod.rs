@@ -1,0 +1,15 @@
+//! Plans and models told to people and to programs: texts, JSON, a page, and the difference of two plans.
+//!
+//! Everything here is derived from a plan or a model file and from nothing else, so that what is shown is what will run.
+//! [`facts`] is the one place where a plan is counted; the others only phrase what it found.
+
+pub mod cpu;
+pub mod diff;
+pub mod facts;
+pub mod fold;
+pub mod gpus;
+
+pub mod json;
+pub mod labels;
+pub mod model;
+pub mod text;

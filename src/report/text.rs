@@ -1,0 +1,174 @@
+//! A plan for people, on a terminal.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use gemma4c_blocks::DType;
+use gemma4c_plan::{Plan, Weight};
+
+use super::facts::{Facts, PhaseFacts};
+use super::fold::{fold, layer_of, local_name};
+use super::gpus::{Gpu, flops, time};
+use crate::output;
+
+/// What every plan has: its model, its limits, its vocabulary.
+pub fn header(plan: &Plan) -> String {
+    let program = &plan.program;
+    let mut out = String::new();
+    let _ = writeln!(out, "model          {}", plan.model.name.as_deref().unwrap_or("(unnamed)"));
+    for file in &plan.model.files {
+        let _ = writeln!(out, "file           {} ({})", file.path, output::bytes(file.bytes));
+    }
+    let _ = writeln!(out, "fingerprint    {:016x}", plan.model.fingerprint);
+    match &plan.cuda {
+        None => {
+            let _ = writeln!(out, "target         {}", plan.target.name());
+            let _ = writeln!(out, "context        {} of {} trained", program.context, plan.model.trained_context);
+            let _ = writeln!(out, "chunk          {} tokens a pass, logits for {}", program.chunk, program.asked);
+        }
+        Some(cuda) => {
+            let archs = cuda.program.architectures.join(", ");
+            let _ = writeln!(out, "target         {} for {archs}, by {}", plan.target.name(), cuda.program.toolchain);
+            let _ = writeln!(
+                out,
+                "context        {} of {} trained, keys and values in {}",
+                program.context,
+                plan.model.trained_context,
+                cuda.program.kv.name()
+            );
+            let rows = cuda.program.phases.iter().map(|phase| phase.rows).max().unwrap_or(1);
+            let _ = writeln!(out, "chunk          {rows} tokens a pass");
+        }
+    }
+    let _ = writeln!(out, "layers         {}, {} with keys of their own", plan.model.layers, program.caches.len());
+    let types = by_type(plan.weights.iter().map(|w: &Weight| (w.dtype, w.bytes)));
+    let _ = writeln!(out, "weights        {types}");
+    let text = match &plan.vocab {
+        Some(v) => format!("{} tokens, {} merges", v.tokens.len(), v.merges.len()),
+        None => "none: runs on token ids".into(),
+    };
+    let _ = writeln!(out, "vocabulary     {text}");
+    let template = plan.vocab.as_ref().is_some_and(|v| v.chat_template.is_some());
+    let _ = writeln!(out, "chat template  {}", if template { "yes" } else { "none" });
+    let s = plan.sampling;
+    let _ = writeln!(out, "sampling       temperature {}, top-k {}, top-p {}", s.temperature, s.top_k, s.top_p);
+    out
+}
+
+/// `3 f32 (1.20 kB), 27 q8_0 (4.58 GB)`.
+pub fn by_type(sizes: impl Iterator<Item = (DType, u64)>) -> String {
+    let mut types: BTreeMap<DType, (u64, u64)> = BTreeMap::new();
+    for (dtype, bytes) in sizes {
+        let entry = types.entry(dtype).or_default();
+        *entry = (entry.0 + 1, entry.1 + bytes);
+    }
+    let text = types.iter().map(|(t, (count, bytes))| format!("{count} {t} ({})", output::bytes(*bytes)));
+    text.collect::<Vec<_>>().join(", ")
+}
+
+pub fn memory_table(rows: &[(&str, u64)]) -> String {
+    let mut out = "\nmemory\n".to_owned();
+    for (what, bytes) in rows {
+        let _ = writeln!(out, "  {what:<17}{bytes:>16}  {}", output::bytes(*bytes));
+    }
+    out
+}
+
+/// All of a GPU plan but its steps.
+pub fn plan(facts: &Facts<'_>, gpu: &Gpu) -> String {
+    let memory = &facts.program().memory;
+    let mut out = header(facts.plan);
+    out += &memory_table(&[
+        ("weights", memory.weights),
+        ("keys and values", memory.kv),
+        ("activations", memory.arena),
+        ("on the device", memory.device().unwrap_or(u64::MAX)),
+        ("on the host", memory.host),
+        ("total", facts.total_bytes()),
+    ]);
+    out += &passes(facts);
+    out += &phases(facts, gpu);
+    let kernels = &facts.program().kernels;
+    let cubins = facts.cuda.code.iter().flat_map(|code| &code.cubins).map(|image| image.0.len() as u64).sum();
+    let _ = writeln!(out, "\nkernels        {}, {} of machine code", kernels.len(), output::bytes(cubins));
+    out
+}
+
+fn passes(facts: &Facts<'_>) -> String {
+    let mut out = "\npasses                applied  refused\n".to_owned();
+    for pass in &facts.program().passes {
+        let applied = if pass.enabled { pass.applied.to_string() } else { "off".into() };
+        let _ = writeln!(out, "  {:<20}{applied:>7}  {:>7}  {}", pass.name, pass.refused.len(), pass.about);
+        let refusals = pass.refused.iter().map(|r| (layer_of(&r.node), (local_name(&r.node), r.reason.as_str())));
+        for refusal in fold(refusals) {
+            let (node, reason) = refusal.what;
+            let place = if refusal.layers.is_empty() { String::new() } else { format!("{}, ", refusal.place()) };
+            let _ = writeln!(out, "    {place}{node}: {reason}");
+        }
+    }
+    out
+}
+
+fn phases(facts: &Facts<'_>, gpu: &Gpu) -> String {
+    let floor = format!("floor on {}", gpu.name);
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "\nphases          launches  a layer (mean)  elsewhere   bytes read        FLOPs  {floor:>15}     arena"
+    );
+    for phase in &facts.phases {
+        let _ = writeln!(
+            out,
+            "  {:<14}{:>8}  {:>7} {:>6}  {:>9}  {:>11}  {:>11}  {:>15}  {:>8}",
+            phase.phase.name,
+            phase.launches(),
+            phase.launches_per_layer(),
+            format!("({:.1})", phase.mean_launches_per_layer()),
+            phase.launches_outside_layers(),
+            output::bytes(phase.bytes()),
+            flops(phase.flops()),
+            time(phase.floor(gpu)),
+            output::bytes(phase.phase.arena_bytes),
+        );
+    }
+    out
+}
+
+/// The launches of one phase.
+pub fn steps(facts: &Facts<'_>, phase: &PhaseFacts<'_>, gpu: &Gpu) -> String {
+    let mut out = format!(
+        "{}: {} launches (the pick is one), {} read, {}, at least {} on {} ({} GB/s, {} TFLOP/s, {})\n\n",
+        phase.phase.name,
+        phase.launches(),
+        output::bytes(phase.bytes()),
+        flops(phase.flops()),
+        time(phase.floor(gpu)),
+        gpu.name,
+        gpu.bandwidth / 1e9,
+        gpu.compute / 1e12,
+        gpu.source
+    );
+    let width = phase.steps.iter().map(|step| facts.label(step).len()).max().unwrap_or(0).max(6);
+    let _ = writeln!(out, "step  layer  {:<width$}      grid  block      bytes        FLOPs     floor", "kernel");
+    for (at, step) in phase.steps.iter().enumerate() {
+        if phase.phase.rows > 1 && at == phase.phase.asked_from as usize {
+            let _ = writeln!(out, "      from here on: the asked row alone");
+        }
+        let _ = writeln!(
+            out,
+            "{at:>4}  {:>5}  {:<width$}  {:>8}  {:>5}  {:>9}  {:>11}  {:>8}",
+            step.layer.map_or("-".into(), |layer| layer.to_string()),
+            facts.label(step),
+            step.grid(),
+            step.kernel.block,
+            output::bytes(step.step.bytes),
+            flops(step.step.flops),
+            time(gpu.floor(step.step.bytes, step.step.flops)),
+        );
+        if !step.nodes.is_empty() {
+            let _ = writeln!(out, "             = {}", step.nodes.join(", "));
+        }
+        let _ = writeln!(out, "             {}", step.step.choice);
+    }
+    out
+}

@@ -1,0 +1,200 @@
+//! A GPU plan made by hand, from the CPU plan of a small model: a launch for each group of values it is told, and numbers that
+//! no change of a kernel moves. It cannot run; it can be shown and compared.
+
+use gemma4c_plan::cuda::{
+    Argument, Code, Cuda, CudaProgram, CudaStep, Form, Image, Kernel, KvType, Launch, Load, LoadArgument, LoadPart,
+    Memory, PassReport, Phase, Places, Range, Refusal, Region, StepOutput,
+};
+use gemma4c_plan::{Plan, Target};
+
+use super::Place;
+
+/// The values of a layer that one launch computes, by kernel. What a layer has not is left out.
+pub type Groups<'a> = &'a [(&'a str, &'a [&'a str])];
+
+pub const FUSED: Groups<'static> = &[
+    ("matvec[K = 256, NORMS = 1]", &["attention.normed", "attention.q_raw", "attention.k_raw", "attention.v_raw"]),
+    (
+        "attention[D = 256]",
+        &[
+            "attention.q_normed",
+            "attention.q",
+            "attention.k_normed",
+            "attention.k",
+            "attention.v",
+            "attention.kv",
+            "attention.mixed",
+        ],
+    ),
+    ("matvec[K = 1024, NORMS = 0]", &["attention.projected"]),
+    (
+        "matvec[K = 256, NORMS = 2]",
+        &[
+            "attention.update",
+            "attention.out",
+            "mlp.normed",
+            "gated.gate",
+            "gated.up",
+            "gated.activated",
+            "gated.product",
+        ],
+    ),
+    ("matvec[K = 256, NORMS = 0]", &["gated.out"]),
+    ("norm", &["mlp.update", "mlp.out", "layer.out"]),
+];
+
+/// Compiles a model of two layers, one sliding and one global, for the CPU.
+pub fn unfused(place: &Place) -> Plan {
+    place.ok("synth tiny-dense --layers 2 -o model.gguf");
+    place.ok("compile model.gguf -o cpu.bin --target cpu --ctx 64");
+    Plan::from_bytes(&place.read("cpu.bin")).expect("a plan")
+}
+
+/// Gives a plan a GPU's program: decode, and a chunk of 8 rows of which one is asked for.
+pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
+    let mut kernels = vec![kernel("pick"), kernel("gather"), kernel("repack"), kernel("widen")];
+    let decode = phase(&plan, &mut kernels, "decode", 1, groups);
+    let prefill = phase(&plan, &mut kernels, "prefill 8", 8, groups);
+    let vocabulary = plan.model.vocab_size as u64;
+    let arguments = vec![Argument::Memory(range(Region::Arena, 4096, vocabulary * 4))];
+    let pick = vec![Launch { kernel: 0, grid: [4, 1, 1], arguments, programmatic: true }];
+    let code = |kernel: &Kernel| {
+        let name = &kernel.name;
+        let source = format!(
+            "// A <kernel>.\n#define N 3\nextern \"C\" __global__ void {name}(const float* x, float* out) {{}}\n"
+        );
+        Code { source, cubins: vec![Image(name.as_bytes().to_vec())] }
+    };
+    plan.target = Target::Cuda;
+    plan.cuda = Some(Cuda {
+        code: kernels.iter().map(code).collect(),
+        program: CudaProgram {
+            architectures: vec!["sm_90a".into()],
+            toolchain: "NVRTC 13.0".into(),
+            kv: KvType::F16,
+            memory: Memory { weights: 4 << 20, kv: 1 << 18, arena: 1 << 17, host: 0 },
+            places: Places {
+                tokens: 0,
+                state: 256,
+                asked: 512,
+                settings: 768,
+                suppress: 1024,
+                suppress_len: 4,
+                history: 1280,
+                history_len: 16,
+                logits: 4096,
+            },
+            kernels,
+            loads: loads(&plan),
+            constants: vec![],
+            phases: vec![decode, prefill],
+            pick_largest: pick.clone(),
+            pick_sampled: pick,
+            most_candidates: 64,
+            passes: passes(),
+        },
+    });
+    plan
+}
+
+fn passes() -> Vec<PassReport> {
+    let refusal = |layer: u32| Refusal {
+        node: format!("blk.{layer}.attention.q"),
+        reason: "queries are needed for fewer rows than keys".into(),
+    };
+    let pass = |name: &str, about: &str, applied, refused| PassReport {
+        name: name.into(),
+        about: about.into(),
+        enabled: true,
+        applied,
+        refused,
+    };
+    vec![
+        pass("join-products", "products of the same rows are one", 2, vec![]),
+        pass("heads", "norms, rotation and store as one", 0, vec![refusal(0), refusal(1)]),
+        pass("geglu", "gate, up, gelu and their product as one", 2, vec![]),
+    ]
+}
+
+fn range(region: Region, offset: u64, bytes: u64) -> Range {
+    Range { region, offset, bytes }
+}
+
+fn kernel(instance: &str) -> Kernel {
+    let name = instance.split('[').next().expect("a name").to_owned();
+    Kernel { name, instance: instance.into(), block: 128, shared: 0 }
+}
+
+/// Every matrix repacked, the first of them also widened, the rest copied.
+fn loads(plan: &Plan) -> Vec<Load> {
+    let mut at = 0;
+    let mut next = |bytes: u64| {
+        at += bytes;
+        range(Region::Weights, at - bytes, bytes)
+    };
+    let repack = |kernel, to: Range, rows| LoadPart::Kernel {
+        kernel,
+        order: [LoadArgument::Blocks, LoadArgument::Out, LoadArgument::Count],
+        to,
+        row_count: 1,
+        row_bytes: to.bytes / rows,
+        per_block: 256,
+    };
+    let load = |(weight, w): (usize, &gemma4c_plan::Weight)| {
+        let rows = w.dim(1);
+        let parts = match (w.dims.len(), w.name.contains("blk.0.attn_q.")) {
+            (1, _) => vec![LoadPart::Copy { to: next(w.bytes) }],
+            (_, false) => vec![repack(2, next(w.bytes), rows)],
+            (_, true) => vec![repack(2, next(w.bytes), rows), repack(3, next(w.dim(0) * rows * 2), rows)],
+        };
+        Load { weight: weight as u32, rows: if w.dims.len() == 1 { 1 } else { rows }, parts }
+    };
+    plan.weights.iter().enumerate().map(load).collect()
+}
+
+fn phase(plan: &Plan, kernels: &mut Vec<Kernel>, name: &str, rows: u32, groups: Groups<'_>) -> Phase {
+    let value = |name: &str| plan.program.values.iter().position(|v| v.name == name).map(|at| at as u32);
+    let mut steps: Vec<CudaStep> = Vec::new();
+    let mut add = |instance: &str, nodes: Vec<u32>, layer: Option<u32>| {
+        let known = kernels.iter().position(|kernel| kernel.instance == instance);
+        let kernel_index = known.unwrap_or_else(|| {
+            kernels.push(kernel(instance));
+            kernels.len() - 1
+        });
+        // Each launch reads what the one before it left, and leaves its own beside it.
+        let place = |at: usize| range(Region::Arena, 16384 + (at as u64 % 3) * 8192, 8192);
+        let mut arguments = vec![Argument::Memory(place(steps.len() + 2)), Argument::Memory(place(steps.len()))];
+        if let (Some(layer), true) = (layer, instance.starts_with("attention")) {
+            arguments.push(Argument::Memory(range(Region::Kv, layer as u64 * 65536, 65536 << layer)));
+        }
+        let outputs = nodes.last().map(|last| StepOutput { value: *last, form: Form::F32, place: place(steps.len()) });
+        steps.push(CudaStep {
+            launch: Launch {
+                kernel: kernel_index as u32,
+                grid: [16, 1, 1],
+                arguments,
+                programmatic: !steps.is_empty(),
+            },
+            bytes: 100_000 * nodes.len() as u64,
+            flops: 200_000 * nodes.len() as u64 * rows as u64,
+            nodes,
+            outputs: outputs.into_iter().collect(),
+            layer,
+            choice: "the only one".into(),
+        });
+    };
+    let outside = |names: &[&str]| names.iter().filter_map(|name| value(name)).collect::<Vec<_>>();
+    add("gather", outside(&["embedding.rows", "embedding.out"]), None);
+    if rows > 1 {
+        add("round_rows", vec![], None);
+    }
+    for layer in 0..plan.model.layers {
+        for (instance, names) in groups {
+            let nodes: Vec<u32> = names.iter().filter_map(|name| value(&format!("blk.{layer}.{name}"))).collect();
+            add(instance, nodes, Some(layer));
+        }
+    }
+    add("matvec[K = 256, NORMS = 1, epilogue = then_softcap]", outside(&["head.normed", "head.raw", "head.out"]), None);
+    let asked_from = if rows == 1 { 0 } else { steps.len() as u32 - 1 };
+    Phase { name: name.into(), rows, steps, asked_from, arena_bytes: 65536 }
+}

@@ -1,0 +1,142 @@
+//! What `gemma4c inspect` tells of a GPU plan: the text as snapshots of a plan made by hand, the rest on one that was compiled.
+
+mod common;
+#[path = "common/cuda_plan.rs"]
+mod cuda_plan;
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::sync::LazyLock;
+
+use common::Place;
+use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::nvrtc::{Cache, Compiler, Job, Options, Source, Toolchain};
+use serde_json::Value;
+
+/// A folder with `plan.bin`, made by hand.
+static BY_HAND: LazyLock<Place> = LazyLock::new(|| {
+    let place = Place::new();
+    let plan = cuda_plan::with_cuda(cuda_plan::unfused(&place), cuda_plan::FUSED);
+    place.write("plan.bin", plan.to_bytes().expect("a plan that can be written"));
+    place
+});
+
+/// A folder with `plan.bin` as the compiler makes it, where there is NVRTC.
+static COMPILED: LazyLock<Option<Place>> = LazyLock::new(|| {
+    if let Err(error) = Toolchain::find() {
+        let required = std::env::var_os("GEMMA4C_REQUIRE_NVRTC").is_some() || std::env::var_os("CI").is_some();
+        assert!(!required, "NVRTC must be here.\n{error}");
+        writeln!(std::io::stderr(), "SKIPPED: {error}").expect("stderr takes a message");
+        return None;
+    }
+    let place = Place::new();
+    place.ok("synth tiny-e -q q8_0 -o model.gguf");
+    place.ok("compile model.gguf -o plan.bin --arch sm_90a --chunk 32 --ctx 256");
+    Some(place)
+});
+
+fn json(place: &Place) -> Value {
+    serde_json::from_str(&place.ok("inspect plan.bin --json")).expect("JSON")
+}
+
+#[test]
+fn the_text_tells_memory_passes_and_phases() {
+    assert_text!("plans", "inspect", BY_HAND.ok("inspect plan.bin --gpu h100"));
+}
+
+#[test]
+fn a_phase_is_told_launch_by_launch() {
+    let decode = BY_HAND.ok("inspect plan.bin --phase decode");
+    assert_text!("plans", "inspect-phase", decode);
+    assert!(decode.contains("H200"), "the default of sm_90a");
+    let prefill = BY_HAND.ok("inspect plan.bin --phase prefill-8");
+    assert!(prefill.contains("from here on: the asked row alone"), "{prefill}");
+    let refused = BY_HAND.refused("inspect plan.bin --phase encode");
+    assert_eq!(refused, "error: there is no phase `encode`: the plan has `decode`, `prefill 8`\n");
+}
+
+#[test]
+fn what_a_plan_has_not_cannot_be_shown() {
+    for line in ["--phase decode", "--cuda folder"] {
+        for (file, what) in [("cpu.bin", "is a plan for the CPU"), ("model.gguf", "is a model")] {
+            let refused = BY_HAND.refused(&format!("inspect {file} {line}"));
+            assert!(refused.contains(what), "{refused}");
+        }
+    }
+    assert!(BY_HAND.refused("inspect plan.bin --gpu voodoo2").contains("there are h200, "));
+}
+
+/// The keys that programs rely on, and that the counts fit each other.
+#[test]
+fn json_has_what_programs_rely_on() {
+    let Some(place) = &*COMPILED else { return };
+    let plan = json(place);
+    assert_eq!((plan["model"]["layers"].as_u64(), plan["arch"].as_str()), (Some(6), Some("sm_90a")));
+    for pass in plan["passes"].as_array().expect("passes") {
+        assert!(pass["name"].is_string() && pass["applied"].is_u64(), "{pass}");
+        let refused = pass["refused"].as_array().expect("refusals");
+        assert!(refused.iter().all(|r| r["node"].is_string() && r["reason"].is_string()), "{pass}");
+    }
+    let number = |value: &Value, key: &str| value[key].as_u64().unwrap_or_else(|| panic!("{key} of {value}"));
+    let memory = &plan["memory"];
+    let parts: u64 = ["weights", "kv", "arena", "host"].iter().map(|part| number(memory, part)).sum();
+    assert_eq!(number(memory, "total"), parts);
+    let caches = plan["caches"].as_array().expect("caches").iter();
+    assert_eq!(caches.map(|cache| number(cache, "bytes")).sum::<u64>(), number(memory, "kv"));
+    let phases = plan["phases"].as_array().expect("phases");
+    assert_eq!(
+        phases.iter().map(|p| (p["name"].as_str().unwrap_or(""), number(p, "rows"))).collect::<Vec<_>>(),
+        [("decode", 1), ("prefill 32", 32)]
+    );
+    for phase in phases {
+        let steps = phase["steps"].as_array().expect("steps");
+        assert_eq!(number(phase, "launches"), steps.len() as u64 + 1, "the pick is a launch");
+        let of_layer = |layer: u64| steps.iter().filter(|step| step["layer"].as_u64() == Some(layer)).count() as u64;
+        let by_layer: Vec<u64> = (0..6).map(of_layer).collect();
+        assert_eq!(number(phase, "launches_per_layer"), *by_layer.iter().max().expect("layers"));
+        let elsewhere = number(phase, "launches") - by_layer.iter().sum::<u64>();
+        assert_eq!(number(phase, "launches_outside_layers"), elsewhere);
+        assert_eq!(number(phase, "bytes_read"), steps.iter().map(|step| number(step, "bytes")).sum::<u64>());
+        assert_eq!(number(phase, "flops"), steps.iter().map(|step| number(step, "flops")).sum::<u64>());
+        assert!(number(phase, "arena_bytes") <= number(memory, "arena"));
+        for step in steps {
+            assert!(step["kernel"].is_string() && step["nodes"].is_array() && number(step, "block") > 0, "{step}");
+            assert_eq!(step["grid"].as_array().map(Vec::len), Some(3), "{step}");
+        }
+    }
+    // Every value of a layer that a GPU computes is computed by some launch of decode.
+    let nodes: BTreeSet<&str> = (phases[0]["steps"].as_array().expect("steps").iter())
+        .flat_map(|step| step["nodes"].as_array().expect("nodes"))
+        .filter_map(Value::as_str)
+        .collect();
+    for name in ["attention.q_raw", "attention.mixed", "gated.product", "layer.out"] {
+        assert!((0..6).all(|layer| nodes.contains(format!("blk.{layer}.{name}").as_str())), "{name}: {nodes:?}");
+    }
+}
+
+/// The texts in the folder are what the machine code was made of: they compile, and to the same bytes.
+#[test]
+fn every_kernels_text_compiles_as_it_is() {
+    let Some(place) = &*COMPILED else { return };
+    place.ok("inspect plan.bin --cuda kernels");
+    let plan = gemma4c_plan::Plan::from_bytes(&place.read("plan.bin")).expect("a plan");
+    let cuda = plan.cuda.expect("a GPU plan");
+    let compiler = Compiler { toolchain: Toolchain::find().expect("NVRTC"), cache: Cache::from_env() };
+    let instances: Vec<String> = cuda.program.kernels.iter().map(|kernel| format!("// {}", kernel.instance)).collect();
+    let files = std::fs::read_dir(place.path("kernels")).expect("a folder");
+    let mut sources = Vec::new();
+    for file in files {
+        let path = file.expect("a file").path();
+        let text = std::fs::read_to_string(&path).expect("text");
+        let first = text.lines().next().expect("a line");
+        let at = instances.iter().position(|instance| instance == first).unwrap_or_else(|| panic!("{first}"));
+        assert!(text.ends_with(&cuda.code[at].source), "{}", path.display());
+        sources.push(Source { name: cuda.program.kernels[at].name.clone(), text });
+    }
+    assert_eq!(sources.len(), instances.len(), "a file for each kernel");
+    let job = |source| Job { source, arch: Arch::Sm90a, options: Options::default() };
+    let jobs: Vec<Job<'_>> = sources.iter().map(job).collect();
+    for compiled in compiler.compile_all(&jobs) {
+        assert!(!compiled.unwrap_or_else(|error| panic!("{error}")).cubin.bytes.is_empty());
+    }
+}
