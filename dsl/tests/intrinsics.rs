@@ -109,6 +109,40 @@ fn atomics_and_the_last_block() {
         .assert();
 }
 
+/// Blocks of a column meet; those without work do not come.
+#[kernel(block = 32)]
+fn column_sums(x: Input<u32>, parts: InOut<u32>, counters: InOut<u32>, out: InOut<u32>, used: u32) {
+    if block_idx_y() >= used {
+        return;
+    }
+    let columns = grid_dim();
+    if thread_idx() == 0 {
+        parts[block_idx_y() * columns + block_idx()] = x[block_idx_y() * columns + block_idx()] * 2;
+    }
+    if last_block_of(counters, block_idx(), used) && thread_idx() == 0 {
+        let found = read_only(parts);
+        let mut sum = 0u32;
+        for row in 0..used {
+            sum = sum + found[row * columns + block_idx()];
+        }
+        out[block_idx()] = sum;
+    }
+}
+
+#[test]
+fn the_last_of_some_blocks() {
+    Case::new("three of four rows, two columns", plain(column_sums::DEF))
+        .grid([2, 4, 1])
+        .buffer("x", vec![1u32, 10, 2, 20, 3, 30, 4, 40])
+        .buffer("parts", vec![0u32; 8])
+        .buffer("counters", vec![0u32; 2])
+        .buffer("out", vec![0u32; 2])
+        .scalar("used", 3u32)
+        .expect("counters", vec![0u32; 2], Bound::Exact)
+        .expect("out", vec![12u32, 120], Bound::Exact)
+        .assert();
+}
+
 /// Packed data: one word a thread in, many out.
 #[kernel(block = 32)]
 fn packed(x: Input<u32>, out: Output<i32>, floats: Output<f32>) {
