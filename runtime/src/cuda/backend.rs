@@ -86,7 +86,7 @@ impl CudaBackend {
         let mut functions: Vec<Option<Function>> = (0..code.len()).map(|_| None).collect();
         let function = |kernel: usize| {
             let plan::Kernel { name, shared, .. } = &program.kernels[kernel];
-            device.load(&code[kernel].cubins[arch].0)?.function(name, *shared)
+            device.load(name, &code[kernel].cubins[arch].0)?.function(name, *shared)
         };
         let first = load::kernels(program);
         for &kernel in &first {

@@ -11,6 +11,8 @@ use crate::machine::{self, Gpu};
 pub enum CudaError {
     #[error(transparent)]
     Machine(#[from] machine::GpuError),
+    #[error("this machine has no NVIDIA GPU that the driver sees")]
+    NoGpu,
     #[error("GPU {ordinal} was asked for, but there are {count}")]
     NoDevice { ordinal: usize, count: usize },
     #[error("the NVIDIA driver is for CUDA {}.{}, at least {}.{} is needed: update the driver", found / 1000, found % 1000 / 10, needed / 1000, needed % 1000 / 10)]
@@ -83,6 +85,9 @@ impl Device {
     pub fn open(ordinal: usize) -> Result<Device, CudaError> {
         let gpus = machine::gpus()?;
         let count = gpus.len();
+        if count == 0 {
+            return Err(CudaError::NoGpu);
+        }
         let gpu = gpus.into_iter().nth(ordinal).ok_or(CudaError::NoDevice { ordinal, count })?;
         let opening = || CudaError::driver(format!("opening {}", gpu.name));
         let mut version = 0;

@@ -21,15 +21,15 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Device {
-    /// Loads the machine code of one source text.
-    pub fn load(&self, cubin: &[u8]) -> Result<Arc<Module>, CudaError> {
+    /// Loads the machine code of one source text; `name` is for errors.
+    pub fn load(&self, name: &str, cubin: &[u8]) -> Result<Arc<Module>, CudaError> {
         self.context.enter()?;
         // The driver finds the end of the image by its own headers; eight zero bytes keep a cut one from being overread.
         let image = [cubin, &[0; 8]].concat();
         // SAFETY: the image is readable for the whole call and not kept.
         #[allow(unsafe_code)]
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) }
-            .map_err(CudaError::driver(format!("loading a kernel on {}", self.gpu.name)))?;
+            .map_err(CudaError::driver(format!("loading kernel {name} on {}", self.gpu.name)))?;
         Ok(Arc::new(Module { context: Arc::clone(&self.context), module }))
     }
 }

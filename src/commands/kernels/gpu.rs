@@ -70,7 +70,7 @@ impl Gpu {
 
     fn load(&self, instance: &Instance, cubin: &[u8]) -> Result<Rc<Function>, CudaError> {
         let dynamic = if instance.def.launch.dynamic_shared { instance.shared_bytes() as u32 } else { 0 };
-        Ok(Rc::new(self.device.load(cubin)?.function(instance.def.name, dynamic)?))
+        Ok(Rc::new(self.device.load(instance.def.name, cubin)?.function(instance.def.name, dynamic)?))
     }
 
     fn function(&self, instance: &Instance) -> Result<Rc<Function>> {

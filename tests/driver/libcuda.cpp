@@ -1,0 +1,244 @@
+// A stand-in for the CUDA driver: memory is the host's, launches do nothing, and every call is held to its contract.
+//
+// It ends the process where the real driver would corrupt memory or hang: a copy or a pointer argument outside a live allocation, an
+// impossible launch shape, a call that a recording does not allow. What happened goes to $DRIVER_LOG when the context is released.
+// $DRIVER_FAIL=call:n:code makes the n-th such call fail; $DRIVER_VERSION, $DRIVER_GPUS and $DRIVER_MEMORY say what there is.
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+typedef uint64_t Address;
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, NOT_FOUND = 500, CAPTURE_UNSUPPORTED = 900 };
+
+struct Function {
+    std::string name;
+    std::vector<size_t> parameters;
+};
+struct Module {
+    std::vector<unsigned char> image;
+};
+struct Graph {
+    size_t launches = 0;
+};
+struct LaunchConfig {
+    unsigned grid[3], block[3], shared;
+    void* stream;
+    void* attributes;
+    unsigned attribute_count;
+};
+
+static std::mutex lock;
+static std::map<Address, size_t> allocations;
+static std::map<std::string, int> calls;
+static size_t device_bytes = 0, most_device_bytes = 0, copied_to = 0, copied_from = 0, allocated_late = 0;
+static Graph* recording = nullptr;
+
+static long setting(const char* name, long otherwise) {
+    const char* text = getenv(name);
+    return text ? atol(text) : otherwise;
+}
+
+static void refuse(const char* why, const std::string& what = "") {
+    fprintf(stderr, "the driver's contract is broken: %s %s\n", why, what.c_str());
+    abort();
+}
+
+// Counts a call; what it must answer with, if it is to fail.
+static int called(const char* name) {
+    std::lock_guard<std::mutex> guard(lock);
+    int count = ++calls[name];
+    const char* fail = getenv("DRIVER_FAIL");
+    if (!fail) return SUCCESS;
+    std::string text = fail;
+    size_t first = text.find(':'), second = text.find(':', first + 1);
+    bool is_meant = text.substr(0, first) == name && atoi(text.c_str() + first + 1) == count;
+    return is_meant ? atoi(text.c_str() + second + 1) : SUCCESS;
+}
+#define CALLED(name)                    \
+    if (int failed = called(#name)) {   \
+        return failed;                  \
+    }
+
+static bool is_live(Address address, size_t bytes) {
+    std::lock_guard<std::mutex> guard(lock);
+    auto after = allocations.upper_bound(address);
+    if (after == allocations.begin()) return false;
+    auto block = std::prev(after);
+    return address + bytes <= block->first + block->second;
+}
+
+static void take(Address address, size_t bytes, bool on_device) {
+    std::lock_guard<std::mutex> guard(lock);
+    allocations[address] = bytes;
+    if (on_device) device_bytes += bytes;
+    if (device_bytes > most_device_bytes) most_device_bytes = device_bytes;
+    if (calls["cuGraphLaunch"] > 0) allocated_late++;
+}
+
+static void give_back(Address address, bool on_device) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (!allocations.count(address)) refuse("freed what is not there");
+    if (on_device) device_bytes -= allocations[address];
+    allocations.erase(address);
+}
+
+static size_t memory() { return (size_t)setting("DRIVER_MEMORY", 1L << 30); }
+
+extern "C" {
+int cuInit(unsigned) { return SUCCESS; }
+int cuDriverGetVersion(int* version) { *version = (int)setting("DRIVER_VERSION", 13000); return SUCCESS; }
+int cuDeviceGetCount(int* count) { *count = (int)setting("DRIVER_GPUS", 1); return SUCCESS; }
+int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return SUCCESS; }
+int cuDeviceGetName(char* name, int length, int) { snprintf(name, length, "Stand-in GPU"); return SUCCESS; }
+int cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = memory(); return SUCCESS; }
+int cuDeviceGetAttribute(int* value, int attribute, int) { *value = attribute == 75 ? 9 : 0; return SUCCESS; }
+int cuDevicePrimaryCtxRetain(void** context, int) { CALLED(cuDevicePrimaryCtxRetain) *context = (void*)1; return SUCCESS; }
+int cuCtxSetCurrent(void*) { return SUCCESS; }
+
+int cuDevicePrimaryCtxRelease_v2(int) {
+    const char* path = getenv("DRIVER_LOG");
+    FILE* log = path ? fopen(path, "w") : nullptr;
+    if (!log) return SUCCESS;
+    for (auto& call : calls) fprintf(log, "%s %d\n", call.first.c_str(), call.second);
+    fprintf(log, "copied_to %zu\ncopied_from %zu\n", copied_to, copied_from);
+    fprintf(log, "most_device_bytes %zu\nallocated_late %zu\nleft %zu\n", most_device_bytes, allocated_late, allocations.size());
+    fclose(log);
+    return SUCCESS;
+}
+
+int cuStreamCreate(void** stream, unsigned) { *stream = malloc(1); return SUCCESS; }
+int cuStreamDestroy_v2(void* stream) { free(stream); return SUCCESS; }
+int cuStreamWaitEvent(void*, void*, unsigned) { return SUCCESS; }
+int cuStreamSynchronize(void*) { CALLED(cuStreamSynchronize) return recording ? CAPTURE_UNSUPPORTED : SUCCESS; }
+int cuStreamBeginCapture_v2(void*, int) { CALLED(cuStreamBeginCapture) recording = new Graph; return SUCCESS; }
+int cuStreamEndCapture(void*, void** graph) { *graph = recording; recording = nullptr; return SUCCESS; }
+int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
+    CALLED(cuGraphInstantiate)
+    *executable = new Graph(*(Graph*)graph);
+    return SUCCESS;
+}
+int cuGraphDestroy(void* graph) { delete (Graph*)graph; return SUCCESS; }
+int cuGraphExecDestroy(void* graph) { delete (Graph*)graph; return SUCCESS; }
+int cuGraphLaunch(void* graph, void*) {
+    CALLED(cuGraphLaunch)
+    if (((Graph*)graph)->launches == 0) refuse("an empty graph is replayed");
+    return SUCCESS;
+}
+
+int cuMemGetInfo_v2(size_t* free_bytes, size_t* total) { *total = memory(); *free_bytes = *total - device_bytes; return SUCCESS; }
+int cuMemAlloc_v2(Address* address, size_t bytes) {
+    CALLED(cuMemAlloc)
+    if (device_bytes + bytes > memory()) return OUT_OF_MEMORY;
+    *address = (Address)malloc(bytes);
+    memset((void*)*address, 0xA5, bytes);
+    take(*address, bytes, true);
+    return SUCCESS;
+}
+int cuMemFree_v2(Address address) { give_back(address, true); free((void*)address); return SUCCESS; }
+int cuMemHostAlloc(void** address, size_t bytes, unsigned) {
+    CALLED(cuMemHostAlloc)
+    *address = malloc(bytes);
+    take((Address)*address, bytes, false);
+    return SUCCESS;
+}
+int cuMemFreeHost(void* address) { give_back((Address)address, false); free(address); return SUCCESS; }
+int cuMemHostGetDevicePointer_v2(Address* address, void* host, unsigned) { *address = (Address)host; return SUCCESS; }
+int cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void*) {
+    CALLED(cuMemcpyHtoDAsync)
+    if (recording) return CAPTURE_UNSUPPORTED;
+    if (!is_live(to, bytes)) refuse("a copy to nowhere");
+    memcpy((void*)to, from, bytes);
+    copied_to += bytes;
+    return SUCCESS;
+}
+int cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void*) {
+    CALLED(cuMemcpyDtoHAsync)
+    if (recording) return CAPTURE_UNSUPPORTED;
+    if (!is_live(from, bytes) || !is_live((Address)to, bytes)) refuse("a copy from nowhere");
+    memcpy(to, (void*)from, bytes);
+    copied_from += bytes;
+    return SUCCESS;
+}
+int cuMemsetD8Async(Address address, unsigned char byte, size_t bytes, void*) {
+    if (!is_live(address, bytes)) refuse("nowhere is filled");
+    memset((void*)address, byte, bytes);
+    return SUCCESS;
+}
+
+int cuEventCreate(void** event, unsigned) { *event = malloc(1); return SUCCESS; }
+int cuEventDestroy_v2(void* event) { free(event); return SUCCESS; }
+int cuEventRecord(void*, void*) { return recording ? CAPTURE_UNSUPPORTED : SUCCESS; }
+int cuEventRecordWithFlags(void*, void*, unsigned flags) { return flags == 1 && recording ? SUCCESS : INVALID_VALUE; }
+int cuEventSynchronize(void*) { CALLED(cuEventSynchronize) return SUCCESS; }
+int cuEventElapsedTime_v2(float* milliseconds, void*, void*) { *milliseconds = 0.005f; return SUCCESS; }
+
+// The image is an ELF file; the tables of its sections and segments are its last parts.
+int cuModuleLoadData(void** module, const void* image) {
+    CALLED(cuModuleLoadData)
+    auto* bytes = (const unsigned char*)image;
+    if (memcmp(bytes, "\x7f" "ELF", 4)) return INVALID_IMAGE;
+    auto half = [&](size_t at) { return (size_t)*(const uint16_t*)(bytes + at); };
+    size_t sections = *(const uint64_t*)(bytes + 40) + half(58) * half(60);
+    size_t segments = *(const uint64_t*)(bytes + 32) + half(54) * half(56);
+    auto* loaded = new Module;
+    loaded->image.assign(bytes, bytes + (sections > segments ? sections : segments));
+    *module = loaded;
+    return SUCCESS;
+}
+int cuModuleUnload(void* module) { delete (Module*)module; return SUCCESS; }
+
+// A kernel's parameters are attributes 0x17 of the section .nv.info.NAME: ordinal, offset, and the size in the upper 14 bits.
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+    auto* bytes = ((Module*)module)->image.data();
+    auto word = [&](size_t at) { return *(uint64_t*)(bytes + at); };
+    auto half = [&](size_t at) { return *(uint16_t*)(bytes + at); };
+    size_t table = word(40), size = half(58), count = half(60), names = word(table + half(62) * size + 24);
+    auto* found = new Function{name, {}};
+    bool has_code = false;
+    for (size_t i = 0; i < count; i++) {
+        size_t header = table + i * size;
+        std::string section = (char*)bytes + names + *(uint32_t*)(bytes + header);
+        has_code = has_code || section == std::string(".text.") + name;
+        if (section != std::string(".nv.info.") + name) continue;
+        size_t at = word(header + 24), end = at + word(header + 32);
+        while (at < end) {
+            if (bytes[at] == 4 && bytes[at + 1] == 0x17) {
+                size_t ordinal = half(at + 8);
+                if (found->parameters.size() <= ordinal) found->parameters.resize(ordinal + 1);
+                found->parameters[ordinal] = *(uint32_t*)(bytes + at + 12) >> 18;
+            }
+            at += 4 + (bytes[at] == 4 ? half(at + 2) : 0);
+        }
+    }
+    *function = found;
+    return has_code ? SUCCESS : NOT_FOUND;
+}
+int cuFuncLoad(void*) { return recording ? CAPTURE_UNSUPPORTED : SUCCESS; }
+int cuFuncSetAttribute(void*, int, int) { return SUCCESS; }
+int cuFuncGetParamInfo(void* function, size_t index, size_t* offset, size_t* size) {
+    auto& parameters = ((Function*)function)->parameters;
+    if (index >= parameters.size()) return INVALID_VALUE;
+    *offset = 0;
+    *size = parameters[index];
+    return SUCCESS;
+}
+int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** arguments, void**) {
+    CALLED(cuLaunchKernelEx)
+    auto* kernel = (Function*)function;
+    bool fits = config->block[0] >= 1 && config->block[0] <= 1024;
+    for (unsigned blocks : config->grid) fits = fits && blocks >= 1;
+    if (!fits) refuse("an impossible launch of", kernel->name);
+    for (size_t i = 0; i < kernel->parameters.size(); i++) {
+        bool is_pointer = kernel->parameters[i] == 8;
+        if (is_pointer && !is_live(*(Address*)arguments[i], 0)) refuse("a pointer to nowhere for", kernel->name);
+    }
+    if (recording) recording->launches++;
+    return SUCCESS;
+}
+}
