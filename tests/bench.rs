@@ -1,5 +1,7 @@
 //! `gemma4c bench` measures what it says, on the processor: how fast is no test's business.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::Place;
