@@ -57,7 +57,7 @@ fn a_phase_is_told_launch_by_launch() {
 
 #[test]
 fn what_a_plan_has_not_cannot_be_shown() {
-    for line in ["--phase decode", "--cuda folder"] {
+    for line in ["--phase decode", "--cuda folder", "--html page.html"] {
         for (file, what) in [("cpu.bin", "is a plan for the CPU"), ("model.gguf", "is a model")] {
             let refused = BY_HAND.refused(&format!("inspect {file} {line}"));
             assert!(refused.contains(what), "{refused}");
@@ -139,4 +139,76 @@ fn every_kernels_text_compiles_as_it_is() {
     for compiled in compiler.compile_all(&jobs) {
         assert!(!compiled.unwrap_or_else(|error| panic!("{error}")).cubin.bytes.is_empty());
     }
+}
+
+/// Every element is closed by its own end, and in order.
+fn check_nesting(page: &str) {
+    let mut open: Vec<&str> = Vec::new();
+    let mut rest = page;
+    while let Some((_, tag)) = rest.split_once('<') {
+        let (inside, behind) = tag.split_once('>').expect("a tag ends");
+        rest = behind;
+        let name = inside.split([' ', '/', '\n']).find(|part| !part.is_empty()).unwrap_or("");
+        match inside {
+            _ if inside.starts_with('!') || ["meta", "input"].contains(&name) || inside.ends_with('/') => {}
+            _ if inside.starts_with('/') => assert_eq!(open.pop(), Some(name), "before {:.80}", behind),
+            // Their text is not of this language.
+            _ if ["style", "script"].contains(&name) => {
+                rest = behind.split_once(&format!("</{name}>")).expect("an end").1;
+            }
+            _ => open.push(name),
+        }
+    }
+    assert_eq!(open, Vec::<&str>::new(), "left open");
+}
+
+/// The values of an attribute.
+fn attributes<'a>(page: &'a str, name: &str) -> Vec<&'a str> {
+    let start = format!(" {name}=\"");
+    page.split(start.as_str()).skip(1).filter_map(|rest| rest.split('"').next()).collect()
+}
+
+#[test]
+fn the_page_is_whole_and_needs_no_other_file() {
+    let mut places = vec![&*BY_HAND];
+    places.extend(COMPILED.as_ref());
+    for place in places {
+        assert_eq!(place.ok("inspect plan.bin --html page.html"), "");
+        let page = String::from_utf8(place.read("page.html")).expect("text");
+        place.ok("inspect plan.bin --html again.html");
+        assert_eq!(page.as_bytes(), place.read("again.html"), "the same plan, the same page");
+        assert!(page.starts_with("<!doctype html>") && page.len() < 5_000_000, "{} bytes", page.len());
+        check_nesting(&page);
+        for outside in ["http:", "https:", " src=", "url(", "@import", "<link"] {
+            assert!(!page.contains(outside), "the page asks for {outside}");
+        }
+        let ids = attributes(&page, "id");
+        let unique: BTreeSet<&str> = ids.iter().copied().collect();
+        assert_eq!(unique.len(), ids.len(), "an id is there twice");
+        for link in attributes(&page, "href") {
+            assert!(unique.contains(link.strip_prefix('#').expect("a link within the page")), "{link} leads nowhere");
+        }
+        let plan = json(place);
+        for kernel in plan["kernels"].as_array().expect("kernels") {
+            let label = kernel["label"].as_str().expect("a label");
+            assert!(unique.contains(format!("k-{label}").as_str()), "{label}");
+        }
+        let drawings = page.matches("<svg class=\"layer\"").count();
+        assert!(drawings >= 2, "a sliding and a global layer, not {drawings}");
+    }
+}
+
+/// A model's name may be anything.
+#[test]
+fn the_page_shows_names_and_does_not_run_them() {
+    let place = Place::new();
+    let mut plan = cuda_plan::with_cuda(cuda_plan::unfused(&place), cuda_plan::FUSED);
+    plan.model.name = Some("<script>alert(1)</script>".into());
+    plan.cuda.as_mut().expect("a GPU plan").program.passes[0].about = "a <b>bold\" pass".into();
+    place.write("plan.bin", plan.to_bytes().expect("a plan that can be written"));
+    place.ok("inspect plan.bin --html page.html");
+    let page = String::from_utf8(place.read("page.html")).expect("text");
+    assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;") && !page.contains("<script>alert"));
+    assert!(page.contains("a &lt;b&gt;bold&quot; pass"));
+    check_nesting(&page);
 }

@@ -1,5 +1,6 @@
 //! `gemma4c inspect`: what is in a plan or a model.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -13,7 +14,7 @@ use super::{Outcome, plan_file};
 use crate::output;
 use crate::report::facts::Facts;
 use crate::report::gpus::Gpu;
-use crate::report::{cpu, json, model, text};
+use crate::report::{cpu, html, json, model, text};
 
 /// Show what is in a plan or in a GGUF model.
 ///
@@ -53,6 +54,10 @@ struct View {
     #[arg(long, value_name = "NAME")]
     phase: Option<String>,
 
+    /// Of a GPU plan: writes a page to read in a browser. It is one file and needs no other.
+    #[arg(long, value_name = "OUT.html")]
+    html: Option<PathBuf>,
+
     /// Of a GPU plan: writes the CUDA C text of every kernel into this folder, a file each.
     #[arg(long, value_name = "DIR")]
     cuda: Option<PathBuf>,
@@ -68,7 +73,7 @@ fn of_model(args: &Args) -> Result<String> {
     let file = Gguf::open(&args.file)?;
     let config = Config::read(&file)?;
     let view = &args.view;
-    if view.phase.is_some() || view.cuda.is_some() {
+    if view.phase.is_some() || view.html.is_some() || view.cuda.is_some() {
         bail!(
             "{0} is a model: a plan has phases and kernels; run `gemma4c compile {0} -o PLAN.bin` first",
             args.file.display()
@@ -103,6 +108,13 @@ fn of_plan(args: &Args) -> Result<String> {
         };
         return Ok(text::steps(&facts, phase, gpu));
     }
+    if let Some(path) = &view.html {
+        let mut file = output::new_file(path)?;
+        let cannot_write = || format!("cannot write {}", path.display());
+        file.write_all(html::page(&facts, gpu).as_bytes()).with_context(cannot_write)?;
+        file.persist(path).with_context(cannot_write)?;
+        return Ok(String::new());
+    }
     match &view.cuda {
         Some(folder) => write_sources(&facts, folder),
         None if view.json => pretty(&json::plan(&facts, gpu)),
@@ -112,7 +124,7 @@ fn of_plan(args: &Args) -> Result<String> {
 
 fn of_cpu_plan(args: &Args, plan: &Plan) -> Result<String> {
     let view = &args.view;
-    if view.phase.is_some() || view.cuda.is_some() {
+    if view.phase.is_some() || view.html.is_some() || view.cuda.is_some() {
         bail!("{} is a plan for the CPU: it has no kernels and no phases to show", args.file.display());
     }
     if view.json { pretty(&cpu::json(plan)) } else { Ok(cpu::text(plan)) }

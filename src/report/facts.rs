@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{Argument, Cuda, CudaProgram, CudaStep, Kernel, Phase, Range, Region};
 
-use super::fold::layer_of;
+use super::fold::{layer_of, local_name};
 use super::gpus::Gpu;
 use super::labels::labels;
 
@@ -144,6 +144,11 @@ impl<'a> PhaseFacts<'a> {
 }
 
 impl<'a> StepFacts<'a> {
+    /// What it is for, told without its layer: its kernel, and the values it computes.
+    pub fn pattern(&self) -> (&'a str, Vec<&'a str>) {
+        (&self.kernel.name, self.nodes.iter().map(|name| local_name(name)).collect())
+    }
+
     /// The ranges of a region that it is given.
     pub fn ranges(&self, region: Region) -> impl Iterator<Item = Range> {
         self.step.launch.arguments.iter().filter_map(move |argument| match argument {

@@ -1,0 +1,91 @@
+//! What the memory of a plan's weights is spent on: by group of tensors, and by what is kept of them.
+
+use std::collections::BTreeMap;
+
+use gemma4c_plan::cuda::{LoadPart, Region};
+
+use super::facts::Facts;
+use super::fold::local_name;
+
+/// Tensors that serve one purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WeightGroup {
+    Embedding,
+    PerLayerTable,
+    PerLayer,
+    Attention,
+    Mlp,
+    Experts,
+    Small,
+}
+
+impl WeightGroup {
+    fn of(tensor: &str) -> WeightGroup {
+        let name = local_name(tensor);
+        match name {
+            _ if name.contains("norm") || name.contains("scale") || name.starts_with("rope") => WeightGroup::Small,
+            "per_layer_token_embd.weight" => WeightGroup::PerLayerTable,
+            _ if name.starts_with("per_layer") || name.starts_with("inp_gate") || name.starts_with("proj") => {
+                WeightGroup::PerLayer
+            }
+            _ if name.starts_with("token_embd") || name.starts_with("output.") => WeightGroup::Embedding,
+            _ if name.starts_with("attn") => WeightGroup::Attention,
+            _ if name.contains("exps") => WeightGroup::Experts,
+            _ if name.starts_with("ffn") => WeightGroup::Mlp,
+            _ => WeightGroup::Small,
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            WeightGroup::Embedding => "embedding and head",
+            WeightGroup::PerLayerTable => "per-layer table",
+            WeightGroup::PerLayer => "per-layer gates",
+            WeightGroup::Attention => "attention",
+            WeightGroup::Mlp => "MLP",
+            WeightGroup::Experts => "experts",
+            WeightGroup::Small => "norms and scales",
+        }
+    }
+}
+
+/// What is kept of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kept {
+    Stored,
+    Repacked,
+    Widened,
+    OnHost,
+}
+
+impl Kept {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kept::Stored => "as in the file",
+            Kept::Repacked => "repacked for decode",
+            Kept::Widened => "bf16 copy for prefill",
+            Kept::OnHost => "in the host's memory",
+        }
+    }
+}
+
+/// What the weights' memory is spent on: by group of tensors and by what is kept of them.
+pub fn groups(facts: &Facts<'_>) -> BTreeMap<(WeightGroup, Kept), u64> {
+    let program = facts.program();
+    let mut groups = BTreeMap::new();
+    for load in &program.loads {
+        let group = WeightGroup::of(&facts.plan.weights[load.weight as usize].name);
+        for part in &load.parts {
+            let (kept, to) = match part {
+                LoadPart::Copy { to } if to.region == Region::Host => (Kept::OnHost, to),
+                LoadPart::Copy { to } => (Kept::Stored, to),
+                LoadPart::Kernel { kernel, to, .. } => {
+                    let widens = program.kernels[*kernel as usize].name.starts_with("widen");
+                    (if widens { Kept::Widened } else { Kept::Repacked }, to)
+                }
+            };
+            *groups.entry((group, kept)).or_default() += to.bytes;
+        }
+    }
+    groups
+}
