@@ -142,12 +142,16 @@ fn caches(facts: &Facts<'_>) -> String {
     };
     let ((sliding, sliding_bytes), (global, global_bytes)) = (sum(true), sum(false));
     let shared = facts.plan.model.layers as usize - (sliding + global).min(facts.plan.model.layers as usize);
-    let _ = write!(
-        out,
-        "</div><ul class=\"legend\"><li><i class=\"dot h5\"></i>{sliding} with a window <b>{sliding_bytes}</b></li>\
-         <li><i class=\"dot h2\"></i>{global} global <b>{global_bytes}</b></li>\
-         <li><i class=\"dot none\"></i>{shared} read another layer's</li></ul>"
-    );
+    let kinds = [
+        ("h5", sliding, format!("with a window <b>{sliding_bytes}</b>")),
+        ("h2", global, format!("global <b>{global_bytes}</b>")),
+        ("none", shared, "read another layer's".to_owned()),
+    ];
+    out += "</div><ul class=\"legend\">";
+    for (class, count, words) in kinds.iter().filter(|(_, count, _)| *count > 0) {
+        let _ = write!(out, "<li><i class=\"dot {class}\"></i>{count} {words}</li>");
+    }
+    out += "</ul>";
     out
 }
 
