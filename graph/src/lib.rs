@@ -11,6 +11,7 @@
 mod builder;
 mod dot;
 mod fused;
+mod fused_text;
 mod graph;
 mod infer;
 pub mod memory;
@@ -19,6 +20,7 @@ pub mod passes;
 mod text;
 mod types;
 mod verify;
+mod verify_groups;
 
 pub use builder::{Builder, Mark, Value};
 pub use dot::to_dot;
@@ -26,9 +28,11 @@ pub use fused::{
     Branch, Epilogue, Fused, Group, Heads, KeyValueHeads, Kind, Norm, PerLayerInputs, Product, QueryHeads, Residual,
     Router,
 };
+pub use fused_text::fused_text;
 pub use graph::{Cache, CacheId, Graph, Node, NodeId, Weight, WeightId};
 pub use infer::{TypeError, infer};
 pub use op::{Op, Part};
 pub use text::{layer_ranges, to_text};
 pub use types::{Elem, Rows, Type};
 pub use verify::{VerifyError, verify};
+pub use verify_groups::{GroupError, verify_groups};

@@ -24,7 +24,7 @@ fn fold(graph: &Graph, _: Goal, log: &mut Log) -> Graph {
     let mut out = Graph { nodes: Vec::new(), ..graph.clone() };
     // Where each node's value is now.
     let mut now: Vec<NodeId> = Vec::new();
-    for (_, node) in graph.iter() {
+    for (id, node) in graph.iter() {
         let inputs: Vec<NodeId> = node.inputs.iter().map(|i| now[i.index()]).collect();
         let mut node = crate::Node { inputs, ..node.clone() };
         if let Op::Scale { factor } = node.op {
@@ -38,6 +38,14 @@ fn fold(graph: &Graph, _: Goal, log: &mut Log) -> Graph {
                 log.apply();
                 node.op = Op::Scale { factor: first * factor };
                 node.inputs = before.inputs.clone();
+            }
+            if let Op::Gather { table } = before.op {
+                let reader = graph.iter().find(|(_, other)| other.op == Op::MatMul { weight: table });
+                let why = match reader {
+                    Some((other, _)) => format!("{} multiplies by it too", graph.full_name(other)),
+                    None => "what is stored stays as it is".to_owned(),
+                };
+                log.refuse(graph.full_name(id), format!("not into {}: {why}", graph.weight(table).name));
             }
         }
         now.push(NodeId(out.nodes.len() as u32));

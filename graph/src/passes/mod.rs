@@ -122,6 +122,8 @@ pub fn fuse(graph: &Graph, goal: Goal, disabled: &[String]) -> (Fused, Vec<Repor
             _ => {}
         }
         debug_assert!(crate::verify(&graph).is_ok(), "after {}: {:?}", pass.name, crate::verify(&graph));
+        let groups = || fused.as_ref().map_or(Ok(()), crate::verify_groups);
+        debug_assert!(groups().is_ok(), "after {}: {:?}", pass.name, groups());
         reports.push(Report { name: pass.name, about: pass.about, enabled: enabled(pass), log });
     }
     (fused.unwrap_or_else(|| Fused::new(graph)), reports)

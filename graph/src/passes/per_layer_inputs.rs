@@ -41,7 +41,8 @@ fn pattern(fused: &Fused, norm: NodeId) -> Option<Result<(PerLayerInputs, Vec<No
     };
     let Op::Gather { table } = graph.node(gather).op else { return None };
     let Some(norm_weight) = weight else { return Some(Err("the norm has no weight")) };
-    if fused.sole_user(scaled) != Some(norm) || fused.sole_user(other) != Some(add) {
+    let row_is_read = other != gather && fused.sole_user(gather) != Some(other);
+    if row_is_read || fused.sole_user(scaled) != Some(norm) || fused.sole_user(other) != Some(add) {
         return Some(Err("a part of it is read by others too"));
     }
     let (out, out_scale) = match fused.sole_user(add).map(|user| (user, graph.node(user).op)) {
