@@ -4,6 +4,7 @@ mod commands;
 mod compile;
 mod output;
 mod progress;
+mod random;
 mod report;
 mod simulate;
 

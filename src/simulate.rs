@@ -1,7 +1,7 @@
 //! A GPU plan without a GPU: its launches run in the simulator.
 //!
-//! The simulator needs the kernels as Rust functions, which no plan can hold. So the plan's launches are made again from the
-//! model, and must come out as the plan has them: what runs is what the plan says.
+//! The simulator needs the kernels as Rust functions, which no plan can hold. So they are made again from the model, and must
+//! come out as the plan names them. What is launched, and on which memory, is what the plan says.
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_codegen::arch::Arch;
@@ -26,7 +26,7 @@ pub fn open(plan: Plan, location: &ModelLocation) -> Result<Session> {
     let options = CudaOptions { architectures, kv: program.kv, vram, disabled };
     let chunk = program.phases.last().map_or(1, |phase| phase.rows);
     let lowered = compile::lower(&file, &graph, &plan.program, &options, chunk)?;
-    let same = CudaProgram { toolchain: program.toolchain.clone(), ..lowered.program } == program;
+    let same = lowered.program.kernels == program.kernels;
     ensure!(same, "the plan was made by another version of gemma4c: compile the model again to simulate it");
     let mut simulator = Simulator::new(&program, lowered.instances);
     let mut tensors = Vec::new();

@@ -14,7 +14,7 @@ use gemma4c_runtime::{Asked, Request, Sampler, Session};
 use super::Outcome;
 use super::plan_file::{self, PlanArgs};
 use crate::output::print;
-use crate::progress;
+use crate::{progress, random};
 use report::{Report, Row, Start};
 
 /// Measure how fast a plan runs: prompts, generation, start, memory.
@@ -156,15 +156,8 @@ impl Runner {
         let (context, vocab_size) = (session.plan().program.context, session.plan().model.vocab_size);
         let sampling = Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 };
         let sampler = Sampler::new(sampling, 0, Vec::new()).expect("the largest logit can always be asked for");
-        let mut state = seed;
-        let token = |_| {
-            // Splitmix64: any mix will do, as long as it is the same on every machine.
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            ((mixed ^ (mixed >> 31)) % vocab_size as u64) as u32
-        };
-        Runner { session, sampler, tokens: (0..context).map(token).collect() }
+        let tokens = random::tokens(seed, context as usize, vocab_size);
+        Runner { session, sampler, tokens }
     }
 
     /// Reads a short prompt and writes one token.

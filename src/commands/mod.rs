@@ -14,6 +14,7 @@ mod profile;
 mod run;
 mod synth;
 mod tokenize;
+mod verify;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -33,6 +34,7 @@ pub enum Command {
     Tokenize(tokenize::Args),
     Inspect(inspect::Args),
     Diff(diff::Args),
+    Verify(verify::Args),
     Bench(bench::Args),
     Profile(profile::Args),
     Kernels(kernels::Args),
@@ -50,6 +52,7 @@ pub fn run(command: Command) -> Result<Outcome> {
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Diff(args) => diff::run(&args),
+        Command::Verify(args) => verify::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Kernels(args) => kernels::run(&args),

@@ -88,7 +88,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn find<'a>(program: &'a CudaProgram, wanted: &str) -> Result<(usize, &'a Phase)> {
+/// A phase by its name, or by the rows it takes.
+pub fn find<'a>(program: &'a CudaProgram, wanted: &str) -> Result<(usize, &'a Phase)> {
     let is_wanted = |phase: &Phase| phase.name == wanted || phase.rows.to_string() == wanted;
     match program.phases.iter().enumerate().find(|(_, phase)| is_wanted(phase)) {
         Some(found) => Ok(found),

@@ -54,6 +54,7 @@ impl PhaseBuilder<'_, '_> {
             _ => (kind.instance()?, [1, rows, 1], "many rows: a block each"),
         };
         self.launch(instance, grid, &arguments, &group.nodes, work, why)?;
+        self.leaves(node, Form::Experts, place.ids);
         self.keep_routing(node, place);
         Ok(())
     }

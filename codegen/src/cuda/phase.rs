@@ -162,7 +162,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Arg::Fixed(Range { region: Region::Arena, offset, bytes: elements * 4 })
         } else {
             self.buffer(match form {
-                Form::F32 => elements * 4,
+                Form::F32 | Form::Experts => elements * 4,
                 Form::BF16 => elements * 2,
                 // Codes, then scales, then sums.
                 Form::Int8 => elements + elements / 32 * 8,

@@ -207,6 +207,7 @@ impl PhaseBuilder<'_, '_> {
                 let place = RoutingPlace { ids: self.buffer(pairs), weights: self.buffer(pairs) };
                 let arguments = [("logits", logits), ("ids", place.ids), ("weights", place.weights)];
                 self.launch(experts::choice(count, top_k)?, [rows, 1, 1], &arguments, &[id], work, ALONE)?;
+                self.leaves(id, Form::Experts, place.ids);
                 self.keep_routing(id, place);
                 Ok(())
             }

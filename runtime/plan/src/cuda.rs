@@ -257,6 +257,8 @@ pub enum Form {
     BF16,
     /// Codes of one byte, and a scale and a sum for each 32.
     Int8,
+    /// Of a routing: the ids of the experts a row goes to, as u32.
+    Experts,
 }
 
 /// The launches for one number of rows.

@@ -1,0 +1,202 @@
+//! `gemma4c verify`: a plan's result on this machine against the CPU's, step by step.
+//!
+//! A launch stands for values of the unfused program, which the CPU computes one by one. So every launch can be judged alone:
+//! it is given the CPU's values, and what it leaves is compared with the CPU's. Then all of them run on each other's
+//! results, launch by launch and as they run otherwise.
+
+mod compare;
+mod limits;
+mod meaning;
+mod numbers;
+mod reference;
+mod report;
+mod walk;
+
+use anyhow::{Context, Result, bail, ensure};
+use gemma4c_plan::cuda::CudaProgram;
+use gemma4c_runtime::{Asked, Session};
+
+use super::plan_file::{self, PlanArgs};
+use super::{Outcome, profile};
+use crate::output::print;
+use crate::{progress, random};
+use meaning::Meaning;
+use reference::{Kept, Reference};
+use report::Report;
+use walk::{Together, Walk};
+
+/// Tokens of a prompt, where nobody says how many.
+const USUAL: u32 = 24;
+
+/// Compare what a plan computes on this machine with the CPU, step by step.
+///
+/// Random tokens are read by every prefill phase, and a few more are decoded. Every launch is judged alone, on the CPU's
+/// values, then all of them together; it is also checked that each one ran, that the tokens picked are right, and that what
+/// runs as a graph gives the same bits as launch after launch. Exit code 1 if anything is off.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    plan: PlanArgs,
+
+    /// Tokens to read [default: 24, or as many as the smallest phase takes].
+    #[arg(long, value_name = "N")]
+    tokens: Option<u32>,
+
+    /// Tokens to decode after them.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    decode: u32,
+
+    /// Only this phase: its name, or the rows it takes. `gemma4c inspect` lists them.
+    #[arg(long)]
+    phase: Option<String>,
+
+    /// Multiply every limit by this.
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+    tolerance: f64,
+
+    /// How many of the values that came out well to list, the worst first.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    worst: usize,
+
+    /// The same seed gives the same tokens.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+pub fn run(args: &Args) -> Result<Outcome> {
+    ensure!(
+        args.tolerance > 0.0 && args.tolerance.is_finite(),
+        "--tolerance {}: more than 0 is needed",
+        args.tolerance
+    );
+    let plan = plan_file::read(&args.plan.plan)?;
+    let Some(cuda) = &plan.cuda else { bail!("the plan is for the CPU: there is nothing to compare with it") };
+    let selection = Selection::new(&cuda.program, args)?;
+    let (prompt, decoded) = (selection.tokens as usize, args.decode as usize);
+    let tokens = random::tokens(args.seed, prompt + decoded, plan.model.vocab_size);
+    let mut device = plan_file::open(plan.clone(), &args.plan.location(), args.plan.device)?;
+    ensure!(device.backend().is_some(), "the plan runs on the CPU here: there is nothing to compare with it");
+
+    let mut cpu = Session::on_cpu(plan.clone(), &args.plan.location())?;
+    let kept = Kept::of(&plan);
+    let bar = progress::tokens("computing on the CPU", tokens.len() as u64);
+    let mut compute = |tokens: &[u32]| {
+        bar.inc(tokens.len() as u64);
+        Reference::compute(&mut cpu, tokens, &kept)
+    };
+    let pieces = tokens[..prompt].chunks(if selection.prefill.is_empty() { 1 } else { prompt });
+    let prompt: Vec<Reference> = pieces.map(&mut compute).collect::<Result<_>>()?;
+    let decoded: Vec<Reference> =
+        tokens[tokens.len() - decoded..].chunks(1).map(&mut compute).collect::<Result<_>>()?;
+    bar.finish_and_clear();
+
+    let meaning = Meaning::new(&plan, &cuda.program);
+    let mut report = Report::new(&meaning);
+    let backend = device.backend().context("it does not run on the CPU")?;
+    let mut walk = Walk { meaning: &meaning, backend, tolerance: args.tolerance };
+    for (selected, pass) in selection.runs(&prompt, &decoded) {
+        let findings = walk.alone(selected.phase, pass)?;
+        if selected.is_judged {
+            report.add_findings(selected.phase, findings);
+        }
+    }
+    // Their logits, as the device itself gives them otherwise: from here on its caches are its own.
+    let mut last: Vec<Together> = Vec::new();
+    for (selected, pass) in selection.runs(&prompt, &decoded) {
+        let ran = walk.together(selected.phase, pass)?;
+        let (picked, right) = walk.picks(&ran, pass)?;
+        if picked != [right; 2] {
+            report.wrong_picks.push((pass.position, picked, right));
+        }
+        last.retain(|other| other.position != ran.position);
+        if selected.is_judged {
+            report.together.push(ran.without_logits());
+        }
+        last.push(ran);
+    }
+    report.replayed = last.len();
+    report.unlike = replay(&mut device, &prompt, &decoded, &last)?;
+
+    print(&format!(
+        "{} on {} against the CPU: {} tokens read, {} decoded\n\n",
+        plan.model.name.as_deref().unwrap_or("the model"),
+        device.device_name(),
+        selection.tokens,
+        args.decode
+    ))?;
+    print(&report.text(args.worst))?;
+    let (outcome, verdict) = match report.is_ok() {
+        true => (Outcome::Done, "ok"),
+        false => (Outcome::CheckFailed, "FAILED"),
+    };
+    print(&format!("\n{verdict}\n"))?;
+    Ok(outcome)
+}
+
+/// Which phases run, and which of them are judged.
+struct Selection {
+    /// The prefill phases that read the prompt; last the one that a session takes. None if the plan has none.
+    prefill: Vec<Selected>,
+    decode: Selected,
+    tokens: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Selected {
+    phase: usize,
+    is_judged: bool,
+}
+
+impl Selection {
+    fn new(program: &CudaProgram, args: &Args) -> Result<Selection> {
+        let only = match &args.phase {
+            Some(name) => Some(profile::find(program, name)?.0),
+            None => None,
+        };
+        let select = |phase: usize| Selected { phase, is_judged: only.is_none_or(|only| only == phase) };
+        let smallest = match only {
+            Some(phase) if phase > 0 => phase,
+            _ => 1,
+        };
+        let tokens = args.tokens.unwrap_or(program.phases.get(smallest).map_or(USUAL, |phase| phase.rows.min(USUAL)));
+        ensure!(tokens > 0, "--tokens 0: at least one is needed");
+        let fits = |phase: &usize| program.phases[*phase].rows >= tokens;
+        let usual = (1..program.phases.len()).find(fits);
+        let wanted = (1..program.phases.len()).map(select).filter(|s| s.is_judged || Some(s.phase) == usual);
+        // From the largest to the smallest: a session takes the smallest that fits.
+        let prefill: Vec<Selected> = wanted.rev().collect();
+        if let Some(small) = prefill.iter().find(|selected| !fits(&selected.phase)) {
+            bail!("{tokens} tokens do not fit {}: choose a phase with --phase", program.phases[small.phase].name);
+        }
+        ensure!(usual.is_some() || program.phases.len() == 1, "{tokens} tokens do not fit any phase of the plan");
+        Ok(Selection { prefill, decode: select(0), tokens })
+    }
+
+    /// The passes, in order, each with its phase. Without prefill phases a prompt is read as generated tokens are.
+    fn runs<'a>(&self, prompt: &'a [Reference], decoded: &'a [Reference]) -> Vec<(Selected, &'a Reference)> {
+        let prefill = if self.prefill.is_empty() { std::slice::from_ref(&self.decode) } else { &self.prefill };
+        let read = prefill.iter().flat_map(|selected| prompt.iter().map(|pass| (*selected, pass)));
+        read.chain(decoded.iter().map(|pass| (self.decode, pass))).collect()
+    }
+}
+
+/// Runs the passes the way a session does, and returns the positions of those whose logits are not those of `last`.
+fn replay(device: &mut Session, prompt: &[Reference], decoded: &[Reference], last: &[Together]) -> Result<Vec<u32>> {
+    let mut unlike = Vec::new();
+    let mut check = |pass: &Reference, logits: &[f32]| {
+        let ran = last.iter().find(|ran| ran.position == pass.position);
+        let same = |ran: &Together| {
+            ran.logits.len() == logits.len() && ran.logits.iter().zip(logits).all(|(a, b)| a.to_bits() == b.to_bits())
+        };
+        if !ran.is_some_and(same) {
+            unlike.push(pass.position);
+        }
+    };
+    for pass in prompt {
+        device.feed(&pass.tokens, Asked::Last, None, |_, logits| check(pass, logits))?;
+    }
+    for pass in decoded {
+        device.decode(pass.tokens[0], |logits| check(pass, logits))?;
+    }
+    Ok(unlike)
+}

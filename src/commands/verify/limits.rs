@@ -1,0 +1,50 @@
+//! How far a right result may be from the CPU's, which computes in f32 throughout.
+//!
+//! A step alone, from the CPU's values, is judged by what it rounds. All steps together are judged by depth: each layer adds
+//! its rounding to the noise of those before, so that noise grows like a random walk.
+
+use super::meaning::{Content, Rounding};
+use super::numbers::Numbers;
+
+/// The most that a step alone may be off, by the worst row's relative rms.
+pub fn alone(content: Content, rounding: Rounding) -> f64 {
+    let made: f64 = match rounding {
+        Rounding::None => 1e-4,
+        Rounding::Product | Rounding::Attention => 0.015,
+    };
+    let kept: f64 = match content {
+        Content::Numbers(Numbers::F32) => 0.0,
+        Content::Numbers(Numbers::F16) => 1e-3,
+        Content::Numbers(Numbers::BF16) => 5e-3,
+        Content::Numbers(Numbers::Int8) => 0.015,
+        // Routers compute in f32; scores that are closer than this are as good as equal.
+        Content::Experts => return 1e-3,
+    };
+    made.hypot(kept)
+}
+
+/// The most that a layer's output may be off when everything before it has run on the device, by the rms over all rows. One row
+/// scatters more than many together.
+pub fn together(layer: u32, rows: usize) -> f64 {
+    let scatter = if rows == 1 { 1.5 } else { 1.0 };
+    0.02 * scatter * (1.0 + 0.6 * layer as f64).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noise_may_grow_as_measured_models_do() {
+        assert_eq!((together(0, 24), together(5, 24)), (0.02, 0.04));
+        assert!(together(47, 24) < 0.11 && together(5, 1) > together(5, 24));
+    }
+
+    #[test]
+    fn what_is_not_rounded_has_no_excuse() {
+        let of = |numbers, rounding| alone(Content::Numbers(numbers), rounding);
+        assert_eq!(of(Numbers::F32, Rounding::None), 1e-4);
+        assert!(of(Numbers::F16, Rounding::None) < of(Numbers::BF16, Rounding::None));
+        assert!(of(Numbers::Int8, Rounding::Product) > of(Numbers::F32, Rounding::Product));
+    }
+}

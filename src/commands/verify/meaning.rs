@@ -1,0 +1,173 @@
+//! What a step of a GPU's program means: the values it leaves, where, and what rounding has been at them.
+
+use std::collections::HashSet;
+
+use anyhow::{Result, ensure};
+use gemma4c_plan::cuda::{Argument, CudaProgram, CudaStep, Form, KvType, Phase, Range, Region, StepOutput};
+use gemma4c_plan::{Kind, Op, Plan, Step, ValueIndex};
+
+use super::numbers::Numbers;
+use super::reference::{Reference, Rows};
+
+/// Something that a step leaves in memory.
+#[derive(Clone, Debug)]
+pub struct Left {
+    pub value: ValueIndex,
+    pub content: Content,
+    /// Its live rows, one after the other.
+    pub parts: Vec<Range>,
+    pub rows: Rows,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    Numbers(Numbers),
+    Experts,
+}
+
+/// Where a value's rounding comes from, from the finest to the coarsest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rounding {
+    /// f32 all the way.
+    None,
+    /// Activations of a matrix product, in 8 bits or in bf16.
+    Product,
+    /// Queries, keys, values and their weights in 16 bits, under an exponential.
+    Attention,
+}
+
+/// A plan's two programs: what runs, and what it means.
+pub struct Meaning<'a> {
+    pub plan: &'a Plan,
+    pub program: &'a CudaProgram,
+    /// The step of the meaning that makes each value.
+    made_by: Vec<Option<&'a Step>>,
+    /// No pass rounds activations.
+    is_exact: bool,
+}
+
+impl<'a> Meaning<'a> {
+    pub fn new(plan: &'a Plan, program: &'a CudaProgram) -> Meaning<'a> {
+        let mut made_by = vec![None; plan.program.values.len()];
+        for step in &plan.program.steps {
+            made_by[step.output as usize] = Some(step);
+        }
+        let is_exact = program.passes.iter().any(|pass| pass.name == "int8" && !pass.enabled);
+        Meaning { plan, program, made_by, is_exact }
+    }
+
+    pub fn name(&self, value: ValueIndex) -> &'a str {
+        &self.plan.program.values[value as usize].name
+    }
+
+    pub fn width(&self, value: ValueIndex) -> usize {
+        self.plan.program.values[value as usize].width as usize
+    }
+
+    /// What a step of a phase leaves for the rows of a pass: its outputs, and the rows it stores into a cache.
+    pub fn left(&self, phase: &Phase, index: usize, pass: &Reference) -> Result<Vec<Left>> {
+        let step = &phase.steps[index];
+        let rows = if phase.rows > 1 && index >= phase.asked_from as usize { Rows::Asked } else { Rows::All };
+        let capacity = if rows == Rows::Asked { 1 } else { phase.rows };
+        let mut left = Vec::new();
+        for output in &step.outputs {
+            let (content, parts) = self.place(output, capacity as u64, pass.count(rows) as u64)?;
+            left.push(Left { value: output.value, content, parts, rows });
+        }
+        for node in &step.nodes {
+            if let Some(Step { op: Op::KvAppend { .. }, inputs, .. }) = self.made_by[*node as usize] {
+                left.extend(self.stored(step, *node, inputs, pass)?);
+            }
+        }
+        Ok(left)
+    }
+
+    /// Where the first `live` rows of an output lie, in memory for `capacity`.
+    fn place(&self, output: &StepOutput, capacity: u64, live: u64) -> Result<(Content, Vec<Range>)> {
+        let (place, width) = (output.place, self.width(output.value) as u64);
+        let part = |offset: u64, bytes: u64| Range { offset: place.offset + offset, bytes, ..place };
+        let (content, parts) = match output.form {
+            Form::F32 => (Content::Numbers(Numbers::F32), self.spaced(place, Numbers::F32, width, capacity, live)),
+            Form::BF16 => (Content::Numbers(Numbers::BF16), self.spaced(place, Numbers::BF16, width, capacity, live)),
+            Form::Int8 => {
+                let (all, groups) = (capacity * width, live * width / 32 * 4);
+                let parts =
+                    [part(0, live * width), part(all, groups), part(all + all / 32 * 4, groups)].into_iter().collect();
+                (Content::Numbers(Numbers::Int8), parts)
+            }
+            Form::Experts => (Content::Experts, vec![part(0, live * width * 4)]),
+        };
+        let end = place.offset + place.bytes;
+        let fits = width > 0 && parts.iter().all(|part| part.offset + part.bytes <= end);
+        ensure!(fits, "the plan has too little room for {}", self.name(output.value));
+        Ok((content, parts))
+    }
+
+    /// Rows from the first value of the first to the last value of the last, evenly spaced: a part of wider rows has gaps.
+    fn spaced(&self, place: Range, numbers: Numbers, width: u64, capacity: u64, live: u64) -> Vec<Range> {
+        let bytes = numbers.bytes();
+        let stride = match capacity {
+            1 => width,
+            _ => ((place.bytes / bytes).saturating_sub(width) / (capacity - 1)).max(width),
+        };
+        match stride == width {
+            true => vec![Range { bytes: live * width * bytes, ..place }],
+            false => (0..live)
+                .map(|row| Range { offset: place.offset + row * stride * bytes, bytes: width * bytes, ..place })
+                .collect(),
+        }
+    }
+
+    /// Keys and values that a step appends. A launch has its cache as two ranges, keys first: rings of whole rows.
+    fn stored(&self, step: &CudaStep, node: ValueIndex, inputs: &[ValueIndex], pass: &Reference) -> Result<Vec<Left>> {
+        let numbers = match self.program.kv {
+            KvType::F16 => Numbers::F16,
+            KvType::BF16 => Numbers::BF16,
+            KvType::F32 => Numbers::F32,
+        };
+        let caches: Vec<Range> = (step.launch.arguments.iter())
+            .filter_map(|argument| match argument {
+                Argument::Memory(range) if range.region == Region::Kv => Some(*range),
+                _ => None,
+            })
+            .collect();
+        let [keys, values] = caches[..] else { return Ok(Vec::new()) };
+        let mut left = Vec::new();
+        for (cache, value) in [keys, values].into_iter().zip(inputs) {
+            let row_bytes = self.width(*value) as u64 * numbers.bytes();
+            let capacity = cache.bytes.checked_div(row_bytes).unwrap_or(0);
+            ensure!(capacity >= pass.tokens.len() as u64, "the plan has too little room for {}", self.name(node));
+            let row = |at: u64| {
+                let position = (pass.position as u64 + at) % capacity;
+                Range { offset: cache.offset + position * row_bytes, bytes: row_bytes, ..cache }
+            };
+            let parts = (0..pass.tokens.len() as u64).map(row).collect();
+            left.push(Left { value: *value, content: Content::Numbers(numbers), parts, rows: Rows::All });
+        }
+        Ok(left)
+    }
+
+    /// What rounding a value has gone through since the values that are known to be `right`.
+    pub fn rounding(&self, value: ValueIndex, right: &HashSet<ValueIndex>) -> Rounding {
+        let (mut rounding, mut seen, mut open) = (Rounding::None, HashSet::new(), vec![value]);
+        while let Some(value) = open.pop() {
+            let Some(step) = self.made_by[value as usize] else { continue };
+            rounding = rounding.max(match step.op {
+                Op::MatMul { .. } | Op::ExpertMatMul { .. } if !self.is_exact => Rounding::Product,
+                Op::Attention { .. } if self.program.kv != KvType::F32 => Rounding::Attention,
+                _ => Rounding::None,
+            });
+            open.extend(step.inputs.iter().filter(|input| !right.contains(*input) && seen.insert(**input)));
+        }
+        rounding
+    }
+
+    /// The layer whose output a value is.
+    pub fn layer_output(&self, value: ValueIndex) -> Option<u32> {
+        self.name(value).strip_prefix("blk.")?.strip_suffix(".layer.out")?.parse().ok()
+    }
+
+    pub fn is_cache(&self, value: ValueIndex) -> bool {
+        matches!(self.plan.program.values[value as usize].kind, Kind::Kv { .. })
+    }
+}

@@ -1,0 +1,168 @@
+//! Values as a device keeps them, to floats and back.
+
+use half::{bf16, f16};
+
+/// Values that share a scale.
+const GROUP: usize = 32;
+
+/// What a value's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbers {
+    F32,
+    BF16,
+    F16,
+    /// One code a value; then the groups' scales; then the sums of their codes.
+    Int8,
+}
+
+/// Values out of device memory.
+#[derive(Debug, PartialEq)]
+pub struct Decoded {
+    pub values: Vec<f32>,
+    /// Of int8, one a group: what a code can be off by, twice over.
+    scales: Vec<f32>,
+    pub fault: Option<Fault>,
+}
+
+/// What no rounding explains.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fault {
+    /// The value at this index still is what memory was filled with before.
+    NotWritten(usize),
+    /// The sum that goes with a group of codes is another.
+    Sum { group: usize, expected: i32, found: i32 },
+}
+
+impl Decoded {
+    /// What rounding may have done to a value, whatever its size.
+    pub fn grain(&self, index: usize) -> f32 {
+        self.scales.get(index / GROUP).copied().unwrap_or(0.0)
+    }
+}
+
+impl Numbers {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Numbers::F32 => "f32",
+            Numbers::BF16 => "bf16",
+            Numbers::F16 => "f16",
+            Numbers::Int8 => "int8",
+        }
+    }
+
+    /// Bytes of a value; of int8, of its code.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Numbers::F32 => 4,
+            Numbers::BF16 | Numbers::F16 => 2,
+            Numbers::Int8 => 1,
+        }
+    }
+
+    /// The values of bytes that were all ones before they were written.
+    pub fn decode(self, bytes: &[u8]) -> Decoded {
+        let two = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
+        let values: Vec<f32> = match self {
+            Numbers::F32 => words(bytes).map(f32::from_bits).collect(),
+            Numbers::BF16 => bytes.chunks_exact(2).map(|b| bf16::from_bits(two(b)).to_f32()).collect(),
+            Numbers::F16 => bytes.chunks_exact(2).map(|b| f16::from_bits(two(b)).to_f32()).collect(),
+            Numbers::Int8 => return decode_int8(bytes),
+        };
+        let width = self.bytes() as usize;
+        let untouched = bytes.chunks_exact(width).position(|value| value.iter().all(|byte| *byte == 0xff));
+        Decoded { values, scales: Vec::new(), fault: untouched.map(Fault::NotWritten) }
+    }
+
+    /// The bytes of values, rounded as kernels round them.
+    pub fn encode(self, values: &[f32]) -> Vec<u8> {
+        match self {
+            Numbers::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            Numbers::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+            Numbers::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+            Numbers::Int8 => encode_int8(values),
+        }
+    }
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+fn decode_int8(bytes: &[u8]) -> Decoded {
+    let groups = bytes.len() / (GROUP + 8);
+    let (codes, rest) = bytes.split_at(groups * GROUP);
+    let (scales, sums) = rest.split_at(groups * 4);
+    let scales: Vec<f32> = words(scales).map(f32::from_bits).collect();
+    let mut values = Vec::with_capacity(codes.len());
+    let mut fault = None;
+    for (group, ((codes, scale), sum)) in codes.chunks_exact(GROUP).zip(&scales).zip(words(sums)).enumerate() {
+        values.extend(codes.iter().map(|code| *code as i8 as f32 * scale));
+        let added: i32 = codes.iter().map(|code| *code as i8 as i32).sum();
+        if scale.to_bits() == u32::MAX {
+            fault = fault.or(Some(Fault::NotWritten(group * GROUP)));
+        } else if added != sum as i32 {
+            fault = fault.or(Some(Fault::Sum { group, expected: added, found: sum as i32 }));
+        }
+    }
+    Decoded { values, scales, fault }
+}
+
+fn encode_int8(values: &[f32]) -> Vec<u8> {
+    let (mut codes, mut scales, mut sums) = (Vec::new(), Vec::new(), Vec::new());
+    for group in values.chunks_exact(GROUP) {
+        let largest = group.iter().fold(0.0f32, |largest, v| largest.max(v.abs()));
+        let scale = largest / 127.0;
+        let code = |v: &f32| if scale > 0.0 { (v / scale).round_ties_even().clamp(-127.0, 127.0) as i8 } else { 0 };
+        let of_group: Vec<i8> = group.iter().map(code).collect();
+        scales.extend(scale.to_le_bytes());
+        sums.extend(of_group.iter().map(|code| *code as i32).sum::<i32>().to_le_bytes());
+        codes.extend(of_group.iter().map(|code| *code as u8));
+    }
+    [codes, scales, sums].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some_values() -> Vec<f32> {
+        (0..96).map(|i| ((i * 37 % 97) as f32 - 48.0) * if i < 32 { 1e-3 } else { 0.25 }).collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let values = some_values();
+        for (numbers, tolerance) in
+            [(Numbers::F32, 0.0), (Numbers::BF16, 1.0 / 256.0), (Numbers::F16, 1.0 / 2048.0), (Numbers::Int8, 0.0)]
+        {
+            let decoded = numbers.decode(&numbers.encode(&values));
+            assert_eq!((decoded.fault.as_ref(), decoded.values.len()), (None, values.len()), "{numbers:?}");
+            for (index, (found, expected)) in decoded.values.iter().zip(&values).enumerate() {
+                let allowed = tolerance * expected.abs() + decoded.grain(index) * 0.501;
+                assert!((found - expected).abs() <= allowed, "{numbers:?} {index}: {found}, expected {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_not_written_is_seen() {
+        for numbers in [Numbers::F32, Numbers::BF16, Numbers::F16] {
+            let mut bytes = numbers.encode(&some_values());
+            let width = numbers.bytes() as usize;
+            bytes[7 * width..8 * width].fill(0xff);
+            assert_eq!(numbers.decode(&bytes).fault, Some(Fault::NotWritten(7)), "{numbers:?}");
+        }
+        let untouched = vec![0xff; 3 * 40];
+        assert_eq!(Numbers::Int8.decode(&untouched).fault, Some(Fault::NotWritten(0)));
+    }
+
+    #[test]
+    fn sums_must_be_those_of_the_codes() {
+        let mut bytes = Numbers::Int8.encode(&some_values());
+        let sums = bytes.len() - 12;
+        let right = i32::from_le_bytes([bytes[sums + 4], bytes[sums + 5], bytes[sums + 6], bytes[sums + 7]]);
+        bytes[sums + 4..sums + 8].copy_from_slice(&(right + 1).to_le_bytes());
+        let fault = Some(Fault::Sum { group: 1, expected: right, found: right + 1 });
+        assert_eq!(Numbers::Int8.decode(&bytes).fault, fault);
+    }
+}

@@ -1,0 +1,253 @@
+//! A pass over a model on a device, launch by launch.
+//!
+//! Every place that a launch writes is filled with ones before it: a result that is there was made by this launch and no other.
+
+use std::collections::HashSet;
+
+use anyhow::Result;
+use gemma4c_plan::ValueIndex;
+use gemma4c_plan::cuda::{Range, Region};
+use gemma4c_runtime::{Backend, Pick, Run, argmax};
+
+use super::compare::{self, Difference, Rerouted};
+use super::limits;
+use super::meaning::{Content, Left, Meaning};
+use super::numbers::Fault;
+use super::reference::{Reference, Rows};
+
+/// What a step left, beside what it should have.
+pub struct Finding {
+    /// Of the plan's phases.
+    pub phase: usize,
+    pub step: usize,
+    pub value: ValueIndex,
+    pub content: Content,
+    /// Of the first of the step's rows.
+    pub position: u32,
+    pub outcome: Outcome,
+    pub limit: f64,
+}
+
+pub enum Outcome {
+    Numbers(Difference),
+    Experts(Rerouted),
+    Fault(Fault),
+}
+
+impl Finding {
+    /// How much of its limit it takes: more than 1 is too much.
+    pub fn share(&self) -> f64 {
+        match &self.outcome {
+            Outcome::Numbers(difference) => difference.share(self.limit),
+            Outcome::Experts(rerouted) => rerouted.regret / self.limit,
+            Outcome::Fault(_) => f64::INFINITY,
+        }
+    }
+
+    pub fn is_bad(&self) -> bool {
+        self.share() > 1.0
+    }
+}
+
+/// The errors of a pass in which every step worked on what the steps before it had left.
+pub struct Together {
+    pub phase: usize,
+    pub position: u32,
+    /// Layers, their errors and limits.
+    pub layers: Vec<(u32, f64, f64)>,
+    pub logits_error: Option<f64>,
+    /// As the device left them.
+    pub logits: Vec<f32>,
+    /// Rows for which experts were chosen that the CPU has not.
+    pub rerouted: usize,
+}
+
+impl Together {
+    /// Without what would be a megabyte of a large vocabulary.
+    pub fn without_logits(&self) -> Together {
+        let Together { phase, position, logits_error, rerouted, .. } = *self;
+        Together { phase, position, layers: self.layers.clone(), logits_error, logits: Vec::new(), rerouted }
+    }
+}
+
+/// A device that is led through passes.
+pub struct Walk<'a> {
+    pub meaning: &'a Meaning<'a>,
+    pub backend: &'a mut dyn Backend,
+    /// Every limit is multiplied by this.
+    pub tolerance: f64,
+}
+
+impl Walk<'_> {
+    /// Runs every step of a phase on the CPU's values, and says how each did. Memory and caches are left as the CPU would have
+    /// left them.
+    pub fn alone(&mut self, phase_index: usize, pass: &Reference) -> Result<Vec<Finding>> {
+        let phase = &self.meaning.program.phases[phase_index];
+        self.stage(pass)?;
+        let mut findings = Vec::new();
+        // The values that are the CPU's by now.
+        let mut right: HashSet<ValueIndex> = HashSet::new();
+        for step in 0..phase.steps.len() {
+            let left = self.meaning.left(phase, step, pass)?;
+            self.launch(phase_index, step, &left)?;
+            let mut made = Vec::new();
+            for place in &left {
+                let bytes = self.read(&place.parts)?;
+                let outcome = self.judge(place, pass, &bytes)?;
+                let limit = limits::alone(place.content, self.meaning.rounding(place.value, &right)) * self.tolerance;
+                let (value, content, position) = (place.value, place.content, pass.position(place.rows));
+                findings.push(Finding { phase: phase_index, step, value, content, position, outcome, limit });
+                self.put_right(place, pass)?;
+                made.push(place.value);
+            }
+            right.extend(made);
+            right.extend(phase.steps[step].nodes.iter().filter(|node| self.meaning.is_cache(**node)));
+        }
+        Ok(findings)
+    }
+
+    fn judge(&self, place: &Left, pass: &Reference, bytes: &[u8]) -> Result<Outcome> {
+        let program = &self.meaning.plan.program;
+        Ok(match place.content {
+            Content::Experts => {
+                let routing = pass.routing(self.meaning.plan, place.value, place.rows)?;
+                Outcome::Experts(compare::routes(&routing, &words(bytes)))
+            }
+            Content::Numbers(numbers) => {
+                let (expected, found) = (pass.rows(program, place.value, place.rows)?, numbers.decode(bytes));
+                match found.fault {
+                    Some(fault) => Outcome::Fault(fault),
+                    None => Outcome::Numbers(compare::compare(expected, &found, self.meaning.width(place.value))),
+                }
+            }
+        })
+    }
+
+    /// Gives a place the CPU's values.
+    fn put_right(&mut self, place: &Left, pass: &Reference) -> Result<()> {
+        let bytes = match place.content {
+            Content::Experts => {
+                let routing = pass.routing(self.meaning.plan, place.value, place.rows)?;
+                routing.ids.iter().flat_map(|id| id.to_le_bytes()).collect()
+            }
+            Content::Numbers(numbers) => {
+                numbers.encode(pass.rows(&self.meaning.plan.program, place.value, place.rows)?)
+            }
+        };
+        let mut from = 0;
+        for part in &place.parts {
+            let to = from + part.bytes as usize;
+            self.backend.write(*part, &bytes[from..to])?;
+            from = to;
+        }
+        Ok(())
+    }
+
+    /// Runs a phase on what its own steps leave, and says how the layers' outputs did.
+    pub fn together(&mut self, phase_index: usize, pass: &Reference) -> Result<Together> {
+        let program = &self.meaning.plan.program;
+        let phase = &self.meaning.program.phases[phase_index];
+        self.stage(pass)?;
+        let mut rerouted: HashSet<usize> = HashSet::new();
+        let mut layers: Vec<(u32, f64, f64)> = Vec::new();
+        let (mut logits, mut logits_error) = (Vec::new(), None);
+        for step in 0..phase.steps.len() {
+            let mut left = self.meaning.left(phase, step, pass)?;
+            left.retain(|place| self.tells_of_depth(place));
+            self.launch(phase_index, step, &left)?;
+            for place in &left {
+                let bytes = self.read(&place.parts)?;
+                // The asked row is the last of its pass.
+                let first_row = pass.tokens.len() - pass.count(place.rows);
+                let Content::Numbers(numbers) = place.content else {
+                    let routing = pass.routing(self.meaning.plan, place.value, place.rows)?;
+                    rerouted.extend(compare::routes(&routing, &words(&bytes)).rows.iter().map(|row| row + first_row));
+                    continue;
+                };
+                let (expected, found) = (pass.rows(program, place.value, place.rows)?, numbers.decode(&bytes).values);
+                let left_out = |row: usize| rerouted.contains(&(row + first_row));
+                let error = compare::together(expected, &found, self.meaning.width(place.value), left_out);
+                match (self.meaning.layer_output(place.value), error) {
+                    (Some(layer), Some(error)) if layers.iter().all(|(known, ..)| *known != layer) => {
+                        let limit = limits::together(layer, pass.count(place.rows)) * self.tolerance;
+                        layers.push((layer, error, limit));
+                    }
+                    (None, error) => (logits, logits_error) = (found, error),
+                    _ => {}
+                }
+            }
+        }
+        let (position, rerouted) = (pass.position, rerouted.len());
+        Ok(Together { phase: phase_index, position, layers, logits_error, logits, rerouted })
+    }
+
+    /// Layers' outputs, the logits, and where rows part ways.
+    fn tells_of_depth(&self, place: &Left) -> bool {
+        let is_output = place.value == self.meaning.plan.program.output;
+        match place.content {
+            Content::Experts => true,
+            Content::Numbers(_) => is_output || self.meaning.layer_output(place.value).is_some(),
+        }
+    }
+
+    /// The tokens that the device picks after a pass, by the largest logit and as the only candidate of a sample, and the one
+    /// that the logits say.
+    pub fn picks(&mut self, ran: &Together, pass: &Reference) -> Result<([u32; 2], u32)> {
+        let places = &self.meaning.program.places;
+        let end = self.meaning.program.phases[ran.phase].steps.len();
+        let next = pass.position + pass.tokens.len() as u32;
+        let place = arena(places.history + 4 * (next % places.history_len) as u64, 4);
+        self.write(places.suppress, &vec![u32::MAX; places.suppress_len as usize])?;
+        // Temperature, top-k, top-p and the seed.
+        self.write(places.settings, &[1.0f32.to_bits(), 1, 1.0f32.to_bits(), 0, 0])?;
+        let mut picked = [u32::MAX; 2];
+        for (picked, pick) in picked.iter_mut().zip([Pick::Largest, Pick::Sampled]) {
+            self.stage(pass)?;
+            self.backend.write(place, &[0xff; 4])?;
+            self.backend.run(Run { phase: ran.phase, steps: (end, end), pick })?;
+            *picked = words(&self.read(&[place])?)[0];
+        }
+        Ok((picked, argmax(&ran.logits).unwrap_or(u32::MAX)))
+    }
+
+    /// Runs one step over places that hold nothing.
+    fn launch(&mut self, phase: usize, step: usize, left: &[Left]) -> Result<()> {
+        for part in left.iter().flat_map(|place| &place.parts) {
+            self.backend.write(*part, &vec![0xff; part.bytes as usize])?;
+        }
+        Ok(self.backend.run(Run { phase, steps: (step, step + 1), pick: Pick::None })?)
+    }
+
+    /// Tells the device what a pass is about.
+    fn stage(&mut self, pass: &Reference) -> Result<()> {
+        let places = self.meaning.program.places;
+        let rows = pass.tokens.len() as u32;
+        self.write(places.tokens, &pass.tokens)?;
+        self.write(places.state, &[pass.position, rows, pass.tokens[0]])?;
+        self.write(places.asked, &[pass.position(Rows::Asked), 1, rows - 1])
+    }
+
+    fn write(&mut self, offset: u64, words: &[u32]) -> Result<()> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        Ok(self.backend.write(arena(offset, bytes.len() as u64), &bytes)?)
+    }
+
+    fn read(&mut self, parts: &[Range]) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; parts.iter().map(|part| part.bytes as usize).sum()];
+        let mut rest = &mut bytes[..];
+        for part in parts {
+            let (now, later) = rest.split_at_mut(part.bytes as usize);
+            self.backend.read(*part, now)?;
+            rest = later;
+        }
+        Ok(bytes)
+    }
+}
+
+fn arena(offset: u64, bytes: u64) -> Range {
+    Range { region: Region::Arena, offset, bytes }
+}
+
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
