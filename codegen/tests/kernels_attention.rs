@@ -119,9 +119,9 @@ fn splits_are_fixed_by_the_shape() {
     assert_eq!(layer(2, Some(512), 1024), (64, 9, 9));
     assert_eq!(layer(8, Some(1024), 1536), (64, 17, 17));
     assert_eq!(layer(16, Some(1024), 1536), (128, 9, 9));
-    assert_eq!(layer(1, None, 32768), (64, 132, 12));
-    assert_eq!(layer(2, None, 262_144), (64, 66, 9));
-    assert_eq!(layer(4, None, 32768), (64, 33, 6));
+    assert_eq!(layer(1, None, 32768), (64, 264, 17));
+    assert_eq!(layer(2, None, 262_144), (64, 132, 12));
+    assert_eq!(layer(4, None, 32768), (64, 66, 9));
     assert_eq!(layer(4, None, 100), (64, 2, 2));
     assert_eq!(layer(300, None, 100), (64, 1, 1));
 }

@@ -85,34 +85,36 @@ impl Layer {
     }
 
     fn give(&self, product: &Product, case: Case) -> Case {
-        let residual = |case: Case, slot: &str| {
-            let scale = if product.scaled { vec![self.scale] } else { Vec::new() };
-            case.buffer(&format!("{slot}_x"), self.x.clone())
-                .buffer(&format!("{slot}_update"), self.update.clone())
-                .buffer(&format!("{slot}_post_norm"), self.post_norm.clone())
-                .buffer(&format!("{slot}_scale"), scale)
-        };
         let close = Bound::Within { absolute: 1e-5, relative: 1e-5 };
+        let residual = |case: Case| {
+            let case = case.buffer("input_x", self.x.clone()).buffer("update_x", self.update.clone()).expect(
+                "stream_out",
+                self.stream(product),
+                close,
+            );
+            if product.scaled { case.buffer("scale_weight", vec![self.scale]) } else { case }
+        };
+        let given = |used: bool, weights: &[f32]| if used { weights.to_vec() } else { Vec::new() };
+        let (residual_first, normed) = match product.prologue {
+            Prologue::Int8 | Prologue::Plain => (false, false),
+            Prologue::Norm => (false, true),
+            Prologue::Residual => (true, false),
+            Prologue::ResidualNorm => (true, true),
+        };
+        let case = case
+            .buffer("post_norm", given(residual_first, &self.post_norm))
+            .buffer("next_norm", given(normed, &self.norm));
         match product.prologue {
             Prologue::Int8 => {
                 let int8 = Int8::of(&self.x);
-                case.buffer("arrive_xq", int8.codes)
-                    .buffer("arrive_xscale", int8.scales)
-                    .buffer("arrive_xsum", int8.sums)
+                case.buffer("ready_xq", int8.codes)
+                    .buffer("ready_group_xscale", int8.scales)
+                    .buffer("ready_group_xsum", int8.sums)
             }
-            Prologue::Plain => case.buffer("arrive_x", self.x.clone()),
-            Prologue::Norm => case
-                .buffer("energy_x", self.x.clone())
-                .buffer("arrive_x", self.x.clone())
-                .buffer("arrive_norm", self.norm.clone()),
-            Prologue::Residual => residual(case, "arrive").buffer("energy_update", self.update.clone()).expect(
-                "arrive_stream",
-                self.stream(product),
-                close,
-            ),
-            Prologue::ResidualNorm => residual(residual(case, "energy"), "arrive")
-                .buffer("arrive_norm", self.norm.clone())
-                .expect("arrive_stream", self.stream(product), close),
+            Prologue::Plain => case.buffer("input_x", self.x.clone()),
+            Prologue::Norm => case.buffer("input_x", self.x.clone()).buffer("next_norm", self.norm.clone()),
+            Prologue::Residual => residual(case),
+            Prologue::ResidualNorm => residual(case).buffer("next_norm", self.norm.clone()),
         }
     }
 }

@@ -10,6 +10,7 @@ use super::phase::{PhaseBuilder, Work, int8_arguments};
 use crate::kernels::attention::Attention;
 use crate::kernels::attention::step::StepOut;
 use crate::kernels::heads;
+use crate::kernels::outputs::Outputs;
 
 impl PhaseBuilder<'_, '_> {
     pub fn kv_element(&self) -> ElementType {
@@ -245,7 +246,10 @@ impl PhaseBuilder<'_, '_> {
     ) -> Result<(), LowerError> {
         let (rows, state, (k, v)) = (self.rows, self.state(group), self.cache(cache));
         let query = self.floats(q)?.start;
-        let out = self.make(node, Form::F32, rows);
+        // The product that reads it takes bf16; only the plain kernel cannot leave that.
+        let rounded = self.common.kv != KvType::F32 && self.wanted(node) == Outputs::BF16;
+        let (form, element) = if rounded { (Form::BF16, ElementType::BF16) } else { (Form::F32, ElementType::F32) };
+        let out = self.make(node, form, rows);
         let arguments = [
             ("q", query),
             ("k", k),
@@ -260,7 +264,7 @@ impl PhaseBuilder<'_, '_> {
         let seen = layer.window.unwrap_or(u32::MAX).min(rows).div_ceil(2) as u64;
         let bytes = rows as u64 * width * 8 + self.visible_bytes(cache);
         let work = Work { bytes, flops: 4 * rows as u64 * width * seen };
-        match layer.flash(ElementType::F32, self.common.shared_bytes)? {
+        match layer.flash(element, self.common.shared_bytes)? {
             Some(flash) => {
                 let why = format!("many rows: tensor cores, tiles of {} rows", flash.rows);
                 let grid = flash.grid(&layer, rows);
@@ -271,7 +275,7 @@ impl PhaseBuilder<'_, '_> {
                 self.launch(layer.plain()?, [layer.heads(), rows, 1], &arguments, &group.nodes, work, why)?;
             }
         }
-        self.leaves(node, Form::F32, out);
+        self.leaves(node, form, out);
         Ok(())
     }
 }

@@ -58,12 +58,14 @@ impl PhaseBuilder<'_, '_> {
             Some((norm, stream)) => self.norm_prologue(norm, stream, &mut arguments)?,
             None if integer && self.has(of.input, Form::Int8) => {
                 let x = self.form(group, of.input, Form::Int8)?;
-                let names = ["arrive_xq", "arrive_xscale", "arrive_xsum"];
+                let names = ["ready_xq", "ready_group_xscale", "ready_group_xsum"];
                 arguments.extend(int8_arguments(x.start, matrix.k as u64, names));
+                arguments.extend([("post_norm", Arg::Unused), ("next_norm", Arg::Unused)]);
                 Prologue::Int8
             }
             None => {
-                arguments.push(("arrive_x", self.floats(of.input)?.start));
+                arguments.push(("input_x", self.floats(of.input)?.start));
+                arguments.extend([("post_norm", Arg::Unused), ("next_norm", Arg::Unused)]);
                 Prologue::Plain
             }
         };
@@ -111,33 +113,21 @@ impl PhaseBuilder<'_, '_> {
             _ => None,
         };
         let input = self.floats(norm.input)?.start;
+        arguments.push(("next_norm", next.unwrap_or(Arg::Unused)));
         let Some(residual) = norm.residual else {
-            arguments.extend([("energy_x", input), ("arrive_x", input)]);
-            arguments.push(("arrive_norm", next.unwrap_or(Arg::Unused)));
+            arguments.extend([("input_x", input), ("post_norm", Arg::Unused)]);
             return Ok(Prologue::Norm);
         };
-        let x = self.floats(residual.stream)?.start;
-        let post = self.common.weights.floats(residual.post)?;
-        let scale = match residual.scale {
-            Some(weight) => self.common.weights.floats(weight)?,
-            None => Arg::Unused,
-        };
         arguments.extend([
-            ("energy_update", input),
-            ("arrive_x", x),
-            ("arrive_update", input),
-            ("arrive_post_norm", post),
-            ("arrive_scale", scale),
-            ("arrive_stream", stream),
+            ("input_x", self.floats(residual.stream)?.start),
+            ("update_x", input),
+            ("post_norm", self.common.weights.floats(residual.post)?),
+            ("stream_out", stream),
         ]);
-        match next {
-            Some(next) => {
-                arguments.extend([("energy_x", x), ("energy_post_norm", post), ("energy_scale", scale)]);
-                arguments.push(("arrive_norm", next));
-                Ok(Prologue::ResidualNorm)
-            }
-            None => Ok(Prologue::Residual),
+        if let Some(weight) = residual.scale {
+            arguments.push(("scale_weight", self.common.weights.floats(weight)?));
         }
+        Ok(if next.is_some() { Prologue::ResidualNorm } else { Prologue::Residual })
     }
 
     /// A norm whose readers are products of one row: they compute it themselves, and the first leaves the residual stream.

@@ -42,6 +42,23 @@ pub fn quantise8(a: F32x4, b: F32x4) -> U32x4 {
     u32x4(low, high, scale.to_bits(), sum as u32)
 }
 
+/// Four neighbouring values, eight lanes to a group of 32, with the bits of [`quantise8`]: their codes (x), the group's scale (y,
+/// bits of an f32) and the sum of the group's codes (z). A collective of the warp.
+#[device]
+pub fn quantise4(x: F32x4) -> U32x4 {
+    let mut largest = largest_of(x);
+    largest = largest.max(shfl_xor(largest, 1));
+    largest = largest.max(shfl_xor(largest, 2));
+    largest = largest.max(shfl_xor(largest, 4));
+    let scale = largest / 127.0;
+    let codes = int8_codes(x, scale);
+    let mut sum = dp4a(codes, 0x01010101, 0);
+    sum = sum + shfl_xor(sum, 1);
+    sum = sum + shfl_xor(sum, 2);
+    sum = sum + shfl_xor(sum, 4);
+    u32x4(codes, scale.to_bits(), sum as u32, 0)
+}
+
 /// Rows of K values to int8. A lane takes eight values.
 #[kernel(block = THREADS, dependent)]
 pub fn quantise<const THREADS: u32, const K: u32>(

@@ -20,7 +20,7 @@ pub const PASS: Pass = Pass {
 fn run(graph: &Graph, goal: Goal, log: &mut Log) -> Graph {
     if goal == Goal::Decode {
         log.refuse("the whole graph".into(), "the one row of decode is asked for");
-        return graph.clone();
+        return without_takes(graph);
     }
     let mut for_all = vec![false; graph.nodes.len()];
     for (id, node) in graph.iter().rev() {
@@ -78,6 +78,21 @@ fn run(graph: &Graph, goal: Goal, log: &mut Log) -> Graph {
     }
     out.output = graph.output.map(|id| now[id.index()]);
     drop_unused(out)
+}
+
+/// The same graph for a chunk of one row: to take the asked one changes nothing.
+fn without_takes(graph: &Graph) -> Graph {
+    let mut out = Graph { nodes: Vec::new(), ..graph.clone() };
+    let mut now: Vec<NodeId> = Vec::new();
+    for (_, node) in graph.iter() {
+        let inputs: Vec<NodeId> = node.inputs.iter().map(|input| now[input.index()]).collect();
+        now.push(match node.op {
+            Op::TakeAsked => inputs[0],
+            _ => push(&mut out, Node { inputs, ..node.clone() }),
+        });
+    }
+    out.output = graph.output.map(|id| now[id.index()]);
+    out
 }
 
 fn push(graph: &mut Graph, node: Node) -> NodeId {

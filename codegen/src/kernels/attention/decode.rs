@@ -14,9 +14,9 @@ use super::floats::{leave_floats, mix_floats, score_floats, weigh_floats};
 use super::plain::first_visible;
 use super::tensor::{leave_tensor, load_queries, mix_tensor, score_tensor, weigh_tensor};
 
-/// Blocks of a launch over a long context: one for each multiprocessor of a large GPU, which has a tile of keys and one of
-/// values on their way. More blocks would leave more to merge.
-const BLOCKS: u32 = 132;
+/// Blocks of a launch over a long context: two for each multiprocessor of a large GPU, so that one waits for memory while the
+/// other computes. With one each, E4B decodes 374 tokens a second at a depth of 32768 on an H200, with two 388.
+const BLOCKS: u32 = 264;
 
 /// Where the tile of keys after the one at `at` starts: in the same segment, or in the split's next one.
 #[device]

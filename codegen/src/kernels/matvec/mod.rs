@@ -19,9 +19,12 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
 
+use crate::kernels::norm::sum4;
+use crate::kernels::quantise::quantise4;
 use crate::kernels::shapes::NORM_EPSILON;
 use formats::format;
 use shape::{LaunchShape, launch_shape};
+use slots::{as_words, products_of_four, square_sum, weighted, with_update};
 
 pub use instances::instances;
 
@@ -53,11 +56,19 @@ pub fn lanes_sum<const LANES: u32>(value: f32) -> f32 {
 }
 
 /// `out = W · x`. LANES lanes share a row, DEPTH units of it are on their way to a lane, for each of ROWS rows.
-#[kernel(block = WARPS * 32, dependent, dynamic_shared, slots(
+///
+/// The activations of the prologue are taken by fours, PIECES of them a thread at a time. With norms that is all of them: a
+/// thread keeps its share in registers from the one load to the last use, so that a norm costs a sum over the block and no
+/// second way to memory. One block a multiprocessor is said to the compiler too: else it saves registers, and loads wait.
+#[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
     side(unit: u32) -> U32x4,
     dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32,
-    energy(piece: u32, round: i32, factor: f32) -> f32,
-    arrive(piece: u32, kept: bool, first: f32, factor: f32) -> U32x4,
+    ready(part: u32) -> U32x4,
+    ready_group(group: u32) -> U32x2,
+    input(at: u32) -> F32x4,
+    update(at: u32) -> F32x4,
+    scale(value: f32) -> f32,
+    stream(value: F32x4, at: u32) -> F32x4,
     join(value: f32, up: f32) -> f32,
     epilogue(value: f32, row: u32) -> f32
 ))]
@@ -69,19 +80,28 @@ pub fn matvec<
     const ROWS: u32,
     const DEPTH: u32,
     const WARPS: u32,
+    const PIECES: u32,
     const PAIRED: bool,
-    const NORMS: i32,
-    const SCALED: bool,
+    const READY: bool,
+    const RESIDUAL: bool,
+    const NORMED: bool,
     const EPSILON: f32,
 >(
     codes: Weights<U32x4>,
+    post_norm: Weights<f32>,
+    next_norm: Weights<f32>,
     out: Output<f32>,
     rows: u32,
 ) {
     require!(K % 32 == 0 && 32 % LANES == 0 && ROWS <= LANES);
     require!(!PAIRED || ROWS % 2 == 0);
+    require!(!READY || INTEGER);
+    require!(!(RESIDUAL || NORMED) || K <= PIECES * WARPS * 128);
     let x_words = shared::<u32>(if INTEGER { K / 4 } else { K });
     let x_scales = shared::<U32x2>(if INTEGER { K / 32 } else { 1 });
+    let posts = shared::<f32>(if RESIDUAL { K } else { 4 });
+    let nexts = shared::<f32>(if NORMED { K } else { 4 });
+    let totals = shared::<F32x4>(if RESIDUAL || NORMED { WARPS } else { 1 });
     let units = K / UNIT;
     // A unit's activations are one or two parts of 16 bytes. Second parts lie behind all first ones, so that neighbouring
     // lanes read neighbouring parts.
@@ -109,35 +129,122 @@ pub fn matvec<
         }
     }
 
-    grid_dependency_wait();
-    grid_launch_dependents();
-    let pieces = if INTEGER { K / 8 } else { K / 4 };
-    let mut first = 1.0f32;
-    let mut factor = 1.0f32;
-    for round in 0..NORMS {
-        let mut sum = 0.0f32;
-        #[unroll(2)]
-        for piece in (thread_idx()..pieces).by(WARPS * 32) {
-            sum = sum + energy(piece, round, factor);
+    // Those of the norms too: each thread copies what it will need itself.
+    let threads = WARPS * 32;
+    let places = K / 4;
+    #[unroll]
+    for p in 0..PIECES {
+        let place = thread_idx() + p * threads;
+        if RESIDUAL && place < places {
+            cp_async16(posts, place * 4, post_norm, place * 4);
         }
-        first = factor;
-        factor = rsqrt(block_sum(sum) / K as f32 + EPSILON);
+        if NORMED && place < places {
+            cp_async16(nexts, place * 4, next_norm, place * 4);
+        }
     }
-    // Whole warps, because to quantise is a collective: the lanes past the end repeat the last piece, which is not kept.
-    #[unroll(2)]
-    for place in (thread_idx()..pieces.div_ceil(32) * 32).by(WARPS * 32) {
-        let piece = place.min(pieces - 1);
-        let arrived = arrive(piece, place < pieces, first, factor);
-        let part = if INTEGER { piece / 2 } else { piece };
-        let to = if two_parts { (part / 2 + part % 2 * units) * 4 } else { part * 4 };
-        if place < pieces {
-            if INTEGER {
-                store(x_words, to + piece % 2 * 2, u32x2(arrived.x, arrived.y));
-                if piece % 4 == 0 {
-                    x_scales[piece / 4] = u32x2(arrived.z, arrived.w);
+    cp_async_commit();
+    grid_launch_dependents();
+    grid_dependency_wait();
+    if READY {
+        #[unroll(8)]
+        for part in (thread_idx()..K / 16).by(threads) {
+            let to = if two_parts { (part / 2 + part % 2 * units) * 4 } else { part * 4 };
+            store(x_words, to, ready(part));
+        }
+        #[unroll(4)]
+        for group in (thread_idx()..K / 32).by(threads) {
+            x_scales[group] = ready_group(group);
+        }
+    } else {
+        // Whole warps, because to quantise is a collective: the lanes past the end repeat the last piece, which is not kept.
+        for start in (0..places).by(PIECES * threads) {
+            let mut held = regs(F32x4::ZERO, PIECES);
+            #[unroll]
+            for p in 0..PIECES {
+                held[p] = input((start + thread_idx() + p * threads).min(places - 1) * 4);
+            }
+            if RESIDUAL || NORMED {
+                // One sum over the block gives both norms: that of the update, and that of `x + f * update`, whose square is
+                // `x² + 2 f x update + f² update²`.
+                let mut updates = regs(F32x4::ZERO, if RESIDUAL { PIECES } else { 1 });
+                if RESIDUAL {
+                    #[unroll]
+                    for p in 0..PIECES {
+                        updates[p] = update((thread_idx() + p * threads).min(places - 1) * 4);
+                    }
                 }
-            } else {
-                store(x_words, to, arrived);
+                cp_async_wait(0);
+                let mut of_update = 0.0f32;
+                let mut of_x = 0.0f32;
+                let mut of_both = 0.0f32;
+                let mut of_weighted = 0.0f32;
+                #[unroll]
+                for p in 0..PIECES {
+                    let place = thread_idx() + p * threads;
+                    if place < places {
+                        of_x = of_x + square_sum(held[p]);
+                        if RESIDUAL {
+                            of_update = of_update + square_sum(updates[p]);
+                            updates[p] = weighted(updates[p], load::<F32x4>(posts, place * 4), 1.0);
+                            of_both = of_both + products_of_four(held[p], updates[p]);
+                            of_weighted = of_weighted + square_sum(updates[p]);
+                        }
+                    }
+                }
+                of_x = warp_sum(of_x);
+                if RESIDUAL {
+                    of_update = warp_sum(of_update);
+                    of_both = warp_sum(of_both);
+                    of_weighted = warp_sum(of_weighted);
+                }
+                if lane_id() == 0 {
+                    totals[warp_id()] = f32x4(of_update, of_x, of_both, of_weighted);
+                }
+                barrier();
+                let mut total = F32x4::ZERO;
+                #[unroll]
+                for warp in 0..WARPS {
+                    total = sum4(total, totals[warp]);
+                }
+                let by = scale(1.0);
+                let mut factor = 0.0f32;
+                if RESIDUAL {
+                    factor = rsqrt(total.x / K as f32 + EPSILON);
+                }
+                let energy = (total.y + 2.0 * factor * total.z + factor * factor * total.w) * (by * by);
+                let after = rsqrt(energy / K as f32 + EPSILON);
+                #[unroll]
+                for p in 0..PIECES {
+                    let place = thread_idx() + p * threads;
+                    if place < places {
+                        if RESIDUAL {
+                            held[p] = with_update(held[p], updates[p], factor, by);
+                            if block_idx() == 0 {
+                                stream(held[p], place * 4);
+                            }
+                        }
+                        if NORMED {
+                            held[p] = weighted(held[p], load::<F32x4>(nexts, place * 4), after);
+                        }
+                    }
+                }
+            }
+            #[unroll]
+            for p in 0..PIECES {
+                let place = start + thread_idx() + p * threads;
+                let part = if INTEGER { place / 4 } else { place };
+                let to = if two_parts { (part / 2 + part % 2 * units) * 4 } else { part * 4 };
+                if INTEGER {
+                    let four = quantise4(held[p]);
+                    if place < places {
+                        x_words[to + place % 4] = four.x;
+                        if place % 8 == 0 {
+                            x_scales[place / 8] = u32x2(four.y, four.z);
+                        }
+                    }
+                } else if place < places {
+                    store(x_words, to, as_words(held[p]));
+                }
             }
         }
     }
@@ -253,31 +360,12 @@ pub enum Prologue {
 }
 
 impl Prologue {
-    fn norms(self) -> i32 {
-        match self {
-            Self::Int8 | Self::Plain => 0,
-            Self::Norm | Self::Residual => 1,
-            Self::ResidualNorm => 2,
-        }
+    fn adds_residual(self) -> bool {
+        matches!(self, Self::Residual | Self::ResidualNorm)
     }
 
-    fn energy(self) -> &'static DeviceDef {
-        match self {
-            Self::Int8 | Self::Plain => slots::no_energy::DEF,
-            Self::Norm => slots::norm_energy::DEF,
-            Self::Residual => slots::residual_energy::DEF,
-            Self::ResidualNorm => slots::residual_norm_energy::DEF,
-        }
-    }
-
-    fn arrive(self) -> &'static DeviceDef {
-        match self {
-            Self::Int8 => slots::int8_input::DEF,
-            Self::Plain => slots::f32_input::DEF,
-            Self::Norm => slots::normed_input::DEF,
-            Self::Residual => slots::residual_input::DEF,
-            Self::ResidualNorm => slots::residual_normed_input::DEF,
-        }
+    fn is_normed(self) -> bool {
+        matches!(self, Self::Norm | Self::ResidualNorm)
     }
 }
 
@@ -299,6 +387,9 @@ pub struct Product {
     /// Applied in order to each output.
     pub epilogue: Vec<&'static DeviceDef>,
 }
+
+/// Fours of activations on their way to a thread, where it need not hold all of them.
+const MOST_PIECES: u32 = 5;
 
 /// Multiprocessors of the GPU that shapes are tuned on.
 pub const TUNED_MULTIPROCESSORS: u32 = 132;
@@ -323,9 +414,17 @@ impl Product {
         launch_shape(self.dtype, self.outputs, self.k, self.geglu, multiprocessors)
     }
 
+    /// Fours of activations that a thread holds at once: all of its own where there is a norm.
+    fn pieces(&self, shape: LaunchShape) -> u32 {
+        let own = (self.k / 4).div_ceil(shape.warps * 32);
+        if self.prologue.adds_residual() || self.prologue.is_normed() { own } else { own.min(MOST_PIECES) }
+    }
+
     /// The fast kernel, launched on `[shape.blocks]`.
     pub fn instance(&self, shape: LaunchShape) -> Result<Instance, InstanceError> {
         let format = format(self.dtype);
+        let (ready, residual) = (self.prologue == Prologue::Int8, self.prologue.adds_residual());
+        let normed = self.prologue.is_normed();
         Instance::of(matvec::DEF)
             .constant("K", self.k)
             .constant("UNIT", format.unit)
@@ -334,14 +433,20 @@ impl Product {
             .constant("ROWS", shape.rows)
             .constant("DEPTH", shape.depth)
             .constant("WARPS", shape.warps)
+            .constant("PIECES", self.pieces(shape))
             .constant("PAIRED", self.geglu)
-            .constant("NORMS", self.prologue.norms())
-            .constant("SCALED", self.scaled)
+            .constant("READY", ready)
+            .constant("RESIDUAL", residual)
+            .constant("NORMED", normed)
             .constant("EPSILON", self.epsilon)
             .slot("side", &[format.side])
             .slot("dot", &[format.dot])
-            .slot("energy", &[self.prologue.energy()])
-            .slot("arrive", &[self.prologue.arrive()])
+            .slot("ready", &[if ready { slots::ready_codes::DEF } else { slots::no_part::DEF }])
+            .slot("ready_group", &[if ready { slots::ready_scale::DEF } else { slots::no_group::DEF }])
+            .slot("input", &[if ready { slots::no_four::DEF } else { slots::four_of::DEF }])
+            .slot("update", &[if residual { slots::four_of::DEF } else { slots::no_four::DEF }])
+            .slot("scale", if residual && self.scaled { &[slots::scaled_by::DEF] } else { &[] })
+            .slot("stream", if residual { &[slots::leave_stream::DEF] } else { &[] })
             .slot("join", self.join())
             .slot("epilogue", &self.epilogue)
             .build()

@@ -1,8 +1,11 @@
 //! How a product is spread over a GPU: a pure function of its type and shape, so that results never depend on load.
 //!
-//! The rule is short and measured: of some hundred combinations of lanes, rows, depth and blocks for the products of E4B and
-//! 31B on an H200, these were the best or within a few per cent of it, alone and in a chain. What counts is bytes on their way
-//! in a multiprocessor, since memory answers after about a microsecond under load, and work for every multiprocessor.
+//! The rule is short and measured, by whole plans of E2B, E4B and 12B on an H200, where a token is a chain of some 300 kernels. What
+//! counts there: every block reads all activations and computes their norms, so there is one a multiprocessor; many warps,
+//! because one alone waits for its own sums; and equal work for all. Tried and worse, in tokens a second of E4B Q8_0 (455
+//! with 20 warps): several blocks a multiprocessor (405 with four of 4 warps, 422 with two of 8), 16 warps (426), 10 (369), two
+//! resident blocks in half the registers each (375). At least 20 warps also for small products: 455, 462, 477 with 8, 16, 20.
+//! No better: 24 to 32 warps.
 
 use gemma4c_blocks::DType;
 
@@ -23,39 +26,56 @@ pub struct LaunchShape {
     pub blocks: u32,
 }
 
-const WARPS: u32 = 4;
-/// Blocks of a multiprocessor, at most: half of its threads. The rest is for the kernel that follows, whose first loads are to
-/// be on their way before this one ends.
-const RESIDENT: u32 = 6;
-/// Warps of a multiprocessor, at least, before a lane takes more rows at once.
-const BUSY_WARPS: u32 = 8;
-/// Rows of a lane, and units of each on their way: many rows share what they read of the activations, few reach further ahead.
-const ROWS_AND_DEPTH: [(u32, u32); 3] = [(4, 3), (2, 4), (1, 7)];
-/// Registers of a lane for units on their way: what is left of 128 after addresses, sums and activations.
-const AHEAD_REGISTERS: u32 = 60;
+/// Warps of a block, at least: fewer would take too long over the activations.
+const FEWEST_WARPS: u32 = 20;
+/// Warps of a block whose grid does not cover the matrix at once, and at most where it does.
+const MANY_WARPS: [u32; 3] = [20, 16, 12];
+/// Rows of a lane, and units of each on their way: many rows share what they read of the activations, few make finer tasks.
+const ROWS_AND_DEPTH: [(u32, u32); 3] = [(4, 3), (2, 6), (1, 10)];
+/// Registers of a multiprocessor, those of a lane that are not for units on their way, and the most that are.
+const REGISTERS: (u32, u32, u32) = (65536, 50, 60);
+/// Bytes on their way to a multiprocessor beyond which more do not help.
+const ENOUGH_BYTES: u32 = 72 << 10;
 
 /// The shape of a product of `outputs` values (of twice as many rows, if `paired`) of `k` values each, for a GPU of that many
 /// multiprocessors.
+///
+/// One block a multiprocessor, as large as it takes: every block reads all activations and computes their norms, so more of
+/// them would read more than the weights are.
 pub fn launch_shape(dtype: DType, outputs: u32, k: u32, paired: bool, multiprocessors: u32) -> LaunchShape {
     let (format, multiprocessors) = (format(dtype), multiprocessors.max(1));
     let units = (k / format.unit).max(1);
     // A row too short for all lanes of a warp is shared by fewer.
     let lanes = [32, 16].into_iter().find(|lanes| units >= *lanes).unwrap_or(8);
-    // Steps of a whole warp that make all outputs.
-    let tiles = |rows: u32| {
+    let steps = units.div_ceil(lanes);
+    let shape = |(rows, reach): (u32, u32)| {
         let lane_outputs = if paired { rows / 2 } else { rows };
-        outputs.div_ceil(32 / lanes * lane_outputs).max(1)
+        // Steps of a whole warp that make all outputs.
+        let tiles = outputs.div_ceil(32 / lanes * lane_outputs).max(1);
+        let busy = |warps: u32| {
+            let all = warps * multiprocessors;
+            tiles as f32 / (tiles.div_ceil(all) * all) as f32
+        };
+        let warps = match tiles.div_ceil(multiprocessors) {
+            few if few <= MANY_WARPS[0] => few.max(FEWEST_WARPS),
+            _ => MANY_WARPS.into_iter().max_by(|a, b| busy(*a).total_cmp(&busy(*b))).unwrap_or(FEWEST_WARPS),
+        };
+        let ahead = (REGISTERS.0 / (warps * 32)).saturating_sub(REGISTERS.1).min(REGISTERS.2);
+        // The next row's units are asked for as this one's are used, so a whole row may be on its way. Of depths that
+        // waste the fewest loads behind a row's end, the largest.
+        let reach = reach.min(ahead / (4 + format.side_words) / rows).max(1);
+        let loads = |depth: u32| steps.div_ceil(depth) * depth;
+        let depth = (reach.div_ceil(2)..=reach).rev().min_by_key(|depth| loads(*depth)).unwrap_or(1);
+        let blocks = tiles.div_ceil(warps).min(multiprocessors);
+        let bytes = tiles.min(blocks * warps) * 32 * rows * depth * 16 / multiprocessors;
+        let score =
+            busy(warps).max(tiles as f32 / (blocks * warps) as f32 * 0.9).min(1.0) * bytes.min(ENOUGH_BYTES) as f32;
+        (score, LaunchShape { lanes, rows, depth, warps, blocks })
     };
-    // A pair is two rows, so it cannot be split further.
-    let fewest = if paired { 2 } else { 1 };
-    let most_ahead = AHEAD_REGISTERS / (4 + format.side_words);
-    // Many rows pay only if each still has several units on its way.
-    let fits = |rows: u32| tiles(rows) >= BUSY_WARPS * multiprocessors && 3 * rows <= most_ahead;
-    let (rows, reach) =
-        ROWS_AND_DEPTH.into_iter().find(|(rows, _)| *rows <= fewest || fits(*rows)).unwrap_or((fewest, 1));
-    let (reach, steps) = (reach.min(most_ahead / rows).max(1), units.div_ceil(lanes));
-    // A row shorter than that comes in two halves, one on its way while the other is used.
-    let depth = if steps >= reach { reach } else { steps.div_ceil(2) };
-    let blocks = tiles(rows).div_ceil(WARPS).min(multiprocessors * RESIDENT);
-    LaunchShape { lanes, rows, depth, warps: WARPS, blocks }
+    // A pair is two rows, so it cannot be split further. Of equals the one with the most rows.
+    let fits = |(rows, _): &(u32, u32)| *rows <= lanes && (!paired || *rows >= 2);
+    let best = ROWS_AND_DEPTH.into_iter().filter(fits).map(shape).rev().max_by(|a, b| a.0.total_cmp(&b.0));
+    best.map_or(LaunchShape { lanes, rows: 2, depth: 1, warps: FEWEST_WARPS, blocks: multiprocessors }, |(_, shape)| {
+        shape
+    })
 }

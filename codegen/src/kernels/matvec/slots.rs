@@ -1,9 +1,8 @@
 //! What fills the product's slots besides a weight format: how the activations arrive, and what becomes of a result.
 //!
-//! Activations arrive piece by piece: eight values for integer formats, four for floats (the constant `INTEGER` says which).
-//! `*_energy` gives the sum of a piece's squares for the norms a prologue needs, `*_input` the piece itself: codes (x, y),
-//! scale (z) and sum (w) of `quantise8`, or four floats as bits. Every block computes the norms anew: the vector is a few
-//! kilobytes of L2, and a kernel less. `kept` is false in lanes that only complete a warp.
+//! Activations arrive by fours, or as int8 that an earlier kernel made. Every block computes the norms anew: the vector is a
+//! few kilobytes of L2, and a kernel less. The experts' products take theirs by pieces of eight values for integer formats,
+//! four for floats (`INTEGER` says which): codes (x, y), scale (z) and sum (w) of `quantise8`, or four floats as bits.
 
 use gemma4c_dsl::prelude::*;
 
@@ -21,12 +20,6 @@ pub fn as_words(x: F32x4) -> U32x4 {
 #[device]
 pub fn square_sum(x: F32x4) -> f32 {
     x.w.mul_add(x.w, x.z.mul_add(x.z, x.y.mul_add(x.y, x.x * x.x)))
-}
-
-/// No norm is asked for.
-#[device]
-pub fn no_energy(piece: u32, round: i32, factor: f32) -> f32 {
-    0.0
 }
 
 /// Codes, scales and sums that an earlier kernel made.
@@ -55,154 +48,74 @@ pub fn f32_input<const INTEGER: bool>(piece: u32, kept: bool, first: f32, factor
     }
 }
 
+/// Four values.
 #[device]
-pub fn norm_energy<const INTEGER: bool>(piece: u32, round: i32, factor: f32, x: Input<f32>) -> f32 {
-    if INTEGER {
-        square_sum(load::<F32x4>(x, piece * 8)) + square_sum(load::<F32x4>(x, piece * 8 + 4))
-    } else {
-        square_sum(load::<F32x4>(x, piece * 4))
-    }
+pub fn four_of(at: u32, x: Input<f32>) -> F32x4 {
+    load::<F32x4>(x, at)
 }
 
-/// Four values times the norm's factor and weights.
+/// Nothing is read here.
 #[device]
-pub fn normed4(x: F32x4, at: u32, factor: f32, norm: Weights<f32>) -> F32x4 {
-    let weight = load::<F32x4>(norm, at);
+pub fn no_four(at: u32) -> F32x4 {
+    F32x4::ZERO
+}
+
+/// Sixteen codes that an earlier kernel made.
+#[device]
+pub fn ready_codes(part: u32, xq: Input<u32>) -> U32x4 {
+    load::<U32x4>(xq, part * 4)
+}
+
+/// Their group's scale and sum.
+#[device]
+pub fn ready_scale(group: u32, xscale: Input<f32>, xsum: Input<i32>) -> U32x2 {
+    u32x2(xscale[group].to_bits(), xsum[group] as u32)
+}
+
+#[device]
+pub fn no_part(part: u32) -> U32x4 {
+    U32x4::ZERO
+}
+
+#[device]
+pub fn no_group(group: u32) -> U32x2 {
+    U32x2::ZERO
+}
+
+/// Four values times a norm's factor and weights.
+#[device]
+pub fn weighted(x: F32x4, weight: F32x4, factor: f32) -> F32x4 {
     f32x4(x.x * factor * weight.x, x.y * factor * weight.y, x.z * factor * weight.z, x.w * factor * weight.w)
 }
 
-/// The RMS norm of `x`.
+/// The sum of four products.
 #[device]
-pub fn normed_input<const INTEGER: bool>(
-    piece: u32,
-    kept: bool,
-    first: f32,
-    factor: f32,
-    x: Input<f32>,
-    norm: Weights<f32>,
-) -> U32x4 {
-    if INTEGER {
-        quantise8(
-            normed4(load::<F32x4>(x, piece * 8), piece * 8, factor, norm),
-            normed4(load::<F32x4>(x, piece * 8 + 4), piece * 8 + 4, factor, norm),
-        )
-    } else {
-        as_words(normed4(load::<F32x4>(x, piece * 4), piece * 4, factor, norm))
-    }
+pub fn products_of_four(x: F32x4, y: F32x4) -> f32 {
+    x.w.mul_add(y.w, x.z.mul_add(y.z, x.y.mul_add(y.y, x.x * y.x)))
 }
 
-/// Four values of the residual stream after a layer's part: `x + RMS norm of update`, times `scale[0]` where it is SCALED.
+/// Four values of the residual stream after a layer's part: `(x + update * factor) * by`.
 #[device]
-pub fn residual4<const SCALED: bool>(
-    at: u32,
-    factor: f32,
-    x: Input<f32>,
-    update: Input<f32>,
-    post_norm: Weights<f32>,
-    scale: Weights<f32>,
-) -> F32x4 {
-    let old = load::<F32x4>(x, at);
-    let new = normed4(load::<F32x4>(update, at), at, factor, post_norm);
-    let mut by = 1.0f32;
-    if SCALED {
-        by = scale[0u32];
-    }
-    f32x4((old.x + new.x) * by, (old.y + new.y) * by, (old.z + new.z) * by, (old.w + new.w) * by)
+pub fn with_update(x: F32x4, update: F32x4, factor: f32, by: f32) -> F32x4 {
+    f32x4(
+        update.x.mul_add(factor, x.x) * by,
+        update.y.mul_add(factor, x.y) * by,
+        update.z.mul_add(factor, x.z) * by,
+        update.w.mul_add(factor, x.w) * by,
+    )
 }
 
-/// The update's squares.
+/// Times a weight of one element: a layer's scale.
 #[device]
-pub fn residual_energy<const INTEGER: bool>(piece: u32, round: i32, factor: f32, update: Input<f32>) -> f32 {
-    norm_energy(piece, round, factor, update)
+pub fn scaled_by(value: f32, weight: Weights<f32>) -> f32 {
+    value * weight[0u32]
 }
 
-/// Round 0: the update's squares; round 1: those of the residual stream that it leads to.
+/// The residual stream as it is now, for whoever reads it later. Not the memory it came from: other blocks still read that.
 #[device]
-pub fn residual_norm_energy<const INTEGER: bool>(
-    piece: u32,
-    round: i32,
-    factor: f32,
-    x: Input<f32>,
-    update: Input<f32>,
-    post_norm: Weights<f32>,
-    scale: Weights<f32>,
-) -> f32 {
-    let width: u32 = if INTEGER { 8 } else { 4 };
-    let mut sum = 0.0f32;
-    #[unroll]
-    for at in (piece * width..piece * width + width).by(4) {
-        if round == 0 {
-            sum = sum + square_sum(load::<F32x4>(update, at));
-        } else {
-            sum = sum + square_sum(residual4(at, factor, x, update, post_norm, scale));
-        }
-    }
-    sum
-}
-
-/// The residual stream after a layer's part, as it is. The first block leaves it in `stream`, which is not `x`: other blocks
-/// still read it.
-#[device]
-pub fn residual_input<const INTEGER: bool>(
-    piece: u32,
-    kept: bool,
-    first: f32,
-    factor: f32,
-    x: Input<f32>,
-    update: Input<f32>,
-    post_norm: Weights<f32>,
-    scale: Weights<f32>,
-    stream: Output<f32>,
-) -> U32x4 {
-    let at = if INTEGER { piece * 8 } else { piece * 4 };
-    let low = residual4(at, factor, x, update, post_norm, scale);
-    if kept && block_idx() == 0 {
-        store(stream, at, low);
-    }
-    let arrived: U32x4;
-    if INTEGER {
-        let high = residual4(at + 4, factor, x, update, post_norm, scale);
-        if kept && block_idx() == 0 {
-            store(stream, at + 4, high);
-        }
-        arrived = quantise8(low, high);
-    } else {
-        arrived = as_words(low);
-    }
-    arrived
-}
-
-/// The RMS norm of the residual stream after a layer's part. The first block leaves that stream in `stream`, which is not `x`:
-/// other blocks still read it.
-#[device]
-pub fn residual_normed_input<const INTEGER: bool>(
-    piece: u32,
-    kept: bool,
-    first: f32,
-    factor: f32,
-    x: Input<f32>,
-    update: Input<f32>,
-    post_norm: Weights<f32>,
-    scale: Weights<f32>,
-    norm: Weights<f32>,
-    stream: Output<f32>,
-) -> U32x4 {
-    let at = if INTEGER { piece * 8 } else { piece * 4 };
-    let low = residual4(at, first, x, update, post_norm, scale);
-    if kept && block_idx() == 0 {
-        store(stream, at, low);
-    }
-    let arrived: U32x4;
-    if INTEGER {
-        let high = residual4(at + 4, first, x, update, post_norm, scale);
-        if kept && block_idx() == 0 {
-            store(stream, at + 4, high);
-        }
-        arrived = quantise8(normed4(low, at, factor, norm), normed4(high, at + 4, factor, norm));
-    } else {
-        arrived = as_words(normed4(low, at, factor, norm));
-    }
-    arrived
+pub fn leave_stream(value: F32x4, at: u32, out: Output<f32>) -> F32x4 {
+    store(out, at, value);
+    value
 }
 
 // ---- epilogues ------------------------------------------------------------------------------------------------------
