@@ -20,11 +20,12 @@ pub struct ModelLocation {
 }
 
 impl ModelLocation {
-    /// Where the plan's model lies: its first file, from which the others are found.
+    /// Where the plan's model lies, and it is the one the plan was compiled from: its first file, from which the others are
+    /// found.
     pub fn file(&self, plan: &Plan) -> Result<PathBuf, RuntimeError> {
-        let first =
-            plan.model.files.first().ok_or(RuntimeError::ModelMissing { name: String::new(), looked: Vec::new() })?;
-        find(first, self, plan.model.files.len() == 1)
+        let first = Weights::open(plan, self)?.files.into_iter().next();
+        let (path, _) = first.ok_or(RuntimeError::ModelMissing { name: String::new(), looked: Vec::new() })?;
+        Ok(path)
     }
 }
 
