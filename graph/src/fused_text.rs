@@ -1,8 +1,7 @@
 //! The groups of a fused graph as text, a line each: what the snapshots of passes show.
 //!
 //! A line says which pattern the group forms, what it reads, what it leaves for others, and which nodes it does on the way.
-//! Names of the layer's own are short, those of others in full. As in the text of a graph, nothing here changes unless the
-//! groups do.
+//! Names of the layer's own are short; `prev.` and `next.` stand for its neighbours, so that equal layers have equal texts.
 
 use std::fmt::Write;
 
@@ -29,7 +28,13 @@ pub fn fused_text(fused: &Fused, layer: Option<u32>) -> String {
 
 fn short_name(fused: &Fused, layer: Option<u32>, id: NodeId) -> String {
     let node = fused.graph.node(id);
-    if node.layer == layer && !node.name.is_empty() { node.name.clone() } else { fused.graph.full_name(id) }
+    match (layer, node.layer) {
+        _ if node.name.is_empty() => fused.graph.full_name(id),
+        (own, of) if own == of => node.name.clone(),
+        (Some(own), Some(of)) if own == of + 1 => format!("prev.{}", node.name),
+        (Some(own), Some(of)) if own + 1 == of => format!("next.{}", node.name),
+        _ => fused.graph.full_name(id),
+    }
 }
 
 /// The kind, and which parts of the pattern are there.
