@@ -108,7 +108,10 @@ pub fn run(args: &Args) -> Result<Outcome> {
         if picked != [right; 2] {
             report.wrong_picks.push((pass.position, picked, right));
         }
-        last.retain(|other| other.position != ran.position);
+        if let Some(at) = last.iter().position(|other| other.position == ran.position) {
+            let other = last.swap_remove(at);
+            report.compared_phases.push((other.phase, ran.phase, other.has_logits(&ran.logits)));
+        }
         if selected.is_judged {
             report.together.push(ran.without_logits());
         }
@@ -185,10 +188,7 @@ fn replay(device: &mut Session, prompt: &[Reference], decoded: &[Reference], las
     let mut unlike = Vec::new();
     let mut check = |pass: &Reference, logits: &[f32]| {
         let ran = last.iter().find(|ran| ran.position == pass.position);
-        let same = |ran: &Together| {
-            ran.logits.len() == logits.len() && ran.logits.iter().zip(logits).all(|(a, b)| a.to_bits() == b.to_bits())
-        };
-        if !ran.is_some_and(same) {
+        if !ran.is_some_and(|ran| ran.has_logits(logits)) {
             unlike.push(pass.position);
         }
     };

@@ -219,12 +219,13 @@ impl PhaseBuilder<'_, '_> {
 
     fn leaves_product(&mut self, group: &Group, of: &Product, out: Arg) {
         if of.epilogue.is_empty() && !of.geglu && of.matmuls.len() > 1 {
-            // Side by side: for one row each is a range of its own.
-            if self.is_one_row(group) {
-                for id in &of.matmuls {
-                    if let Ok(place) = self.floats(*id) {
-                        self.leaves(*id, Form::F32, place.start);
-                    }
+            // Side by side: each a part of every row.
+            let rows = self.rows_of(group) as u64;
+            for id in &of.matmuls {
+                if let Ok(place) = self.floats(*id) {
+                    let width = self.graph().node(*id).ty.width as u64;
+                    let elements = (rows - 1) * place.stride as u64 + width;
+                    self.leaves(*id, Form::F32, place.start.take(elements * 4));
                 }
             }
             return;

@@ -246,7 +246,8 @@ pub struct CudaStep {
 pub struct StepOutput {
     pub value: ValueIndex,
     pub form: Form,
-    /// Row by row; of int8, the codes.
+    /// From the first row's first element to the last row's last. Rows are evenly spaced: those that are part of wider ones
+    /// have gaps. Of int8 all codes, then all scales, then all sums.
     pub place: Range,
 }
 

@@ -19,6 +19,8 @@ pub struct Report<'a> {
     pub together: Vec<Together>,
     /// Positions after which the device picked a token that its logits do not say: largest, sampled, right.
     pub wrong_picks: Vec<(u32, [u32; 2], u32)>,
+    /// Pairs of phases that read the same prompt, and whether their logits are the same to the bit.
+    pub compared_phases: Vec<(usize, usize, bool)>,
     /// Passes that were run again as they run otherwise, and the positions of those that gave other logits.
     pub replayed: usize,
     pub unlike: Vec<u32>,
@@ -33,6 +35,7 @@ impl<'a> Report<'a> {
             findings: Vec::new(),
             together: Vec::new(),
             wrong_picks: Vec::new(),
+            compared_phases: Vec::new(),
             replayed: 0,
             unlike: Vec::new(),
         }
@@ -214,6 +217,11 @@ impl<'a> Report<'a> {
                     );
                 }
             }
+        }
+        for (one, other, same) in &self.compared_phases {
+            let [one, other] = [one, other].map(|phase| self.program().phases[*phase].name.as_str());
+            let how = if *same { "the same bits as" } else { "other bits than" };
+            let _ = writeln!(text, "phases    {one} gives {how} {other}");
         }
         match &self.unlike[..] {
             [] => {

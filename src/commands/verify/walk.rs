@@ -63,6 +63,12 @@ pub struct Together {
 }
 
 impl Together {
+    /// Whether its logits are these, to the bit.
+    pub fn has_logits(&self, logits: &[f32]) -> bool {
+        let same = self.logits.iter().zip(logits).all(|(a, b)| a.to_bits() == b.to_bits());
+        same && self.logits.len() == logits.len()
+    }
+
     /// Without what would be a megabyte of a large vocabulary.
     pub fn without_logits(&self) -> Together {
         let Together { phase, position, logits_error, rerouted, .. } = *self;
