@@ -68,7 +68,7 @@ pub fn decode_row_as<F: BlockFormat>(row: &[u8], out: &mut [f32]) {
 
 /// Half precision to single, exact for every bit pattern but the payload of a NaN; loops over it vectorise.
 #[inline(always)]
-pub fn half_to_f32(bits: u16) -> f32 {
+pub const fn half_to_f32(bits: u16) -> f32 {
     const SMALLEST_NORMAL: u32 = (127 - 14) << 23;
     let exponent = bits & 0x7c00;
     let shifted = (bits as u32 & 0x7fff) << 13;
@@ -82,25 +82,24 @@ pub fn half_to_f32(bits: u16) -> f32 {
 /// What makes a half's exponent, moved into place, a single's.
 const REBIAS: u32 = (127 - 15) << 23;
 
-/// The half at `offset`: the same, in a few integer instructions for a normal number on its own.
+/// Every half as a single.
 ///
-/// Subnormals are common among the scales of small weights, and go the other way too: to mend their exponent by a product with
-/// a power of two would be exact, but costs more than decoding the block.
+/// A block's scale comes alone, where [`half_to_f32`] would be half of the block's work. Here it is one load, spread to a vector
+/// on the way; and the halves of one matrix are so much alike that the few lines they lie in stay in the first-level cache.
+static SINGLES: [f32; 1 << 16] = {
+    let mut singles = [0.0; 1 << 16];
+    let mut bits = 0;
+    while bits < singles.len() {
+        singles[bits] = half_to_f32(bits as u16);
+        bits += 1;
+    }
+    singles
+};
+
+/// The half at `offset`.
 #[inline(always)]
 fn half(block: &[u8], offset: usize) -> f32 {
-    let bits = u16::from_le_bytes(*bytes(block, offset));
-    // The exponents 31 and 0 become 0 and 1 when one is added.
-    if bits.wrapping_add(0x0400) & 0x7800 == 0 {
-        return half_out_of_the_ordinary(bits);
-    }
-    let shifted = ((bits as i16 as i32) << 13) as u32;
-    f32::from_bits((shifted & 0x8fff_e000) + REBIAS)
-}
-
-#[cold]
-#[inline(never)]
-fn half_out_of_the_ordinary(bits: u16) -> f32 {
-    half_to_f32(bits)
+    SINGLES[u16::from_le_bytes(*bytes(block, offset)) as usize]
 }
 
 #[inline(always)]

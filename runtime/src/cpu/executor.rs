@@ -40,7 +40,7 @@ impl Pass<'_> {
 }
 
 /// Sees every f32 value as it is made: its name, its width and its rows.
-pub type Tap<'a> = dyn FnMut(&str, usize, &[f32]) + 'a;
+pub type Tap<'a> = dyn FnMut(&str, usize, &[f32]) + Send + 'a;
 
 /// A plan with its weights, its state and its working memory.
 pub struct Executor {
@@ -48,8 +48,8 @@ pub struct Executor {
     weights: Weights,
     /// Vectors of f32, decoded once: mapped bytes need not be aligned. Empty for matrices.
     vectors: Vec<Vec<f32>>,
-    /// One a step that rotates.
-    ropes: Vec<Option<RopeTable>>,
+    /// One a step that rotates, shared by those that rotate alike.
+    ropes: Vec<Option<Arc<RopeTable>>>,
     arena: Aligned,
     caches: Vec<KvLayer>,
     /// One a value that routes.
@@ -70,15 +70,9 @@ impl Executor {
                 vector
             })
             .collect();
-        let rope_of = |step: &Step| match step.op {
-            Op::Rope { head_dim, base, factors } => {
-                Some(RopeTable::new(base, head_dim as usize, factors.map(|w| vectors[w as usize].as_slice())))
-            }
-            _ => None,
-        };
         let program = &plan.program;
         Executor {
-            ropes: program.steps.iter().map(rope_of).collect(),
+            ropes: rope_tables(&program.steps, &vectors),
             arena: Aligned::zeros(program.arena_bytes as usize / 4),
             caches: program
                 .caches
@@ -98,6 +92,13 @@ impl Executor {
 
     /// Runs every step and returns the logits of the asked rows.
     pub fn run(&mut self, pass: &Pass<'_>, tap: &mut Tap<'_>) -> &[f32] {
+        // On a thread of the pool: from any other, each product would be handed over and waited for.
+        rayon::scope(|_| self.walk(pass, tap));
+        let output = &self.plan.program.values[self.plan.program.output as usize];
+        place(output, pass).map_or(&[], |place| &self.arena.as_slice()[place])
+    }
+
+    fn walk(&mut self, pass: &Pass<'_>, tap: &mut Tap<'_>) {
         let nothing_asked = pass.asked.is_empty();
         for index in 0..self.plan.program.steps.len() {
             let output = &self.plan.program.values[self.plan.program.steps[index].output as usize];
@@ -110,8 +111,6 @@ impl Executor {
                 tap(&output.name, output.width as usize, &self.arena.as_slice()[place]);
             }
         }
-        let output = &self.plan.program.values[self.plan.program.output as usize];
-        place(output, pass).map_or(&[], |place| &self.arena.as_slice()[place])
     }
 
     fn step(&mut self, index: usize, pass: &Pass<'_>) {
@@ -193,6 +192,21 @@ impl Executor {
             }
         }
     }
+}
+
+/// The table of each step that rotates: one for all steps with the same frequencies, which then compute a pass's angles once.
+fn rope_tables(steps: &[Step], vectors: &[Vec<f32>]) -> Vec<Option<Arc<RopeTable>>> {
+    let mut tables: Vec<Arc<RopeTable>> = Vec::new();
+    let mut table_of = |step: &Step| {
+        let Op::Rope { head_dim, base, factors } = step.op else { return None };
+        let table = RopeTable::new(base, head_dim as usize, factors.map(|w| vectors[w as usize].as_slice()));
+        let known = tables.iter().position(|known| known.same_as(&table)).unwrap_or_else(|| {
+            tables.push(Arc::new(table));
+            tables.len() - 1
+        });
+        Some(tables[known].clone())
+    };
+    steps.iter().map(&mut table_of).collect()
 }
 
 /// Where a value's rows lie in the arena during this pass, in floats; `None` for what does not lie there.

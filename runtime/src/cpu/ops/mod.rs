@@ -17,6 +17,7 @@ pub mod matmul;
 pub mod moe;
 pub mod norm;
 mod parallel;
+mod prefetch;
 mod product;
 pub mod rope;
 #[cfg(test)]

@@ -10,6 +10,7 @@ use rayon::prelude::*;
 
 use super::super::aligned::Aligned;
 use super::lanes::{self, LANES};
+use super::prefetch::fetch_ahead;
 use super::{tiles, vectorised};
 
 /// A strip of weight rows, the activation rows to multiply it with, and where the products go.
@@ -86,6 +87,10 @@ const PIECE: usize = 256;
 #[repr(align(64))]
 struct Piece([f32; PIECE]);
 
+/// The lanes of a sum, between one piece and the next.
+#[repr(align(64))]
+struct Sums([f32; LANES]);
+
 #[inline(always)]
 fn multiply_few_as<F: BlockFormat, const N: usize>(
     weights: &[u8],
@@ -97,16 +102,16 @@ fn multiply_few_as<F: BlockFormat, const N: usize>(
     let (pieces, rest) = (inputs[0].0.len(), inputs[0].1.len());
     let inputs = inputs.map(|(whole, rest_of)| (&whole[..pieces], &rest_of[..rest]));
     for (i, row) in weights.chunks_exact(weights.len() / outputs[0].len()).enumerate() {
-        let mut acc = [[0.0; LANES]; N];
+        let mut sums = [const { Sums([0.0; LANES]) }; N];
         let mut blocks = row.chunks_exact(PIECE / F::LEN * F::BYTES);
         for (p, blocks) in (0..pieces).zip(blocks.by_ref()) {
-            multiply_piece::<F, N>(blocks, inputs.map(|input| input.0[p].as_slice()), &mut piece.0, &mut acc);
+            multiply_piece::<F, N>(blocks, inputs.map(|input| input.0[p].as_slice()), &mut piece.0, &mut sums);
         }
         if rest > 0 {
-            multiply_piece::<F, N>(blocks.remainder(), inputs.map(|input| input.1), &mut piece.0[..rest], &mut acc);
+            multiply_piece::<F, N>(blocks.remainder(), inputs.map(|input| input.1), &mut piece.0[..rest], &mut sums);
         }
-        for (acc, output) in acc.into_iter().zip(&mut outputs) {
-            output[i] = lanes::total(acc);
+        for (sums, output) in sums.into_iter().zip(&mut outputs) {
+            output[i] = lanes::total(sums.0);
         }
     }
 }
@@ -116,11 +121,12 @@ fn multiply_piece<F: BlockFormat, const N: usize>(
     blocks: &[u8],
     inputs: [&[f32]; N],
     decoded: &mut [f32],
-    acc: &mut [[f32; LANES]; N],
+    sums: &mut [Sums; N],
 ) {
+    fetch_ahead(blocks);
     decode_row_as::<F>(blocks, decoded);
     for k in 0..N {
-        lanes::accumulate_row(&mut acc[k], decoded, inputs[k]);
+        lanes::accumulate_row(&mut sums[k].0, decoded, inputs[k]);
     }
 }
 

@@ -6,7 +6,7 @@ use super::parallel::rows_in_parallel;
 
 /// The frequencies of one kind of layer, and the angles last asked for.
 ///
-/// All layers of a kind rotate the same positions in a step, so the sines and cosines of a step are worth keeping.
+/// All layers of a kind share one and rotate the same positions in a pass, so the sines and cosines of a pass are worth keeping.
 #[derive(Debug)]
 pub struct RopeTable {
     /// One a pair: `base^(-2i / head_dim) / factor`.
@@ -33,6 +33,11 @@ impl RopeTable {
             None => (0..pairs).map(frequency).collect(),
         };
         RopeTable { inverse_frequencies, latest: Mutex::default() }
+    }
+
+    /// Whether the two rotate alike, so that one could serve for both.
+    pub fn same_as(&self, other: &RopeTable) -> bool {
+        self.inverse_frequencies == other.inverse_frequencies
     }
 
     fn angles(&self, first_position: usize, rows: usize) -> Arc<Angles> {
