@@ -34,6 +34,8 @@ pub enum Rounding {
     Product,
     /// Queries, keys, values and their weights in 16 bits, under an exponential.
     Attention,
+    /// Two such values, multiplied: of both the large ones are the noisy ones.
+    Gated,
 }
 
 /// A plan's two programs: what runs, and what it means.
@@ -43,7 +45,7 @@ pub struct Meaning<'a> {
     /// The step of the meaning that makes each value.
     made_by: Vec<Option<&'a Step>>,
     /// No pass rounds activations.
-    is_exact: bool,
+    pub is_exact: bool,
 }
 
 impl<'a> Meaning<'a> {
@@ -149,7 +151,7 @@ impl<'a> Meaning<'a> {
 
     /// What rounding a value has gone through since the values that are known to be `right`.
     pub fn rounding(&self, value: ValueIndex, right: &HashSet<ValueIndex>) -> Rounding {
-        let (mut rounding, mut seen, mut open) = (Rounding::None, HashSet::new(), vec![value]);
+        let (mut rounding, mut is_gated, mut seen, mut open) = (Rounding::None, false, HashSet::new(), vec![value]);
         while let Some(value) = open.pop() {
             let Some(step) = self.made_by[value as usize] else { continue };
             rounding = rounding.max(match step.op {
@@ -157,9 +159,10 @@ impl<'a> Meaning<'a> {
                 Op::Attention { .. } if self.program.kv != KvType::F32 => Rounding::Attention,
                 _ => Rounding::None,
             });
+            is_gated |= step.op == Op::Mul;
             open.extend(step.inputs.iter().filter(|input| !right.contains(*input) && seen.insert(**input)));
         }
-        rounding
+        if is_gated && rounding != Rounding::None { Rounding::Gated } else { rounding }
     }
 
     /// The layer whose output a value is.

@@ -175,7 +175,8 @@ impl Walk<'_> {
                 let error = compare::together(expected, &found, self.meaning.width(place.value), left_out);
                 match (self.meaning.layer_output(place.value), error) {
                     (Some(layer), Some(error)) if layers.iter().all(|(known, ..)| *known != layer) => {
-                        let limit = limits::together(layer, pass.count(place.rows)) * self.tolerance;
+                        let limit =
+                            limits::together(layer, pass.count(place.rows), self.meaning.is_exact) * self.tolerance;
                         layers.push((layer, error, limit));
                     }
                     (None, error) => (logits, logits_error) = (found, error),
