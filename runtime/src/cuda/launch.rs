@@ -58,14 +58,14 @@ impl Module {
             unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }
                 .map_err(CudaError::driver(doing))?;
         }
-        let parameters = parameters(function);
-        Ok(Function { module: Arc::clone(self), function, name: name.into(), shared, parameters })
+        Ok(Function { module: Arc::clone(self), function, name: name.into(), shared })
     }
 }
 
-/// Bytes of each parameter. The driver takes as many arguments as a kernel has parameters, whatever it is given; so that is
-/// compared before every launch.
-fn parameters(function: sys::CUfunction) -> Vec<usize> {
+/// Bytes of each of the first `count` parameters, as many as there are. The driver takes as many arguments as a kernel has
+/// parameters, whatever it is given; so what is given is compared before every launch. Nobody asks beyond it: the answer would
+/// be an error, which tools that watch the driver report.
+fn parameters(function: sys::CUfunction, count: usize) -> Vec<usize> {
     let size = |index: usize| {
         let (mut offset, mut size) = (0, 0);
         // SAFETY: a live function; writes two numbers. There is no such parameter where it fails.
@@ -73,7 +73,7 @@ fn parameters(function: sys::CUfunction) -> Vec<usize> {
         let answer = unsafe { sys::cuFuncGetParamInfo(function, index, &mut offset, &mut size) };
         (answer == sys::CUresult::CUDA_SUCCESS).then_some(size)
     };
-    (0..256).map_while(size).collect()
+    (0..count).map_while(size).collect()
 }
 
 impl Drop for Module {
@@ -92,8 +92,6 @@ pub struct Function {
     function: sys::CUfunction,
     name: String,
     shared: u32,
-    /// Bytes of each.
-    parameters: Vec<usize>,
 }
 
 // SAFETY: a function's handle may be used from any thread that has made the context current.
@@ -140,11 +138,12 @@ impl Function {
     #[allow(unsafe_code)]
     pub unsafe fn launch(&self, launch: Launch, arguments: &[Argument<'_>]) -> Result<(), CudaError> {
         let context = &self.module.context;
-        if !arguments.iter().map(Argument::size).eq(self.parameters.iter().copied()) {
-            let (expected, found) = (self.parameters.clone(), arguments.iter().map(Argument::size).collect());
+        context.enter()?;
+        let expected = parameters(self.function, arguments.len());
+        if !arguments.iter().map(Argument::size).eq(expected.iter().copied()) {
+            let found = arguments.iter().map(Argument::size).collect();
             return Err(CudaError::Arguments { kernel: self.name.clone(), expected, found });
         }
-        context.enter()?;
         let mut words: Vec<u64> = arguments
             .iter()
             .map(|argument| match *argument {
