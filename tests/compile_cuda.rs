@@ -9,8 +9,11 @@ mod compile;
 #[path = "common/lowered.rs"]
 mod lowered;
 
+use std::io::Write;
+
 use common::Place;
 use gemma4c_blocks::DType;
+use gemma4c_codegen::nvrtc::Toolchain;
 use gemma4c_models::synth::Preset;
 use lowered::{Told, header};
 use serde_json::Value;
@@ -93,5 +96,53 @@ fn sliding_layers_cost_their_window() {
             // A window of 1024 and a chunk of 2048; 8 heads of 256, keys and values, two bytes each.
             assert_eq!(after, (1024 + 2048) * 8 * 256 * 2 * 2);
         }
+    }
+}
+
+/// What a command took: seconds, and the most memory it had at a time.
+#[cfg(target_os = "linux")]
+fn measured(place: &Place, line: &str) -> (f32, u64) {
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+    let mut command = place.command(line);
+    command.stdout(Stdio::null()).stderr(Stdio::null()).env("GEMMA4C_CACHE", place.path("cache"));
+    let started = Instant::now();
+    let mut child = command.spawn().expect("the binary starts");
+    let mut most = 0;
+    loop {
+        let ended = child.try_wait().expect("a child");
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let peak =
+            status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
+        most = most.max(peak.unwrap_or(0) * 1024);
+        if let Some(status) = ended {
+            assert!(status.success(), "gemma4c {line}");
+            return (started.elapsed().as_secs_f32(), most);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Kernels and all: in little time once they are known, in little memory, and to the same bytes. The bounds on time leave room for
+/// a machine that does other things as well: alone, two cores take a third of a minute, and half a second.
+#[cfg(target_os = "linux")]
+#[test]
+fn full_sizes_compile_in_little_time_and_memory_and_to_the_same_bytes() {
+    if let Err(error) = Toolchain::find() {
+        assert!(std::env::var_os("CI").is_none(), "NVRTC must be here.\n{error}");
+        writeln!(std::io::stderr(), "SKIPPED: {error}").expect("stderr takes a message");
+        return;
+    }
+    let place = Place::new();
+    for (preset, dtype) in [(Preset::E4b, DType::Q8_0), (Preset::Dense31b, DType::Q4_0)] {
+        header(&place.path("model.gguf"), preset, dtype);
+        let compile =
+            |plan: &str| measured(&place, &format!("compile model.gguf -o {plan} --target cuda --arch sm_90a"));
+        let ((cold, cold_bytes), (warm, warm_bytes)) = (compile("once.bin"), compile("again.bin"));
+        let (name, most) = (preset.name(), cold_bytes.max(warm_bytes));
+        eprintln!("{name} {dtype}: {cold:.1} s, then {warm:.1} s, {} MB", most / 1_000_000);
+        assert!(place.read("once.bin") == place.read("again.bin"), "{name}: other bytes");
+        assert!(cold < 240.0 && warm < 20.0, "{name}: {cold} s, then {warm} s");
+        assert!((1..1_000_000_000).contains(&most), "{name}: {most} bytes");
     }
 }
