@@ -1,0 +1,106 @@
+//! Plans of tiny models in the simulator: tokens in, rows of logits out. Whoever takes this in also has `src/compile.rs`,
+//! `src/simulate.rs` and `common/lowered.rs` as modules of these names.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use gemma4c_plan::Plan;
+use gemma4c_runtime::{Asked, ModelLocation, Session};
+
+use crate::simulate;
+
+/// Where a plan's model is: the plan names it.
+fn location(model: &Path) -> ModelLocation {
+    ModelLocation { plan_dir: model.parent().expect("a folder").into(), given: Some(model.into()) }
+}
+
+/// How tokens are fed: a prompt in pieces of these lengths, the rest one by one as if they had been generated.
+pub struct Feed<'t> {
+    pub tokens: &'t [u32],
+    pub pieces: Vec<usize>,
+    /// Of each piece: all its rows, or the last.
+    pub asked: Asked,
+}
+
+impl Feed<'_> {
+    /// The rows of logits, with the indices of their tokens.
+    pub fn rows(&self, session: &mut Session) -> Vec<(usize, Vec<f32>)> {
+        let mut rows = Vec::new();
+        let mut first = 0;
+        for len in &self.pieces {
+            let piece = &self.tokens[first..first + len];
+            session.feed(piece, self.asked, None, |at, row| rows.push((first + at, row.to_vec()))).expect("a prompt");
+            first += len;
+        }
+        for (at, token) in self.tokens.iter().enumerate().skip(first) {
+            session.decode(*token, |row| rows.push((at, row.to_vec()))).expect("a token");
+        }
+        rows
+    }
+}
+
+/// The launches of a plan, in the simulator.
+pub fn on_simulator(plan: Plan, model: &Path) -> Session {
+    simulate::open(plan, &location(model)).expect("a plan that can be simulated")
+}
+
+/// What they mean, in f32.
+pub fn on_cpu(plan: Plan, model: &Path) -> Session {
+    Session::on_cpu(plan, &location(model)).expect("a plan that can be run")
+}
+
+/// How far rows of logits are from those expected.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Distance {
+    squares: f64,
+    values: usize,
+    pub largest: f32,
+}
+
+impl Distance {
+    pub fn of(ours: &[f32], expected: &[f32]) -> Distance {
+        assert_eq!(ours.len(), expected.len());
+        let difference =
+            |(a, b): (&f32, &f32)| if a.is_finite() && b.is_finite() { (a - b).abs() } else { f32::INFINITY };
+        let differences = || ours.iter().zip(expected).map(difference);
+        Distance {
+            squares: differences().map(|d| (d as f64).powi(2)).sum(),
+            values: ours.len(),
+            largest: differences().fold(0.0, f32::max),
+        }
+    }
+
+    pub fn and(self, other: Distance) -> Distance {
+        let largest = self.largest.max(other.largest);
+        Distance { squares: self.squares + other.squares, values: self.values + other.values, largest }
+    }
+
+    pub fn rms(&self) -> f64 {
+        (self.squares / self.values.max(1) as f64).sqrt()
+    }
+}
+
+/// Does jobs on as many threads as there are cores, whichever is free taking the next, and fails with all that failed.
+pub fn each<T: Sync>(jobs: &[T], work: impl Fn(&T) -> Result<(), String> + Sync) {
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let outcome = work(job);
+                    failed.lock().expect("no thread has failed").extend(outcome.err());
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().expect("no thread has failed");
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// Everything is to be tested, however long it takes.
+pub fn exhaustive() -> bool {
+    std::env::var_os("GEMMA4C_EXHAUSTIVE").is_some()
+}

@@ -1,0 +1,120 @@
+//! Every pass switched off in turn: the plan is another one, and what it computes is the same.
+//!
+//! Plans of the smallest models of each kind run in the simulator, and are compared with what their steps mean, which the CPU
+//! computes in f32. A pass that makes no difference to a model's launches is not run for it.
+
+mod common;
+#[path = "../src/compile.rs"]
+#[allow(dead_code, reason = "the program uses all of it")]
+mod compile;
+#[path = "common/lowered.rs"]
+#[allow(dead_code, reason = "shared with tests that use all of it")]
+mod lowered;
+#[path = "../src/simulate.rs"]
+mod simulate;
+#[path = "common/simulated.rs"]
+mod simulated;
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use common::{Place, random_tokens};
+use gemma4c_codegen::cuda::LOWERING_PASSES;
+use gemma4c_graph::passes::PASSES;
+use gemma4c_plan::Plan;
+use gemma4c_plan::cuda::{KvType, Phase};
+use gemma4c_runtime::Asked;
+use lowered::Told;
+use simulated::{Distance, Feed, each, exhaustive, on_cpu, on_simulator};
+
+/// The kinds of models, as small as they come, and the passes that must make a difference to each.
+const MODELS: [(&str, &str); 3] = [
+    (
+        "tiny-e -q q8_0 --layers 3",
+        "dead-rows per-layer-inputs per-layer-gate geglu join-products epilogues heads norms",
+    ),
+    ("tiny-dense -q q4_0 --layers 2", "dead-rows scale-gathers geglu join-products epilogues heads norms"),
+    (
+        "tiny-moe -q q8_0 --layers 2",
+        "dead-rows scale-gathers geglu join-products epilogues heads norms router expert-sums",
+    ),
+];
+
+/// What the lowering cannot do without yet, model by model.
+const NEEDED: [(&str, &str); 2] =
+    [("tiny-e", "per-layer-inputs per-layer-gate heads"), ("tiny-moe", "expert-sums int8")];
+
+/// With rounded activations, and without.
+const ROUNDED: (f64, f32) = (0.15, 1.0);
+const EXACT: (f64, f32) = (1e-3, 1e-3);
+
+fn phases(plan: &Plan) -> &[Phase] {
+    &plan.cuda.as_ref().expect("a GPU plan").program.phases
+}
+
+/// Compares a plan in the simulator with its meaning.
+fn check(model: &Path, what: &str, told: &Told, (rms, largest): (f64, f32)) -> Result<(), String> {
+    let started = Instant::now();
+    let plan = lowered::plan(model, told);
+    let tokens = random_tokens(7, 7, plan.model.vocab_size);
+    let feed = Feed { tokens: &tokens, pieces: vec![4, 1], asked: Asked::Last };
+    let expected = feed.rows(&mut on_cpu(plan.clone(), model));
+    let ours = feed.rows(&mut on_simulator(plan, model));
+    let mut all = Distance::default();
+    for ((at, ours), (of, expected)) in ours.iter().zip(&expected) {
+        assert_eq!(at, of);
+        all = all.and(Distance::of(ours, expected));
+    }
+    let seconds = started.elapsed().as_secs_f32();
+    let report =
+        format!("{what}: {} rows, rms {:.5}, largest {:.5}, {seconds:.0} s", ours.len(), all.rms(), all.largest);
+    writeln!(std::io::stderr(), "{report}").expect("stderr takes a message");
+    if all.rms() <= rms && all.largest <= largest { Ok(()) } else { Err(report) }
+}
+
+#[test]
+fn each_pass_switched_off_computes_the_same() {
+    let place = Place::new();
+    let whole = Told { context: Some(64), chunk: Some(4), ..Told::default() };
+    let mut jobs = Vec::new();
+    for (index, (synth, must_differ)) in MODELS.iter().enumerate() {
+        let file = format!("{index}.gguf");
+        place.ok(&format!("synth {synth} -o {file}"));
+        let preset = synth.split(' ').next().expect("a preset");
+        jobs.push((file.clone(), format!("{preset} as it is"), whole.clone(), ROUNDED));
+        let all = lowered::plan(&place.path(&file), &whole);
+        for pass in PASSES.iter().map(|pass| pass.name).chain(LOWERING_PASSES.iter().map(|(name, _)| *name)) {
+            if NEEDED.iter().any(|(of, passes)| *of == preset && passes.split(' ').any(|name| name == pass)) {
+                continue;
+            }
+            let without = whole.clone().without(&[pass]);
+            if phases(&lowered::plan(&place.path(&file), &without)) == phases(&all) {
+                assert!(!must_differ.split(' ').any(|name| name == pass), "{preset}: {pass} makes no difference");
+                continue;
+            }
+            if pass != "int8" {
+                jobs.push((file.clone(), format!("{preset} without {pass}"), without, ROUNDED));
+            }
+            if pass == "int8" || exhaustive() {
+                let exact = Told { kv: KvType::F32, ..whole.clone() }.without(&["int8", pass]);
+                jobs.push((file.clone(), format!("{preset} in f32 without {pass}"), exact, EXACT));
+            }
+        }
+    }
+    each(&jobs, |(file, what, told, limits)| check(&place.path(file), what, told, *limits));
+}
+
+/// Nothing fused at all: the plain kernels alone.
+#[test]
+fn all_passes_switched_off_compute_the_same() {
+    let place = Place::new();
+    let passes: Vec<&str> = PASSES.iter().map(|pass| pass.name).collect();
+    for (synth, _) in MODELS {
+        place.ok(&format!("synth {synth} -o model.gguf"));
+        let told = Told { context: Some(64), chunk: Some(4), kv: KvType::F32, ..Told::default() };
+        let told = told.without(&[&passes[..], &["int8"]].concat());
+        check(&place.path("model.gguf"), &format!("{synth} without any pass"), &told, EXACT)
+            .unwrap_or_else(|wrong| panic!("{wrong}"));
+    }
+}
