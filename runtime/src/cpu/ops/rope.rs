@@ -113,6 +113,18 @@ mod tests {
     }
 
     #[test]
+    fn tables_are_the_same_if_they_rotate_alike() {
+        let table = RopeTable::new(1e4, 256, None);
+        assert!(table.same_as(&RopeTable::new(1e4, 256, Some(&[1.0; 128]))));
+        let others = [
+            RopeTable::new(1e6, 256, None),
+            RopeTable::new(1e4, 512, None),
+            RopeTable::new(1e4, 256, Some(&[2.0; 128])),
+        ];
+        assert!(others.iter().all(|other| !table.same_as(other)));
+    }
+
+    #[test]
     fn independent_of_threads_and_neighbours() {
         let (x, table) = (Random::new(3).values(64 * 2048), RopeTable::new(1e4, 256, None));
         let all = with_threads(1, || rotated(&x, 8, 256, 40, &table));
