@@ -79,24 +79,53 @@ fn prefill_leaves_dead_rows_out() {
     }
 }
 
-/// What a sliding layer costs follows from its window, not from the context.
+/// Bytes as the README has them.
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.2}", bytes as f64 / 1e9)
+}
+
+/// What a plan takes is known before a GPU is seen, and the README says it: its table is what the compiler says today. What a sliding
+/// layer costs follows from its window, not from the context.
 #[test]
-fn sliding_layers_cost_their_window() {
+fn the_readme_tells_the_memory_of_full_sizes() {
     let place = Place::new();
-    let told = |context: u32| Told { context: Some(context), ..Told::default() };
-    let by_layer = |plan: &Value| -> Vec<(bool, u64)> {
-        let caches = plan["caches"].as_array().expect("caches");
-        caches.iter().map(|cache| (cache["window"].is_u64(), number(cache, "bytes"))).collect()
-    };
-    let short = inspected(&place, Preset::Dense12b, DType::Q4_0, &told(4096));
-    let long = inspected(&place, Preset::Dense12b, DType::Q4_0, &told(262_144));
-    for ((slides, before), (_, after)) in by_layer(&short).into_iter().zip(by_layer(&long)) {
-        assert_eq!(after / before, if slides { 1 } else { 64 });
-        if slides {
-            // A window of 1024 and a chunk of 2048; 8 heads of 256, keys and values, two bytes each.
-            assert_eq!(after, (1024 + 2048) * 8 * 256 * 2 * 2);
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).expect("the README");
+    let mut rows = Vec::new();
+    for (preset, dtype, name, longest) in [
+        (Preset::E4b, DType::Q8_0, "E4B Q8_0", 131_072),
+        (Preset::Dense12b, DType::Q4_0, "12B Q4_0", 262_144),
+        (Preset::Dense31b, DType::Q4_0, "31B Q4_0", 262_144),
+    ] {
+        let mut shortest: Option<Vec<(bool, u64)>> = None;
+        for context in [4096, 32_768, longest] {
+            let told = Told { context: Some(context), ..Told::default() };
+            let plan = inspected(&place, preset, dtype, &told);
+            let without_copies = lowered::plan(&place.path("model.gguf"), &told.without(&["bf16-copies"]));
+            let least = without_copies.cuda.expect("a GPU plan").program.memory;
+            let bytes = |part: &str| gigabytes(number(&plan["memory"], part));
+            let parts = ["weights", "kv", "arena", "host", "total"].map(bytes).join(" | ");
+            let least = gigabytes(least.device().expect("it fits a GPU") + least.host);
+            rows.push(format!("| {name} | {context} | {parts} | {least} |"));
+
+            let caches = plan["caches"].as_array().expect("caches").iter();
+            let caches: Vec<_> = caches.map(|c| (c["window"].is_u64(), number(c, "bytes"))).collect();
+            let all: u64 = caches.iter().map(|(_, bytes)| bytes).sum();
+            assert_eq!(all, number(&plan["memory"], "kv"), "{name}: every byte belongs to a layer");
+            let before = shortest.get_or_insert_with(|| caches.clone());
+            for ((slides, before), (_, after)) in before.iter().zip(&caches) {
+                let times = if *slides { 1 } else { u64::from(context) / 4096 };
+                assert_eq!(*after, before * times, "{name}: a layer at a context of {context}");
+            }
+            assert!(caches.iter().any(|(slides, _)| *slides), "{name} has sliding layers");
+        }
+        // A window of 1024 and a chunk of 2048; 8 heads of 256, keys and values, two bytes each.
+        if preset == Preset::Dense12b {
+            let of_a_window = shortest.expect("caches").into_iter().find(|(slides, _)| *slides).expect("it slides").1;
+            assert_eq!(of_a_window, (1024 + 2048) * 8 * 256 * 2 * 2);
         }
     }
+    let missing: Vec<&String> = rows.iter().filter(|row| !readme.lines().any(|line| line == *row)).collect();
+    assert!(missing.is_empty(), "The README's table of memory says otherwise. It should be\n{}", rows.join("\n"));
 }
 
 /// What a command took: seconds, and the most memory it had at a time.
