@@ -165,9 +165,7 @@ fn every_fixture_agrees_as_it_is_compiled() {
 fn every_fixture_agrees_in_f32() {
     let Some(folder) = golden_folder() else { return };
     let told = Told { context: Some(128), chunk: Some(4), kv: KvType::F32, ..Told::default() }.without(&["int8"]);
-    // Kernels of experts round what they read, whatever they are told.
-    let exact: Vec<&str> = FIXTURES.into_iter().filter(|name| !name.starts_with("m_")).collect();
-    each(&exact, |name| {
+    each(&FIXTURES, |name| {
         let feed = |prompt: usize| match exhaustive() {
             true => (pieces(prompt, &[], 4), Asked::All, prompt + 31),
             // One of each kind beyond the window and round its ring.

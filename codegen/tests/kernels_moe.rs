@@ -16,6 +16,11 @@ fn the_router_chooses_and_weighs() {
 }
 
 #[test]
+fn the_router_enters_the_mixture() {
+    check(moe::entries());
+}
+
+#[test]
 fn experts_of_every_type() {
     check(moe::types());
 }
@@ -23,9 +28,4 @@ fn experts_of_every_type() {
 #[test]
 fn rows_widths_and_choices() {
     check(moe::shapes());
-}
-
-#[test]
-fn hidden_values_leave_in_int8() {
-    check(vec![moe::hidden_values_in_int8()]);
 }

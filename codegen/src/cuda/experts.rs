@@ -1,16 +1,34 @@
-//! A mixture's router and the products of the experts it chose.
+//! A mixture: its entry with the router, and the products of the experts it chose, with the dense half beside them.
 
-use gemma4c_graph::{Elem, Group, NodeId, Router, WeightId};
+use gemma4c_dsl::Instance;
+use gemma4c_graph::{Elem, Group, Kind, NodeId, Norm, Product, Router, WeightId};
 use gemma4c_plan::cuda::Form;
 
 use super::LowerError;
 use super::launch::Arg;
 use super::phase::{PhaseBuilder, RoutingPlace, Work, int8_arguments};
+use super::weights::Matrix;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::moe::Activations;
 use crate::kernels::moe::down::Down;
 use crate::kernels::moe::gate_up::GateUp;
 use crate::kernels::moe::router;
+use crate::kernels::outputs::Outputs;
+
+/// What a mixture's router can take along: the residual and the norm before it, and the norm of its experts' input.
+pub struct Entry {
+    /// The router's group, and that of the experts' norm.
+    router: usize,
+    expert_norm: usize,
+}
+
+/// A dense half that comes along with the experts.
+struct Beside {
+    input: NodeId,
+    output: NodeId,
+    nodes: Vec<NodeId>,
+    matrix: Matrix,
+}
 
 impl PhaseBuilder<'_, '_> {
     /// How many experts there are, and how many a row goes to.
@@ -22,12 +40,112 @@ impl PhaseBuilder<'_, '_> {
         }
     }
 
+    /// The router that reads the stream a norm leaves, with the norm of the experts' input.
+    pub fn entry(&self, group: &Group, norm: &Norm) -> Option<Entry> {
+        let residual = norm.residual.filter(|r| r.branch.is_none() && r.scale.is_none() && self.common.mixes)?;
+        norm.next.filter(|(_, weight)| weight.is_some())?;
+        let reads = |at: &usize| match &self.groups[*at].kind {
+            Kind::Router(router) => router.input == residual.sum && router.eps == norm.eps,
+            Kind::Norm(other) => {
+                let weighted = other.next.is_some_and(|(_, weight)| weight.is_some());
+                other.input == residual.sum && other.residual.is_none() && weighted && other.eps == norm.eps
+            }
+            _ => false,
+        };
+        let alike = |at: &usize| self.rows_of(&self.groups[*at]) == self.rows_of(group);
+        let readers: Vec<usize> = (0..self.groups.len()).filter(reads).filter(alike).collect();
+        let of = |wanted: fn(&Kind) -> bool| readers.iter().copied().find(|at| wanted(&self.groups[*at].kind));
+        Some(Entry {
+            router: of(|kind| matches!(kind, Kind::Router(_)))?,
+            expert_norm: of(|kind| matches!(kind, Kind::Norm(_)))?,
+        })
+    }
+
+    /// Residual, norms and router in one launch.
+    pub fn enter_mixture(&mut self, group: &Group, norm: &Norm, entry: &Entry) -> Result<(), LowerError> {
+        let (router_group, expert_group) = (self.groups[entry.router].clone(), self.groups[entry.expert_norm].clone());
+        let (Some(residual), Some((dense, Some(dense_weight)))) = (norm.residual, norm.next) else { return Ok(()) };
+        let (Kind::Router(router), Kind::Norm(Norm { next: Some((expert, Some(expert_weight))), .. })) =
+            (&router_group.kind, &expert_group.kind)
+        else {
+            return Ok(());
+        };
+        self.mark_done(entry.router);
+        self.mark_done(entry.expert_norm);
+        let rows = self.rows_of(group);
+        let outputs = self.wanted(dense).and(self.wanted(*expert));
+        let stream = self.make(residual.sum, Form::F32, rows);
+        let dense_names = ["dense_out", "dense_rounded", "dense_xq", "dense_xscale", "dense_xsum"];
+        let expert_names = ["expert_out", "expert_rounded", "expert_xq", "expert_xscale", "expert_xsum"];
+        let (mut arguments, dense_forms) = self.row_outputs(dense, outputs, rows, dense_names);
+        let (more, expert_forms) = self.row_outputs(*expert, outputs, rows, expert_names);
+        arguments.extend(more);
+        arguments.extend([
+            ("x", self.floats(residual.stream)?.start),
+            ("update", self.floats(norm.input)?.start),
+            ("post_norm", self.common.weights.floats(residual.post)?),
+            ("dense_norm", self.common.weights.floats(dense_weight)?),
+            ("expert_norm", self.common.weights.floats(*expert_weight)?),
+            ("stream", stream),
+        ]);
+        let nodes = [&group.nodes[..], &router_group.nodes[..], &expert_group.nodes[..]].concat();
+        let why = "residual, both norms and the choice; next best: a launch each";
+        self.route(&router_group, router, Some(outputs), arguments, &nodes, why)?;
+        self.leaves(residual.sum, Form::F32, stream);
+        for (form, start) in dense_forms {
+            self.leaves(dense, form, start);
+        }
+        for (form, start) in expert_forms {
+            self.leaves(*expert, form, start);
+        }
+        Ok(())
+    }
+
+    /// A router on its own.
     pub fn router(&mut self, group: &Group, of: &Router) -> Result<(), LowerError> {
+        let x = self.floats(of.input)?.start;
+        let unused = [
+            "update",
+            "post_norm",
+            "dense_norm",
+            "expert_norm",
+            "stream",
+            "dense_out",
+            "dense_rounded",
+            "dense_xq",
+            "dense_xscale",
+            "dense_xsum",
+            "expert_out",
+            "expert_rounded",
+            "expert_xq",
+            "expert_xscale",
+            "expert_xsum",
+        ];
+        let arguments = unused.into_iter().map(|name| (name, Arg::Unused)).chain([("x", x)]).collect();
+        self.route(
+            group,
+            of,
+            None,
+            arguments,
+            &group.nodes,
+            "what comes before it is not a norm for it and its experts",
+        )
+    }
+
+    fn route(
+        &mut self,
+        group: &Group,
+        of: &Router,
+        enters: Option<Outputs>,
+        mut arguments: Vec<(&'static str, Arg)>,
+        nodes: &[NodeId],
+        why: &str,
+    ) -> Result<(), LowerError> {
         let node = group.nodes[group.nodes.len() - 1];
         let (rows, state) = (self.rows_of(group), self.state(group));
         let (experts, top) = self.experts(node);
         let width = self.graph().node(of.input).ty.width;
-        let kind = router::Router { epsilon: of.eps, ..router::Router::new(width, experts, top) };
+        let kind = router::Router { epsilon: of.eps, enters, ..router::Router::new(width, experts, top) };
         if of.factor != 1.0 / (width as f32).sqrt() && of.factor != (width as f32).powf(-0.5) {
             return Err(LowerError::NoValue {
                 node: format!("{}: a factor of {}", self.graph().full_name(node), of.factor),
@@ -35,123 +153,239 @@ impl PhaseBuilder<'_, '_> {
         }
         let pairs = rows as u64 * top as u64 * 4;
         let place = RoutingPlace { ids: self.buffer(pairs), weights: self.buffer(pairs) };
-        let logits = self.buffer(rows as u64 * experts as u64 * 4);
-        let counter = self.common.counters();
-        let arguments = [
+        arguments.extend([
             ("router", self.common.weights.floats(of.weight)?),
             ("scale", self.common.weights.floats(of.scale)?),
-            ("x", self.floats(of.input)?.start),
             ("state", state),
-            ("logits", logits),
-            ("counter", counter.take(4)),
+            ("logits", self.buffer(rows as u64 * experts as u64 * 4)),
+            ("counter", self.common.counters().take(4)),
             ("ids", place.ids),
             ("weights", place.weights),
-        ];
-        let work =
-            Work { bytes: experts as u64 * width as u64 * 4, flops: 2 * rows as u64 * experts as u64 * width as u64 };
-        let (instance, grid, why) = match rows {
+        ]);
+        let activations = rows as u64 * width as u64 * 4;
+        let bytes = experts as u64 * width as u64 * 4 + if enters.is_some() { 4 } else { 1 } * activations;
+        let work = Work { bytes, flops: 2 * rows as u64 * experts as u64 * width as u64 };
+        let (instance, grid, how) = match rows {
             1 => (kind.split_instance()?, [kind.split_blocks(), 1, 1], "one row: experts shared out among blocks"),
             _ => (kind.instance()?, [1, rows, 1], "many rows: a block each"),
         };
-        self.launch(instance, grid, &arguments, &group.nodes, work, why)?;
+        self.launch(instance, grid, &arguments, nodes, work, format!("{how}; {why}"))?;
         self.leaves(node, Form::Experts, place.ids);
         self.keep_routing(node, place);
         Ok(())
     }
 
-    pub fn expert_gate_up(
+    /// The products of a dense half, together with those of the experts that can run now and have the same form; `false` where
+    /// there are none.
+    pub fn with_experts(&mut self, group: &Group, of: &Product) -> Result<bool, LowerError> {
+        if !self.common.mixes || !of.epilogue.is_empty() {
+            return Ok(false);
+        }
+        let Some(at) = (0..self.groups.len()).find(|at| self.can_come_along(*at, group, of)) else { return Ok(false) };
+        let weights: Vec<WeightId> = of.matmuls.iter().filter_map(|id| self.graph().node(*id).op.weight()).collect();
+        let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
+        let output = group.nodes[group.nodes.len() - 1];
+        let beside = Beside { input: of.input, output, nodes: group.nodes.clone(), matrix };
+        self.mark_done(at);
+        let experts = self.groups[at].clone();
+        match experts.kind {
+            Kind::ExpertGateUp { weight, input, routing } => {
+                self.expert_gate_up(&experts, weight, input, routing, Some(beside))?;
+            }
+            Kind::ExpertDown { weight, scale, input, routing } => {
+                self.expert_down(&experts, weight, scale, input, routing, Some(beside))?;
+            }
+            _ => {}
+        }
+        Ok(true)
+    }
+
+    /// Whether the experts' products of a group are those beside a dense half's: ready, of the same type, and of the same
+    /// width at the end where they meet.
+    fn can_come_along(&self, at: usize, group: &Group, of: &Product) -> bool {
+        let (weight, input, routing, is_down) = match self.groups[at].kind {
+            Kind::ExpertGateUp { weight, input, routing } => (weight, input, routing, false),
+            Kind::ExpertDown { weight, input, routing, .. } => (weight, input, routing, true),
+            _ => return false,
+        };
+        let Some(dense) = self.graph().node(of.matmuls[0]).op.weight() else { return false };
+        let (experts, dense) = (self.graph().weight(weight), self.graph().weight(dense));
+        let ready = self.has_any(input) && self.routing(routing).is_ok() && !self.is_done(at);
+        let same_shape = match is_down {
+            true => of.matmuls.len() == 1 && dense.dim(1) == experts.dim(1) && dense.dim(0).is_multiple_of(32),
+            false => of.geglu && dense.dim(0) == experts.dim(0),
+        };
+        let alike = self.rows_of(&self.groups[at]) == self.rows_of(group);
+        ready && alike && same_shape && is_down != of.geglu && dense.dtype == experts.dtype
+    }
+
+    /// The products of the chosen experts on their own.
+    pub fn experts_alone(&mut self, group: &Group) -> Result<(), LowerError> {
+        match group.kind {
+            Kind::ExpertGateUp { weight, input, routing } => self.expert_gate_up(group, weight, input, routing, None),
+            Kind::ExpertDown { weight, scale, input, routing } => {
+                self.expert_down(group, weight, scale, input, routing, None)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gate and up of the chosen experts, and of a dense half.
+    fn expert_gate_up(
         &mut self,
         group: &Group,
         weight: WeightId,
         input: NodeId,
         routing: NodeId,
+        beside: Option<Beside>,
     ) -> Result<(), LowerError> {
         let node = group.nodes[group.nodes.len() - 1];
         let (rows, state, place) = (self.rows_of(group), self.state(group), self.routing(routing)?);
         let matrix = self.common.weights.matrix(&[weight], &mut self.common.kernels)?;
         let (experts, top) = self.experts(routing);
         let hidden = (matrix.rows / experts as u64 / 2) as u32;
-        let integer = format(matrix.dtype).integer;
-        let from = if integer { Activations::Int8 } else { Activations::F32 };
-        let to = if integer && hidden.is_multiple_of(32) { Activations::Int8 } else { Activations::F32 };
-        let kind = GateUp { dtype: matrix.dtype, hidden, k: matrix.k, top, from, to };
+        let inputs = [Some(input), beside.as_ref().map(|beside| beside.input)];
+        let is_int8 = inputs.iter().flatten().all(|input| self.has(*input, Form::Int8));
+        let from = if format(matrix.dtype).integer && is_int8 { Activations::Int8 } else { Activations::F32 };
+        let dense = beside.as_ref().map_or(0, |beside| (beside.matrix.rows / 2) as u32);
+        let kind = GateUp { dtype: matrix.dtype, hidden, k: matrix.k, top, from, dense };
         let mut arguments = matrix.arguments();
-        self.arrive(group, input, from, rows as u64 * matrix.k as u64, &mut arguments)?;
-        let form = if to == Activations::Int8 { Form::Int8 } else { Form::F32 };
-        let out = self.make(node, form, rows);
-        match to {
-            Activations::Int8 => {
-                let elements = rows as u64 * top as u64 * hidden as u64;
-                arguments.extend(int8_arguments(out, elements, ["leave_xq", "leave_xscale", "leave_xsum"]));
+        let names = ["arrive_x", "arrive_xq", "arrive_xscale", "arrive_xsum"];
+        self.arrive(input, from, rows as u64 * matrix.k as u64, names, &mut arguments)?;
+        let out = self.make(node, Form::F32, rows);
+        arguments.extend([("ids", place.ids), ("state", state), ("out", out)]);
+        let dense_out = match &beside {
+            Some(beside) => {
+                arguments.extend(beside.arguments());
+                let names = ["dense_arrive_x", "dense_arrive_xq", "dense_arrive_xscale", "dense_arrive_xsum"];
+                self.arrive(beside.input, from, rows as u64 * matrix.k as u64, names, &mut arguments)?;
+                self.make(beside.output, Form::F32, rows)
             }
-            Activations::F32 => arguments.push(("leave_out", out)),
+            None => {
+                arguments.push(("dense_codes", Arg::Unused));
+                Arg::Unused
+            }
+        };
+        arguments.push(("dense_out", dense_out));
+        let work = self.expert_work(&matrix, experts, rows * top, beside.as_ref());
+        self.launch_experts(kind.instance()?, kind.grid(rows), &arguments, group, beside.as_ref(), work)?;
+        self.leaves(node, Form::F32, out);
+        if let Some(beside) = beside {
+            self.leaves(beside.output, Form::F32, dense_out);
         }
-        arguments.extend([("ids", place.ids), ("state", state), ("outputs", Arg::U32(hidden))]);
-        let of_row = matrix.bytes() / experts as u64 * top as u64;
-        let flops = 2 * rows as u64 * top as u64 * 2 * hidden as u64 * matrix.k as u64;
-        let work = Work { bytes: of_row * rows as u64, flops };
-        let grid = kind.grid(rows);
-        self.launch(kind.instance()?, grid, &arguments, &group.nodes, work, "a product for each row and expert")?;
-        self.leaves(node, form, out);
         Ok(())
     }
 
-    pub fn expert_down(
+    /// Down of the chosen experts with their weighted sum, and of a dense half.
+    fn expert_down(
         &mut self,
         group: &Group,
         weight: WeightId,
         scale: Option<WeightId>,
         input: NodeId,
         routing: NodeId,
+        beside: Option<Beside>,
     ) -> Result<(), LowerError> {
         let node = group.nodes[group.nodes.len() - 1];
         let (rows, state, place) = (self.rows_of(group), self.state(group), self.routing(routing)?);
         let matrix = self.common.weights.matrix(&[weight], &mut self.common.kernels)?;
         let (experts, top) = self.experts(routing);
         let outputs = (matrix.rows / experts as u64) as u32;
-        let from = if self.has(input, Form::Int8) { Activations::Int8 } else { Activations::F32 };
-        let kind = Down { dtype: matrix.dtype, outputs, k: matrix.k, top, from, epilogue: Vec::new() };
+        let dense = beside.as_ref().map_or(0, |beside| beside.matrix.k);
+        let kind = Down { dtype: matrix.dtype, outputs, k: matrix.k, top, dense };
         let scale = match scale {
             Some(weight) => self.common.weights.floats(weight)?,
             None => self.common.weights.constant("an expert's factor", vec![1.0; experts as usize]),
         };
         let mut arguments = matrix.arguments();
-        self.arrive(group, input, from, rows as u64 * top as u64 * matrix.k as u64, &mut arguments)?;
         let out = self.make(node, Form::F32, rows);
         arguments.extend([
             ("expert_scale", scale),
+            ("x", self.floats(input)?.start),
             ("ids", place.ids),
             ("weights", place.weights),
             ("state", state),
             ("out", out),
             ("outputs", Arg::U32(outputs)),
         ]);
-        let of_row = matrix.bytes() / experts as u64 * top as u64;
-        let flops = 2 * rows as u64 * top as u64 * outputs as u64 * matrix.k as u64;
-        let work = Work { bytes: of_row * rows as u64, flops };
-        let grid = kind.grid(rows);
-        self.launch(kind.instance()?, grid, &arguments, &group.nodes, work, "all choices of a row come together")?;
+        let (dense_x, dense_out) = match &beside {
+            Some(beside) => {
+                arguments.extend(beside.arguments());
+                (self.floats(beside.input)?.start, self.make(beside.output, Form::F32, rows))
+            }
+            None => {
+                arguments.push(("dense_codes", Arg::Unused));
+                (Arg::Unused, Arg::Unused)
+            }
+        };
+        arguments.extend([("dense_x", dense_x), ("dense_out", dense_out)]);
+        let work = self.expert_work(&matrix, experts, rows * top, beside.as_ref());
+        self.launch_experts(kind.instance()?, kind.grid(rows), &arguments, group, beside.as_ref(), work)?;
         self.leaves(node, Form::F32, out);
+        if let Some(beside) = beside {
+            self.leaves(beside.output, Form::F32, dense_out);
+        }
         Ok(())
     }
 
-    /// Activations of an expert's product, in the form it takes.
-    fn arrive(
+    /// What the products of so many pairs of a row and an expert cost: no expert is read twice.
+    fn expert_work(&self, matrix: &Matrix, experts: u32, pairs: u32, beside: Option<&Beside>) -> Work {
+        let of_expert = matrix.rows / experts as u64 * matrix.k as u64;
+        let (dense_bytes, dense_flops) =
+            beside.map_or((0, 0), |beside| (beside.matrix.bytes(), 2 * beside.matrix.rows * beside.matrix.k as u64));
+        Work {
+            bytes: matrix.bytes() / experts as u64 * pairs.min(experts) as u64 + dense_bytes,
+            flops: 2 * pairs as u64 * of_expert + dense_flops,
+        }
+    }
+
+    fn launch_experts(
         &mut self,
+        instance: Instance,
+        grid: [u32; 3],
+        arguments: &[(&str, Arg)],
         group: &Group,
+        beside: Option<&Beside>,
+        work: Work,
+    ) -> Result<(), LowerError> {
+        let nodes = [beside.map_or(&[][..], |beside| &beside.nodes[..]), &group.nodes[..]].concat();
+        let why = match beside {
+            Some(_) => "one row: the chosen experts and the dense half; next best: a launch each",
+            None => "the chosen experts of each row; no dense half of the same type and shape is ready with them",
+        };
+        self.launch(instance, grid, arguments, &nodes, work, why)
+    }
+
+    /// Activations of an expert's product, in the form it takes: f32, or codes, scales and sums.
+    fn arrive(
+        &self,
         input: NodeId,
         from: Activations,
         elements: u64,
+        names: [&'static str; 4],
         arguments: &mut Vec<(&'static str, Arg)>,
     ) -> Result<(), LowerError> {
+        let [floats, codes, scales, sums] = names;
         match from {
             Activations::Int8 => {
-                let x = self.form(group, input, Form::Int8)?;
-                let names = ["arrive_xq", "arrive_xscale", "arrive_xsum"];
-                arguments.extend(int8_arguments(x.start, elements, names));
+                let x = self.known(input, Form::Int8)?;
+                arguments.extend(int8_arguments(x.start, elements, [codes, scales, sums]));
             }
-            Activations::F32 => arguments.push(("arrive_x", self.floats(input)?.start)),
+            Activations::F32 => arguments.push((floats, self.floats(input)?.start)),
         }
         Ok(())
+    }
+}
+
+impl Beside {
+    /// The streams under the names that the experts' kernels have for them.
+    fn arguments(&self) -> Vec<(&'static str, Arg)> {
+        let dense = |name: &str| match name {
+            "side_high" => "dense_side_high",
+            "side_scales" => "dense_side_scales",
+            "side_supers" => "dense_side_supers",
+            _ => "dense_codes",
+        };
+        self.matrix.arguments().into_iter().map(|(name, arg)| (dense(name), arg)).collect()
     }
 }

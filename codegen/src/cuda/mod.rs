@@ -61,6 +61,10 @@ pub static LOWERING_PASSES: &[(&str, &str)] = &[
     ),
     ("absorb-norms", "decode: a product computes the norm before it itself"),
     ("attention-step", "decode: head norms, rotation, store, attention and the merge of its parts in one launch"),
+    (
+        "mixtures",
+        "a mixture's residual, norms and router in one launch; decode: its dense half in the launches of the experts",
+    ),
     ("bf16-copies", "prefill: bf16 copies of the weights for the product by warpgroups, where memory allows"),
 ];
 
@@ -116,6 +120,8 @@ pub struct Common<'a> {
     absorbs: bool,
     /// A row's heads and attention are one launch.
     steps: bool,
+    /// A router takes along what comes before it, and experts the dense half.
+    mixes: bool,
     /// Prefill multiplies by bf16 copies of the weights, where their shape allows.
     wide: bool,
     /// Shared memory that a block may have on every architecture of the plan.
@@ -253,6 +259,7 @@ fn lower_with(
         exact: off("int8"),
         absorbs: !off("absorb-norms"),
         steps: !off("attention-step"),
+        mixes: !off("mixtures"),
         wide: extras.copies && !off("bf16-copies") && options.architectures.iter().all(|arch| arch.has_wgmma()),
         shared_bytes: shared.unwrap_or(48 * 1024),
         value_index,

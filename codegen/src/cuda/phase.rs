@@ -104,16 +104,15 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Kind::PerLayerInputs(inputs) => self.per_layer_inputs(group, inputs),
             Kind::Product(product) if one_row => self.product_of_one_row(group, product, None),
             Kind::Product(product) => self.product_of_many_rows(group, product),
-            Kind::Norm(norm) => match self.absorbers(group, norm) {
-                Some(products) if one_row => self.absorbed_norm(group, norm, &products),
+            Kind::Norm(norm) => match (self.entry(group, norm), self.absorbers(group, norm)) {
+                (Some(entry), _) => self.enter_mixture(group, norm, &entry),
+                (None, Some(products)) if one_row => self.absorbed_norm(group, norm, &products),
                 _ => self.norm(group, norm),
             },
             Kind::Heads(heads) => self.heads(group, heads),
             Kind::Router(router) => self.router(group, router),
-            Kind::ExpertGateUp { weight, input, routing } => self.expert_gate_up(group, *weight, *input, *routing),
-            Kind::ExpertDown { weight, scale, input, routing } => {
-                self.expert_down(group, *weight, *scale, *input, *routing)
-            }
+            Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. } if self.common.exact => self.one_by_one(group),
+            Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. } => self.experts_alone(group),
         }
     }
 
@@ -181,13 +180,23 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         self.values.get(&node)?.iter().find(|(known, _)| *known == form).map(|(_, place)| *place)
     }
 
+    /// Whether a node's rows are there, in whatever form.
+    pub fn has_any(&self, node: NodeId) -> bool {
+        self.values.contains_key(&node)
+    }
+
     pub fn has(&self, node: NodeId, form: Form) -> bool {
         self.find(node, form).is_some()
     }
 
     /// A node's f32 rows.
     pub fn floats(&self, node: NodeId) -> Result<Place, LowerError> {
-        self.find(node, Form::F32).ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })
+        self.known(node, Form::F32)
+    }
+
+    /// A node's rows in a form that somebody has made.
+    pub fn known(&self, node: NodeId, form: Form) -> Result<Place, LowerError> {
+        self.find(node, form).ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })
     }
 
     /// A node's rows in a form, converted if need be. `group` is the reader.
@@ -216,7 +225,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             let grid = [blocks(2048), 1, 1];
             self.launch(instance, grid, &arguments, &[], Work { bytes, flops: 0 }, "no producer leaves bf16")?;
         }
-        self.find(node, form).ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })
+        self.known(node, form)
     }
 
     pub fn keep_routing(&mut self, node: NodeId, place: RoutingPlace) {
@@ -285,6 +294,10 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         }
         let same_rows = |at: &usize| self.is_asked(&self.groups[*at]) == self.is_asked(group);
         (!found.is_empty() && found.iter().all(same_rows)).then_some(found)
+    }
+
+    pub fn is_done(&self, at: usize) -> bool {
+        self.done[at]
     }
 
     /// Says that a group needs no launch of its own any more.

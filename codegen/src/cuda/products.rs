@@ -47,6 +47,9 @@ impl PhaseBuilder<'_, '_> {
         if self.common.exact {
             return self.exact_product(group, of);
         }
+        if norm.is_none() && self.with_experts(group, of)? {
+            return Ok(());
+        }
         let weights = self.weights_of(of);
         let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
         let integer = format(matrix.dtype).integer;

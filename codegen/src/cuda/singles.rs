@@ -1,7 +1,7 @@
 //! Gathers, and operations that no pass has fused: each a launch of its own, plainly and in f32.
 
 use gemma4c_dsl::DeviceDef;
-use gemma4c_graph::{Elem, Group, NodeId, Op, PerLayerInputs, Product, WeightId};
+use gemma4c_graph::{Elem, Group, Kind, NodeId, Op, PerLayerInputs, Product, WeightId};
 use gemma4c_plan::cuda::Form;
 
 use super::LowerError;
@@ -338,9 +338,14 @@ impl PhaseBuilder<'_, '_> {
             results.push(*id);
         }
         // What a fused product does after it, one operation after the other.
-        let after: Vec<NodeId> = group.nodes.iter().copied().filter(|id| !of.matmuls.contains(id)).collect();
-        for id in after {
-            self.single(&Group { kind: gemma4c_graph::Kind::Single, nodes: vec![id] })?;
+        let after = group.nodes.iter().copied().filter(|id| !of.matmuls.contains(id)).collect();
+        self.one_by_one(&Group { kind: group.kind.clone(), nodes: after })
+    }
+
+    /// A group's operations, each a launch of its own.
+    pub fn one_by_one(&mut self, group: &Group) -> Result<(), LowerError> {
+        for &id in &group.nodes {
+            self.single(&Group { kind: Kind::Single, nodes: vec![id] })?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 use gemma4c_dsl::InstanceBuilder;
 use gemma4c_dsl::prelude::*;
 
-use super::quantise::quantise8;
+use super::quantise::{quantise4, quantise8};
 
 /// Stores eight values as int8, four lanes to a group; `at` is the first one's place. A collective of the warp, in which
 /// the lanes that are not `inside` store nothing.
@@ -62,6 +62,36 @@ pub fn leave8<const FLOATS: bool, const ROUNDED: bool, const QUANTISED: bool>(
     }
 }
 
+/// Four values of [`leave8`]'s, eight lanes to a group. A collective of the warp, as that is.
+#[device]
+pub fn leave4<const FLOATS: bool, const ROUNDED: bool, const QUANTISED: bool>(
+    four: F32x4,
+    at: u32,
+    inside: bool,
+    out: Output<f32>,
+    rounded: Output<BF16>,
+    xq: Output<i8>,
+    xscale: Output<f32>,
+    xsum: Output<i32>,
+) {
+    if FLOATS && inside {
+        store(out, at, four);
+    }
+    if ROUNDED && inside {
+        store(rounded, at, u32x2(pack_bf16(four.x, four.y), pack_bf16(four.z, four.w)));
+    }
+    if QUANTISED {
+        let codes = quantise4(four);
+        if inside {
+            store(xq, at, codes.x);
+            if at % 32 == 0 {
+                xscale[at / 32] = f32::from_bits(codes.y);
+                xsum[at / 32] = codes.z as i32;
+            }
+        }
+    }
+}
+
 /// Which forms an instance leaves behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outputs {
@@ -85,7 +115,7 @@ impl Outputs {
     }
 
     /// Sets the constants of a kernel that ends in [`leave8`].
-    pub(super) fn constants(self, builder: InstanceBuilder) -> InstanceBuilder {
+    pub(crate) fn constants(self, builder: InstanceBuilder) -> InstanceBuilder {
         builder.constant("FLOATS", self.floats).constant("ROUNDED", self.bf16).constant("QUANTISED", self.int8)
     }
 }

@@ -1,13 +1,11 @@
 //! What fills the product's slots besides a weight format: how the activations arrive, and what becomes of a result.
 //!
 //! Activations arrive by fours, or as int8 that an earlier kernel made. Every block computes the norms anew: the vector is a
-//! few kilobytes of L2, and a kernel less. The experts' products take theirs by pieces of eight values for integer formats,
-//! four for floats (`INTEGER` says which): codes (x, y), scale (z) and sum (w) of `quantise8`, or four floats as bits.
+//! few kilobytes of L2, and a kernel less.
 
 use gemma4c_dsl::prelude::*;
 
 use crate::kernels::gelu::gelu;
-use crate::kernels::quantise::quantise8;
 
 // ---- prologues ------------------------------------------------------------------------------------------------------
 
@@ -20,32 +18,6 @@ pub fn as_words(x: F32x4) -> U32x4 {
 #[device]
 pub fn square_sum(x: F32x4) -> f32 {
     x.w.mul_add(x.w, x.z.mul_add(x.z, x.y.mul_add(x.y, x.x * x.x)))
-}
-
-/// Codes, scales and sums that an earlier kernel made.
-#[device]
-pub fn int8_input<const INTEGER: bool>(
-    piece: u32,
-    kept: bool,
-    first: f32,
-    factor: f32,
-    xq: Input<u32>,
-    xscale: Input<f32>,
-    xsum: Input<i32>,
-) -> U32x4 {
-    require!(INTEGER);
-    let codes = load::<U32x2>(xq, piece * 2);
-    u32x4(codes.x, codes.y, xscale[piece / 4].to_bits(), xsum[piece / 4] as u32)
-}
-
-/// Floats as they are.
-#[device]
-pub fn f32_input<const INTEGER: bool>(piece: u32, kept: bool, first: f32, factor: f32, x: Input<f32>) -> U32x4 {
-    if INTEGER {
-        quantise8(load::<F32x4>(x, piece * 8), load::<F32x4>(x, piece * 8 + 4))
-    } else {
-        load::<U32x4>(x, piece * 4)
-    }
 }
 
 /// Four values.

@@ -1,13 +1,16 @@
-//! Down of the chosen experts, with their weighted sum: all choices of a row come back together.
+//! Down of the chosen experts, with their weighted sum: all choices of a row come back together. The dense half of the mixture
+//! may come along, with a result of its own.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
+use gemma4c_dsl::{Instance, InstanceError};
 
-use super::{Activations, depth};
+use super::{Spread, depth, nothing_beside};
 use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::slots::as_words;
+use crate::kernels::quantise::quantise4;
 
-/// Unit `place` of an output's rows, all choices of a row one after the other.
+/// Unit `place` of an output's rows of the experts, all choices of a row one after the other.
 #[device]
 pub fn down_unit<const K: u32, const UNIT: u32, const TOP: u32>(
     place: u32,
@@ -17,132 +20,168 @@ pub fn down_unit<const K: u32, const UNIT: u32, const TOP: u32>(
     ids: Input<u32>,
 ) -> u32 {
     let expert = ids[row * TOP + place / (K / UNIT)];
-    (expert * outputs + output.min(outputs - 1)) * (K / UNIT) + place % (K / UNIT)
+    (expert * outputs + output) * (K / UNIT) + place % (K / UNIT)
 }
 
-/// `out[row] = Σ weights[j] * expert_scale[ids[j]] * (W[ids[j]] · x[j])` over the TOP choices j of a row. Block `[b, row]` takes
-/// WARPS * OUTPUTS outputs. The rows of an output, one for each choice, are one long row to its warp: the warp's lanes are
-/// full even where an expert is narrow.
-#[kernel(block = WARPS * 32, dependent, dynamic_shared, slots(
+/// `out[row] = Σ weights[j] * expert_scale[ids[j]] * (W[ids[j]] · x[j])` over the TOP choices j of a row; and with DENSE hidden
+/// values, `dense_out[row] = dense · dense_x[row]`. The rows of an output, the dense one and one for each choice, are one long
+/// row to its warp: lanes are full even where an expert is narrow, and all of the row is on its way at once.
+///
+/// PIECES fours of activations a thread are loaded before the first is used.
+#[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
     side(unit: u32) -> U32x4,
     dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32,
-    arrive(piece: u32, kept: bool, first: f32, factor: f32) -> U32x4,
-    epilogue(value: f32, at: u32) -> f32
+    dense_side(unit: u32) -> U32x4
 ))]
 pub fn expert_down<
     const K: u32,
     const UNIT: u32,
     const INTEGER: bool,
     const TOP: u32,
-    const OUTPUTS: u32,
+    const DENSE: u32,
     const DEPTH: u32,
     const WARPS: u32,
+    const PIECES: u32,
 >(
     codes: Weights<U32x4>,
+    dense_codes: Weights<U32x4>,
     expert_scale: Weights<f32>,
+    x: Input<f32>,
+    dense_x: Input<f32>,
     ids: Input<u32>,
     weights: Input<f32>,
     state: Input<u32>,
     out: Output<f32>,
+    dense_out: Output<f32>,
     outputs: u32,
 ) {
-    require!(K % 32 == 0 && TOP <= 32);
-    let x_words = shared::<u32>(if INTEGER { TOP * K / 4 } else { TOP * K });
-    let x_scales = shared::<U32x2>(if INTEGER { TOP * K / 32 } else { 1 });
+    require!(K % 32 == 0 && DENSE % 32 == 0 && TOP <= 32 && DENSE + TOP * K <= PIECES * WARPS * 128);
+    let x_words = shared::<u32>(if INTEGER { (DENSE + TOP * K) / 4 } else { DENSE + TOP * K });
+    let x_scales = shared::<U32x2>(if INTEGER { (DENSE + TOP * K) / 32 } else { 1 });
     let factors = shared::<f32>(TOP);
-    let units = TOP * (K / UNIT);
+    let before = DENSE / UNIT;
+    let units = before + TOP * (K / UNIT);
     let two_parts = if INTEGER { UNIT == 32 } else { UNIT == 8 };
 
-    grid_dependency_wait();
-    grid_launch_dependents();
     let row = block_idx_y();
+    let mut output = warp_id() * grid_dim() + block_idx();
+    let mut at = lane_id();
+    let mut ahead = regs(U32x4::ZERO, DEPTH);
+    let mut sides = regs(U32x4::ZERO, DEPTH);
+    // The dense half's weights are on their way before the choice is known.
+    #[unroll]
+    for d in 0..DEPTH {
+        if output < outputs && at + d * 32 < before {
+            ahead[d] = load_streamed::<U32x4>(dense_codes, output * before + at + d * 32);
+            sides[d] = dense_side(output * before + at + d * 32);
+        }
+    }
+    grid_launch_dependents();
+    grid_dependency_wait();
     // The whole block leaves: there is no such row.
     if row >= state[1u32] {
         return;
     }
-    let first = (block_idx() * WARPS + warp_id()) * OUTPUTS;
-    let mut ahead = regs(U32x4::ZERO, OUTPUTS * DEPTH);
-    let mut sides = regs(U32x4::ZERO, OUTPUTS * DEPTH);
     #[unroll]
     for d in 0..DEPTH {
-        let place = (lane_id() + d * 32).min(units - 1);
-        #[unroll]
-        for o in 0..OUTPUTS {
-            let unit = down_unit(place, row, first + o, outputs, ids);
-            ahead[d * OUTPUTS + o] = load_streamed::<U32x4>(codes, unit);
-            sides[d * OUTPUTS + o] = side(unit);
+        if output < outputs && at + d * 32 >= before && at + d * 32 < units {
+            let unit = down_unit(at + d * 32 - before, row, output, outputs, ids);
+            ahead[d] = load_streamed::<U32x4>(codes, unit);
+            sides[d] = side(unit);
         }
     }
 
+    let mut held = regs(F32x4::ZERO, PIECES);
+    #[unroll]
+    for p in 0..PIECES {
+        let value = (thread_idx() + p * WARPS * 32) * 4;
+        if value < DENSE {
+            held[p] = load::<F32x4>(dense_x, row * DENSE + value);
+        } else if value < DENSE + TOP * K {
+            held[p] = load::<F32x4>(x, row * TOP * K + value - DENSE);
+        }
+    }
     if thread_idx() < TOP {
         factors[thread_idx()] = weights[row * TOP + thread_idx()] * expert_scale[ids[row * TOP + thread_idx()]];
     }
-    let pieces = if INTEGER { TOP * K / 8 } else { TOP * K / 4 };
-    for place in (thread_idx()..pieces.div_ceil(32) * 32).by(WARPS * 32) {
-        let piece = place.min(pieces - 1);
-        let arrived = arrive(row * pieces + piece, place < pieces, 1.0, 1.0);
-        let part = if INTEGER { piece / 2 } else { piece };
+    #[unroll]
+    for p in 0..PIECES {
+        let place = thread_idx() + p * WARPS * 32;
+        let inside = place * 4 < DENSE + TOP * K;
+        let part = if INTEGER { place / 4 } else { place };
         let to = if two_parts { (part / 2 + part % 2 * units) * 4 } else { part * 4 };
-        if place < pieces {
-            if INTEGER {
-                store(x_words, to + piece % 2 * 2, u32x2(arrived.x, arrived.y));
-                if piece % 4 == 0 {
-                    x_scales[piece / 4] = u32x2(arrived.z, arrived.w);
+        if INTEGER {
+            let four = quantise4(held[p]);
+            if inside {
+                x_words[to + place % 4] = four.x;
+                if place % 8 == 0 {
+                    x_scales[place / 8] = u32x2(four.y, four.z);
                 }
-            } else {
-                store(x_words, to, arrived);
             }
+        } else if inside {
+            store(x_words, to, as_words(held[p]));
         }
     }
     barrier();
 
-    let mut sums = regs(0.0f32, OUTPUTS);
-    for start in (0..units).by(32 * DEPTH) {
+    let mut sum = 0.0f32;
+    let mut dense_sum = 0.0f32;
+    while output < outputs {
+        let row_ends = at - lane_id() + 32 * DEPTH >= units;
+        let next_at = if row_ends { lane_id() } else { at + 32 * DEPTH };
+        let next_output = if row_ends { output + grid_dim() * WARPS } else { output };
         #[unroll]
         for d in 0..DEPTH {
-            let at = start + d * 32 + lane_id();
-            let place = at.min(units - 1);
+            let place = (at + d * 32).min(units - 1);
             let low = load::<U32x4>(x_words, place * 4);
             let high = load::<U32x4>(x_words, if two_parts { (units + place) * 4 } else { 0 });
             let x_scale = if INTEGER { x_scales[place * UNIT / 32] } else { U32x2::ZERO };
-            let factor = factors[place / (K / UNIT)];
-            #[unroll]
-            for o in 0..OUTPUTS {
-                let product = dot(
-                    ahead[d * OUTPUTS + o],
-                    sides[d * OUTPUTS + o],
-                    down_unit(place, row, first + o, outputs, ids),
-                    low,
-                    high,
-                    f32::from_bits(x_scale.x),
-                    x_scale.y as i32,
-                    0.0,
-                );
-                if at < units {
-                    sums[o] = product.mul_add(factor, sums[o]);
-                }
-                if start + 32 * DEPTH < units {
-                    let next = down_unit((at + 32 * DEPTH).min(units - 1), row, first + o, outputs, ids);
-                    ahead[d * OUTPUTS + o] = load_streamed::<U32x4>(codes, next);
-                    sides[d * OUTPUTS + o] = side(next);
-                }
+            let is_dense = place < before;
+            let mut unit = output * before + place;
+            let mut factor = 1.0f32;
+            if !is_dense {
+                unit = down_unit(place - before, row, output, outputs, ids);
+                factor = factors[(place - before) / (K / UNIT)];
+            }
+            let product = dot(ahead[d], sides[d], unit, low, high, f32::from_bits(x_scale.x), x_scale.y as i32, 0.0);
+            if is_dense {
+                dense_sum = dense_sum + product;
+            } else if at + d * 32 < units {
+                sum = product.mul_add(factor, sum);
+            }
+            let next = next_at + d * 32;
+            if next_output < outputs && next < before {
+                ahead[d] = load_streamed::<U32x4>(dense_codes, next_output * before + next);
+                sides[d] = dense_side(next_output * before + next);
+            } else if next_output < outputs && next < units {
+                let unit = down_unit(next - before, row, next_output, outputs, ids);
+                ahead[d] = load_streamed::<U32x4>(codes, unit);
+                sides[d] = side(unit);
             }
         }
-    }
-    #[unroll]
-    for o in 0..OUTPUTS {
-        let sum = warp_sum(sums[o]);
-        if lane_id() == 0 && first + o < outputs {
-            out[row * outputs + first + o] = epilogue(sum, row * outputs + first + o);
+        if row_ends {
+            let total = warp_sum(sum);
+            if lane_id() == 0 {
+                out[row * outputs + output] = total;
+            }
+            if DENSE > 0 {
+                let total = warp_sum(dense_sum);
+                if lane_id() == 0 {
+                    dense_out[row * outputs + output] = total;
+                }
+            }
+            sum = 0.0;
+            dense_sum = 0.0;
         }
+        at = next_at;
+        output = next_output;
     }
 }
 
-/// The same, plainly: a thread takes an output, and its choices one after the other.
+/// The experts' part, plainly: a thread takes an output, and its choices one after the other.
 #[kernel(block = 64, slots(
     side(unit: u32) -> U32x4,
-    dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32,
-    epilogue(value: f32, at: u32) -> f32
+    dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32
 ))]
 pub fn expert_down_plain<const K: u32, const UNIT: u32, const INTEGER: bool, const TOP: u32>(
     codes: Weights<U32x4>,
@@ -174,12 +213,12 @@ pub fn expert_down_plain<const K: u32, const UNIT: u32, const INTEGER: bool, con
             }
             value = product.mul_add(weights[row * TOP + j] * expert_scale[ids[row * TOP + j]], value);
         }
-        out[row * outputs + output] = epilogue(value, row * outputs + output);
+        out[row * outputs + output] = value;
     }
 }
 
 /// The down product of the chosen experts, with their weighted sum: everything that decides its instance.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Down {
     pub dtype: DType,
     /// Values that come out.
@@ -188,35 +227,35 @@ pub struct Down {
     pub k: u32,
     /// Experts that a row goes to.
     pub top: u32,
-    pub from: Activations,
-    /// Applied in order to each output, which is counted over all rows.
-    pub epilogue: Vec<&'static DeviceDef>,
+    /// Hidden values of a dense half of the same type, which comes along; 0 where none does.
+    pub dense: u32,
 }
 
 impl Down {
-    /// Outputs of a warp, warps of a block.
-    const SHARE: (u32, u32) = (2, 8);
+    fn spread(&self) -> Spread {
+        Spread::of(self.outputs)
+    }
 
     /// Blocks for `rows` rows.
     pub fn grid(&self, rows: u32) -> [u32; 3] {
-        [self.outputs.div_ceil(Self::SHARE.0 * Self::SHARE.1), rows, 1]
+        self.spread().grid(rows)
     }
 
     pub fn instance(&self) -> Result<Instance, InstanceError> {
-        let format = format(self.dtype);
-        let (outputs, warps) = Self::SHARE;
+        let (format, spread) = (format(self.dtype), self.spread());
+        let values = self.dense + self.top * self.k;
         Instance::of(expert_down::DEF)
             .constant("K", self.k)
             .constant("UNIT", format.unit)
             .constant("INTEGER", format.integer)
             .constant("TOP", self.top)
-            .constant("OUTPUTS", outputs)
-            .constant("DEPTH", depth(format, outputs, self.top * self.k / format.unit))
-            .constant("WARPS", warps)
+            .constant("DENSE", self.dense)
+            .constant("DEPTH", depth(format, 1, values / format.unit, spread))
+            .constant("WARPS", spread.warps)
+            .constant("PIECES", values.div_ceil(spread.warps * 128))
             .slot("side", &[format.side])
             .slot("dot", &[format.dot])
-            .slot("arrive", &[self.from.arrive()])
-            .slot("epilogue", &self.epilogue)
+            .slot("dense_side", &[if self.dense > 0 { format.side } else { nothing_beside::DEF }])
             .build()
     }
 
@@ -230,7 +269,6 @@ impl Down {
             .constant("TOP", self.top)
             .slot("side", &[format.side])
             .slot("dot", &[format.dot])
-            .slot("epilogue", &self.epilogue)
             .build()
     }
 }

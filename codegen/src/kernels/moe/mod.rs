@@ -1,34 +1,35 @@
-//! Mixture of experts: the router, and the products of the experts it chose, over repacked weights of any type.
+//! Mixture of experts for few rows: the router, and the products of the experts it chose, over repacked weights of any type.
 //!
 //! The experts' matrices lie one behind the other as one tall matrix, so expert e's rows start at `e * rows`. Which experts
 //! a row goes to is known on the device alone: the products read their numbers from the router's output, and so cannot
-//! fetch weights ahead of their predecessor. What they can do is have all weights on their way at once: an expert is
-//! small, and a warp's share of it fits its registers.
+//! fetch those weights ahead of their predecessor. What they can do is have many on their way at once, and fetch the weights
+//! of the dense half ahead, which they take along.
 //!
-//! [`gate_up`] gives each (row, choice) its hidden values, [`down`] brings all choices of a row back together. Weight
-//! formats are those of the matrix-vector product. For many rows these kernels are right, but read an expert once for
-//! each row that chose it.
+//! A mixture is three launches: [`router`] ends attention's part, norms the stream for both halves and chooses; [`gate_up`]
+//! gives each choice its hidden values, [`down`] brings all choices of a row back together. Weight formats are those of
+//! the matrix-vector product. For many rows these kernels are right, but read an expert once for each row that chose it.
 
 pub mod down;
 pub mod gate_up;
 pub mod router;
 
 use gemma4c_blocks::DType;
+use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, Instance};
 
+use crate::kernels::matvec::TUNED_MULTIPROCESSORS;
 use crate::kernels::matvec::formats::{Format, format};
-use crate::kernels::matvec::slots;
+use crate::kernels::outputs::Outputs;
+use crate::kernels::quantise::quantise8;
 use crate::kernels::shapes::{Experts, MODELS, Model};
 use down::Down;
 use gate_up::GateUp;
 use router::Router;
 
-/// Registers of a lane for weights on their way.
-const AHEAD_REGISTERS: u32 = 60;
-
-/// Activations between kernels.
+/// Activations of the first products, as an earlier kernel left them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activations {
+    /// Integer formats quantise them on arrival.
     F32,
     /// Codes, scales and sums of groups of 32. Only integer formats take them.
     Int8,
@@ -37,40 +38,101 @@ pub enum Activations {
 impl Activations {
     fn arrive(self) -> &'static DeviceDef {
         match self {
-            Self::F32 => slots::f32_input::DEF,
-            Self::Int8 => slots::int8_input::DEF,
+            Self::F32 => f32_piece::DEF,
+            Self::Int8 => int8_piece::DEF,
         }
     }
 }
 
-/// Units of a row on their way to a lane: as many as registers hold, and no more than a row has.
-fn depth(format: Format, rows: u32, units: u32) -> u32 {
-    (AHEAD_REGISTERS / ((4 + format.side_words) * rows)).clamp(1, units.div_ceil(32))
+/// Eight activations, of floats four: codes (x, y), scale (z) and sum (w) that an earlier kernel made.
+#[device]
+pub fn int8_piece<const INTEGER: bool>(piece: u32, xq: Input<u32>, xscale: Input<f32>, xsum: Input<i32>) -> U32x4 {
+    require!(INTEGER);
+    let codes = load::<U32x2>(xq, piece * 2);
+    u32x4(codes.x, codes.y, xscale[piece / 4].to_bits(), xsum[piece / 4] as u32)
+}
+
+/// The same of floats: quantised here, a collective of the warp, or four of them as they are.
+#[device]
+pub fn f32_piece<const INTEGER: bool>(piece: u32, x: Input<f32>) -> U32x4 {
+    if INTEGER {
+        quantise8(load::<F32x4>(x, piece * 8), load::<F32x4>(x, piece * 8 + 4))
+    } else {
+        load::<U32x4>(x, piece * 4)
+    }
+}
+
+/// There is no dense half.
+#[device]
+pub fn nothing_beside(at: u32) -> U32x4 {
+    U32x4::ZERO
+}
+
+/// How tasks, one for a warp at a time, are spread over a GPU: one block a multiprocessor, because each reads all activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Spread {
+    warps: u32,
+    blocks: u32,
+}
+
+/// Warps of a block: for few tasks, so that one each is enough; for many, of which the one that leaves the fewest idle is
+/// taken.
+const FEW_WARPS: [u32; 2] = [8, 24];
+const MANY_WARPS: [u32; 3] = [20, 16, 12];
+/// Registers of a multiprocessor, those of a lane that are not for units on their way, and the most that are.
+const REGISTERS: (u32, u32, u32) = (65536, 50, 60);
+
+impl Spread {
+    fn of(tasks: u32) -> Self {
+        let each = tasks.div_ceil(TUNED_MULTIPROCESSORS);
+        let idle = |warps: &u32| each.div_ceil(*warps) * warps - each;
+        let warps = match each {
+            _ if each <= FEW_WARPS[1] => each.max(FEW_WARPS[0]),
+            _ => MANY_WARPS.into_iter().min_by_key(idle).unwrap_or(MANY_WARPS[0]),
+        };
+        Self { warps, blocks: tasks.div_ceil(warps).clamp(1, TUNED_MULTIPROCESSORS) }
+    }
+
+    /// Blocks for `rows` rows.
+    fn grid(self, rows: u32) -> [u32; 3] {
+        [(2 * TUNED_MULTIPROCESSORS).div_ceil(rows).min(self.blocks), rows, 1]
+    }
+}
+
+/// Units of each of a lane's rows that are on their way: as many as registers hold, and no more than a row has.
+fn depth(format: Format, rows: u32, units: u32, spread: Spread) -> u32 {
+    let registers = (REGISTERS.0 / (spread.warps * 32)).saturating_sub(REGISTERS.1).min(REGISTERS.2);
+    (registers / ((4 + format.side_words) * rows)).clamp(1, units.div_ceil(32))
 }
 
 /// The experts of the models that have some, in every type.
 pub fn instances() -> Vec<(String, Instance)> {
-    let of = |model: &&Model| Some(instances_of(model.width, model.experts?));
+    let of = |model: &&Model| Some(instances_of(model.width, model.hidden[0], model.experts?));
     MODELS.iter().filter_map(of).flatten().collect()
 }
 
-fn instances_of(width: u32, experts: Experts) -> Vec<(String, Instance)> {
+fn instances_of(width: u32, dense: u32, experts: Experts) -> Vec<(String, Instance)> {
     let Experts { count, top, hidden } = experts;
     let router = Router::new(width, count, top);
+    let entry = |outputs| Router { enters: Some(outputs), ..router };
     let mut named = vec![
         ("one row".to_owned(), router.split_instance()),
         ("many rows".to_owned(), router.instance()),
+        ("one row, with residual and norms".to_owned(), entry(Outputs::INT8).split_instance()),
+        ("many rows, with residual and norms".to_owned(), entry(Outputs::BF16.and(Outputs::INT8)).instance()),
         ("plain".to_owned(), router.plain_instance()),
     ];
     for dtype in DType::ALL {
-        let activations = if format(dtype).integer { Activations::Int8 } else { Activations::F32 };
-        let gate_up = GateUp { dtype, hidden, k: width, top, from: activations, to: activations };
-        let down = Down { dtype, outputs: width, k: hidden, top, from: activations, epilogue: Vec::new() };
+        let from = if format(dtype).integer { Activations::Int8 } else { Activations::F32 };
+        let gate_up = GateUp { dtype, hidden, k: width, top, from, dense };
+        let down = Down { dtype, outputs: width, k: hidden, top, dense };
         named.push((dtype.to_string(), gate_up.instance()));
+        named.push((format!("{dtype}, experts alone"), GateUp { dense: 0, ..gate_up }.instance()));
         named.push((format!("{dtype}, plain"), gate_up.plain_instance()));
         // Blocks of 256 values do not divide every expert's hidden values.
         if dtype.row_bytes(u64::from(hidden)).is_some() {
             named.push((dtype.to_string(), down.instance()));
+            named.push((format!("{dtype}, experts alone"), Down { dense: 0, ..down }.instance()));
             named.push((format!("{dtype}, plain"), down.plain_instance()));
         }
     }

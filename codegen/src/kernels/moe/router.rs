@@ -1,16 +1,21 @@
 //! The router: which experts a row goes to, and how much of each it takes. All of it in f32: a rounded logit would change
 //! the choice, and the error would grow from layer to layer.
+//!
+//! It is the first kernel of a mixture, so it can also end what comes before: the residual, and the norms of both halves.
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
-use crate::kernels::matvec::slots::square_sum;
+use crate::kernels::matvec::slots::{products_of_four, square_sum, weighted, with_update};
+use crate::kernels::norm::sum4;
+use crate::kernels::outputs::{Outputs, leave4};
 use crate::kernels::shapes::NORM_EPSILON;
 
 /// Warps of a block; each works on one expert at a time.
 const BLOCK_WARPS: u32 = 8;
-/// Floats of a row of the router that a lane has on their way, in fours.
+/// Floats of a row of the router that a lane has on their way, in fours: for one row all of them, where they are not more.
 const FOURS_AHEAD: u32 = 8;
+const MOST_FOURS_AHEAD: u32 = 24;
 
 /// `sum` plus four products.
 #[device]
@@ -21,30 +26,55 @@ pub fn four_products(a: F32x4, b: F32x4, sum: f32) -> f32 {
 /// The routing of each row: `router · (RMS norm of x * FACTOR * scale)`, the TOP largest logits (of equal ones the lower
 /// expert), and the softmax over these. Block `[b, row]` takes every `[blocks]`-th expert.
 ///
+/// Where the mixture ENTERS here, x is still to take what attention made: `x + norm(update) * post_norm`. That sum is left as
+/// the residual stream, and both halves of the mixture get their inputs: it has one norm, with weights for each of them.
+///
 /// The matrix is a megabyte, too much for one multiprocessor to read in a hurry: with SPLIT there is one row and any number of
 /// blocks, of which the last to finish chooses. Without, a block is a row. A logit has the same bits either way.
-#[kernel(block = WARPS * 32, dependent, dynamic_shared)]
+#[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared)]
 pub fn route<
     const WIDTH: u32,
     const EXPERTS: u32,
     const TOP: u32,
     const WARPS: u32,
     const DEPTH: u32,
+    const PIECES: u32,
     const SPLIT: bool,
+    const ENTERS: bool,
+    const FLOATS: bool,
+    const ROUNDED: bool,
+    const QUANTISED: bool,
     const FACTOR: f32,
     const EPSILON: f32,
 >(
     router: Weights<f32>,
     scale: Weights<f32>,
+    post_norm: Weights<f32>,
+    dense_norm: Weights<f32>,
+    expert_norm: Weights<f32>,
     x: Input<f32>,
+    update: Input<f32>,
     state: Input<u32>,
     logits: InOut<f32>,
     counter: InOut<u32>,
     ids: Output<u32>,
     weights: Output<f32>,
+    stream: Output<f32>,
+    dense_out: Output<f32>,
+    dense_rounded: Output<BF16>,
+    dense_xq: Output<i8>,
+    dense_xscale: Output<f32>,
+    dense_xsum: Output<i32>,
+    expert_out: Output<f32>,
+    expert_rounded: Output<BF16>,
+    expert_xq: Output<i8>,
+    expert_xscale: Output<f32>,
+    expert_xsum: Output<i32>,
 ) {
-    require!(WIDTH % 4 == 0 && TOP <= 32 && TOP <= EXPERTS);
+    require!(WIDTH % 4 == 0 && WIDTH <= PIECES * WARPS * 128 && TOP <= 32 && TOP <= EXPERTS);
+    require!(!QUANTISED || WIDTH % 32 == 0);
     let normed = shared::<f32>(WIDTH);
+    let totals = shared::<F32x4>(WARPS);
     let row = block_idx_y();
     let fours = WIDTH / 4;
     let first_expert = block_idx() * WARPS + warp_id();
@@ -56,6 +86,18 @@ pub fn route<
         let at = (lane_id() + d * 32).min(fours - 1);
         ahead[d] = load::<F32x4>(router, first_expert.min(EXPERTS - 1) * WIDTH + at * 4);
     }
+    let mut scales = regs(F32x4::ZERO, PIECES);
+    let mut posts = regs(F32x4::ZERO, if ENTERS { PIECES } else { 1 });
+    #[unroll]
+    for p in 0..PIECES {
+        let place = thread_idx() + p * WARPS * 32;
+        if place < fours {
+            scales[p] = load::<F32x4>(scale, place * 4);
+            if ENTERS {
+                posts[p] = load::<F32x4>(post_norm, place * 4);
+            }
+        }
+    }
 
     grid_dependency_wait();
     grid_launch_dependents();
@@ -64,15 +106,87 @@ pub fn route<
         return;
     }
 
-    let mut energy = 0.0f32;
-    for at in (thread_idx()..fours).by(WARPS * 32) {
-        energy = energy + square_sum(load::<F32x4>(x, row * WIDTH + at * 4));
+    let mut held = regs(F32x4::ZERO, PIECES);
+    let mut updates = regs(F32x4::ZERO, if ENTERS { PIECES } else { 1 });
+    #[unroll]
+    for p in 0..PIECES {
+        let place = thread_idx() + p * WARPS * 32;
+        if place < fours {
+            held[p] = load::<F32x4>(x, row * WIDTH + place * 4);
+            if ENTERS {
+                updates[p] = load::<F32x4>(update, row * WIDTH + place * 4);
+            }
+        }
     }
-    let factor = rsqrt(block_sum(energy) / WIDTH as f32 + EPSILON) * FACTOR;
-    for at in (thread_idx()..WIDTH).by(WARPS * 32) {
-        normed[at] = x[row * WIDTH + at] * factor * scale[at];
+    // One sum over the block gives both norms: that of the update, and that of `x + f * update`, whose square is
+    // `x² + 2 f x update + f² update²`. Places past the end hold zeros.
+    let mut of_update = 0.0f32;
+    let mut of_x = 0.0f32;
+    let mut of_both = 0.0f32;
+    let mut of_weighted = 0.0f32;
+    #[unroll]
+    for p in 0..PIECES {
+        of_x = of_x + square_sum(held[p]);
+        if ENTERS {
+            of_update = of_update + square_sum(updates[p]);
+            updates[p] = weighted(updates[p], posts[p], 1.0);
+            of_both = of_both + products_of_four(held[p], updates[p]);
+            of_weighted = of_weighted + square_sum(updates[p]);
+        }
+    }
+    of_x = warp_sum(of_x);
+    if ENTERS {
+        of_update = warp_sum(of_update);
+        of_both = warp_sum(of_both);
+        of_weighted = warp_sum(of_weighted);
+    }
+    if lane_id() == 0 {
+        totals[warp_id()] = f32x4(of_update, of_x, of_both, of_weighted);
     }
     barrier();
+    let mut total = F32x4::ZERO;
+    #[unroll]
+    for warp in 0..WARPS {
+        total = sum4(total, totals[warp]);
+    }
+    let mut factor = 0.0f32;
+    if ENTERS {
+        factor = rsqrt(total.x / WIDTH as f32 + EPSILON);
+    }
+    let energy = total.y + 2.0 * factor * total.z + factor * factor * total.w;
+    let after = rsqrt(energy / WIDTH as f32 + EPSILON);
+    #[unroll]
+    for p in 0..PIECES {
+        let place = thread_idx() + p * WARPS * 32;
+        if ENTERS {
+            held[p] = with_update(held[p], updates[p], factor, 1.0);
+        }
+        if place < fours {
+            store(normed, place * 4, weighted(held[p], scales[p], after * FACTOR));
+        }
+    }
+    barrier();
+    // Every block knows everything: three of them share out what is left behind.
+    if ENTERS {
+        #[unroll]
+        for p in 0..PIECES {
+            let place = thread_idx() + p * WARPS * 32;
+            let inside = place < fours;
+            let at = row * WIDTH + place * 4;
+            let from = place.min(fours - 1) * 4;
+            if block_idx() == 0 && inside {
+                store(stream, at, held[p]);
+            }
+            if block_idx() == 1 % grid_dim() {
+                let four = weighted(held[p], load::<F32x4>(dense_norm, from), after);
+                leave4(four, at, inside, dense_out, dense_rounded, dense_xq, dense_xscale, dense_xsum);
+            }
+            if block_idx() == 2 % grid_dim() {
+                let four = weighted(held[p], load::<F32x4>(expert_norm, from), after);
+                leave4(four, at, inside, expert_out, expert_rounded, expert_xq, expert_xscale, expert_xsum);
+            }
+        }
+    }
 
     for expert in (first_expert..EXPERTS).by(grid_dim() * WARPS) {
         let mut sum = 0.0f32;
@@ -222,13 +336,15 @@ pub struct Router {
     pub experts: u32,
     /// Experts that a row goes to.
     pub top: u32,
-    /// Of the norm.
+    /// Of the norms.
     pub epsilon: f32,
+    /// It ends attention, and leaves the inputs of both halves of the mixture in these forms.
+    pub enters: Option<Outputs>,
 }
 
 impl Router {
     pub fn new(width: u32, experts: u32, top: u32) -> Self {
-        Self { width, experts, top, epsilon: NORM_EPSILON }
+        Self { width, experts, top, epsilon: NORM_EPSILON, enters: None }
     }
 
     fn factor(&self) -> f32 {
@@ -246,16 +362,20 @@ impl Router {
     }
 
     fn fast(&self, split: bool) -> Result<Instance, InstanceError> {
-        Instance::of(route::DEF)
+        let fours = self.width / 4;
+        let most = if split { MOST_FOURS_AHEAD } else { FOURS_AHEAD };
+        let builder = Instance::of(route::DEF)
             .constant("WIDTH", self.width)
             .constant("EXPERTS", self.experts)
             .constant("TOP", self.top)
             .constant("WARPS", BLOCK_WARPS)
-            .constant("DEPTH", FOURS_AHEAD)
+            .constant("DEPTH", fours.div_ceil(32).min(most))
+            .constant("PIECES", fours.div_ceil(BLOCK_WARPS * 32))
             .constant("SPLIT", split)
+            .constant("ENTERS", self.enters.is_some())
             .constant("FACTOR", self.factor())
-            .constant("EPSILON", self.epsilon)
-            .build()
+            .constant("EPSILON", self.epsilon);
+        self.enters.unwrap_or(Outputs::NONE).constants(builder).build()
     }
 
     /// The plain kernel, on a grid `[rows.div_ceil(32)]`.
