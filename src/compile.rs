@@ -92,6 +92,7 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
         cuda,
         vocab: vocab_from_metadata(file.metadata())?,
         sampling: sampling(file)?,
+        embedded: None,
         report: to_text(&graph),
     })
 }

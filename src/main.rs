@@ -2,6 +2,7 @@
 
 mod commands;
 mod compile;
+mod embed;
 mod output;
 mod progress;
 mod random;

@@ -9,8 +9,9 @@ use gemma4c_codegen::cuda::simulate::Simulator;
 use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Plan;
-use gemma4c_plan::cuda::{CudaProgram, Range};
-use gemma4c_runtime::{Backend, ModelLocation, Pick, Run, RuntimeError, Session};
+use gemma4c_plan::cuda::{CudaProgram, Range, Region};
+use gemma4c_plan::embedded::host_start;
+use gemma4c_runtime::{Backend, EmbeddedWeights, ModelLocation, Pick, Run, RuntimeError, Session};
 
 use crate::compile::{self, CudaOptions};
 
@@ -29,12 +30,21 @@ pub fn open(plan: Plan, location: &ModelLocation) -> Result<Session> {
     let same = lowered.program.kernels == program.kernels;
     ensure!(same, "the plan was made by another version of gemma4c: compile the model again to simulate it");
     let mut simulator = Simulator::new(&program, lowered.instances);
-    let mut tensors = Vec::new();
-    for weight in &plan.weights {
-        let tensor = file.tensor(&weight.name).with_context(|| format!("tensor {} is missing", weight.name))?;
-        tensors.push(file.data(tensor));
+    if let Some(embedded) = &plan.embedded {
+        let weights = EmbeddedWeights::open(embedded, location)?;
+        let (device, host) = (program.memory.weights, program.memory.host);
+        let range = |region, bytes| Range { region, offset: 0, bytes };
+        simulator.write(range(Region::Weights, device), &weights.bytes()[..device as usize]);
+        let start = host_start(&program.memory).unwrap_or(device).min(weights.bytes().len() as u64);
+        simulator.write(range(Region::Host, host), &weights.bytes()[start as usize..][..host as usize]);
+    } else {
+        let mut tensors = Vec::new();
+        for weight in &plan.weights {
+            let tensor = file.tensor(&weight.name).with_context(|| format!("tensor {} is missing", weight.name))?;
+            tensors.push(file.data(tensor));
+        }
+        simulator.load(&program, |weight| tensors[weight as usize])?;
     }
-    simulator.load(&program, |weight| tensors[weight as usize])?;
     let backend = Simulated { simulator, program, sent: Default::default() };
     Ok(Session::with_backend(plan, Box::new(backend))?)
 }

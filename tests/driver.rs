@@ -109,6 +109,32 @@ fn logits_and_profiles_go_through_every_phase() {
     assert!(trace["traceEvents"].as_array().unwrap().len() > 20);
 }
 
+/// A plan that has its weights with it needs nothing else: they are copied, once, and no kernel touches them before the first token.
+#[test]
+fn weights_in_the_plan_are_copied_as_they_are() {
+    let Some(place) = place() else { return };
+    place.ok("compile model.gguf -o whole.bin --target cuda --arch sm_90a --ctx 256 --chunk 48 --embed-weights");
+    let plan: serde_json::Value = serde_json::from_str(&place.ok("inspect whole.bin --json")).unwrap();
+    let weights = plan["memory"]["weights"].as_u64().unwrap();
+    let line = "--device cuda --tokens 2,3,4,5 -n 4 --temp 0";
+    let (_, before) = run(&place, &format!("run plan.bin {line}"), &[]);
+    std::fs::remove_file(place.path("model.gguf")).unwrap();
+    let (ran, log) = run(&place, &format!("run whole.bin {line}"), &[]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(ran.stdout.split_whitespace().count(), 4);
+    assert_eq!(log["cuGraphLaunch"], 4);
+    assert_eq!((log["allocated_late"], log["left"]), (0, 0));
+    assert!((weights..weights + (1 << 16)).contains(&log["copied_to"]), "{} of {weights}", log["copied_to"]);
+    let launches = |log: &BTreeMap<String, u64>| log["cuLaunchKernelEx"];
+    assert!(
+        launches(&log) < launches(&before),
+        "{} launches, and {} where weights are repacked",
+        launches(&log),
+        launches(&before)
+    );
+    assert!(log["most_device_bytes"] < before["most_device_bytes"], "no staging");
+}
+
 /// Sizes follow from the kernels that a plan has just now; the words around them are what is reviewed.
 fn without_sizes(text: &str) -> String {
     let is_size = |word: &&str| word.len() > 3 && word.bytes().all(|b| b.is_ascii_digit());

@@ -194,7 +194,7 @@ fn run_mutants(preset: &str, seed: u64, cases: usize) {
     place.ok("compile model.gguf -o plan.bin --ctx 24 --chunk 8");
     let original = Plan::from_bytes(&place.read("plan.bin")).unwrap();
     let model = place.read("model.gguf");
-    let location = ModelLocation { plan_dir: place.path("."), given: None };
+    let location = ModelLocation { plan: place.path("plan.bin"), given: None };
     exercise(original.clone(), &location).unwrap();
 
     let mut random = Random(seed);

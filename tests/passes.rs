@@ -182,7 +182,7 @@ fn what_the_lowering_leaves_alone_has_its_reason() {
             let names = step.nodes.iter().any(|v| plan.program.values[*v as usize].name == value);
             names && program.kernels[step.launch.kernel as usize].name == kernel
         };
-        phase.steps.iter().find(computes).unwrap_or_else(|| panic!("no {kernel} computes {value}")).choice.clone()
+        phase.steps.iter().find(computes).unwrap_or_else(|| panic!("no {kernel} computes {value}")).reason.clone()
     };
     let mut text = String::new();
     let mut tell = |what: &str, reason: String| writeln!(text, "{what}\n    {reason}").expect("a string");

@@ -18,7 +18,7 @@ use gemma4c_plan::Plan;
 use lowered::Told;
 
 /// The sections of a plan, in the order of its table.
-const SECTIONS: [&str; 8] = ["model", "target", "weights", "program", "text", "report", "cuda", "code"];
+const SECTIONS: [&str; 9] = ["model", "target", "weights", "program", "text", "report", "cuda", "code", "embedded"];
 
 /// A place with a tiny model and its plan for a GPU, and the faults met so far as text.
 struct Faults {

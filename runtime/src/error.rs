@@ -12,6 +12,15 @@ pub enum RuntimeError {
     Io { path: PathBuf, source: std::io::Error },
     #[error("the plan's model file {name} was not found; looked at {}. Give its place with --model", listed(looked))]
     ModelMissing { name: String, looked: Vec<PathBuf> },
+    #[error(
+        "the plan has its weights with it as a GPU reads them; anything else needs the model file {name}, which was not found; looked at {}. Give its place with --model",
+        listed(looked)
+    )]
+    RepackedAlone { name: String, looked: Vec<PathBuf> },
+    #[error("{} is cut: its weights are {needed} bytes, the file has {found}", path.display())]
+    WeightsCut { path: PathBuf, needed: u64, found: u64 },
+    #[error("{} is damaged: bytes {first} to {last} of its weights are not those it was compiled with", path.display())]
+    WeightsDamaged { path: PathBuf, first: u64, last: u64 },
     #[error("{} has {found} bytes, the plan was compiled from a file of {expected}: compile it again", path.display())]
     ModelSize { path: PathBuf, expected: u64, found: u64 },
     #[error(

@@ -10,6 +10,7 @@
 mod backend;
 pub mod cpu;
 pub mod cuda;
+mod embedded;
 mod error;
 mod feed;
 pub mod machine;
@@ -21,6 +22,7 @@ mod support;
 mod weights;
 
 pub use backend::{Backend, Pick, Run};
+pub use embedded::EmbeddedWeights;
 pub use error::RuntimeError;
 pub use sampler::{Sampler, argmax};
 pub use session::{Asked, End, Request, Session};

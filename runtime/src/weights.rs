@@ -1,4 +1,5 @@
-//! The model's files under a plan: found, mapped, and checked to be the ones the plan was compiled from.
+//! The weights under a plan: in the model's files, found, mapped and checked to be the ones the plan was compiled from; or in the
+//! plan's own file, behind it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,38 +10,63 @@ use gemma4c_plan::{ModelFile, Plan, Weight};
 use memmap2::Mmap;
 
 use crate::RuntimeError;
+use crate::embedded::EmbeddedWeights;
 
-/// Where to look for a plan's model files.
+/// Where to look for a plan's weights.
 #[derive(Clone, Debug, Default)]
 pub struct ModelLocation {
-    /// The folder the plan lies in: paths in the plan are relative to it, and a moved model is looked for there.
-    pub plan_dir: PathBuf,
+    /// The plan's file: paths in the plan are relative to its folder, a moved model is looked for there, and weights that the
+    /// plan has with it are in it.
+    pub plan: PathBuf,
     /// A file, or a folder with the files, that wins over what the plan says.
     pub given: Option<PathBuf>,
 }
 
 impl ModelLocation {
+    fn folder(&self) -> &Path {
+        self.plan.parent().unwrap_or(Path::new(""))
+    }
+
     /// Where the plan's model lies, and it is the one the plan was compiled from: its first file, from which the others are
     /// found.
     pub fn file(&self, plan: &Plan) -> Result<PathBuf, RuntimeError> {
-        let first = Weights::open(plan, self)?.files.into_iter().next();
+        let first = Weights::in_model(plan, self)?.files.into_iter().next();
         let (path, _) = first.ok_or(RuntimeError::ModelMissing { name: String::new(), looked: Vec::new() })?;
         Ok(path)
     }
 }
 
-/// The mapped files of a model.
+/// The mapped files that a plan's tensors are in.
 pub(crate) struct Weights {
     maps: Vec<Mmap>,
     files: Vec<(PathBuf, File)>,
+    /// Where offsets count from, in a plan's own file.
+    inside: Option<u64>,
 }
 
 impl Weights {
+    /// The tensors, wherever they are.
     pub fn open(plan: &Plan, location: &ModelLocation) -> Result<Weights, RuntimeError> {
+        match &plan.embedded {
+            Some(embedded) if embedded.has_tensors() => {
+                let EmbeddedWeights { path, file, map, start, .. } = EmbeddedWeights::open(embedded, location)?;
+                Ok(Weights { maps: vec![map], files: vec![(path, file)], inside: Some(start) })
+            }
+            _ => Weights::in_model(plan, location),
+        }
+    }
+
+    /// The tensors in the model's files.
+    fn in_model(plan: &Plan, location: &ModelLocation) -> Result<Weights, RuntimeError> {
         let mut opened = Vec::new();
         let mut maps = Vec::new();
         for file in &plan.model.files {
-            let path = find(file, location, plan.model.files.len() == 1)?;
+            let path = find(file, location, plan.model.files.len() == 1).map_err(|error| match error {
+                RuntimeError::ModelMissing { name, looked } if plan.embedded.is_some() => {
+                    RuntimeError::RepackedAlone { name, looked }
+                }
+                other => other,
+            })?;
             let (bytes, handle) = map(&path, file)?;
             maps.push(bytes);
             opened.push((path, handle));
@@ -56,22 +82,32 @@ impl Weights {
             Some((path, _)) if expected != found => {
                 Err(RuntimeError::ModelChanged { path: path.clone(), expected, found })
             }
-            _ => Ok(Weights { maps, files: opened }),
+            _ => Ok(Weights { maps, files: opened, inside: None }),
+        }
+    }
+
+    /// The file that a weight is in, and where.
+    fn place(&self, weight: &Weight) -> (usize, u64) {
+        match self.inside {
+            Some(start) => (0, start + weight.offset),
+            None => (weight.file as usize, weight.offset),
         }
     }
 
     /// The bytes of a weight of the plan these files were opened for.
     pub fn bytes(&self, weight: &Weight) -> &[u8] {
+        let (file, offset) = self.place(weight);
         // In range: the plan was checked against the files' lengths, and the files have these lengths.
-        &self.maps[weight.file as usize][weight.offset as usize..][..weight.bytes as usize]
+        &self.maps[file][offset as usize..][..weight.bytes as usize]
     }
 
     /// Reads bytes of a weight from its byte `from` on, past the map: each byte is wanted once, so mapping its page would only
     /// cost time, and a file that was cut meanwhile is an error and not the end of the process.
     pub fn read(&self, weight: &Weight, from: u64, bytes: &mut [u8]) -> Result<(), RuntimeError> {
-        let (path, file) = &self.files[weight.file as usize];
+        let (file, offset) = self.place(weight);
+        let (path, file) = &self.files[file];
         let failed = |source| RuntimeError::Io { path: path.clone(), source };
-        file.read_exact_at(bytes, weight.offset + from).map_err(failed)
+        file.read_exact_at(bytes, offset + from).map_err(failed)
     }
 }
 
@@ -82,7 +118,7 @@ fn find(file: &ModelFile, location: &ModelLocation, only_one: bool) -> Result<Pa
         Some(given) if only_one => vec![given.clone()],
         // Of a split model one part was named; the others lie beside it.
         Some(given) => vec![given.with_file_name(name)],
-        None => vec![location.plan_dir.join(&file.path), location.plan_dir.join(name)],
+        None => vec![location.folder().join(&file.path), location.folder().join(name)],
     };
     looked.dedup();
     match looked.iter().find(|p| p.is_file()) {
@@ -92,14 +128,20 @@ fn find(file: &ModelFile, location: &ModelLocation, only_one: bool) -> Result<Pa
 }
 
 fn map(path: &Path, expected: &ModelFile) -> Result<(Mmap, File), RuntimeError> {
+    let (map, file) = map_file(path)?;
+    match map.len() as u64 {
+        found if found == expected.bytes => Ok((map, file)),
+        found => Err(RuntimeError::ModelSize { path: path.into(), expected: expected.bytes, found }),
+    }
+}
+
+/// All of a file.
+pub(crate) fn map_file(path: &Path) -> Result<(Mmap, File), RuntimeError> {
     let failed = |source| RuntimeError::Io { path: path.into(), source };
     let file = File::open(path).map_err(failed)?;
     // SAFETY: read-only, and every slice borrows from the map. Should another process rewrite the file meanwhile, the
     // numbers change; should it cut the file, touching a lost page ends this process. Offsets are checked against the length.
     #[allow(unsafe_code)]
     let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
-    match map.len() as u64 {
-        found if found == expected.bytes => Ok((map, file)),
-        found => Err(RuntimeError::ModelSize { path: path.into(), expected: expected.bytes, found }),
-    }
+    Ok((map, file))
 }

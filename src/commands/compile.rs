@@ -11,11 +11,12 @@ use gemma4c_runtime::machine;
 
 use super::{Outcome, plan_file};
 use crate::compile::{self, CudaOptions, DEFAULT_CONTEXT};
-use crate::output;
+use crate::{embed, output, progress};
 
 /// Compile a GGUF model to a plan.
 ///
-/// The plan holds everything but the weights, which stay in the model file. Split models are given by any of their parts.
+/// The plan holds everything but the weights, which stay in the model file unless they are to be embedded. Split models are given by
+/// any of their parts.
 #[derive(clap::Args)]
 pub struct Args {
     /// The model: a GGUF file of a Gemma 4 text model.
@@ -53,6 +54,10 @@ pub struct Args {
     /// Leaves a pass of the compiler out; `gemma4c inspect` lists them. May be given several times.
     #[arg(long = "disable-pass", value_name = "NAME")]
     disable_pass: Vec<String>,
+
+    /// Packs the weights into the plan, which then runs without the model file: as a GPU's memory holds them, or for a CPU as they are.
+    #[arg(long)]
+    embed_weights: bool,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -128,8 +133,18 @@ pub fn run(args: &Args) -> Result<Outcome> {
         ensure!(!cuda.architectures.is_empty(), "{} is older than any architecture kernels are made for", gpu.name);
     }
     let options = compile::Options { context: args.ctx, chunk: args.chunk, cuda };
-    let plan = compile::compile(&file, output::folder(&args.output), &options)?;
-    let bytes = plan_file::write(&plan, &args.output)?;
+    let mut plan = compile::compile(&file, output::folder(&args.output), &options)?;
+    let bytes = if args.embed_weights {
+        let bar = progress::bytes("packing weights", 0);
+        let written = embed::write(&mut plan, &file, &args.output, &mut |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        });
+        bar.finish_and_clear();
+        written?
+    } else {
+        plan_file::write(&plan, &args.output)?
+    };
     let what = match &plan.cuda {
         Some(cuda) => {
             let launches = cuda.program.phases.first().map_or(0, |phase| phase.steps.len());

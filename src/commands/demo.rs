@@ -40,7 +40,7 @@ pub fn run(_: &Args) -> Result<Outcome> {
 
     let started = Instant::now();
     let plan = plan_file::read(&plan_path)?;
-    let location = ModelLocation { plan_dir: folder.path().into(), given: None };
+    let location = ModelLocation { plan: plan_path, given: None };
     let vocab = plan.vocab.clone().context("the synthetic model has a vocabulary")?;
     let tokenizer = Tokenizer::new(&vocab)?;
     let mut session = plan_file::open(plan, &location, plan_file::Device::Auto)?;

@@ -8,13 +8,14 @@ use gemma4c_graph::to_dot;
 use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Plan;
+use gemma4c_runtime::{EmbeddedWeights, ModelLocation};
 use serde_json::Value;
 
 use super::{Outcome, plan_file};
-use crate::output;
 use crate::report::facts::Facts;
 use crate::report::gpus::Gpu;
 use crate::report::{cpu, html, json, model, text};
+use crate::{output, progress};
 
 /// Show what is in a plan or in a GGUF model.
 ///
@@ -61,6 +62,10 @@ struct View {
     /// Of a GPU plan: writes the CUDA C text of every kernel into this folder, a file each.
     #[arg(long, value_name = "DIR")]
     cuda: Option<PathBuf>,
+
+    /// Of a plan that has its weights with it: reads all of them and compares their checksums, which a start does for a few alone.
+    #[arg(long)]
+    check_weights: bool,
 }
 
 pub fn run(args: &Args) -> Result<Outcome> {
@@ -73,6 +78,9 @@ fn of_model(args: &Args) -> Result<String> {
     let file = Gguf::open(&args.file)?;
     let config = Config::read(&file)?;
     let view = &args.view;
+    if view.check_weights {
+        bail!("{} is a model: --check-weights looks at a plan that has its weights with it", args.file.display());
+    }
     if view.phase.is_some() || view.html.is_some() || view.cuda.is_some() {
         bail!(
             "{0} is a model: a plan has phases and kernels; run `gemma4c compile {0} -o PLAN.bin` first",
@@ -98,6 +106,9 @@ fn of_plan(args: &Args) -> Result<String> {
     }
     if view.graph {
         return Ok(plan.report);
+    }
+    if view.check_weights {
+        return check_weights(args, &plan);
     }
     let Some(facts) = Facts::of(&plan) else { return of_cpu_plan(args, &plan) };
     let gpu = args.gpu.unwrap_or_else(|| Gpu::for_architectures(&facts.program().architectures));
@@ -128,6 +139,19 @@ fn of_cpu_plan(args: &Args, plan: &Plan) -> Result<String> {
         bail!("{} is a plan for the CPU: it has no kernels and no phases to show", args.file.display());
     }
     if view.json { pretty(&cpu::json(plan)) } else { Ok(cpu::text(plan)) }
+}
+
+fn check_weights(args: &Args, plan: &Plan) -> Result<String> {
+    let path = args.file.display();
+    let Some(embedded) = &plan.embedded else {
+        bail!("{path} has no weights with it: they are in the model file, whose fingerprint every run compares");
+    };
+    let weights = EmbeddedWeights::open(embedded, &ModelLocation { plan: args.file.clone(), given: None })?;
+    let bar = progress::bytes("comparing checksums", embedded.bytes);
+    let checked = weights.check_all(&mut |done, _| bar.set_position(done));
+    bar.finish_and_clear();
+    checked?;
+    Ok(format!("{path}: {} of weights, all as they were compiled\n", output::bytes(embedded.bytes)))
 }
 
 fn pretty(value: &Value) -> Result<String> {

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_plan::Plan;
+use gemma4c_plan::{Plan, START, own_bytes};
 use gemma4c_runtime::{ModelLocation, Session, machine};
 
 use crate::{output, progress, simulate};
@@ -49,7 +49,7 @@ impl PlanArgs {
     }
 
     pub fn location(&self) -> ModelLocation {
-        ModelLocation { plan_dir: output::folder(&self.plan).into(), given: self.model.clone() }
+        ModelLocation { plan: self.plan.clone(), given: self.model.clone() }
     }
 }
 
@@ -110,17 +110,22 @@ fn regular(path: &Path) -> Result<Metadata> {
     Ok(info)
 }
 
-/// Reads and checks a plan.
+/// Reads and checks a plan, but not the weights behind it.
 pub fn read(path: &Path) -> Result<Plan> {
-    let info = regular(path)?;
-    if info.len() > LARGEST {
-        bail!("{} is not a plan: it has {} bytes", path.display(), info.len());
-    }
-    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let file_bytes = regular(path)?.len();
+    let cannot_read = || format!("cannot read {}", path.display());
+    let file = File::open(path).with_context(cannot_read)?;
+    let mut bytes = Vec::new();
+    (&file).take(START as u64).read_to_end(&mut bytes).with_context(cannot_read)?;
     if bytes.starts_with(b"GGUF") {
         bail!("{0} is a model, not a plan: run `gemma4c compile {0} -o PLAN.bin` first", path.display());
     }
-    Plan::from_bytes(&bytes).with_context(|| path.display().to_string())
+    let own = own_bytes(&bytes).with_context(|| path.display().to_string())?;
+    if own > LARGEST {
+        bail!("{} is not a plan: it says it has {own} bytes", path.display());
+    }
+    file.take(own.saturating_sub(START as u64)).read_to_end(&mut bytes).with_context(cannot_read)?;
+    Plan::from_start(&bytes, file_bytes).with_context(|| path.display().to_string())
 }
 
 /// Writes a plan under its name only once it is complete.

@@ -50,6 +50,7 @@ pub fn json(plan: &Plan) -> Value {
         "model": super::json::model(plan),
         "arch": plan.target.name(),
         "context": program.context,
+        "embedded": super::json::embedded(plan),
         "passes": [],
         "phases": [{"name": "any", "rows": program.chunk, "launches": program.steps.len(), "arena_bytes": arena,
                     "steps": steps.collect::<Vec<_>>()}],

@@ -85,12 +85,14 @@ fn identity(old: &Plan, new: &Plan) -> Vec<String> {
     };
     let kv = |plan: &Plan| plan.cuda.as_ref().map_or("f32", |cuda| cuda.program.kv.name());
     let toolchain = |plan: &Plan| plan.cuda.as_ref().map_or("none".to_owned(), |cuda| cuda.program.toolchain.clone());
+    let place = |plan: &Plan| if plan.embedded.is_some() { "in the plan" } else { "in the model file" };
     let lines = [
         change("model", name(old), name(new)),
         change("fingerprint", fingerprint(old), fingerprint(new)),
         change("target", target(old), target(new)),
         change("context", old.program.context, new.program.context),
         change("keys and values", kv(old), kv(new)),
+        change("weights", place(old), place(new)),
         change("compiler", toolchain(old), toolchain(new)),
     ];
     lines.into_iter().flatten().collect()

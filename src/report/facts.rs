@@ -157,6 +157,19 @@ impl<'a> StepFacts<'a> {
         })
     }
 
+    /// What would have been taken otherwise.
+    pub fn runner_up(&self) -> Option<&'a str> {
+        Some(self.step.runner_up.as_str()).filter(|text| !text.is_empty())
+    }
+
+    /// Why it is what it is, and what would have been taken otherwise, as one text.
+    pub fn choice(&self) -> String {
+        match self.runner_up() {
+            Some(other) => format!("{}; instead of: {other}", self.step.reason),
+            None => self.step.reason.clone(),
+        }
+    }
+
     /// `384`, `2 x 17`.
     pub fn grid(&self) -> String {
         let [x, y, z] = self.step.launch.grid;

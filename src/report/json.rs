@@ -1,6 +1,7 @@
 //! A GPU plan for programs.
 
 use gemma4c_plan::Plan;
+use gemma4c_plan::embedded::EmbeddedForm;
 use serde_json::{Value, json};
 
 use super::facts::{Facts, PhaseFacts};
@@ -11,6 +12,16 @@ pub fn model(plan: &Plan) -> Value {
     json!({"name": plan.model.name, "files": plan.model.files, "layers": plan.model.layers,
            "fingerprint": format!("{:016x}", plan.model.fingerprint),
            "hidden": plan.model.hidden, "vocab_size": plan.model.vocab_size})
+}
+
+/// The weights a plan has with it.
+pub fn embedded(plan: &Plan) -> Value {
+    plan.embedded.as_ref().map_or(Value::Null, |weights| {
+        json!({"form": match weights.form {
+            EmbeddedForm::Tensors => "tensors",
+            EmbeddedForm::Regions => "regions",
+        }, "bytes": weights.bytes})
+    })
 }
 
 /// All of it but machine code and texts of kernels.
@@ -34,6 +45,7 @@ pub fn plan(facts: &Facts<'_>, gpu: &Gpu) -> Value {
         "toolchain": program.toolchain,
         "context": facts.plan.program.context,
         "kv_type": program.kv.name(),
+        "embedded": embedded(facts.plan),
         "passes": passes.collect::<Vec<_>>(),
         "phases": facts.phases.iter().map(|p| phase(facts, p, gpu)).collect::<Vec<_>>(),
         "memory": {"weights": memory.weights, "kv": memory.kv, "arena": memory.arena, "host": memory.host,
@@ -53,7 +65,7 @@ fn phase(facts: &Facts<'_>, phase: &PhaseFacts<'_>, gpu: &Gpu) -> Value {
                "block": s.kernel.block, "layer": s.layer, "rows": if asked { 1 } else { phase.phase.rows },
                "bytes": s.step.bytes, "flops": s.step.flops, "floor_us": gpu.floor(s.step.bytes, s.step.flops) * 1e6,
                "outputs": outputs.collect::<Vec<_>>(), "programmatic": s.step.launch.programmatic,
-               "choice": s.step.choice})
+               "reason": s.step.reason, "runner_up": s.runner_up()})
     });
     json!({
         "name": phase.phase.name,

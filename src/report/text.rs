@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use gemma4c_blocks::DType;
+use gemma4c_plan::embedded::EmbeddedForm;
 use gemma4c_plan::{Plan, Weight};
 
 use super::facts::{Facts, PhaseFacts};
@@ -43,6 +44,13 @@ pub fn header(plan: &Plan) -> String {
     let _ = writeln!(out, "layers         {}, {} with keys of their own", plan.model.layers, program.caches.len());
     let types = by_type(plan.weights.iter().map(|w: &Weight| (w.dtype, w.bytes)));
     let _ = writeln!(out, "weights        {types}");
+    if let Some(embedded) = &plan.embedded {
+        let form = match embedded.form {
+            EmbeddedForm::Tensors => "as in the model file",
+            EmbeddedForm::Regions => "as the GPU's memory holds them",
+        };
+        let _ = writeln!(out, "embedded       {}, {form}: no model file is needed", output::bytes(embedded.bytes));
+    }
     let text = match &plan.vocab {
         Some(v) => format!("{} tokens, {} merges", v.tokens.len(), v.merges.len()),
         None => "none: runs on token ids".into(),
@@ -168,7 +176,10 @@ pub fn steps(facts: &Facts<'_>, phase: &PhaseFacts<'_>, gpu: &Gpu) -> String {
         if !step.nodes.is_empty() {
             let _ = writeln!(out, "             = {}", step.nodes.join(", "));
         }
-        let _ = writeln!(out, "             {}", step.step.choice);
+        let _ = writeln!(out, "             {}", step.step.reason);
+        if let Some(other) = step.runner_up() {
+            let _ = writeln!(out, "             instead of: {other}");
+        }
     }
     out
 }

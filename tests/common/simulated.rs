@@ -13,7 +13,7 @@ use crate::simulate;
 
 /// Where a plan's model is: the plan names it.
 fn location(model: &Path) -> ModelLocation {
-    ModelLocation { plan_dir: model.parent().expect("a folder").into(), given: Some(model.into()) }
+    ModelLocation { plan: model.with_file_name("plan.bin"), given: Some(model.into()) }
 }
 
 /// How tokens are fed: a prompt in pieces of these lengths, the rest one by one as if they had been generated.

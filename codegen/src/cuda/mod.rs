@@ -13,7 +13,9 @@
 
 mod attention;
 pub mod build;
+mod choice;
 mod experts;
+pub mod image;
 mod launch;
 mod norms;
 mod phase;

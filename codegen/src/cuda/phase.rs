@@ -12,6 +12,7 @@ use gemma4c_graph::memory::{self, Lifetime};
 use gemma4c_graph::{Fused, Graph, Group, Kind, NodeId, Norm, Rows};
 use gemma4c_plan::cuda::{Argument, CudaStep, Form, KernelIndex, Launch, Phase, Range, Region, StepOutput};
 
+use super::choice::Choice;
 use super::launch::{Arg, BufferId, NOTHING, bind};
 use super::{Common, LowerError};
 use crate::kernels::matvec::formats::format;
@@ -42,7 +43,7 @@ pub struct Draft {
     nodes: Vec<NodeId>,
     outputs: Vec<(NodeId, Form, Arg)>,
     work: Work,
-    choice: String,
+    choice: Choice,
 }
 
 /// What a launch costs at least.
@@ -315,7 +316,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         arguments: &[(&str, Arg)],
         nodes: &[NodeId],
         work: Work,
-        choice: impl Into<String>,
+        choice: impl Into<Choice>,
     ) -> Result<(), LowerError> {
         let arguments = bind(&instance, arguments)?;
         let dependent = instance.def.launch.dependent;
@@ -390,7 +391,8 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             layer: draft.nodes.first().and_then(|id| graph.node(*id).layer),
             bytes: draft.work.bytes,
             flops: draft.work.flops,
-            choice: draft.choice.clone(),
+            reason: draft.choice.reason.clone(),
+            runner_up: draft.choice.runner_up.clone(),
         };
         let steps = self.drafts.iter().enumerate().map(step).collect();
         Ok(Phase { name, rows: self.rows, steps, asked_from: asked_from as u32, arena_bytes: base + arena.bytes })

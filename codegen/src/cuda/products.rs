@@ -5,6 +5,7 @@ use gemma4c_graph::{Epilogue, Group, NodeId, Norm, Op, Product, WeightId};
 use gemma4c_plan::cuda::Form;
 
 use super::LowerError;
+use super::choice::Choice;
 use super::launch::Arg;
 use super::phase::{PhaseBuilder, Place, Work, int8_arguments};
 use super::weights::Matrix;
@@ -333,11 +334,8 @@ impl PhaseBuilder<'_, '_> {
         ];
         let bytes = all * k as u64 * 2 + rows as u64 * (k as u64 * 2 + stored as u64 * 4);
         let work = Work { bytes, flops: 2 * rows as u64 * all * k as u64 };
-        let why = format!(
-            "{rows} rows: warpgroups over a bf16 copy, tiles of {} x {}; next best: tensor cores over streams",
-            tile.rows(),
-            tile.columns
-        );
+        let why = format!("{rows} rows: warpgroups over a bf16 copy, tiles of {} x {}", tile.rows(), tile.columns);
+        let why = Choice::because(why).over("tensor cores over streams");
         let grid = kind.grid(tile, rows, stored);
         self.launch(kind.instance(tile)?, grid, &arguments, &group.nodes, work, why)?;
         if gated {

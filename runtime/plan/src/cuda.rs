@@ -237,8 +237,10 @@ pub struct CudaStep {
     /// Bytes it must read: weights, keys and values at full window, activations.
     pub bytes: u64,
     pub flops: u64,
-    /// Why this kernel, and which was the next best.
-    pub choice: String,
+    /// Why this kernel, with these parameters.
+    pub reason: String,
+    /// What would have been taken otherwise, and what is known of it; empty where there is no other.
+    pub runner_up: String,
 }
 
 /// A value that a step leaves in memory.

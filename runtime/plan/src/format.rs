@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! magic      8 bytes  "gemma4c\0"
-//! version    u32      2
+//! version    u32      3
 //! sections   u32
-//! length     u64      of the whole file
+//! length     u64      of all this, to the end of the last body
 //! checksum   u64      xxh3 of all that precedes and of the table
 //! table      sections x { kind u32, zero u32, offset u64, length u64, xxh3 u64 }
 //! bodies     postcard, back to back, in the order of the table
+//! weights    where the plan has its weights with it: zeros up to a whole page, then the weights, to the end of the file
 //! ```
 //! All little-endian. Nothing in it depends on time, place or thread count: the same plan gives the same bytes. Reading
 //! checks magic, version, length, table and checksums before any body is decoded, and [`crate::validate`] checks what the
@@ -18,19 +19,21 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cuda::{Code, Cuda, CudaProgram};
+use crate::embedded::Embedded;
 use crate::{Plan, Weight, validate};
 
 const MAGIC: &[u8; 8] = b"gemma4c\0";
 /// The format this build reads and writes.
-pub const VERSION: u32 = 2;
-const HEADER: usize = 32;
+pub const VERSION: u32 = 3;
+/// Bytes of the header.
+pub const START: usize = 32;
 const ENTRY: usize = 32;
 
 /// The sections, in the order they are written. All are required.
-const SECTIONS: [&str; 8] = ["model", "target", "weights", "program", "text", "report", "cuda", "code"];
+const SECTIONS: [&str; 9] = ["model", "target", "weights", "program", "text", "report", "cuda", "code", "embedded"];
 /// The most bytes of each. A real plan's are far smaller; together with the bounds on lists they keep what a hostile file can
 /// make a reader allocate below 64 MB and the machine code's own size.
-const LARGEST: [u64; 8] = [1 << 20, 1 << 10, 1 << 21, 1 << 22, 1 << 24, 1 << 22, 1 << 22, 1 << 28];
+const LARGEST: [u64; 9] = [1 << 20, 1 << 10, 1 << 21, 1 << 22, 1 << 24, 1 << 22, 1 << 22, 1 << 28, 1 << 20];
 
 /// The weights as they are decoded.
 #[derive(Deserialize)]
@@ -62,16 +65,21 @@ pub enum PlanError {
 }
 
 impl Plan {
-    /// The bytes of plan.bin, if reading them will give this plan back.
+    /// The bytes of plan.bin up to its weights, if reading them will give this plan back.
     pub fn to_bytes(&self) -> Result<Vec<u8>, PlanError> {
         let bytes = self.encoded()?;
         // Whoever compiles should hear of a plan that cannot be run, not whoever runs it.
-        Plan::from_bytes(&bytes)?;
+        Plan::from_start(&bytes, self.file_bytes(bytes.len() as u64))?;
         Ok(bytes)
     }
 
+    /// Bytes of the file of a plan whose own bytes are `own`.
+    fn file_bytes(&self, own: u64) -> u64 {
+        self.embedded.as_ref().map_or(own, |weights| Embedded::start(own).saturating_add(weights.bytes))
+    }
+
     fn encoded(&self) -> Result<Vec<u8>, PlanError> {
-        let bodies: [Vec<u8>; 8] = [
+        let bodies: [Vec<u8>; 9] = [
             encode(0, &self.model)?,
             encode(1, &self.target)?,
             encode(2, &self.weights)?,
@@ -80,8 +88,9 @@ impl Plan {
             encode(5, &self.report)?,
             encode(6, &self.cuda.as_ref().map(|cuda| &cuda.program))?,
             encode(7, &self.cuda.as_ref().map_or(&[][..], |cuda| &cuda.code))?,
+            encode(8, &self.embedded)?,
         ];
-        let start = HEADER + SECTIONS.len() * ENTRY;
+        let start = START + SECTIONS.len() * ENTRY;
         let length = start + bodies.iter().map(Vec::len).sum::<usize>();
         let mut table = Vec::new();
         let mut offset = start as u64;
@@ -105,8 +114,14 @@ impl Plan {
         Ok(out)
     }
 
-    /// Reads a plan and checks all of it.
+    /// Reads a plan and checks all of it but the weights behind it.
     pub fn from_bytes(bytes: &[u8]) -> Result<Plan, PlanError> {
+        let own = bytes.get(..START).map_or(Ok(u64::MAX), own_bytes)?.min(bytes.len() as u64);
+        Plan::from_start(&bytes[..own as usize], bytes.len() as u64)
+    }
+
+    /// The same from [`own_bytes`] of a file, or all it has, and the file's length.
+    pub fn from_start(bytes: &[u8], file_bytes: u64) -> Result<Plan, PlanError> {
         let sections = read_table(bytes)?;
         let (vocab, sampling) = decode(4, sections[4])?;
         let Weights(weights) = decode(2, sections[2])?;
@@ -124,36 +139,49 @@ impl Plan {
             vocab,
             sampling,
             report: decode(5, sections[5])?,
+            embedded: decode(8, sections[8])?,
         };
         validate::check(&plan).map_err(PlanError::Invalid)?;
-        Ok(plan)
+        match plan.file_bytes(bytes.len() as u64) {
+            expected if expected == file_bytes => Ok(plan),
+            needed if needed > file_bytes => {
+                Err(PlanError::Cut { what: "the whole with its weights", needed, found: file_bytes })
+            }
+            expected => Err(PlanError::Length { expected, found: file_bytes }),
+        }
+    }
+}
+
+/// How many bytes of a file its plan takes, weights not counted, by the first [`START`] of them.
+pub fn own_bytes(start: &[u8]) -> Result<u64, PlanError> {
+    let magic = &start[..start.len().min(8)];
+    if magic != MAGIC {
+        return Err(PlanError::Magic { found: String::from_utf8_lossy(magic).into_owned() });
+    }
+    if start.len() < START {
+        return Err(PlanError::Cut { what: "the header", needed: START as u64, found: start.len() as u64 });
+    }
+    match u32_at(start, 8) {
+        VERSION => Ok(u64_at(start, 16)),
+        found => Err(PlanError::Version { found }),
     }
 }
 
 fn header_checksum(header: &[u8], table: &[u8]) -> u64 {
-    xxh3_64(&[&header[..HEADER - 8], table].concat())
+    xxh3_64(&[&header[..START - 8], table].concat())
 }
 
-fn read_table(bytes: &[u8]) -> Result<[&[u8]; 8], PlanError> {
-    let magic = &bytes[..bytes.len().min(8)];
-    if magic != MAGIC {
-        return Err(PlanError::Magic { found: String::from_utf8_lossy(magic).into_owned() });
+fn read_table(bytes: &[u8]) -> Result<[&[u8]; 9], PlanError> {
+    let length = own_bytes(bytes)?;
+    let cut = |what, needed: u64| Err(PlanError::Cut { what, needed, found: bytes.len() as u64 });
+    let table_end = START + SECTIONS.len() * ENTRY;
+    if bytes.len() < table_end {
+        return cut("the section table", table_end as u64);
     }
-    let need = |what, needed: usize| match bytes.len() < needed {
-        true => Err(PlanError::Cut { what, needed: needed as u64, found: bytes.len() as u64 }),
-        false => Ok(()),
-    };
-    need("the header", HEADER)?;
-    let version = u32_at(bytes, 8);
-    if version != VERSION {
-        return Err(PlanError::Version { found: version });
-    }
-    need("the section table", HEADER + SECTIONS.len() * ENTRY)?;
-    let length = u64_at(bytes, 16);
     if length > bytes.len() as u64 {
-        return Err(PlanError::Cut { what: "the whole", needed: length, found: bytes.len() as u64 });
+        return cut("the whole", length);
     }
-    let table = &bytes[HEADER..HEADER + SECTIONS.len() * ENTRY];
+    let table = &bytes[START..table_end];
     let (expected, found) = (u64_at(bytes, 24), header_checksum(bytes, table));
     if expected != found {
         return Err(PlanError::Checksum { what: "the header", expected, found });
@@ -166,8 +194,8 @@ fn read_table(bytes: &[u8]) -> Result<[&[u8]; 8], PlanError> {
     if count != SECTIONS.len() {
         return wrong(0, format!("the first of {}", SECTIONS.len()), format!("the first of {count}"));
     }
-    let mut sections = [&bytes[..0]; 8];
-    let mut start = (HEADER + table.len()) as u64;
+    let mut sections = [&bytes[..0]; 9];
+    let mut start = (START + table.len()) as u64;
     for (i, entry) in table.chunks_exact(ENTRY).enumerate() {
         let (kind, offset, size, checksum) = (u32_at(entry, 0), u64_at(entry, 8), u64_at(entry, 16), u64_at(entry, 24));
         let end = start.checked_add(size).filter(|end| *end <= len && size <= LARGEST[i]);

@@ -2,9 +2,10 @@
 //!
 //! The types here are twins of the compiler's, never the types themselves, so that either side can change without the
 //! other noticing until the format's version does. Weights are not in a plan: it says where they lie in the model's files
-//! and how to tell that those have not changed.
+//! and how to tell that those have not changed, or that they follow it in its own file ([`embedded`]).
 
 pub mod cuda;
+pub mod embedded;
 pub mod fingerprint;
 mod format;
 mod list;
@@ -14,7 +15,7 @@ mod validate;
 mod validate_cuda;
 mod vocab;
 
-pub use format::{PlanError, VERSION};
+pub use format::{PlanError, START, VERSION, own_bytes};
 pub use model::{Model, ModelFile, Target, Weight};
 pub use program::{Cache, CacheIndex, Kind, Op, Program, RowCount, Step, Value, ValueIndex, WeightIndex};
 pub use vocab::{Merge, Sampling, Strings, TokenKind, Vocab};
@@ -32,6 +33,8 @@ pub struct Plan {
     /// `None` for a model without one: it runs on token ids.
     pub vocab: Option<Vocab>,
     pub sampling: Sampling,
+    /// Weights behind the plan, in the same file; `None`: they are in the model's files alone.
+    pub embedded: Option<embedded::Embedded>,
     /// The graph the steps came from, as text.
     pub report: String,
 }

@@ -39,7 +39,7 @@ pub struct Weight {
     pub dims: Vec<u64>,
     /// Index into [`Model::files`].
     pub file: u32,
-    /// From the start of that file.
+    /// From the start of that file; of the embedded weights, where the plan has the tensors with it.
     pub offset: u64,
     pub bytes: u64,
 }

@@ -52,13 +52,14 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
         _ => return Err(format!("output {} is not a value of asked f32 rows that a step makes", program.output)),
     }
     match (plan.target, &plan.cuda) {
-        (Target::Cuda, Some(cuda)) => validate_cuda::check(plan, cuda),
-        (Target::Cpu, None) => Ok(()),
+        (Target::Cuda, Some(cuda)) => validate_cuda::check(plan, cuda)?,
+        (Target::Cpu, None) => {}
         (target, program) => {
             let what = if program.is_some() { "a" } else { "no" };
-            Err(format!("the target is {}, and there is {what} program for GPUs", target.name()))
+            return Err(format!("the target is {}, and there is {what} program for GPUs", target.name()));
         }
     }
+    plan.embedded.as_ref().map_or(Ok(()), |weights| weights.check(plan))
 }
 
 /// Names end up in errors and on terminals.
@@ -80,7 +81,8 @@ fn check_weights(plan: &Plan) -> Result<(), String> {
         if w.expected_bytes() != Some(w.bytes) {
             return Err(format!("{} {}{:?} has {} bytes", w.name, w.dtype, w.dims, w.bytes));
         }
-        if w.offset.checked_add(w.bytes).is_none_or(|end| end > file.bytes) {
+        let elsewhere = plan.embedded.as_ref().is_some_and(|weights| weights.has_tensors());
+        if !elsewhere && w.offset.checked_add(w.bytes).is_none_or(|end| end > file.bytes) {
             return Err(format!("{} ends beyond file {} of {} bytes", w.name, w.file, file.bytes));
         }
         total = total.checked_add(w.bytes).ok_or("the weights are larger than any machine")?;

@@ -56,7 +56,7 @@ fn check_texts(program: &CudaProgram) -> Result<(), String> {
     let texts = (program.phases.iter().map(|phase| &phase.name))
         .chain(program.constants.iter().map(|constant| &constant.name))
         .chain(program.kernels.iter().map(|kernel| &kernel.instance))
-        .chain(steps.map(|step| &step.choice))
+        .chain(steps.flat_map(|step| [&step.reason, &step.runner_up]))
         .chain(program.passes.iter().flat_map(|pass| [&pass.name, &pass.about]))
         .chain(refusals.flat_map(|refusal| [&refusal.node, &refusal.reason]))
         .chain([&program.toolchain]);

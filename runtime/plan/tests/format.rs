@@ -9,7 +9,8 @@ mod support;
 use std::fmt::Write;
 
 use gemma4c_blocks::DType;
-use gemma4c_plan::{Kind, Op, Plan, PlanError, RowCount, VERSION};
+use gemma4c_plan::embedded::EmbeddedForm;
+use gemma4c_plan::{Kind, Op, Plan, PlanError, RowCount, START, VERSION, own_bytes};
 
 #[test]
 fn a_plan_comes_back_as_it_was() {
@@ -27,12 +28,12 @@ fn a_plan_comes_back_as_it_was() {
 
 /// A file of this version, kept as it was written. If this fails, the format has changed: once it is released, raise [`VERSION`].
 #[test]
-fn version_2_is_read_and_written_as_ever() {
-    assert_eq!(VERSION, 2);
-    let kept: &[u8] = include_bytes!("data/plan-v2.bin");
+fn version_3_is_read_and_written_as_ever() {
+    assert_eq!(VERSION, 3);
+    let kept: &[u8] = include_bytes!("data/plan-v3.bin");
     let now = support::plan().to_bytes().unwrap();
     if now != kept {
-        let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("plan-v2.bin");
+        let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("plan-v3.bin");
         std::fs::write(&path, &now).unwrap();
         panic!("the bytes have changed; the new ones are in {}", path.display());
     }
@@ -41,12 +42,40 @@ fn version_2_is_read_and_written_as_ever() {
 
 /// A plan is compiled from its model in seconds, so older versions are not read; but they are recognised.
 #[test]
-fn version_1_is_refused_by_name() {
+fn older_versions_are_refused_by_name() {
     let mut bytes = support::plan().to_bytes().unwrap();
-    bytes[8] = 1;
-    let error = Plan::from_bytes(&bytes).unwrap_err();
-    assert_eq!(error, PlanError::Version { found: 1 });
-    assert_eq!(error.to_string(), "plan version 1, this gemma4c reads version 2: compile the model again");
+    for old in [1, 2] {
+        bytes[8] = old;
+        let error = Plan::from_bytes(&bytes).unwrap_err();
+        assert_eq!(error, PlanError::Version { found: old.into() });
+        let text = format!("plan version {old}, this gemma4c reads version 3: compile the model again");
+        assert_eq!(error.to_string(), text);
+    }
+}
+
+/// Weights behind a plan change nothing in front of them but what is said of them, and are not looked at.
+#[test]
+fn a_plan_with_its_weights_comes_back_as_it_was() {
+    for plan in [support::plan(), support::cpu_plan()] {
+        let (plan, file) = support::embedded(plan);
+        let own = own_bytes(&file[..START]).unwrap() as usize;
+        assert_eq!(own, plan.to_bytes().unwrap().len());
+        assert_eq!(Plan::from_bytes(&file).unwrap(), plan);
+        assert_eq!(Plan::from_start(&file[..own], file.len() as u64).unwrap(), plan);
+        let weights = plan.embedded.clone().unwrap();
+        let start = file.len() - weights.bytes as usize;
+        assert!(
+            start.is_multiple_of(4096)
+                && (0..weights.sums.0.len()).all(|chunk| {
+                    let range = weights.chunk(chunk);
+                    weights.is_chunk(chunk, &file[start + range.start as usize..start + range.end as usize])
+                })
+        );
+        // As long, whatever the sums are: it is written before they are known.
+        let mut other = plan.clone();
+        other.embedded.as_mut().unwrap().sums.0.fill(u64::MAX);
+        assert_eq!(other.to_bytes().unwrap().len(), own);
+    }
 }
 
 type Edit = fn(&mut Plan);
@@ -108,6 +137,17 @@ const CONTRADICTIONS: [(&str, Edit); 41] = [
     ("a token without a kind", |p| p.vocab.as_mut().unwrap().kinds.truncate(11)),
 ];
 
+/// Of weights in the plan's own file.
+const EMBEDDED: [(&str, Edit); 5] = [
+    ("embedded weights of other bytes", |p| p.embedded.as_mut().unwrap().bytes += 1),
+    ("embedded weights of absurd size", |p| p.embedded.as_mut().unwrap().bytes = u64::MAX),
+    ("embedded weights as a GPU has them, without a GPU", |p| {
+        p.embedded.as_mut().unwrap().form = EmbeddedForm::Regions;
+    }),
+    ("embedded weights with a checksum too many", |p| p.embedded.as_mut().unwrap().sums.0.push(0)),
+    ("an embedded tensor at another place", |p| p.weights[1].offset += 64),
+];
+
 fn offset_of(plan: &mut Plan, value: usize, offset: u64) {
     plan.program.values[value].kind = Kind::Floats { offset };
 }
@@ -120,7 +160,7 @@ fn each_fault_has_its_words() {
     let files: [(&str, Vec<u8>); 12] = [
         ("an empty file", vec![]),
         ("wrong magic", with(0, b"PK\x03\x04")),
-        ("newer version", with(8, &[3])),
+        ("newer version", with(8, &[4])),
         ("older version", with(8, &[1])),
         ("cut in the header", bytes[..20].to_vec()),
         ("cut in the section table", bytes[..100].to_vec()),
@@ -128,10 +168,19 @@ fn each_fault_has_its_words() {
         ("bytes after the end", [&bytes[..], b"x"].concat()),
         ("a flipped bit in the header", with(16, &[bytes[16] ^ 1])),
         ("a flipped bit in the section table", with(40, &[bytes[40] ^ 1])),
-        ("a flipped bit in a section", with(300, &[bytes[300] ^ 1])),
+        ("a flipped bit in a section", with(400, &[bytes[400] ^ 1])),
         ("another file's checksum", with(24, &[0; 8])),
     ];
     for (name, file) in files {
+        writeln!(texts, "{name}\n    {}", Plan::from_bytes(&file).expect_err(name)).unwrap();
+    }
+    let (_, whole) = support::embedded(support::plan());
+    for (name, file) in [
+        ("cut in the weights", whole[..whole.len() - 1].to_vec()),
+        ("cut before the weights", whole[..own_bytes(&whole[..START]).unwrap() as usize].to_vec()),
+        ("bytes after the weights", [&whole[..], b"x"].concat()),
+        ("a plan without its weights in another's place", [&bytes[..], &whole[bytes.len()..]].concat()),
+    ] {
         writeln!(texts, "{name}\n    {}", Plan::from_bytes(&file).expect_err(name)).unwrap();
     }
     texts.push_str("\n-- contradictions\n");
@@ -141,6 +190,11 @@ fn each_fault_has_its_words() {
         let error = plan.to_bytes().expect_err(name);
         assert!(matches!(error, PlanError::Invalid(_)), "{name}: {error}");
         writeln!(texts, "{name}\n    {error}").unwrap();
+    }
+    for (name, edit) in EMBEDDED {
+        let mut plan = support::embedded(support::cpu_plan()).0;
+        edit(&mut plan);
+        writeln!(texts, "{name}\n    {}", plan.to_bytes().expect_err(name)).unwrap();
     }
     let mut plan = support::plan();
     plan.weights[0].dims = vec![1; 5];

@@ -21,7 +21,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const SLACK: usize = 64 << 20;
 const HEADER: usize = 32;
 const ENTRY: usize = 32;
-const SECTIONS: usize = 8;
+const SECTIONS: usize = 9;
 
 /// What became of the cases so far.
 struct Tally {
@@ -158,6 +158,37 @@ fn every_flipped_byte_is_noticed() {
     tally.report();
 }
 
+/// Weights behind a plan: where a file is cut, or in front of them one bit is another, is noticed without reading them.
+#[test]
+fn a_plan_with_its_weights_is_whole_or_refused() {
+    for plan in [support::plan(), support::cpu_plan()] {
+        let (plan, file) = support::embedded(plan);
+        let own = plan.to_bytes().unwrap().len();
+        let mut tally = Tally::new("embedded");
+        for len in (0..own).step_by(7).chain(own..file.len()) {
+            tally.check(&file[..len], || format!("cut to {len}"));
+        }
+        for at in 0..own {
+            let mut file = file.clone();
+            file[at] ^= 0x10;
+            tally.check(&file, || format!("byte {at}"));
+        }
+        assert_eq!(tally.accepted, 0);
+        // What the plan says of its weights, under valid checksums.
+        let original = bodies(&file);
+        let mut random = Random(8);
+        for case in 0..2000 {
+            let mut bodies = original.clone();
+            mutate(&mut bodies[8], &mut random);
+            let mut mutant = sealed(&bodies);
+            mutant.resize(mutant.len().next_multiple_of(4096), 0);
+            mutant.extend(&file[own.next_multiple_of(4096)..]);
+            tally.check(&mutant, || format!("case {case}"));
+        }
+        tally.report();
+    }
+}
+
 #[test]
 fn the_table_may_say_anything() {
     let bytes = support::plan().to_bytes().unwrap();
@@ -215,7 +246,7 @@ fn bodies_may_say_anything_under_valid_checksums() {
     let mut tally = Tally::new("bodies");
     for case in 0..30_000 {
         let mut bodies = original.clone();
-        let section = [0, 2, 2, 3, 3, 3, 3, 4, 4, 5, 6, 6, 6, 6, 7][random.below(15)];
+        let section = [0, 2, 2, 3, 3, 3, 3, 4, 4, 5, 6, 6, 6, 6, 7, 8][random.below(16)];
         for _ in 0..1 + random.below(3) {
             mutate(&mut bodies[section], &mut random);
         }

@@ -12,10 +12,12 @@ use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{self as plan, Cuda, CudaProgram, Range, Region};
 
 use super::load::{self, Loader};
+use super::load_image::load_image;
 use super::regions::Regions;
 use super::words::Words;
 use super::{Argument, CudaError, Device, Function, Graph, Lane, Launch, Pinned};
 use crate::backend::{Backend, Pick, Run};
+use crate::embedded::EmbeddedWeights;
 use crate::machine::{self, Gpu};
 use crate::weights::Weights;
 use crate::{ModelLocation, RuntimeError};
@@ -75,11 +77,14 @@ impl CudaBackend {
     ) -> Result<CudaBackend, RuntimeError> {
         let Cuda { program, code } = plan.cuda.as_ref().ok_or(RuntimeError::NoProgram)?;
         let mut clock = Clock::start();
-        let weights = Weights::open(&plan, location)?;
+        let source = match &plan.embedded {
+            Some(embedded) => Source::Inside(EmbeddedWeights::open(embedded, location)?),
+            None => Source::Model(Weights::open(&plan, location)?),
+        };
         clock.lap("model file");
         let device = Device::open(0)?;
         let arch = architecture(program, &device.gpu)?;
-        let free_before = check_memory(&device, program)?;
+        let free_before = check_memory(&device, program, &source)?;
         clock.lap("GPU");
         let mut regions = Regions::allocate(&device, &program.memory)?;
         clock.lap("memory");
@@ -88,7 +93,10 @@ impl CudaBackend {
             let plan::Kernel { name, shared, .. } = &program.kernels[kernel];
             device.load(name, &code[kernel].cubins[arch].0)?.function(name, *shared)
         };
-        let first = load::kernels(program);
+        let first = match source {
+            Source::Model(_) => load::kernels(program),
+            Source::Inside(_) => Vec::new(),
+        };
         for &kernel in &first {
             functions[kernel] = Some(function(kernel)?);
         }
@@ -98,12 +106,18 @@ impl CudaBackend {
         let (rest, outcome) = std::thread::scope(|scope| {
             let load_rest = || others.iter().map(|kernel| function(*kernel)).collect::<Result<Vec<_>, CudaError>>();
             let rest = scope.spawn(load_rest);
-            let (device, plan, weights) = (&device, &*plan, &weights);
-            let mut loader = Loader { device, plan, program, weights, functions: &functions, regions: &mut regions };
-            let outcome = loader.load(&mut |done, total| {
+            let (device, plan, regions) = (&device, &*plan, &mut regions);
+            let mut progress = |done, total| {
                 loaded = done;
                 progress(done, total);
-            });
+            };
+            let outcome = match &source {
+                Source::Model(weights) => {
+                    let mut loader = Loader { device, plan, program, weights, functions: &functions, regions };
+                    loader.load(&mut progress)
+                }
+                Source::Inside(inside) => load_image(device, &program.memory, inside, regions, &mut progress),
+            };
             clock.lap("weights");
             (rest.join().expect("loading a kernel does not panic"), outcome)
         });
@@ -200,10 +214,19 @@ fn program(plan: &Plan) -> &CudaProgram {
     &plan.cuda.as_ref().expect("a backend is only made for a plan that has one").program
 }
 
+/// Where a GPU's weights come from.
+enum Source {
+    /// The model's files: they are repacked on the device.
+    Model(Weights),
+    /// The plan's own file, as they will lie in memory.
+    Inside(EmbeddedWeights),
+}
+
 /// Refuses what cannot fit before anything is allocated; returns the free bytes.
-fn check_memory(device: &Device, program: &CudaProgram) -> Result<u64, RuntimeError> {
+fn check_memory(device: &Device, program: &CudaProgram, source: &Source) -> Result<u64, RuntimeError> {
     let free = device.memory()?.0 as u64;
-    let needed = program.memory.device().and_then(|bytes| bytes.checked_add(load::STAGING)).unwrap_or(u64::MAX);
+    let staging = if matches!(source, Source::Model(_)) { load::STAGING } else { 0 };
+    let needed = program.memory.device().and_then(|bytes| bytes.checked_add(staging)).unwrap_or(u64::MAX);
     if needed > free {
         return Err(RuntimeError::OutOfDeviceMemory { gpu: device.gpu.name.clone(), needed, free });
     }

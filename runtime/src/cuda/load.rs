@@ -13,13 +13,13 @@ use crate::RuntimeError;
 use crate::weights::Weights;
 
 /// Bytes of a slot: a few hundred microseconds of the bus, against which launches and waits do not count.
-const SLOT: usize = 32 << 20;
+pub(super) const SLOT: usize = 32 << 20;
 /// One is read, one is copied, one is repacked.
-const SLOTS: usize = 3;
+pub(super) const SLOTS: usize = 3;
 /// Rows of one batch of one tensor start here: what any kernel may ask for.
 const ALIGNMENT: usize = 256;
 /// What one core reads at a time.
-const READ: usize = 1 << 20;
+pub(super) const READ: usize = 1 << 20;
 
 /// Bytes on the device while weights are loaded, beyond the plan's own.
 pub(super) const STAGING: u64 = (SLOT * SLOTS) as u64;

@@ -11,6 +11,7 @@ mod graph;
 mod lanes;
 mod launch;
 mod load;
+mod load_image;
 mod pinned;
 mod profile;
 mod regions;

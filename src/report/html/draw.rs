@@ -187,7 +187,7 @@ fn card(
     let mut out = format!(
         "<g class=\"card h{}\"><title>{}</title><rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{CARD_WIDTH}\" height=\"{CARD_HEIGHT}\" rx=\"8\"/>",
         hues.of(step),
-        escape(&step.step.choice)
+        escape(&step.choice())
     );
     let _ = write!(
         out,

@@ -97,7 +97,7 @@ fn alike(facts: &Facts<'_>, phase: &PhaseFacts<'_>, hues: &Hues, gpu: &Gpu) -> S
              <td class=\"n share\" data-b=\"{bytes}\" data-f=\"{flop}\" data-n=\"{}\" data-of=\"strip{}\"><b style=\"width:{:.1}%\"></b><span>{:.1} %</span></td></tr>",
             hues.of(step),
             escape(&compact(&entry.what.pattern.1, ", ")),
-            escape(&step.step.choice),
+            escape(&step.choice()),
             step.grid().replace('x', "×"),
             step.kernel.block,
             output::bytes(bytes),

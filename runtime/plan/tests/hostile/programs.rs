@@ -35,7 +35,13 @@ pub fn crowds() -> Vec<(&'static str, Vec<u8>)> {
     };
     let step = |arguments: usize, nodes: usize| {
         let original = support::plan().cuda.expect("it has one").program.phases[0].steps[0].clone();
-        let mut step = CudaStep { choice: String::new(), outputs: vec![], nodes: vec![0; nodes], ..original };
+        let mut step = CudaStep {
+            reason: String::new(),
+            runner_up: String::new(),
+            outputs: vec![],
+            nodes: vec![0; nodes],
+            ..original
+        };
         (step.bytes, step.flops, step.launch.grid) = (0, 0, [0; 3]);
         step.launch.arguments = vec![Argument::U32(0); arguments];
         step

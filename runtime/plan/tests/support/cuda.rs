@@ -59,7 +59,8 @@ pub fn with_cuda(plan: Plan) -> Plan {
             layer,
             bytes: 4096,
             flops: 1 << 20,
-            choice: "the only one".into(),
+            reason: "the only one".into(),
+            runner_up: String::new(),
         };
         let output = |value, form, place| vec![StepOutput { value, form, place }];
         Phase {

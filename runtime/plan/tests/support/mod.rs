@@ -5,6 +5,7 @@
 pub mod cuda;
 
 use gemma4c_blocks::DType;
+use gemma4c_plan::embedded::{Embedded, Summing};
 use gemma4c_plan::{
     Cache, Kind, Merge, Model, ModelFile, Op, Plan, Program, RowCount, Sampling, Step, Strings, Target, TokenKind,
     Value, Vocab, Weight,
@@ -51,6 +52,20 @@ impl Sketch {
 /// One layer with a window, one that reads its cache, experts, and a head; for the CPU and for GPUs.
 pub fn plan() -> Plan {
     cuda::with_cuda(cpu_plan())
+}
+
+/// A plan with its weights in its file: the plan, and all bytes of the file. The weights are numbers that count up.
+pub fn embedded(mut plan: Plan) -> (Plan, Vec<u8>) {
+    Embedded::prepare(&mut plan).expect("it fits a file");
+    let weights = plan.embedded.as_mut().expect("prepared");
+    let bytes: Vec<u8> = (0..weights.bytes).map(|i| (i % 251) as u8).collect();
+    let mut summing = Summing::default();
+    summing.update(&bytes);
+    weights.sums = summing.finish();
+    let mut file = plan.to_bytes().expect("a plan that can be written");
+    file.resize(Embedded::start(file.len() as u64) as usize, 0);
+    file.extend(bytes);
+    (plan, file)
 }
 
 /// The same for the CPU alone.
@@ -126,6 +141,7 @@ pub fn cpu_plan() -> Plan {
         },
         vocab: Some(vocab()),
         sampling: Sampling::default(),
+        embedded: None,
         report: "graph: by hand\n".into(),
     }
 }

@@ -1,0 +1,278 @@
+//! The memory that loading leaves behind, made on the host: what a plan with its weights in it has in its file.
+//!
+//! A region is written from its first byte to its last, a few megabytes at a time, so that a model of any size passes through little
+//! memory. Which bytes a kernel that loads would write is computed here plainly, from the tables that the kernels came from; tests
+//! hold the two together.
+
+use std::io::{self, Write};
+
+use gemma4c_blocks::{DType, Layout, decode};
+use gemma4c_dsl::{BF16, Float, InstanceError};
+use gemma4c_plan::Weight;
+use gemma4c_plan::cuda::{CudaProgram, LoadPart, Range, Region};
+use rayon::prelude::*;
+
+use crate::kernels::product::widen;
+use crate::kernels::repack::repacks;
+use crate::kernels::streams::{Content, GROUP};
+
+/// Bytes that are made before they are written.
+const BATCH: u64 = 16 << 20;
+
+/// Why a region cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    // What follows are faults of the compiler, not of its input.
+    #[error("internal: {tensor} is loaded by {kernel}, which makes nothing known of {dtype}")]
+    Kernel { tensor: String, dtype: DType, kernel: String },
+    #[error("internal: {tensor} lies at {at} of {region:?}, where something else is")]
+    Overlap { tensor: String, at: u64, region: Region },
+    #[error("internal: {0}")]
+    Instance(#[from] InstanceError),
+}
+
+/// What some bytes of a region are.
+enum Piece<'p> {
+    /// Floats of the compiler.
+    Constant(&'p [f32]),
+    /// Whole rows of a tensor, and what is made of each.
+    Rows { weight: u32, rows: u64, made: Made },
+}
+
+/// What is made of a row of blocks.
+#[derive(Clone, Debug)]
+enum Made {
+    /// Itself.
+    Blocks,
+    /// Its part of a stream.
+    Stream(Repack),
+    /// Its values as bf16.
+    Rounded(DType),
+}
+
+/// Writes a region as loading would leave it; what nothing is loaded to is zero. `tensor` gives a tensor's bytes in its file.
+pub fn write_region<'b>(
+    program: &CudaProgram,
+    weights: &[Weight],
+    region: Region,
+    tensor: &(dyn Fn(u32) -> &'b [u8] + Sync),
+    out: &mut dyn Write,
+) -> Result<(), ImageError> {
+    let mut pieces = pieces(program, weights, region)?;
+    pieces.sort_by_key(|(to, ..)| to.offset);
+    let mut at = 0;
+    for (to, name, piece) in &pieces {
+        if to.offset < at {
+            return Err(ImageError::Overlap { tensor: (*name).to_owned(), at: to.offset, region });
+        }
+        write_zeros(to.offset - at, out)?;
+        match piece {
+            Piece::Constant(values) => {
+                out.write_all(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>())?;
+            }
+            Piece::Rows { weight, rows, made } => write_rows(tensor(*weight), *rows, to.bytes, made, out)?,
+        }
+        at = to.offset + to.bytes;
+    }
+    Ok(write_zeros(program.memory.of(region).saturating_sub(at), out)?)
+}
+
+fn pieces<'p>(
+    program: &'p CudaProgram,
+    weights: &'p [Weight],
+    region: Region,
+) -> Result<Vec<(Range, &'p str, Piece<'p>)>, ImageError> {
+    let mut pieces = Vec::new();
+    for constant in program.constants.iter().filter(|constant| constant.to.region == region) {
+        pieces.push((constant.to, constant.name.as_str(), Piece::Constant(&constant.values)));
+    }
+    for load in &program.loads {
+        let weight = &weights[load.weight as usize];
+        for part in &load.parts {
+            let (to, made) = match part {
+                LoadPart::Copy { to } => (*to, Made::Blocks),
+                LoadPart::Kernel { kernel, to, .. } => {
+                    (*to, made_by(&program.kernels[*kernel as usize].instance, weight)?)
+                }
+            };
+            if to.region == region {
+                pieces.push((to, weight.name.as_str(), Piece::Rows { weight: load.weight, rows: load.rows, made }));
+            }
+        }
+    }
+    Ok(pieces)
+}
+
+/// What a kernel makes of a tensor, known by the kernel's full name.
+fn made_by(instance: &str, weight: &Weight) -> Result<Made, ImageError> {
+    let dtype = weight.dtype;
+    if let Some(repack) = repacks(dtype)?.iter().find(|repack| repack.instance.to_string() == instance) {
+        return Ok(Made::Stream(Repack::new(dtype.layout(), repack.stream.content)));
+    }
+    match widen::instance(dtype)?.to_string() == instance {
+        true => Ok(Made::Rounded(dtype)),
+        false => Err(ImageError::Kernel { tensor: weight.name.clone(), dtype, kernel: instance.to_owned() }),
+    }
+}
+
+fn write_zeros(mut count: u64, out: &mut dyn Write) -> io::Result<()> {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    while count > 0 {
+        let some = count.min(ZEROS.len() as u64);
+        out.write_all(&ZEROS[..some as usize])?;
+        count -= some;
+    }
+    Ok(())
+}
+
+/// `to_bytes` that `rows` rows of blocks become, batch by batch, each on all cores.
+fn write_rows(blocks: &[u8], rows: u64, to_bytes: u64, made: &Made, out: &mut dyn Write) -> Result<(), ImageError> {
+    if let Made::Blocks = made {
+        return Ok(out.write_all(blocks)?);
+    }
+    let from_row = blocks.len() / rows.max(1) as usize;
+    let to_row = (to_bytes / rows.max(1)) as usize;
+    let batch = (BATCH / to_row.max(1) as u64).clamp(1, rows.max(1)) as usize;
+    let mut made_rows = vec![0u8; batch * to_row];
+    for blocks in blocks.chunks(batch * from_row) {
+        let made_rows = &mut made_rows[..blocks.len() / from_row * to_row];
+        made_rows.par_chunks_mut(to_row).zip(blocks.par_chunks(from_row)).for_each(|(to, from)| made.row(from, to));
+        out.write_all(made_rows)?;
+    }
+    Ok(())
+}
+
+impl Made {
+    fn row(&self, from: &[u8], to: &mut [u8]) {
+        match self {
+            Made::Blocks => to.copy_from_slice(from),
+            Made::Stream(repack) => repack.row(from, to),
+            Made::Rounded(dtype) => {
+                let mut values = vec![0.0; to.len() / 2];
+                decode::decode_row(*dtype, from, &mut values);
+                for (to, value) in to.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+                    *to = BF16::from_f32(value).to_bits().to_le_bytes();
+                }
+            }
+        }
+    }
+}
+
+/// How a stream is filled from blocks.
+#[derive(Clone, Debug)]
+struct Repack {
+    block_bytes: usize,
+    /// Bytes of the stream for one block.
+    bytes: usize,
+    how: How,
+}
+
+#[derive(Clone, Debug)]
+enum How {
+    /// They lie together in the block.
+    Copy { from: usize },
+    /// Bits that move, one element after the other.
+    Bits { mask: u8, moves: Vec<Move> },
+    /// Eight scales and minima of 6 bits each.
+    Packed6 { at: usize },
+    /// Eight scales of 4 and 2 bits, less 32.
+    Split6 { high: usize, low: usize },
+}
+
+/// From a byte and a place in it to another.
+#[derive(Clone, Copy, Debug)]
+struct Move {
+    from: u16,
+    from_shift: u8,
+    to: u16,
+    to_shift: u8,
+}
+
+impl Repack {
+    fn new(layout: &Layout, content: Content) -> Repack {
+        let (bytes, how) = match content {
+            Content::Verbatim => (layout.bytes, How::Copy { from: 0 }),
+            Content::Halves { offset, count } => (2 * count, How::Copy { from: offset }),
+            Content::Packed6 { packed } => (layout.len / GROUP * 2, How::Packed6 { at: packed }),
+            Content::Split6 { high, low } => (layout.len / GROUP, How::Split6 { high, low }),
+            Content::Plane { from, to } => {
+                let group_bytes = GROUP * to.bits / 8;
+                let moves: Vec<Move> = (0..layout.len)
+                    .map(|i| {
+                        let ((from, from_shift), (to, to_shift)) = (from.locate(i), to.locate(i % GROUP));
+                        let to = i / GROUP * group_bytes + to;
+                        Move {
+                            from: from as u16,
+                            from_shift: from_shift as u8,
+                            to: to as u16,
+                            to_shift: to_shift as u8,
+                        }
+                    })
+                    .collect();
+                let stays = |m: &Move| m.from == m.to + from.offset as u16 && m.from_shift == m.to_shift;
+                let how = match moves.iter().all(stays) {
+                    true => How::Copy { from: from.offset },
+                    false => How::Bits { mask: ((1u32 << from.bits) - 1) as u8, moves },
+                };
+                (layout.len * to.bits / 8, how)
+            }
+        };
+        Repack { block_bytes: layout.bytes, bytes, how }
+    }
+
+    fn row(&self, from: &[u8], to: &mut [u8]) {
+        for (block, to) in from.chunks_exact(self.block_bytes).zip(to.chunks_exact_mut(self.bytes)) {
+            match &self.how {
+                How::Copy { from } => to.copy_from_slice(&block[*from..*from + self.bytes]),
+                How::Bits { mask, moves } => {
+                    to.fill(0);
+                    for m in moves {
+                        to[m.to as usize] |= (block[m.from as usize] >> m.from_shift & mask) << m.to_shift;
+                    }
+                }
+                How::Packed6 { at } => {
+                    let s = &block[*at..at + 12];
+                    for (k, pair) in to.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                        *pair = match k < 4 {
+                            true => [s[k] & 63, s[k + 4] & 63],
+                            false => [s[k + 4] & 15 | s[k - 4] >> 6 << 4, s[k + 4] >> 4 | s[k] >> 6 << 4],
+                        };
+                    }
+                }
+                How::Split6 { high, low } => {
+                    let high = u16::from_le_bytes([block[*high], block[high + 1]]);
+                    for (k, scale) in to.iter_mut().enumerate() {
+                        let upper = (high >> (2 * k) & 3) as u8;
+                        *scale = (block[low + k / 2] >> (4 * (k % 2)) & 15 | upper << 4).wrapping_sub(32);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::streams::Repacked;
+    use gemma4c_dsl::harness::Random;
+
+    /// Against the plain oracle of the kernels, bit by bit.
+    #[test]
+    fn streams_are_those_that_the_kernels_make() {
+        for dtype in DType::ALL {
+            let (layout, rows, k) = (dtype.layout(), 3, 768);
+            let blocks = Random::new(dtype as u64 + 7).bytes(rows * k / layout.len * layout.bytes);
+            let expected = Repacked::from_blocks(dtype, rows, k, &blocks).expect("whole rows");
+            for (stream, bytes) in &expected.streams {
+                let row_bytes = k / stream.per * stream.bytes;
+                let made = Made::Stream(Repack::new(layout, stream.content));
+                let mut out = Vec::new();
+                write_rows(&blocks, rows as u64, (rows * row_bytes) as u64, &made, &mut out).expect("memory");
+                assert_eq!(out, bytes[..rows * row_bytes], "{dtype} {}", stream.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Weights that a plan has with it, on their way to the device: they lie in the file as they will in memory, so they are only copied.
+
+use gemma4c_plan::cuda::{Memory, Range, Region};
+use gemma4c_plan::embedded::host_start;
+use rayon::prelude::*;
+
+use super::load::{READ, SLOT, SLOTS};
+use super::regions::Regions;
+use super::{CudaError, Device, Event, Lane, Pinned};
+use crate::RuntimeError;
+use crate::embedded::EmbeddedWeights;
+
+/// Fills the weights' regions; `progress` is told the bytes done and the bytes there are.
+#[allow(unsafe_code)]
+pub(super) fn load_image(
+    device: &Device,
+    memory: &Memory,
+    inside: &EmbeddedWeights,
+    regions: &mut Regions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), RuntimeError> {
+    let total = memory.weights + memory.host;
+    progress(0, total);
+    let batches = memory.weights.div_ceil(SLOT as u64) as usize;
+    let slot = |_| Ok((device.pinned(SLOT)?, device.event(false)?));
+    let mut slots = (0..SLOTS.min(batches)).map(slot).collect::<Result<Vec<(Pinned, Event)>, CudaError>>()?;
+    for batch in 0..batches {
+        let start = (batch * SLOT) as u64;
+        let bytes = SLOT.min((memory.weights - start) as usize);
+        let (pinned, copied) = &mut slots[batch % SLOTS];
+        copied.wait()?;
+        read(inside, start, &mut pinned.as_mut_slice()[..bytes])?;
+        let to = regions.address(&Range { region: Region::Weights, offset: start, bytes: bytes as u64 });
+        // SAFETY: the region has these bytes; the slot is not filled again before `copied` has passed.
+        unsafe { pinned.copy_to(0..bytes, to, Lane::Copies) }?;
+        copied.record(Lane::Copies)?;
+        progress(start + bytes as u64, total);
+    }
+    if memory.host > 0 {
+        // The device is busy with the last batches meanwhile.
+        let host = regions.host(&Range { region: Region::Host, offset: 0, bytes: memory.host });
+        // It did not overflow when the plan was checked.
+        read(inside, host_start(memory).unwrap_or(memory.weights), host)?;
+        progress(total, total);
+    }
+    Ok(device.synchronize()?)
+}
+
+/// On all cores.
+fn read(inside: &EmbeddedWeights, from: u64, bytes: &mut [u8]) -> Result<(), RuntimeError> {
+    let reads = bytes.par_chunks_mut(READ).enumerate();
+    reads.try_for_each(|(i, bytes)| inside.read(from + (i * READ) as u64, bytes))
+}
