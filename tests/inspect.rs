@@ -102,6 +102,9 @@ fn json_has_what_programs_rely_on() {
         for step in steps {
             assert!(step["kernel"].is_string() && step["nodes"].is_array() && number(step, "block") > 0, "{step}");
             assert_eq!(step["grid"].as_array().map(Vec::len), Some(3), "{step}");
+            assert!(step["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{step}");
+            let is_measured = step["kernel"] == "matvec" || step["kernel"] == "attention_step";
+            assert!(step["runner_up"].is_string() || !is_measured && step["runner_up"].is_null(), "{step}");
         }
     }
     // Every value of a layer that a GPU computes is computed by some launch of decode.

@@ -182,7 +182,8 @@ fn what_the_lowering_leaves_alone_has_its_reason() {
             let names = step.nodes.iter().any(|v| plan.program.values[*v as usize].name == value);
             names && program.kernels[step.launch.kernel as usize].name == kernel
         };
-        phase.steps.iter().find(computes).unwrap_or_else(|| panic!("no {kernel} computes {value}")).reason.clone()
+        let step = phase.steps.iter().find(computes).unwrap_or_else(|| panic!("no {kernel} computes {value}"));
+        format!("{}\n    instead of: {}", step.reason, if step.runner_up.is_empty() { "-" } else { &step.runner_up })
     };
     let mut text = String::new();
     let mut tell = |what: &str, reason: String| writeln!(text, "{what}\n    {reason}").expect("a string");

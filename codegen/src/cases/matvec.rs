@@ -8,9 +8,10 @@ use super::Bench;
 use super::quantise::{Int8, activations};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::LaunchShape;
-use crate::kernels::matvec::{Product, Prologue, TUNED_MULTIPROCESSORS, slots};
+use crate::kernels::matvec::{Product, Prologue, slots};
 use crate::kernels::shapes::NORM_EPSILON;
 use crate::kernels::streams::{Content, Repacked, Stream, streams};
+use crate::measured::H200;
 
 /// Random streams of a matrix: any codes, scales of a sane size (2^-8 to 2^-7, either sign). Fast enough for a real one.
 pub fn random_streams(dtype: DType, rows: usize, k: usize, seed: u64) -> Vec<(Stream, Vec<u8>)> {
@@ -316,7 +317,7 @@ pub fn fusions() -> Vec<Case> {
 /// Products of E4B and 31B in the most common types. The larger ones take hundreds of megabytes.
 pub fn benches() -> Box<dyn Iterator<Item = Bench>> {
     let shapes = bench_shapes().into_iter().map(|(shape, product)| {
-        let launch = product.shape(TUNED_MULTIPROCESSORS);
+        let launch = product.shape_on(Some(&H200));
         let instance = product.instance(launch).expect("a shape that fits the kernel");
         let (rows, k) = (product.rows() as usize, product.k as usize);
         let mut case = Case::new(shape.clone(), instance).grid([launch.blocks, 1, 1]);

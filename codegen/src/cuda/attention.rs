@@ -5,12 +5,14 @@ use gemma4c_graph::{CacheId, Elem, Group, Heads, NodeId, Op};
 use gemma4c_plan::cuda::{Form, KvType, Range, Region};
 
 use super::LowerError;
+use super::choice::{self, Choice};
 use super::launch::Arg;
 use super::phase::{PhaseBuilder, Work, int8_arguments};
 use crate::kernels::attention::Attention;
 use crate::kernels::attention::step::StepOut;
 use crate::kernels::heads;
 use crate::kernels::outputs::Outputs;
+use crate::measured::Question;
 
 impl PhaseBuilder<'_, '_> {
     pub fn kv_element(&self) -> ElementType {
@@ -161,10 +163,9 @@ impl PhaseBuilder<'_, '_> {
         }
         let bytes = self.visible_bytes(cache);
         let work = Work { bytes, flops: bytes / self.common.kv.bytes() * layer.group as u64 * 2 };
-        let why = format!(
-            "one row: heads, {} splits of the keys and their merge in one launch; next best: three",
-            layer.splits()
-        );
+        let why = format!("one row: heads, {} splits of the keys and their merge in one launch", layer.splits());
+        let lost = choice::lost(self.common.measured, Question::AttentionLaunches, "three launches");
+        let why = Choice::because(why).over(lost);
         let nodes = [&group.nodes[..], &[node]].concat();
         self.launch(layer.step(of.kv.is_some(), out)?, layer.step_grid(), &arguments, &nodes, work, why)?;
         self.leaves(node, form, result);

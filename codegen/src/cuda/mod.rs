@@ -9,7 +9,8 @@
 //! - `weights` places weights in the layouts those kernels read, `launch` turns named arguments into launches;
 //! - `build` compiles the instances.
 //!
-//! The choice of a kernel is a function of the group, the rows, the types and the options alone. Nothing here needs a GPU.
+//! The choice of a kernel is a function of the group, the rows, the types, the options and what was measured on the plan's GPUs
+//! ([`crate::measured`]). `choice` puts it into words: a reason and a runner-up for every step. Nothing here needs a GPU.
 
 mod attention;
 pub mod build;
@@ -37,6 +38,7 @@ use gemma4c_plan::{Program, ValueIndex};
 
 use crate::arch::Arch;
 use crate::kernels::sample::{MOST_KEPT, Picker};
+use crate::measured::Measured;
 use launch::{Arg, Kernels, NOTHING, bind};
 use phase::PhaseBuilder;
 use weights::Weights;
@@ -124,8 +126,10 @@ pub struct Common<'a> {
     steps: bool,
     /// A router takes along what comes before it, and experts the dense half.
     mixes: bool,
-    /// Prefill multiplies by bf16 copies of the weights, where their shape allows.
-    wide: bool,
+    /// Prefill multiplies by bf16 copies of the weights, where their shape allows; or why it does not.
+    wide: Result<(), &'static str>,
+    /// What was measured on the plan's GPUs.
+    measured: Option<&'static Measured>,
     /// Shared memory that a block may have on every architecture of the plan.
     shared_bytes: usize,
     value_index: HashMap<String, ValueIndex>,
@@ -262,7 +266,13 @@ fn lower_with(
         absorbs: !off("absorb-norms"),
         steps: !off("attention-step"),
         mixes: !off("mixtures"),
-        wide: extras.copies && !off("bf16-copies") && options.architectures.iter().all(|arch| arch.has_wgmma()),
+        wide: match options.architectures.iter().all(|arch| arch.has_wgmma()) {
+            _ if off("bf16-copies") => Err("they are switched off"),
+            false => Err("not all architectures of the plan have them"),
+            true if !extras.copies => Err("the budget of memory has no room for it"),
+            true => Ok(()),
+        },
+        measured: Measured::find(&options.architectures),
         shared_bytes: shared.unwrap_or(48 * 1024),
         value_index,
         read,

@@ -4,6 +4,7 @@ use gemma4c_graph::{Group, NodeId, Norm};
 use gemma4c_plan::cuda::Form;
 
 use super::LowerError;
+use super::choice::Choice;
 use super::launch::Arg;
 use super::phase::{PhaseBuilder, Work, int8_arguments};
 use crate::kernels::norm;
@@ -34,12 +35,13 @@ impl PhaseBuilder<'_, '_> {
         outputs.push(("epsilon", Arg::F32(of.eps)));
         let bytes = rows as u64 * width as u64 * 12;
         let why = if self.is_one_row(group) { "its readers are not all products" } else { "many rows: written once" };
+        let why = Choice::because(why).over("in every block of the products that read it");
         match stream {
             None => {
                 outputs.extend([("x", input), ("weight", next)]);
                 let weighted = of.next.is_some_and(|(_, weight)| weight.is_some());
                 let instance = norm::norm(width, weighted, wanted)?;
-                self.launch(instance, [rows, 1, 1], &outputs, &group.nodes, Work { bytes, flops: 0 }, why)?;
+                self.launch(instance, [rows, 1, 1], &outputs, &group.nodes, Work { bytes, flops: 0 }, why.clone())?;
             }
             Some((residual, sum)) => {
                 let h = self.floats(residual.stream)?.start;

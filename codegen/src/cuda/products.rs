@@ -5,7 +5,7 @@ use gemma4c_graph::{Epilogue, Group, NodeId, Norm, Op, Product, WeightId};
 use gemma4c_plan::cuda::Form;
 
 use super::LowerError;
-use super::choice::Choice;
+use super::choice::{self, Choice};
 use super::launch::Arg;
 use super::phase::{PhaseBuilder, Place, Work, int8_arguments};
 use super::weights::Matrix;
@@ -16,6 +16,7 @@ use crate::kernels::outputs::Outputs;
 use crate::kernels::product::wide::Wide;
 use crate::kernels::product::{self, Tile};
 use crate::kernels::{geglu, per_layer};
+use crate::measured::Question;
 
 impl PhaseBuilder<'_, '_> {
     fn weights_of(&self, product: &Product) -> Vec<WeightId> {
@@ -82,16 +83,16 @@ impl PhaseBuilder<'_, '_> {
             epilogue,
             ..matvec::Product::new(matrix.dtype, outputs, matrix.k, prologue)
         };
-        let shape = choice.shape(TUNED_MULTIPROCESSORS);
+        let (shape, mut why) = choice::product(&choice, self.common.measured);
+        if norm.is_some() {
+            let lost = choice::lost(self.common.measured, Question::Norms, "a launch of its own");
+            why.reason += &format!("; the norm before it in every block, instead of {lost}");
+        }
         let out = self.product_output(group, of, outputs, 1);
         arguments.extend([("out", out), ("rows", Arg::U32(outputs))]);
         let nodes: Vec<NodeId> = norm.map_or(Vec::new(), |(norm, _)| self.nodes_of(norm));
         let nodes = [nodes, group.nodes.clone()].concat();
         let work = Work { bytes: matrix.bytes() + matrix.k as u64 * 4, flops: 2 * matrix.rows * matrix.k as u64 };
-        let why = format!(
-            "one row: matrix-vector product, {} lanes a row, {} rows and {} loads ahead; next best: other shapes",
-            shape.lanes, shape.rows, shape.depth
-        );
         self.launch(choice.instance(shape)?, [shape.blocks, 1, 1], &arguments, &nodes, work, why)?;
         if let Some((Norm { residual: Some(residual), .. }, stream)) = norm {
             self.leaves(residual.sum, Form::F32, stream);
@@ -247,9 +248,13 @@ impl PhaseBuilder<'_, '_> {
         let x = self.form(group, of.input, Form::BF16)?;
         let (rows, state) = (self.rows, self.state(group));
         let weights = self.weights_of(of);
-        if self.common.wide && self.wide_product(group, of, &weights, x.start, state)? {
-            return Ok(());
-        }
+        let not_wide = match self.common.wide {
+            Ok(()) => match self.wide_product(group, of, &weights, x.start, state)? {
+                true => return Ok(()),
+                false => "its sizes are no multiples of what they take",
+            },
+            Err(why) => why,
+        };
         let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
         if !matrix.k.is_multiple_of(32) {
             return Err(self.no_kernel(group, &matrix, "rows are not whole groups of 32 values"));
@@ -273,6 +278,7 @@ impl PhaseBuilder<'_, '_> {
         let bytes = matrix.bytes() + rows as u64 * (matrix.k as u64 * 2 + outputs as u64 * 4);
         let work = Work { bytes, flops: 2 * rows as u64 * matrix.rows * matrix.k as u64 };
         let why = format!("{rows} rows: tensor cores over streams, tiles of {} x {}", tile.rows, tile.columns);
+        let why = Choice::because(why).over(format!("warpgroups over a bf16 copy: {not_wide}"));
         self.launch(choice.instance(tile)?, tile.grid(rows, outputs), &arguments, &group.nodes, work, why)?;
         self.after_product(group, of, raw, outputs)
     }

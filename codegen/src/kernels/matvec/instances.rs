@@ -9,8 +9,9 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::Instance;
 
 use super::formats::format;
-use super::{Product, Prologue, TUNED_MULTIPROCESSORS, slots};
+use super::{Product, Prologue, slots};
 use crate::kernels::shapes::{E4B, Heads, MODELS, Model, VOCABULARY};
+use crate::measured::H200;
 
 /// What a matrix does in its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +111,7 @@ pub fn instances() -> Vec<(String, Instance)> {
                 if dtype.row_bytes(u64::from(product.k)).is_none() || !is_used(dtype, role, model) {
                     continue;
                 }
-                let instance = product.instance(product.shape(TUNED_MULTIPROCESSORS)).expect("shapes fit the kernel");
+                let instance = product.instance(product.shape_on(Some(&H200))).expect("shapes fit the kernel");
                 if seen.insert(instance.to_string()) {
                     named.push((format!("{dtype}, {} {name}", model.name), instance));
                 }

@@ -22,6 +22,7 @@ use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
 use crate::kernels::norm::sum4;
 use crate::kernels::quantise::quantise4;
 use crate::kernels::shapes::NORM_EPSILON;
+use crate::measured::Measured;
 use formats::format;
 use shape::{LaunchShape, launch_shape};
 use slots::{as_words, products_of_four, square_sum, weighted, with_update};
@@ -409,9 +410,20 @@ impl Product {
         if self.geglu { &[slots::geglu::DEF] } else { &[] }
     }
 
-    /// The shape for a GPU of that many multiprocessors.
+    /// The shape for a GPU of that many multiprocessors, by the rule.
     pub fn shape(&self, multiprocessors: u32) -> LaunchShape {
         launch_shape(self.dtype, self.outputs, self.k, self.geglu, multiprocessors)
+    }
+
+    /// What tables of measured products know it by.
+    pub fn key(&self) -> (DType, u32, u32, bool) {
+        (self.dtype, self.outputs, self.k, self.geglu)
+    }
+
+    /// The shape that was measured to be the best for it, else that of the rule.
+    pub fn shape_on(&self, measured: Option<&Measured>) -> LaunchShape {
+        let trial = measured.and_then(|table| table.product(self.key()));
+        trial.map_or_else(|| self.shape(TUNED_MULTIPROCESSORS), |trial| trial.shape)
     }
 
     /// Fours of activations that a thread holds at once: all of its own where there is a norm.

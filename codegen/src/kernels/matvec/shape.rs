@@ -2,14 +2,13 @@
 //!
 //! The rule is short and measured, by whole plans of E2B, E4B and 12B on an H200, where a token is a chain of some 300 kernels. What
 //! counts there: every block reads all activations and computes their norms, so there is one a multiprocessor; many warps,
-//! because one alone waits for its own sums; and equal work for all. Tried and worse, in tokens a second of E4B Q8_0 (455
-//! with 20 warps): several blocks a multiprocessor (405 with four of 4 warps, 422 with two of 8), 16 warps (426), 10 (369), two
-//! resident blocks in half the registers each (375). At least 20 warps also for small products: 455, 462, 477 with 8, 16, 20.
-//! No better: 24 to 32 warps.
+//! because one alone waits for its own sums; and equal work for all. What was tried and lost is in [`crate::measured`], where the
+//! numbers of warps come from.
 
 use gemma4c_blocks::DType;
 
 use super::formats::format;
+use crate::measured::{H200, Question};
 
 /// The compile-time parameters of a product, and its grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,10 +25,18 @@ pub struct LaunchShape {
     pub blocks: u32,
 }
 
+impl LaunchShape {
+    /// `32 lanes, 4 rows, 3 ahead, 132 blocks of 20 warps`.
+    pub fn told(&self) -> String {
+        let LaunchShape { lanes, rows, depth, warps, blocks } = self;
+        format!("{lanes} lanes, {rows} rows, {depth} ahead, {blocks} blocks of {warps} warps")
+    }
+}
+
 /// Warps of a block, at least: fewer would take too long over the activations.
-const FEWEST_WARPS: u32 = 20;
+const FEWEST_WARPS: u32 = H200.value(Question::FewestWarps);
 /// Warps of a block whose grid does not cover the matrix at once, and at most where it does.
-const MANY_WARPS: [u32; 3] = [20, 16, 12];
+const MANY_WARPS: [u32; 3] = [H200.value(Question::Warps), 16, 12];
 /// Rows of a lane, and units of each on their way: many rows share what they read of the activations, few make finer tasks.
 const ROWS_AND_DEPTH: [(u32, u32); 3] = [(4, 3), (2, 6), (1, 10)];
 /// Registers of a multiprocessor, those of a lane that are not for units on their way, and the most that are.
@@ -43,6 +50,19 @@ const ENOUGH_BYTES: u32 = 72 << 10;
 /// One block a multiprocessor, as large as it takes: every block reads all activations and computes their norms, so more of
 /// them would read more than the weights are.
 pub fn launch_shape(dtype: DType, outputs: u32, k: u32, paired: bool, multiprocessors: u32) -> LaunchShape {
+    let (_, best) = ranked_shapes(dtype, outputs, k, paired, multiprocessors)[0];
+    best
+}
+
+/// All shapes that the rule considers, the best first, each with its score: the bytes on their way to a multiprocessor, for the share of
+/// its time that it is busy. There is one at least.
+pub fn ranked_shapes(
+    dtype: DType,
+    outputs: u32,
+    k: u32,
+    paired: bool,
+    multiprocessors: u32,
+) -> Vec<(f32, LaunchShape)> {
     let (format, multiprocessors) = (format(dtype), multiprocessors.max(1));
     let units = (k / format.unit).max(1);
     // A row too short for all lanes of a warp is shared by fewer.
@@ -74,8 +94,10 @@ pub fn launch_shape(dtype: DType, outputs: u32, k: u32, paired: bool, multiproce
     };
     // A pair is two rows, so it cannot be split further. Of equals the one with the most rows.
     let fits = |(rows, _): &(u32, u32)| *rows <= lanes && (!paired || *rows >= 2);
-    let best = ROWS_AND_DEPTH.into_iter().filter(fits).map(shape).rev().max_by(|a, b| a.0.total_cmp(&b.0));
-    best.map_or(LaunchShape { lanes, rows: 2, depth: 1, warps: FEWEST_WARPS, blocks: multiprocessors }, |(_, shape)| {
-        shape
-    })
+    let mut ranked: Vec<(f32, LaunchShape)> = ROWS_AND_DEPTH.into_iter().filter(fits).map(shape).collect();
+    ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
+    if ranked.is_empty() {
+        ranked.push((0.0, LaunchShape { lanes, rows: 2, depth: 1, warps: FEWEST_WARPS, blocks: multiprocessors }));
+    }
+    ranked
 }

@@ -1,0 +1,68 @@
+//! What was measured on an NVIDIA H200 (132 multiprocessors, read ceiling 4.4 TB/s). BENCHMARKS.md has the commands and the machine.
+
+use gemma4c_blocks::DType;
+
+use super::{Measured, ProductTrial, Question, Trial, Verdict};
+use crate::arch::Arch;
+use crate::kernels::matvec::shape::LaunchShape;
+use Verdict::{Chosen, Lost};
+
+/// The NVIDIA H200.
+pub static H200: Measured = Measured { gpu: "H200", arch: Arch::Sm90a, trials: TRIALS, products: PRODUCTS };
+
+/// Of whole plans of E4B Q8_0, decoded at that depth. Each group was measured on the plan of its day, so figures compare within it.
+const fn whole(
+    question: Question,
+    variant: &'static str,
+    value: u32,
+    tokens_per_second: &'static [(u32, f32)],
+    verdict: Verdict,
+) -> Trial {
+    Trial { question, variant, value, model: "E4B Q8_0", tokens_per_second, verdict }
+}
+
+const TRIALS: &[Trial] = &[
+    // One block a multiprocessor but where it says otherwise: every block reads all activations and computes their norms.
+    whole(Question::Warps, "four blocks of 4 warps", 4, &[(0, 405.0)], Lost),
+    whole(Question::Warps, "two blocks of 8 warps", 8, &[(0, 422.0)], Lost),
+    whole(Question::Warps, "10 warps", 10, &[(0, 369.0)], Lost),
+    whole(Question::Warps, "16 warps", 16, &[(0, 438.0)], Lost),
+    whole(Question::Warps, "20 warps", 20, &[(0, 455.0)], Chosen),
+    whole(Question::Warps, "two resident blocks in half the registers each", 20, &[(0, 375.0)], Lost),
+    whole(Question::Warps, "24 to 32 warps", 24, &[], Lost),
+    whole(Question::FewestWarps, "8 warps", 8, &[(0, 455.0)], Lost),
+    whole(Question::FewestWarps, "16 warps", 16, &[(0, 462.0)], Lost),
+    whole(Question::FewestWarps, "20 warps", 20, &[(0, 477.0)], Chosen),
+    whole(Question::Norms, "in every block of the product", 0, &[(0, 391.0)], Chosen),
+    whole(Question::Norms, "a launch of its own", 1, &[(0, 380.0)], Lost),
+    // Equally fast, and two launches fewer.
+    whole(Question::AttentionLaunches, "one launch", 1, &[(0, 422.0)], Chosen),
+    whole(Question::AttentionLaunches, "three launches", 3, &[(0, 422.0)], Lost),
+    // What is won at the start is lost, and more, at depth.
+    whole(Question::SegmentKeys, "64 keys", 64, &[(0, 470.0), (8192, 431.0)], Chosen),
+    whole(Question::SegmentKeys, "128 keys", 128, &[(0, 473.0), (8192, 416.0)], Lost),
+    // Within the noise, and not as simple.
+    whole(Question::FirstTile, "after the wait for the launch before", 0, &[(0, 470.0)], Chosen),
+    whole(Question::FirstTile, "before it", 1, &[(0, 472.0)], Lost),
+];
+
+/// Gate and up of E4B. The kernel had blocks of 4 warps then, as many a multiprocessor as is said. The best of them was used until whole
+/// plans showed that one large block a multiprocessor is better; fewer than four of these lost everywhere.
+const fn gate_and_up(
+    dtype: DType,
+    [lanes, rows, depth, blocks]: [u32; 4],
+    [alone_us, chained_us]: [f32; 2],
+) -> ProductTrial {
+    let shape = LaunchShape { lanes, rows, depth, warps: 4, blocks: blocks * 132 };
+    ProductTrial { dtype, outputs: 10240, k: 2560, paired: true, shape, alone_us, chained_us, verdict: Lost }
+}
+
+const PRODUCTS: &[ProductTrial] = &[
+    gate_and_up(DType::Q8_0, [16, 4, 2, 5], [14.6, 17.5]),
+    gate_and_up(DType::Q8_0, [32, 4, 3, 6], [14.5, 12.9]),
+    gate_and_up(DType::Q8_0, [32, 2, 4, 8], [15.1, 13.9]),
+    gate_and_up(DType::Q4_0, [16, 4, 2, 5], [10.3, 10.0]),
+    gate_and_up(DType::Q4_0, [32, 4, 3, 6], [9.5, 8.1]),
+    gate_and_up(DType::Q4_0, [8, 2, 5, 5], [9.6, 7.8]),
+    gate_and_up(DType::Q4_0, [32, 2, 4, 8], [9.9, 8.8]),
+];
