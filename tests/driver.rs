@@ -203,3 +203,22 @@ fn a_plan_for_gpus_runs_on_the_cpu_only_where_there_is_no_gpu() {
     );
     assert_eq!(on_cpu.stdout, place.ok("run plan.bin --tokens 2,3,4,5 -n 3 --temp 0 --device cpu"));
 }
+
+/// `demo` uses what there is, and says what that is; where it cannot use a GPU, it says why.
+#[test]
+fn the_demo_runs_on_the_gpu_or_says_why_not() {
+    let Some(place) = place() else { return };
+    let (on_gpu, log) = run(&place, "demo", &[]);
+    assert_eq!(on_gpu.code, Some(0), "{}{}", on_gpu.stdout, on_gpu.stderr);
+    assert!(on_gpu.stdout.contains("device   Stand-in GPU, sm_90a by NVRTC"), "{}", on_gpu.stdout);
+    assert!(on_gpu.stdout.contains("launches a token for sm_90a") && on_gpu.stdout.contains("on Stand-in GPU"));
+    assert_eq!(log["cuGraphLaunch"], 64, "twice 32 tokens");
+    for (why, settings) in [
+        ("the CPU, because the driver sees no GPU", ("DRIVER_GPUS", "0")),
+        ("the CPU, because nothing can be compiled for Stand-in GPU: ", ("GEMMA4C_NVRTC", "nowhere.so")),
+    ] {
+        let (on_cpu, _) = run(&place, "demo", &[settings]);
+        assert_eq!(on_cpu.code, Some(0), "{}{}", on_cpu.stdout, on_cpu.stderr);
+        assert!(on_cpu.stdout.contains(why) && on_cpu.stdout.contains("ms, on cpu\n"), "{}", on_cpu.stdout);
+    }
+}

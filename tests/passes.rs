@@ -13,7 +13,7 @@ use std::fmt::Write;
 
 use common::Place;
 use gemma4c_blocks::DType;
-use gemma4c_codegen::cuda::LOWERING_PASSES;
+use gemma4c_codegen::cuda::Pass;
 use gemma4c_graph::passes::{Goal, PASSES, Report, fuse};
 use gemma4c_graph::{Fused, Graph, fused_text, layer_ranges, verify, verify_groups};
 use gemma4c_models::gemma4::{self, Config};
@@ -156,7 +156,7 @@ fn before_and_after_each_choice_of_the_lowering() {
     let told = Told { context: Some(128), chunk: Some(32), ..Told::default() };
     let now = lowered::plan(&model, &told);
     let mut text = String::new();
-    for (name, about) in LOWERING_PASSES {
+    for (name, about) in Pass::ALL.map(|pass| (pass.name(), pass.about())) {
         let before = lowered::plan(&model, &told.clone().without(&[name]));
         writeln!(text, "{name}: {about}").expect("a string");
         for (phase, of) in now.cuda.iter().flat_map(|cuda| &cuda.program.phases).enumerate() {
@@ -166,6 +166,49 @@ fn before_and_after_each_choice_of_the_lowering() {
         }
     }
     assert_text!("passes", "lowering", text);
+}
+
+/// How often each choice of the lowering applied, and where it did not and why: as the plan reports it.
+#[test]
+fn the_lowering_reports_what_it_did() {
+    let place = Place::new();
+    let model = place.path("model.gguf");
+    let told = Told { context: Some(128), chunk: Some(32), ..Told::default() };
+    let mut text = String::new();
+    for (preset, dtype, told) in [
+        (Preset::TinyE, DType::Q8_0, told.clone()),
+        (Preset::TinyDense, DType::BF16, told.clone()),
+        (Preset::TinyMoe, DType::Q4_0, told.clone()),
+        (Preset::TinyDense, DType::Q8_0, told.without(&["int8", "attention-step"])),
+    ] {
+        header(&model, preset, dtype);
+        let plan = lowered::plan(&model, &told);
+        let program = plan.cuda.expect("a GPU plan").program;
+        writeln!(text, "{} {dtype}{}", preset.name(), without(&told.disabled)).expect("a string");
+        for pass in program.passes.iter().filter(|pass| Pass::ALL.iter().any(|known| known.name() == pass.name)) {
+            writeln!(text, "  {}: {}", pass.name, if pass.enabled { pass.applied.to_string() } else { "off".into() })
+                .expect("a string");
+            assert!(pass.enabled || (pass.applied, pass.refused.len()) == (0, 0), "{}: it is off", pass.name);
+            for refusal in &pass.refused {
+                writeln!(text, "    not {}: {}", refusal.node, refusal.reason).expect("a string");
+            }
+        }
+        // Counts are of the phase where there are most: each is a launch of the kernel it is about, or two.
+        let launches = |phase: usize, kernels: &[&str]| {
+            let steps = program.phases[phase].steps.iter();
+            let names = steps.map(|step| program.kernels[step.launch.kernel as usize].name.as_str());
+            names.filter(|name| kernels.contains(name)).count() as u32
+        };
+        let applied =
+            |pass: Pass| program.passes.iter().find(|known| known.name == pass.name()).map_or(0, |p| p.applied);
+        assert_eq!(applied(Pass::AttentionStep), launches(0, &["attention_step"]));
+        assert_eq!(applied(Pass::Bf16Copies), launches(1, &["product_wide"]));
+    }
+    assert_text!("passes", "lowering-counts", text);
+}
+
+fn without(passes: &[String]) -> String {
+    if passes.is_empty() { String::new() } else { format!(" without {}", passes.join(", ")) }
 }
 
 /// Where a choice of the lowering does not apply, the launch that is there instead says why.

@@ -19,7 +19,7 @@ fn place() -> Place {
 #[test]
 fn the_demo_works_from_nothing() {
     let text = Place::new().ok("demo");
-    for line in ["synth", "compile", "load", "run", "check"] {
+    for line in ["synth", "device", "compile", "load", "run", "check"] {
         assert!(text.lines().any(|l| l.starts_with(line)), "{line} is not in\n{text}");
     }
     assert!(text.contains("a second run gave the same tokens"), "{text}");

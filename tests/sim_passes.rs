@@ -20,7 +20,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use common::{Place, random_tokens};
-use gemma4c_codegen::cuda::LOWERING_PASSES;
+use gemma4c_codegen::cuda::Pass;
 use gemma4c_graph::passes::PASSES;
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{KvType, Phase};
@@ -83,7 +83,7 @@ fn each_pass_switched_off_computes_the_same() {
         let preset = synth.split(' ').next().expect("a preset");
         jobs.push((file.clone(), format!("{preset} as it is"), whole.clone(), ROUNDED));
         let all = lowered::plan(&place.path(&file), &whole);
-        for pass in PASSES.iter().map(|pass| pass.name).chain(LOWERING_PASSES.iter().map(|(name, _)| *name)) {
+        for pass in PASSES.iter().map(|pass| pass.name).chain(Pass::ALL.map(Pass::name)) {
             if NEEDED.iter().any(|(of, passes)| *of == preset && passes.split(' ').any(|name| name == pass)) {
                 continue;
             }

@@ -4,16 +4,21 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use gemma4c_blocks::DType;
+use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::nvrtc::Toolchain;
 use gemma4c_models::gguf::Gguf;
 use gemma4c_models::synth::{self, Preset};
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
-use gemma4c_runtime::{ModelLocation, Request, RuntimeError, Sampler, Session};
+use gemma4c_plan::cuda::KvType;
+use gemma4c_runtime::{ModelLocation, Request, RuntimeError, Sampler, Session, machine};
 
 use super::{Outcome, plan_file};
-use crate::compile;
+use crate::compile::{self, CudaOptions};
 use crate::output::{self, print};
 
 /// Make a tiny random model, compile it, run it and report.
+///
+/// On this machine's GPU, where there is one and NVRTC to compile for it; else on the CPU, and it says why.
 #[derive(clap::Args)]
 pub struct Args {}
 
@@ -30,21 +35,32 @@ pub fn run(_: &Args) -> Result<Outcome> {
     let size = output::bytes(summary.file_bytes);
     print(&format!("synth    tiny-e q8_0: {} tensors, {size} in {} ms\n", summary.tensors, ms(started)))?;
 
+    let (cuda, device) = choose_device();
+    print(&format!("device   {device}\n"))?;
+
     let started = Instant::now();
-    let options = compile::Options { context: Some(512), ..compile::Options::default() };
+    let device = if cuda.is_some() { plan_file::Device::Cuda } else { plan_file::Device::Cpu };
+    let options = compile::Options { context: Some(512), cuda, ..compile::Options::default() };
     let plan = compile::compile(&Gguf::open(&model)?, folder.path(), &options)?;
     let bytes = plan_file::write(&plan, &plan_path)?;
-    let (steps, layers) = (plan.program.steps.len(), plan.model.layers);
-    let size = output::bytes(bytes);
-    print(&format!("compile  {layers} layers, {steps} steps for the cpu, {size} in {} ms\n", ms(started)))?;
+    let (layers, size) = (plan.model.layers, output::bytes(bytes));
+    let what = match plan.cuda.as_ref().map(|cuda| &cuda.program) {
+        Some(program) => {
+            let launches = program.phases.first().map_or(0, |phase| phase.steps.len());
+            format!("{launches} launches a token for {}", program.architectures.join(", "))
+        }
+        None => format!("{} steps for the cpu", plan.program.steps.len()),
+    };
+    print(&format!("compile  {layers} layers, {what}, {size} in {} ms\n", ms(started)))?;
 
     let started = Instant::now();
     let plan = plan_file::read(&plan_path)?;
     let location = ModelLocation { plan: plan_path, given: None };
     let vocab = plan.vocab.clone().context("the synthetic model has a vocabulary")?;
     let tokenizer = Tokenizer::new(&vocab)?;
-    let mut session = plan_file::open(plan, &location, plan_file::Device::Auto)?;
-    print(&format!("load     plan, vocabulary and weights in {} ms\n", ms(started)))?;
+    let mut session = plan_file::open(plan, &location, device)?;
+    let name = session.device_name();
+    print(&format!("load     plan, vocabulary and weights in {} ms, on {name}\n", ms(started)))?;
 
     let mut first = generate(&mut session, &tokenizer)?;
     let (text, seconds) = (std::mem::take(&mut first.text), first.seconds);
@@ -56,6 +72,31 @@ pub fn run(_: &Args) -> Result<Outcome> {
     print(&format!("check    a second run gave {}\n", if same { "the same tokens" } else { "OTHER tokens" }))?;
     print("\nThe weights are random, so the text is noise. Next: gemma4c compile MODEL.gguf -o plan.bin\n")?;
     Ok(if same { Outcome::Done } else { Outcome::CheckFailed })
+}
+
+/// What to compile for besides the CPU, and in words where it will run, or why not on a GPU.
+fn choose_device() -> (Option<CudaOptions>, String) {
+    let on_cpu = |why: String| (None, format!("the CPU, because {why}"));
+    let gpu = match machine::gpus() {
+        Ok(gpus) => gpus.into_iter().next(),
+        Err(why) => return on_cpu(why.to_string()),
+    };
+    let Some(gpu) = gpu else { return on_cpu("the driver sees no GPU".into()) };
+    let Some(arch) = Arch::for_capability(gpu.compute_capability) else {
+        return on_cpu(format!("{} is older than any architecture kernels are made for", gpu.name));
+    };
+    match Toolchain::find() {
+        Ok(toolchain) => {
+            let said = format!("{}, {} by NVRTC {}", gpu.name, arch.name(), toolchain.version());
+            let options = CudaOptions { architectures: vec![arch], kv: KvType::F16, vram: None, disabled: Vec::new() };
+            (Some(options), said)
+        }
+        Err(why) => {
+            let why = why.to_string();
+            let first = why.lines().next().unwrap_or_default().trim_end_matches('.');
+            on_cpu(format!("nothing can be compiled for {}: {first} (`gemma4c doctor` says more)", gpu.name))
+        }
+    }
 }
 
 struct Generated {

@@ -4,10 +4,10 @@ use gemma4c_dsl::ElementType;
 use gemma4c_graph::{CacheId, Elem, Group, Heads, NodeId, Op};
 use gemma4c_plan::cuda::{Form, KvType, Range, Region};
 
-use super::LowerError;
 use super::choice::{self, Choice};
 use super::launch::Arg;
 use super::phase::{PhaseBuilder, Work, int8_arguments};
+use super::{LowerError, Pass};
 use crate::kernels::attention::Attention;
 use crate::kernels::attention::step::StepOut;
 use crate::kernels::heads;
@@ -167,6 +167,7 @@ impl PhaseBuilder<'_, '_> {
         let lost = choice::lost(self.common.measured, Question::AttentionLaunches, "three launches");
         let why = Choice::because(why).over(lost);
         let nodes = [&group.nodes[..], &[node]].concat();
+        self.common.tally.applied(Pass::AttentionStep);
         self.launch(layer.step(of.kv.is_some(), out)?, layer.step_grid(), &arguments, &nodes, work, why)?;
         self.leaves(node, form, result);
         self.mark_done(at);

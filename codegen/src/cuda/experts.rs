@@ -4,10 +4,10 @@ use gemma4c_dsl::Instance;
 use gemma4c_graph::{Elem, Group, Kind, NodeId, Norm, Product, Router, WeightId};
 use gemma4c_plan::cuda::Form;
 
-use super::LowerError;
 use super::launch::Arg;
 use super::phase::{PhaseBuilder, RoutingPlace, Work, int8_arguments};
 use super::weights::Matrix;
+use super::{LowerError, Pass};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::moe::Activations;
 use crate::kernels::moe::down::Down;
@@ -70,6 +70,7 @@ impl PhaseBuilder<'_, '_> {
         else {
             return Ok(());
         };
+        self.common.tally.applied(Pass::Mixtures);
         self.mark_done(entry.router);
         self.mark_done(entry.expert_norm);
         let rows = self.rows_of(group);
@@ -122,14 +123,9 @@ impl PhaseBuilder<'_, '_> {
             "expert_xsum",
         ];
         let arguments = unused.into_iter().map(|name| (name, Arg::Unused)).chain([("x", x)]).collect();
-        self.route(
-            group,
-            of,
-            None,
-            arguments,
-            &group.nodes,
-            "what comes before it is not a norm for it and its experts",
-        )
+        let why = "what comes before it is not a norm for it and its experts";
+        self.refused(Pass::Mixtures, group, why);
+        self.route(group, of, None, arguments, &group.nodes, why)
     }
 
     fn route(
@@ -186,6 +182,7 @@ impl PhaseBuilder<'_, '_> {
         let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
         let output = group.nodes[group.nodes.len() - 1];
         let beside = Beside { input: of.input, output, nodes: group.nodes.clone(), matrix };
+        self.common.tally.applied(Pass::Mixtures);
         self.mark_done(at);
         let experts = self.groups[at].clone();
         match experts.kind {
@@ -221,6 +218,9 @@ impl PhaseBuilder<'_, '_> {
 
     /// The products of the chosen experts on their own.
     pub fn experts_alone(&mut self, group: &Group) -> Result<(), LowerError> {
+        if self.is_one_row(group) {
+            self.refused(Pass::Mixtures, group, "no dense half of its type and width waits for it");
+        }
         match group.kind {
             Kind::ExpertGateUp { weight, input, routing } => self.expert_gate_up(group, weight, input, routing, None),
             Kind::ExpertDown { weight, scale, input, routing } => {
@@ -249,6 +249,7 @@ impl PhaseBuilder<'_, '_> {
         let from = if format(matrix.dtype).integer && is_int8 { Activations::Int8 } else { Activations::F32 };
         let dense = beside.as_ref().map_or(0, |beside| (beside.matrix.rows / 2) as u32);
         let kind = GateUp { dtype: matrix.dtype, hidden, k: matrix.k, top, from, dense };
+        self.count_int8(group, &matrix);
         let mut arguments = matrix.arguments();
         let names = ["arrive_x", "arrive_xq", "arrive_xscale", "arrive_xsum"];
         self.arrive(input, from, rows as u64 * matrix.k as u64, names, &mut arguments)?;
@@ -297,6 +298,7 @@ impl PhaseBuilder<'_, '_> {
             Some(weight) => self.common.weights.floats(weight)?,
             None => self.common.weights.constant("an expert's factor", vec![1.0; experts as usize]),
         };
+        self.count_int8(group, &matrix);
         let mut arguments = matrix.arguments();
         let out = self.make(node, Form::F32, rows);
         arguments.extend([

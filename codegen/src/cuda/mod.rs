@@ -23,6 +23,7 @@ mod phase;
 mod products;
 pub mod simulate;
 mod singles;
+mod tally;
 mod weights;
 
 use std::collections::HashMap;
@@ -41,6 +42,8 @@ use crate::kernels::sample::{MOST_KEPT, Picker};
 use crate::measured::Measured;
 use launch::{Arg, Kernels, NOTHING, bind};
 use phase::PhaseBuilder;
+pub use tally::Pass;
+use tally::Tally;
 use weights::Weights;
 
 /// What the caller decides.
@@ -53,24 +56,9 @@ pub struct Options {
     pub architectures: Vec<Arch>,
     /// Bytes of device memory a plan may take; `None`: as many as it needs.
     pub vram: Option<u64>,
-    /// Passes that do not run: of [`passes::PASSES`] and of [`LOWERING_PASSES`].
+    /// Passes that do not run: of [`passes::PASSES`] and of [`Pass::ALL`].
     pub disabled: Vec<String>,
 }
-
-/// Choices of the lowering that can be switched off as passes can.
-pub static LOWERING_PASSES: &[(&str, &str)] = &[
-    (
-        "int8",
-        "products over repacked weights with 8-bit or bf16 activations; without it, all in f32 from the file's blocks",
-    ),
-    ("absorb-norms", "decode: a product computes the norm before it itself"),
-    ("attention-step", "decode: head norms, rotation, store, attention and the merge of its parts in one launch"),
-    (
-        "mixtures",
-        "a mixture's residual, norms and router in one launch; decode: its dense half in the launches of the experts",
-    ),
-    ("bf16-copies", "prefill: bf16 copies of the weights for the product by warpgroups, where memory allows"),
-];
 
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
@@ -130,6 +118,7 @@ pub struct Common<'a> {
     wide: Result<(), &'static str>,
     /// What was measured on the plan's GPUs.
     measured: Option<&'static Measured>,
+    tally: Tally,
     /// Shared memory that a block may have on every architecture of the plan.
     shared_bytes: usize,
     value_index: HashMap<String, ValueIndex>,
@@ -200,7 +189,7 @@ struct Extras<'a> {
 }
 
 fn check_passes(disabled: &[String]) -> Result<(), LowerError> {
-    let known = || passes::PASSES.iter().map(|p| p.name).chain(LOWERING_PASSES.iter().map(|(name, _)| *name));
+    let known = || passes::PASSES.iter().map(|p| p.name).chain(Pass::ALL.map(Pass::name));
     match disabled.iter().find(|name| !known().any(|known| known == name.as_str())) {
         Some(name) => {
             Err(LowerError::UnknownPass { name: name.clone(), known: known().collect::<Vec<_>>().join(", ") })
@@ -273,6 +262,7 @@ fn lower_with(
             true => Ok(()),
         },
         measured: Measured::find(&options.architectures),
+        tally: Tally::new(&options.disabled),
         shared_bytes: shared.unwrap_or(48 * 1024),
         value_index,
         read,
@@ -294,6 +284,7 @@ fn lower_with(
         let mut builder = PhaseBuilder::new(&mut common, &fused, rows);
         let asked_from = builder.lower()?;
         phases.push(builder.finish(name_of(rows), asked_from, base)?);
+        common.tally.end_phase();
         merge_reports(&mut reports, report);
     }
     let arena = phases.iter().map(|phase: &Phase| phase.arena_bytes).max().unwrap_or(base);
@@ -311,7 +302,7 @@ fn lower_with(
         pick_largest,
         pick_sampled,
         most_candidates: MOST_KEPT,
-        passes: pass_reports(&reports, &options.disabled),
+        passes: pass_reports(&reports, &common.tally),
     };
     Ok(Lowered { program, instances: common.kernels.instances })
 }
@@ -374,7 +365,7 @@ fn merge_reports(all: &mut Vec<Report>, more: Vec<Report>) {
     }
 }
 
-fn pass_reports(reports: &[Report], disabled: &[String]) -> Vec<PassReport> {
+fn pass_reports(reports: &[Report], tally: &Tally) -> Vec<PassReport> {
     let of_graph = reports.iter().map(|report| PassReport {
         name: report.name.to_owned(),
         about: report.about.to_owned(),
@@ -387,12 +378,5 @@ fn pass_reports(reports: &[Report], disabled: &[String]) -> Vec<PassReport> {
             .map(|(node, reason)| Refusal { node: node.clone(), reason: reason.clone() })
             .collect(),
     });
-    let of_lowering = LOWERING_PASSES.iter().map(|(name, about)| PassReport {
-        name: (*name).to_owned(),
-        about: (*about).to_owned(),
-        enabled: !disabled.iter().any(|d| d == name),
-        applied: 0,
-        refused: Vec::new(),
-    });
-    of_graph.chain(of_lowering).collect()
+    of_graph.chain(tally.reports()).collect()
 }

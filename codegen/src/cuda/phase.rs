@@ -14,7 +14,7 @@ use gemma4c_plan::cuda::{Argument, CudaStep, Form, KernelIndex, Launch, Phase, R
 
 use super::choice::Choice;
 use super::launch::{Arg, BufferId, NOTHING, bind};
-use super::{Common, LowerError};
+use super::{Common, LowerError, Pass};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::outputs::Outputs;
 use crate::kernels::{product, quantise};
@@ -107,14 +107,31 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Kind::Product(product) => self.product_of_many_rows(group, product),
             Kind::Norm(norm) => match (self.entry(group, norm), self.absorbers(group, norm)) {
                 (Some(entry), _) => self.enter_mixture(group, norm, &entry),
-                (None, Some(products)) if one_row => self.absorbed_norm(group, norm, &products),
+                (None, Ok(products)) if one_row => self.absorbed_norm(group, norm, &products),
+                (None, Err(why)) if one_row => {
+                    self.refused(Pass::AbsorbNorms, group, why);
+                    self.norm(group, norm)
+                }
                 _ => self.norm(group, norm),
             },
-            Kind::Heads(heads) => self.heads(group, heads),
+            Kind::Heads(heads) => {
+                let before = self.common.tally.count(Pass::AttentionStep);
+                self.heads(group, heads)?;
+                if one_row && self.common.tally.count(Pass::AttentionStep) == before {
+                    self.refused(Pass::AttentionStep, group, "its queries are not read by one attention alone");
+                }
+                Ok(())
+            }
             Kind::Router(router) => self.router(group, router),
             Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. } if self.common.exact => self.one_by_one(group),
             Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. } => self.experts_alone(group),
         }
+    }
+
+    /// Says that a choice of the lowering did not apply to a group.
+    pub fn refused(&mut self, pass: Pass, group: &Group, why: &str) {
+        let node = self.graph().full_name(group.nodes[group.nodes.len() - 1]);
+        self.common.tally.refused(pass, node, why);
     }
 
     fn is_asked(&self, group: &Group) -> bool {
@@ -267,19 +284,23 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         if wanted == Outputs::NONE { Outputs::FLOATS } else { wanted }
     }
 
-    /// The groups that a norm's result goes to, if all of them are products of it that can run right away.
-    fn absorbers(&self, group: &Group, norm: &Norm) -> Option<Vec<usize>> {
-        if self.common.exact || !self.common.absorbs || norm.residual.is_some_and(|r| r.branch.is_some()) {
-            return None;
+    /// The groups that a norm's result goes to, if all of them are products of it that can run right away; else why not.
+    fn absorbers(&self, group: &Group, norm: &Norm) -> Result<Vec<usize>, &'static str> {
+        if self.common.exact || !self.common.absorbs {
+            return Err("products of unrounded activations compute no norm");
+        }
+        if norm.residual.is_some_and(|r| r.branch.is_some()) {
+            return Err("two branches come together in it");
         }
         let target = match (norm.next, norm.residual) {
             (Some((node, Some(_))), _) => node,
             (None, Some(residual)) => residual.sum,
-            _ => return None,
+            _ => return Err("it has no weights"),
         };
         let mut found = Vec::new();
         for user in self.fused.users(target) {
-            let at = self.groups.iter().position(|g| g.nodes.contains(user))?;
+            let at =
+                self.groups.iter().position(|g| g.nodes.contains(user)).ok_or("it is read outside of any group")?;
             let is_product = match &self.groups[at].kind {
                 Kind::Product(product) => product.input == target,
                 Kind::Single => matches!(self.graph().node(*user).op, gemma4c_graph::Op::MatMul { .. }),
@@ -290,11 +311,15 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             match (can_run && self.is_one_row(&self.groups[at]), norm.next.is_some()) {
                 (true, _) if !found.contains(&at) => found.push(at),
                 (true, _) | (false, false) => {}
-                (false, true) => return None,
+                (false, true) => return Err("its readers are not all products that can run right away"),
             }
         }
         let same_rows = |at: &usize| self.is_asked(&self.groups[*at]) == self.is_asked(group);
-        (!found.is_empty() && found.iter().all(same_rows)).then_some(found)
+        match found.is_empty() {
+            true => Err("no product reads it"),
+            false if !found.iter().all(same_rows) => Err("its readers want other rows"),
+            false => Ok(found),
+        }
     }
 
     pub fn is_done(&self, at: usize) -> bool {

@@ -4,11 +4,11 @@ use gemma4c_dsl::ElementType;
 use gemma4c_graph::{Epilogue, Group, NodeId, Norm, Op, Product, WeightId};
 use gemma4c_plan::cuda::Form;
 
-use super::LowerError;
 use super::choice::{self, Choice};
 use super::launch::Arg;
 use super::phase::{PhaseBuilder, Place, Work, int8_arguments};
 use super::weights::Matrix;
+use super::{LowerError, Pass};
 use crate::arch::Arch;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::{self, Prologue, TUNED_MULTIPROCESSORS, slots};
@@ -58,6 +58,7 @@ impl PhaseBuilder<'_, '_> {
         if !matrix.k.is_multiple_of(32) {
             return Err(self.no_kernel(group, &matrix, "rows are not whole groups of 32 values"));
         }
+        self.count_int8(group, &matrix);
         let mut arguments = matrix.arguments();
         let prologue = match norm {
             Some((norm, stream)) => self.norm_prologue(norm, stream, &mut arguments)?,
@@ -101,6 +102,14 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
+    /// Counts a product whose activations are rounded, or says why they are not.
+    pub fn count_int8(&mut self, group: &Group, matrix: &Matrix) {
+        match format(matrix.dtype).integer {
+            true => self.common.tally.applied(Pass::Int8),
+            false => self.refused(Pass::Int8, group, "its weights are floats: so are a row's activations"),
+        }
+    }
+
     /// The nodes that a norm stands for.
     fn nodes_of(&self, norm: &Norm) -> Vec<NodeId> {
         let last = norm.next.map(|(node, _)| node).or(norm.residual.map(|r| r.sum));
@@ -141,6 +150,7 @@ impl PhaseBuilder<'_, '_> {
             Some(residual) => self.make(residual.sum, Form::F32, 1),
             None => Arg::Unused,
         };
+        self.common.tally.applied(Pass::AbsorbNorms);
         for &at in products {
             self.mark_done(at);
             let group = self.groups[at].clone();
@@ -245,15 +255,23 @@ impl PhaseBuilder<'_, '_> {
         if self.common.exact {
             return self.exact_product(group, of);
         }
+        self.common.tally.applied(Pass::Int8);
         let x = self.form(group, of.input, Form::BF16)?;
         let (rows, state) = (self.rows, self.state(group));
         let weights = self.weights_of(of);
         let not_wide = match self.common.wide {
             Ok(()) => match self.wide_product(group, of, &weights, x.start, state)? {
                 true => return Ok(()),
-                false => "its sizes are no multiples of what they take",
+                false => {
+                    let why = "its sizes are no multiples of what they take";
+                    self.refused(Pass::Bf16Copies, group, why);
+                    why
+                }
             },
-            Err(why) => why,
+            Err(why) => {
+                self.common.tally.refused(Pass::Bf16Copies, "all products of many rows".into(), why);
+                why
+            }
         };
         let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
         if !matrix.k.is_multiple_of(32) {
@@ -322,6 +340,7 @@ impl PhaseBuilder<'_, '_> {
             Wide { out: if gated { ElementType::BF16 } else { ElementType::F32 }, geglu: gated, epilogue: Vec::new() };
         let stored = if gated { outputs } else { all as u32 };
         let Some(tile) = kind.choose(rows, stored, k, Arch::Sm90a) else { return Ok(false) };
+        self.common.tally.applied(Pass::Bf16Copies);
         let copy = self.common.weights.rounded(weights, &mut self.common.kernels)?;
         let node = group.nodes[group.nodes.len() - 1];
         let plain = Product { geglu: false, epilogue: Vec::new(), ..of.clone() };
