@@ -53,11 +53,22 @@ fn phases(plan: &Plan) -> &[Phase] {
 }
 
 /// Compares a plan in the simulator with its meaning.
-fn check(model: &Path, what: &str, told: &Told, (rms, largest): (f64, f32)) -> Result<(), String> {
+fn check(model: &Path, what: &str, told: &Told, limits: (f64, f32)) -> Result<(), String> {
+    check_pieces(model, what, told, limits, &[4, 1])
+}
+
+/// The same for a prompt in these pieces, and two tokens after it.
+fn check_pieces(
+    model: &Path,
+    what: &str,
+    told: &Told,
+    (rms, largest): (f64, f32),
+    pieces: &[usize],
+) -> Result<(), String> {
     let started = Instant::now();
     let plan = lowered::plan(model, told);
-    let tokens = random_tokens(7, 7, plan.model.vocab_size);
-    let feed = Feed { tokens: &tokens, pieces: vec![4, 1], asked: Asked::Last };
+    let tokens = random_tokens(7, pieces.iter().sum::<usize>() + 2, plan.model.vocab_size);
+    let feed = Feed { tokens: &tokens, pieces: pieces.to_vec(), asked: Asked::Last };
     let expected = feed.rows(&mut on_cpu(plan.clone(), model));
     let ours = feed.rows(&mut on_simulator(plan, model));
     let mut all = Distance::default();
@@ -113,6 +124,27 @@ fn experts_in_single_steps_compute_the_same() {
     let told = told.without(&["router", "expert-sums", "dead-rows"]);
     check(&place.path("model.gguf"), "tiny-moe in single steps", &told, ROUNDED)
         .unwrap_or_else(|wrong| panic!("{wrong}"));
+}
+
+/// Enough rows that experts have several tiles of them: by warpgroups over bf16 copies, and over streams.
+#[test]
+fn experts_of_many_rows_compute_the_same() {
+    let place = Place::new();
+    place.ok("synth tiny-moe -q q4_0 --layers 2 -o model.gguf");
+    let told = Told { context: Some(512), chunk: Some(512), ..Told::default() };
+    for (what, told) in [("by warpgroups", told.clone()), ("over streams", told.without(&["bf16-copies"]))] {
+        check_pieces(&place.path("model.gguf"), &format!("tiny-moe {what}"), &told, ROUNDED, &[200, 20])
+            .unwrap_or_else(|wrong| panic!("{wrong}"));
+        // In phases of 512, and of 32 and 128 rows: whoever else is in the chunk leaves no trace.
+        let plan = lowered::plan(&place.path("model.gguf"), &told);
+        let tokens = random_tokens(3, 160, plan.model.vocab_size);
+        let last_row = |pieces: Vec<usize>| {
+            let mut session = on_simulator(plan.clone(), &place.path("model.gguf"));
+            let rows = Feed { tokens: &tokens, pieces, asked: Asked::Last }.rows(&mut session);
+            rows.into_iter().last().expect("the last row is asked for")
+        };
+        assert!(last_row(vec![9, 151]) == last_row(vec![88, 72]), "{what}");
+    }
 }
 
 /// Nothing fused at all: the plain kernels alone.

@@ -1,6 +1,6 @@
 //! The mixture of experts against plain sums in f64: in the simulator under three orders, and as host-compiled text.
 
-use gemma4c_codegen::cases::moe;
+use gemma4c_codegen::cases::{grouped, moe};
 use gemma4c_dsl::harness::Case;
 
 fn check(cases: Vec<Case>) {
@@ -28,4 +28,9 @@ fn experts_of_every_type() {
 #[test]
 fn rows_widths_and_choices() {
     check(moe::shapes());
+}
+
+#[test]
+fn rows_are_sorted_by_expert() {
+    check(grouped::sorts());
 }

@@ -3,7 +3,7 @@
 mod support;
 
 use gemma4c_codegen::arch::Arch;
-use gemma4c_codegen::cases::{product, wide};
+use gemma4c_codegen::cases::{grouped, product, wide};
 use gemma4c_codegen::kernels::product::wide::{Wide, instances};
 use gemma4c_codegen::kernels::product::{Product, Tile};
 use gemma4c_codegen::kernels::source;
@@ -49,6 +49,17 @@ fn a_row_does_not_depend_on_its_neighbours_nor_on_the_tile() {
 }
 
 #[test]
+fn rows_by_expert() {
+    check(grouped::products());
+}
+
+#[test]
+fn a_row_does_not_depend_on_who_else_chose_its_expert() {
+    same_first_rows(&grouped::first_pairs(), 19);
+    same_first_rows(&grouped::first_pairs_of_warpgroups(), 20);
+}
+
+#[test]
 fn warpgroups_multiply_in_every_tile() {
     check(wide::tiles());
 }
@@ -79,7 +90,7 @@ fn weights_to_bf16() {
 
 #[test]
 fn warpgroups_take_the_tile_with_the_shortest_waves() {
-    let wide = Wide { out: ElementType::F32, geglu: false, epilogue: Vec::new() };
+    let wide = Wide { out: ElementType::F32, geglu: false, pairs: 0, epilogue: Vec::new() };
     let tile = |rows, outputs, k| wide.choose(rows, outputs, k, Arch::Sm90a).map(|tile| (tile.rows(), tile.columns));
     assert_eq!(tile(2048, 20480, 2560), Some((128, 256)));
     assert_eq!(tile(512, 2560, 10240), Some((128, 96)));
@@ -105,7 +116,8 @@ fn the_tile_is_the_largest_that_leaves_nobody_without_work() {
 
 #[test]
 fn a_width_that_is_not_whole_groups_is_refused() {
-    let product = Product { dtype: gemma4c_blocks::DType::F16, k: 40, out: ElementType::F32, epilogue: Vec::new() };
+    let product =
+        Product { dtype: gemma4c_blocks::DType::F16, k: 40, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
     let text = product.instance(Tile::SMALL).expect("the compiler refuses it, not the builder").cuda();
     assert!(text.contains("static_assert(STEP % 32 == 0"), "{text}");
 }

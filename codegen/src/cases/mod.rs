@@ -6,6 +6,7 @@
 pub mod attention;
 pub mod gather;
 pub mod geglu;
+pub mod grouped;
 pub mod heads;
 pub mod matvec;
 pub mod moe;

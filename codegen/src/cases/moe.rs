@@ -5,6 +5,7 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, Float, U32x4};
 
+use super::grouped;
 use super::matvec::random_streams;
 use super::quantise::{Int8, activations};
 use crate::kernels::matvec::formats::format;
@@ -16,7 +17,7 @@ use crate::kernels::outputs::Outputs;
 use crate::kernels::streams::Repacked;
 
 pub fn cases() -> Vec<Case> {
-    routers().into_iter().chain(entries()).chain(types()).chain(shapes()).collect()
+    routers().into_iter().chain(entries()).chain(types()).chain(shapes()).chain(grouped::sorts()).collect()
 }
 
 // ---- router ---------------------------------------------------------------------------------------------------------
@@ -31,6 +32,7 @@ pub fn routers() -> Vec<Case> {
         (64, 4, 2, 3, 2, 1),
         (1060, 40, 8, 1, 1, 3),
         (96, 128, 8, 2, 2, 1),
+        (96, 20, 4, 21, 19, 1),
         (96, 128, 8, 1, 1, 16),
         (32, 3, 3, 1, 1, 1),
         (96, 128, 8, 2, 2, 0),
@@ -188,7 +190,7 @@ fn routing(router: Router, rows: usize, active: usize, blocks: u32) -> Case {
     let close = Bound::Within { absolute: 2e-5, relative: 2e-5 };
     let (name, instance, grid) = match blocks {
         0 => ("plain, ", router.plain_instance(), [1, 1, 1]),
-        1 => ("", router.instance(), [1, rows as u32, 1]),
+        1 => ("", router.instance(), router.grid(rows as u32)),
         _ => ("split, ", router.split_instance(), [blocks, 1, 1]),
     };
     let name = format!("{name}{top} of {experts} experts, {active} of {rows} rows of {width}, {blocks} blocks");

@@ -2,17 +2,17 @@
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
-use gemma4c_dsl::{BF16, ElementType, Float};
+use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
 
 use super::matvec::random_streams;
-use super::wide;
+use super::{grouped, wide};
 use crate::kernels::matvec::TUNED_MULTIPROCESSORS;
 use crate::kernels::matvec::slots::then_add;
 use crate::kernels::product::{Product, Tile, round_rows_instance};
 use crate::kernels::streams::Repacked;
 
 pub fn cases() -> Vec<Case> {
-    types().into_iter().chain(shapes()).chain(rounding()).chain(wide::cases()).collect()
+    types().into_iter().chain(shapes()).chain(rounding()).chain(wide::cases()).chain(grouped::products()).collect()
 }
 
 /// A product of random operands and what must come out.
@@ -81,6 +81,9 @@ impl Problem {
         if !self.product.epilogue.is_empty() {
             case = case.buffer("epilogue_addend", self.addend.clone());
         }
+        if tile.is_some() {
+            case = case.buffer("groups", Vec::<U32x4>::new()).buffer("order", Vec::<u32>::new());
+        }
         case.grid(grid)
             .buffer("x", self.x.clone())
             .buffer("state", vec![0, self.rows[1] as u32, 0])
@@ -94,7 +97,7 @@ impl Problem {
 /// Every type, fast and plain.
 pub fn types() -> Vec<Case> {
     let of = |dtype| {
-        let product = Product { dtype, k: 256, out: ElementType::F32, epilogue: Vec::new() };
+        let product = Product { dtype, k: 256, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
         let problem = Problem::new(product, 11, [3, 3]);
         [problem.case(Some(Tile::SMALL)), problem.case(None)]
     };
@@ -103,7 +106,7 @@ pub fn types() -> Vec<Case> {
 
 /// Every tile, full and not; steps of 32 and of 64 values; one step and several.
 pub fn shapes() -> Vec<Case> {
-    let product = |dtype, k, out| Product { dtype, k, out, epilogue: Vec::new() };
+    let product = |dtype, k, out| Product { dtype, k, out, pairs: 0, epilogue: Vec::new() };
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     let with_add = Product { epilogue: vec![then_add::DEF], ..product(DType::Q4_0, 96, f32) };
     vec![
@@ -121,7 +124,7 @@ pub fn shapes() -> Vec<Case> {
 
 /// The first row of each is the same product: alone, and with neighbours in other tiles.
 pub fn first_rows() -> Vec<Case> {
-    let product = Product { dtype: DType::Q6K, k: 256, out: ElementType::F32, epilogue: Vec::new() };
+    let product = Product { dtype: DType::Q6K, k: 256, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
     let case = |rows, tile| Problem::new(product.clone(), 19, [rows, rows]).case(Some(tile));
     vec![case(1, Tile::SMALL), case(20, Tile::SMALL), case(2, Tile::MEDIUM), case(3, Tile::LARGE)]
 }
@@ -129,7 +132,7 @@ pub fn first_rows() -> Vec<Case> {
 /// A launch to be timed, and its tile. Random bytes repeat after a while: making them must not take longer than timing them.
 pub fn launch(dtype: DType, rows: u32, outputs: u32, k: u32) -> (Case, Tile) {
     const RANDOM_ROWS: u32 = 256;
-    let product = Product { dtype, k, out: ElementType::F32, epilogue: Vec::new() };
+    let product = Product { dtype, k, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
     let tile = Tile::choose(rows, outputs, TUNED_MULTIPROCESSORS);
     let mut case = Case::new("timed", product.instance(tile).expect("a shape that fits the kernel"));
     for (stream, bytes) in random_streams(dtype, RANDOM_ROWS as usize, k as usize, k.into()) {
@@ -142,6 +145,8 @@ pub fn launch(dtype: DType, rows: u32, outputs: u32, k: u32) -> (Case, Tile) {
     let case = case
         .grid(tile.grid(rows, outputs))
         .buffer("x", x.into_iter().map(BF16::from_f32).collect::<Vec<_>>())
+        .buffer("groups", Vec::<U32x4>::new())
+        .buffer("order", Vec::<u32>::new())
         .buffer("state", vec![0, rows, 0])
         .scalar("outputs", outputs)
         .scalar("k", k)

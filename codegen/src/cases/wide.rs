@@ -2,7 +2,7 @@
 
 use gemma4c_blocks::{DType, reference};
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
-use gemma4c_dsl::{BF16, ElementType, Float};
+use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
 
 use super::Bench;
 use super::gather::{elements, table};
@@ -68,7 +68,7 @@ impl Problem {
     }
 
     fn case(&self, tile: WideTile) -> Case {
-        let Wide { out, geglu, epilogue } = &self.wide;
+        let Wide { out, geglu, epilogue, .. } = &self.wide;
         let name = format!(
             "wide {} x {}, {} of {} rows, {} x {} to {}{}, {} epilogues",
             tile.rows(),
@@ -88,6 +88,8 @@ impl Problem {
         case.grid(self.wide.grid(tile, self.rows[0] as u32, self.outputs as u32))
             .buffer("weights", self.weights.clone())
             .buffer("x", self.x.clone())
+            .buffer("groups", Vec::<U32x4>::new())
+            .buffer("order", Vec::<u32>::new())
             .buffer("state", vec![0, self.rows[1] as u32, 0])
             .scalar("outputs", self.outputs as u32)
             .scalar("k", self.k as u32)
@@ -97,7 +99,7 @@ impl Problem {
 }
 
 fn plain(out: ElementType) -> Wide {
-    Wide { out, geglu: false, epilogue: Vec::new() }
+    Wide { out, geglu: false, pairs: 0, epilogue: Vec::new() }
 }
 
 const fn tile(warpgroups: u32, columns: u32) -> WideTile {
@@ -202,6 +204,8 @@ fn launch(wide: &Wide, tile: WideTile, rows: u32, outputs: u32, k: u32) -> Case 
         .grid(wide.grid(tile, rows, outputs))
         .buffer("weights", values(wide.matrix_rows(outputs)))
         .buffer("x", values(rows))
+        .buffer("groups", Vec::<U32x4>::new())
+        .buffer("order", Vec::<u32>::new())
         .buffer("state", vec![0, rows, 0])
         .scalar("outputs", outputs)
         .scalar("k", k)

@@ -4,6 +4,7 @@ use gemma4c_dsl::Instance;
 use gemma4c_graph::{Elem, Group, Kind, NodeId, Norm, Product, Router, WeightId};
 use gemma4c_plan::cuda::Form;
 
+use super::choice::Choice;
 use super::launch::Arg;
 use super::phase::{PhaseBuilder, RoutingPlace, Work, int8_arguments};
 use super::weights::Matrix;
@@ -32,7 +33,7 @@ struct Beside {
 
 impl PhaseBuilder<'_, '_> {
     /// How many experts there are, and how many a row goes to.
-    fn experts(&self, routing: NodeId) -> (u32, u32) {
+    pub fn experts(&self, routing: NodeId) -> (u32, u32) {
         let ty = self.graph().node(routing).ty;
         match ty.elem {
             Elem::Routing { experts } => (experts, ty.width),
@@ -90,7 +91,7 @@ impl PhaseBuilder<'_, '_> {
             ("stream", stream),
         ]);
         let nodes = [&group.nodes[..], &router_group.nodes[..], &expert_group.nodes[..]].concat();
-        let why = "residual, both norms and the choice; next best: a launch each";
+        let why = Choice::because("residual, both norms and the choice").over("a launch each");
         self.route(&router_group, router, Some(outputs), arguments, &nodes, why)?;
         self.leaves(residual.sum, Form::F32, stream);
         for (form, start) in dense_forms {
@@ -125,7 +126,7 @@ impl PhaseBuilder<'_, '_> {
         let arguments = unused.into_iter().map(|name| (name, Arg::Unused)).chain([("x", x)]).collect();
         let why = "what comes before it is not a norm for it and its experts";
         self.refused(Pass::Mixtures, group, why);
-        self.route(group, of, None, arguments, &group.nodes, why)
+        self.route(group, of, None, arguments, &group.nodes, why.into())
     }
 
     fn route(
@@ -135,7 +136,7 @@ impl PhaseBuilder<'_, '_> {
         enters: Option<Outputs>,
         mut arguments: Vec<(&'static str, Arg)>,
         nodes: &[NodeId],
-        why: &str,
+        why: Choice,
     ) -> Result<(), LowerError> {
         let node = group.nodes[group.nodes.len() - 1];
         let (rows, state) = (self.rows_of(group), self.state(group));
@@ -163,9 +164,10 @@ impl PhaseBuilder<'_, '_> {
         let work = Work { bytes, flops: 2 * rows as u64 * experts as u64 * width as u64 };
         let (instance, grid, how) = match rows {
             1 => (kind.split_instance()?, [kind.split_blocks(), 1, 1], "one row: experts shared out among blocks"),
-            _ => (kind.instance()?, [1, rows, 1], "many rows: a block each"),
+            _ => (kind.instance()?, kind.grid(rows), "many rows: a block for a few"),
         };
-        self.launch(instance, grid, &arguments, nodes, work, format!("{how}; {why}"))?;
+        let why = Choice { reason: format!("{how}; {}", why.reason), ..why };
+        self.launch(instance, grid, &arguments, nodes, work, why)?;
         self.leaves(node, Form::Experts, place.ids);
         self.keep_routing(node, place);
         Ok(())
@@ -218,13 +220,20 @@ impl PhaseBuilder<'_, '_> {
 
     /// The products of the chosen experts on their own.
     pub fn experts_alone(&mut self, group: &Group) -> Result<(), LowerError> {
-        if self.is_one_row(group) {
+        let one_row = self.is_one_row(group);
+        if one_row {
             self.refused(Pass::Mixtures, group, "no dense half of its type and width waits for it");
         }
         match group.kind {
-            Kind::ExpertGateUp { weight, input, routing } => self.expert_gate_up(group, weight, input, routing, None),
-            Kind::ExpertDown { weight, scale, input, routing } => {
+            Kind::ExpertGateUp { weight, input, routing } if one_row => {
+                self.expert_gate_up(group, weight, input, routing, None)
+            }
+            Kind::ExpertGateUp { weight, input, routing } => self.grouped_gate_up(group, weight, input, routing),
+            Kind::ExpertDown { weight, scale, input, routing } if one_row => {
                 self.expert_down(group, weight, scale, input, routing, None)
+            }
+            Kind::ExpertDown { weight, scale, input, routing } => {
+                self.grouped_down(group, weight, scale, input, routing)
             }
             _ => Ok(()),
         }
@@ -352,8 +361,8 @@ impl PhaseBuilder<'_, '_> {
     ) -> Result<(), LowerError> {
         let nodes = [beside.map_or(&[][..], |beside| &beside.nodes[..]), &group.nodes[..]].concat();
         let why = match beside {
-            Some(_) => "one row: the chosen experts and the dense half; next best: a launch each",
-            None => "the chosen experts of each row; no dense half of the same type and shape is ready with them",
+            Some(_) => Choice::because("one row: the chosen experts and the dense half").over("a launch each"),
+            None => "one row: the chosen experts; no dense half of the same type and shape is ready with them".into(),
         };
         self.launch(instance, grid, arguments, &nodes, work, why)
     }

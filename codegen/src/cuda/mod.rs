@@ -5,7 +5,7 @@
 //! ```
 //!
 //! - `phase` walks the groups, keeps track of values and their forms, and places them;
-//! - `products`, `norms`, `attention`, `experts`, `singles` know which kernel a group gets and what it is given;
+//! - `products`, `norms`, `attention`, `experts`, `grouped`, `singles` know which kernel a group gets and what it is given;
 //! - `weights` places weights in the layouts those kernels read, `launch` turns named arguments into launches;
 //! - `build` compiles the instances.
 //!
@@ -16,6 +16,7 @@ mod attention;
 pub mod build;
 mod choice;
 mod experts;
+mod grouped;
 pub mod image;
 mod launch;
 mod norms;
@@ -116,6 +117,8 @@ pub struct Common<'a> {
     mixes: bool,
     /// Prefill multiplies by bf16 copies of the weights, where their shape allows; or why it does not.
     wide: Result<(), &'static str>,
+    /// By copies of the experts too, which are many times larger; or why it does not.
+    wide_experts: Result<(), &'static str>,
     /// What was measured on the plan's GPUs.
     measured: Option<&'static Measured>,
     tally: Tally,
@@ -169,7 +172,9 @@ pub fn lower(
     let tables = gathered_alone(graph);
     let budget = options.vram.unwrap_or(u64::MAX);
     let mut needed = 0;
-    for (copies, on_host) in [(true, &[][..]), (false, &[][..]), (false, &tables[..])] {
+    for (copies, on_host) in
+        [(Copies::All, &[][..]), (Copies::NoExperts, &[][..]), (Copies::None, &[][..]), (Copies::None, &tables[..])]
+    {
         let lowered = lower_with(graph, meaning, options, read, Extras { copies, on_host })?;
         needed = lowered.program.memory.device().unwrap_or(u64::MAX);
         if needed <= budget {
@@ -179,11 +184,19 @@ pub fn lower(
     Err(LowerError::Budget { needed, budget })
 }
 
+/// Second copies of weights, for speed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Copies {
+    All,
+    /// Of those that every row is multiplied by.
+    NoExperts,
+    None,
+}
+
 /// What a budget decides.
 #[derive(Clone, Copy)]
 struct Extras<'a> {
-    /// Second copies of weights, for speed.
-    copies: bool,
+    copies: Copies,
     /// Tables in the host's memory.
     on_host: &'a [WeightId],
 }
@@ -241,6 +254,12 @@ fn lower_with(
     let counters = reserve(COUNTERS);
     let value_index =
         meaning.values.iter().enumerate().map(|(i, value)| (value.name.clone(), i as ValueIndex)).collect();
+    let copies = |of: &[Copies]| match options.architectures.iter().all(|arch| arch.has_wgmma()) {
+        _ if off("bf16-copies") => Err("they are switched off"),
+        false => Err("not all architectures of the plan have them"),
+        true if !of.contains(&extras.copies) => Err("the budget of memory has no room for it"),
+        true => Ok(()),
+    };
     let shared = options.architectures.iter().map(|arch| arch.max_shared_bytes_per_block() as usize).min();
     let mut common = Common {
         weights: Weights::new(graph, extras.on_host.to_vec()),
@@ -255,12 +274,8 @@ fn lower_with(
         absorbs: !off("absorb-norms"),
         steps: !off("attention-step"),
         mixes: !off("mixtures"),
-        wide: match options.architectures.iter().all(|arch| arch.has_wgmma()) {
-            _ if off("bf16-copies") => Err("they are switched off"),
-            false => Err("not all architectures of the plan have them"),
-            true if !extras.copies => Err("the budget of memory has no room for it"),
-            true => Ok(()),
-        },
+        wide: copies(&[Copies::All, Copies::NoExperts]),
+        wide_experts: copies(&[Copies::All]),
         measured: Measured::find(&options.architectures),
         tally: Tally::new(&options.disabled),
         shared_bytes: shared.unwrap_or(48 * 1024),

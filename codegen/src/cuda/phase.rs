@@ -13,6 +13,7 @@ use gemma4c_graph::{Fused, Graph, Group, Kind, NodeId, Norm, Rows};
 use gemma4c_plan::cuda::{Argument, CudaStep, Form, KernelIndex, Launch, Phase, Range, Region, StepOutput};
 
 use super::choice::Choice;
+use super::grouped::Sorted;
 use super::launch::{Arg, BufferId, NOTHING, bind};
 use super::{Common, LowerError, Pass};
 use crate::kernels::matvec::formats::format;
@@ -64,6 +65,8 @@ pub struct PhaseBuilder<'p, 'a> {
     buffers: Vec<u64>,
     values: HashMap<NodeId, Vec<(Form, Place)>>,
     routing: HashMap<NodeId, RoutingPlace>,
+    /// Of a routing, for groups of a height.
+    pub sorts: HashMap<(NodeId, u32), Sorted>,
     drafts: Vec<Draft>,
 }
 
@@ -73,8 +76,9 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         // Nothing for all rows depends on the asked row.
         groups.sort_by_key(|group| fused.graph.node(group.nodes[0]).ty.rows == Rows::Asked);
         let done = vec![false; groups.len()];
-        let (values, routing) = (HashMap::new(), HashMap::new());
-        PhaseBuilder { common, fused, groups, rows, done, buffers: Vec::new(), values, routing, drafts: Vec::new() }
+        let (values, routing, sorts) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let (buffers, drafts) = (Vec::new(), Vec::new());
+        PhaseBuilder { common, fused, groups, rows, done, buffers, values, routing, sorts, drafts }
     }
 
     pub fn graph(&self) -> &'p Graph {
@@ -275,8 +279,11 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
                     dtype(*user).map_or(Outputs::FLOATS, of_product)
                 }
                 Kind::ExpertGateUp { weight, input, .. } if *input == node => {
-                    let integer = format(self.graph().weight(*weight).dtype).integer && !self.common.exact;
-                    if integer { Outputs::INT8 } else { Outputs::FLOATS }
+                    of_product(self.graph().weight(*weight).dtype)
+                }
+                // One row's hidden values are rounded where they are read.
+                Kind::ExpertDown { weight, input, .. } if *input == node && !one_row => {
+                    of_product(self.graph().weight(*weight).dtype)
                 }
                 _ => Outputs::FLOATS,
             });

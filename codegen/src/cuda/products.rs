@@ -23,7 +23,7 @@ impl PhaseBuilder<'_, '_> {
         product.matmuls.iter().filter_map(|id| self.graph().node(*id).op.weight()).collect()
     }
 
-    fn no_kernel(&self, group: &Group, matrix: &Matrix, why: &str) -> LowerError {
+    pub fn no_kernel(&self, group: &Group, matrix: &Matrix, why: &str) -> LowerError {
         let names: Vec<&str> = group
             .nodes
             .iter()
@@ -279,7 +279,13 @@ impl PhaseBuilder<'_, '_> {
         }
         let outputs = matrix.rows as u32;
         let tile = Tile::choose(rows, outputs, TUNED_MULTIPROCESSORS);
-        let choice = product::Product { dtype: matrix.dtype, k: matrix.k, out: ElementType::F32, epilogue: Vec::new() };
+        let choice = product::Product {
+            dtype: matrix.dtype,
+            k: matrix.k,
+            out: ElementType::F32,
+            pairs: 0,
+            epilogue: Vec::new(),
+        };
         let plain = Product { geglu: false, epilogue: Vec::new(), ..of.clone() };
         let raw = match of.geglu || !of.epilogue.is_empty() {
             true => self.buffer(outputs as u64 * rows as u64 * 4),
@@ -288,6 +294,8 @@ impl PhaseBuilder<'_, '_> {
         let mut arguments = matrix.arguments();
         arguments.extend([
             ("x", x.start),
+            ("groups", Arg::Unused),
+            ("order", Arg::Unused),
             ("state", state),
             ("out", raw),
             ("outputs", Arg::U32(outputs)),
@@ -304,14 +312,14 @@ impl PhaseBuilder<'_, '_> {
     /// What follows a product of many rows that has no place in it.
     fn after_product(&mut self, group: &Group, of: &Product, raw: Arg, outputs: u32) -> Result<(), LowerError> {
         if of.geglu {
-            return self.joined(group, raw, outputs / 2, raw.skip(outputs as u64 * 2), outputs, outputs);
+            return self.joined(group, self.rows, raw, outputs / 2, raw.skip(outputs as u64 * 2), [outputs; 2]);
         }
         if let [gelu, mul] = &of.epilogue[..]
             && self.graph().node(gelu.node).op == Op::Gelu
             && let Some(operand) = mul.operand
         {
             let slice = self.operand(operand)?;
-            return self.joined(group, raw, outputs, slice.start, outputs, slice.stride);
+            return self.joined(group, self.rows, raw, outputs, slice.start, [outputs, slice.stride]);
         }
         if of.epilogue.is_empty() {
             self.leaves_product(group, of, raw);
@@ -336,8 +344,12 @@ impl PhaseBuilder<'_, '_> {
         let all: u64 = weights.iter().map(|w| self.graph().weight(*w).dim(1)).sum();
         let outputs = if of.geglu { all as u32 / 2 } else { all as u32 };
         let gated = of.geglu && self.wanted(group.nodes[group.nodes.len() - 1]) == Outputs::BF16;
-        let kind =
-            Wide { out: if gated { ElementType::BF16 } else { ElementType::F32 }, geglu: gated, epilogue: Vec::new() };
+        let kind = Wide {
+            out: if gated { ElementType::BF16 } else { ElementType::F32 },
+            geglu: gated,
+            pairs: 0,
+            epilogue: Vec::new(),
+        };
         let stored = if gated { outputs } else { all as u32 };
         let Some(tile) = kind.choose(rows, stored, k, Arch::Sm90a) else { return Ok(false) };
         self.common.tally.applied(Pass::Bf16Copies);
@@ -352,6 +364,8 @@ impl PhaseBuilder<'_, '_> {
         let arguments = [
             ("weights", copy),
             ("x", x),
+            ("groups", Arg::Unused),
+            ("order", Arg::Unused),
             ("state", state),
             ("out", raw),
             ("outputs", Arg::U32(stored)),
@@ -372,22 +386,22 @@ impl PhaseBuilder<'_, '_> {
     }
 
     /// `gelu(gate) * up` of many rows, after the product that made them.
-    fn joined(
+    pub fn joined(
         &mut self,
         group: &Group,
+        rows: u32,
         gate: Arg,
         width: u32,
         up: Arg,
-        gate_stride: u32,
-        up_stride: u32,
+        [gate_stride, up_stride]: [u32; 2],
     ) -> Result<(), LowerError> {
-        let (rows, node) = (self.rows, group.nodes[group.nodes.len() - 1]);
+        let node = group.nodes[group.nodes.len() - 1];
         let wanted = self.wanted(node);
         let outputs = if wanted.bf16 && !wanted.floats { Outputs::BF16 } else { Outputs::FLOATS };
         let instance = if gate_stride == up_stride { geglu::instance(outputs)? } else { per_layer::gate(outputs)? };
         let grid = geglu::grid(&instance, width, rows);
         let form = if outputs == Outputs::BF16 { Form::BF16 } else { Form::F32 };
-        let out = self.make(node, form, rows);
+        let out = self.make(node, form, self.rows);
         let of = |wanted: Form| if form == wanted { out } else { Arg::Unused };
         let arguments = [
             ("gate", gate),

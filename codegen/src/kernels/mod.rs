@@ -143,6 +143,7 @@ pub static FAMILIES: &[Family] = &[
             moe::gate_up::expert_geglu_plain::DEF,
             moe::down::expert_down::DEF,
             moe::down::expert_down_plain::DEF,
+            moe::group::group_pairs::DEF,
         ],
         instances: moe::instances,
         cases: cases::moe::cases,

@@ -1,4 +1,4 @@
-//! Mixture of experts for few rows: the router, and the products of the experts it chose, over repacked weights of any type.
+//! Mixture of experts: the router, and for one row the products of the experts it chose, over repacked weights of any type.
 //!
 //! The experts' matrices lie one behind the other as one tall matrix, so expert e's rows start at `e * rows`. Which experts
 //! a row goes to is known on the device alone: the products read their numbers from the router's output, and so cannot
@@ -7,10 +7,12 @@
 //!
 //! A mixture is three launches: [`router`] ends attention's part, norms the stream for both halves and chooses; [`gate_up`]
 //! gives each choice its hidden values, [`down`] brings all choices of a row back together. Weight formats are those of
-//! the matrix-vector product. For many rows these kernels are right, but read an expert once for each row that chose it.
+//! the matrix-vector product. For many rows these kernels are right, but read an expert once for each row that chose it:
+//! there, [`group`] sorts rows by expert, and the products are those of prefill.
 
 pub mod down;
 pub mod gate_up;
+pub mod group;
 pub mod router;
 
 use gemma4c_blocks::DType;
@@ -24,6 +26,7 @@ use crate::kernels::quantise::quantise8;
 use crate::kernels::shapes::{Experts, MODELS, Model};
 use down::Down;
 use gate_up::GateUp;
+use group::Grouping;
 use router::Router;
 
 /// Activations of the first products, as an earlier kernel left them.
@@ -122,6 +125,10 @@ fn instances_of(width: u32, dense: u32, experts: Experts) -> Vec<(String, Instan
         ("many rows, with residual and norms".to_owned(), entry(Outputs::BF16.and(Outputs::INT8)).instance()),
         ("plain".to_owned(), router.plain_instance()),
     ];
+    for (height, pairs) in [(16, 256), (16, 1024), (64, 4096), (64, 16384)] {
+        let grouping = Grouping { experts: count, height, pairs };
+        named.push((format!("{pairs} pairs in groups of {height}"), grouping.instance()));
+    }
     for dtype in DType::ALL {
         let from = if format(dtype).integer { Activations::Int8 } else { Activations::F32 };
         let gate_up = GateUp { dtype, hidden, k: width, top, from, dense };

@@ -13,6 +13,9 @@ use crate::kernels::shapes::NORM_EPSILON;
 
 /// Warps of a block; each works on one expert at a time.
 const BLOCK_WARPS: u32 = 8;
+/// Rows of a block where there are many: as many as shared memory holds on every GPU, and no more.
+const MOST_ROWS: u32 = 8;
+const ROWS_BYTES: u32 = 96 << 10;
 /// Floats of a row of the router that a lane has on their way, in fours: for one row all of them, where they are not more.
 const FOURS_AHEAD: u32 = 8;
 const MOST_FOURS_AHEAD: u32 = 24;
@@ -24,13 +27,14 @@ pub fn four_products(a: F32x4, b: F32x4, sum: f32) -> f32 {
 }
 
 /// The routing of each row: `router · (RMS norm of x * FACTOR * scale)`, the TOP largest logits (of equal ones the lower
-/// expert), and the softmax over these. Block `[b, row]` takes every `[blocks]`-th expert.
+/// expert), and the softmax over these. Block `[b, rows]` takes every `[blocks]`-th expert.
 ///
 /// Where the mixture ENTERS here, x is still to take what attention made: `x + norm(update) * post_norm`. That sum is left as
 /// the residual stream, and both halves of the mixture get their inputs: it has one norm, with weights for each of them.
 ///
 /// The matrix is a megabyte, too much for one multiprocessor to read in a hurry: with SPLIT there is one row and any number of
-/// blocks, of which the last to finish chooses. Without, a block is a row. A logit has the same bits either way.
+/// blocks, of which the last to finish chooses. Without, a block takes ROWS rows, so that it reads the matrix once for all of
+/// them. A logit has the same bits either way.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared)]
 pub fn route<
     const WIDTH: u32,
@@ -39,6 +43,7 @@ pub fn route<
     const WARPS: u32,
     const DEPTH: u32,
     const PIECES: u32,
+    const ROWS: u32,
     const SPLIT: bool,
     const ENTERS: bool,
     const FLOATS: bool,
@@ -73,9 +78,10 @@ pub fn route<
 ) {
     require!(WIDTH % 4 == 0 && WIDTH <= PIECES * WARPS * 128 && TOP <= 32 && TOP <= EXPERTS);
     require!(!QUANTISED || WIDTH % 32 == 0);
-    let normed = shared::<f32>(WIDTH);
+    require!(ROWS <= WARPS && (ROWS == 1 || !SPLIT));
+    let normed = shared::<f32>(ROWS * WIDTH);
     let totals = shared::<F32x4>(WARPS);
-    let row = block_idx_y();
+    let first_row = block_idx_y() * ROWS;
     let fours = WIDTH / 4;
     let first_expert = block_idx() * WARPS + warp_id();
 
@@ -101,101 +107,109 @@ pub fn route<
 
     grid_dependency_wait();
     grid_launch_dependents();
+    let end = state[1u32].min(first_row + ROWS);
     // The whole block leaves: there is no such row.
-    if row >= state[1u32] {
+    if first_row >= end {
         return;
     }
 
-    let mut held = regs(F32x4::ZERO, PIECES);
-    let mut updates = regs(F32x4::ZERO, if ENTERS { PIECES } else { 1 });
-    #[unroll]
-    for p in 0..PIECES {
-        let place = thread_idx() + p * WARPS * 32;
-        if place < fours {
-            held[p] = load::<F32x4>(x, row * WIDTH + place * 4);
-            if ENTERS {
-                updates[p] = load::<F32x4>(update, row * WIDTH + place * 4);
-            }
-        }
-    }
-    // One sum over the block gives both norms: that of the update, and that of `x + f * update`, whose square is
-    // `x² + 2 f x update + f² update²`. Places past the end hold zeros.
-    let mut of_update = 0.0f32;
-    let mut of_x = 0.0f32;
-    let mut of_both = 0.0f32;
-    let mut of_weighted = 0.0f32;
-    #[unroll]
-    for p in 0..PIECES {
-        of_x = of_x + square_sum(held[p]);
-        if ENTERS {
-            of_update = of_update + square_sum(updates[p]);
-            updates[p] = weighted(updates[p], posts[p], 1.0);
-            of_both = of_both + products_of_four(held[p], updates[p]);
-            of_weighted = of_weighted + square_sum(updates[p]);
-        }
-    }
-    of_x = warp_sum(of_x);
-    if ENTERS {
-        of_update = warp_sum(of_update);
-        of_both = warp_sum(of_both);
-        of_weighted = warp_sum(of_weighted);
-    }
-    if lane_id() == 0 {
-        totals[warp_id()] = f32x4(of_update, of_x, of_both, of_weighted);
-    }
-    barrier();
-    let mut total = F32x4::ZERO;
-    #[unroll]
-    for warp in 0..WARPS {
-        total = sum4(total, totals[warp]);
-    }
-    let mut factor = 0.0f32;
-    if ENTERS {
-        factor = rsqrt(total.x / WIDTH as f32 + EPSILON);
-    }
-    let energy = total.y + 2.0 * factor * total.z + factor * factor * total.w;
-    let after = rsqrt(energy / WIDTH as f32 + EPSILON);
-    #[unroll]
-    for p in 0..PIECES {
-        let place = thread_idx() + p * WARPS * 32;
-        if ENTERS {
-            held[p] = with_update(held[p], updates[p], factor, 1.0);
-        }
-        if place < fours {
-            store(normed, place * 4, weighted(held[p], scales[p], after * FACTOR));
-        }
-    }
-    barrier();
-    // Every block knows everything: three of them share out what is left behind.
-    if ENTERS {
+    for row in first_row..end {
+        let mut held = regs(F32x4::ZERO, PIECES);
+        let mut updates = regs(F32x4::ZERO, if ENTERS { PIECES } else { 1 });
         #[unroll]
         for p in 0..PIECES {
             let place = thread_idx() + p * WARPS * 32;
-            let inside = place < fours;
-            let at = row * WIDTH + place * 4;
-            let from = place.min(fours - 1) * 4;
-            if block_idx() == 0 && inside {
-                store(stream, at, held[p]);
+            if place < fours {
+                held[p] = load::<F32x4>(x, row * WIDTH + place * 4);
+                if ENTERS {
+                    updates[p] = load::<F32x4>(update, row * WIDTH + place * 4);
+                }
             }
-            if block_idx() == 1 % grid_dim() {
-                let four = weighted(held[p], load::<F32x4>(dense_norm, from), after);
-                leave4(four, at, inside, dense_out, dense_rounded, dense_xq, dense_xscale, dense_xsum);
+        }
+        // One sum over the block gives both norms: that of the update, and that of `x + f * update`, whose square is
+        // `x² + 2 f x update + f² update²`. Places past the end hold zeros.
+        let mut of_update = 0.0f32;
+        let mut of_x = 0.0f32;
+        let mut of_both = 0.0f32;
+        let mut of_weighted = 0.0f32;
+        #[unroll]
+        for p in 0..PIECES {
+            of_x = of_x + square_sum(held[p]);
+            if ENTERS {
+                of_update = of_update + square_sum(updates[p]);
+                updates[p] = weighted(updates[p], posts[p], 1.0);
+                of_both = of_both + products_of_four(held[p], updates[p]);
+                of_weighted = of_weighted + square_sum(updates[p]);
             }
-            if block_idx() == 2 % grid_dim() {
-                let four = weighted(held[p], load::<F32x4>(expert_norm, from), after);
-                leave4(four, at, inside, expert_out, expert_rounded, expert_xq, expert_xscale, expert_xsum);
+        }
+        of_x = warp_sum(of_x);
+        if ENTERS {
+            of_update = warp_sum(of_update);
+            of_both = warp_sum(of_both);
+            of_weighted = warp_sum(of_weighted);
+        }
+        if lane_id() == 0 {
+            totals[warp_id()] = f32x4(of_update, of_x, of_both, of_weighted);
+        }
+        barrier();
+        let mut total = F32x4::ZERO;
+        #[unroll]
+        for warp in 0..WARPS {
+            total = sum4(total, totals[warp]);
+        }
+        let mut factor = 0.0f32;
+        if ENTERS {
+            factor = rsqrt(total.x / WIDTH as f32 + EPSILON);
+        }
+        let energy = total.y + 2.0 * factor * total.z + factor * factor * total.w;
+        let after = rsqrt(energy / WIDTH as f32 + EPSILON);
+        #[unroll]
+        for p in 0..PIECES {
+            let place = thread_idx() + p * WARPS * 32;
+            if ENTERS {
+                held[p] = with_update(held[p], updates[p], factor, 1.0);
+            }
+            if place < fours {
+                store(normed, (row - first_row) * WIDTH + place * 4, weighted(held[p], scales[p], after * FACTOR));
+            }
+        }
+        barrier();
+        // Every block knows everything: three of them share out what is left behind.
+        if ENTERS {
+            #[unroll]
+            for p in 0..PIECES {
+                let place = thread_idx() + p * WARPS * 32;
+                let inside = place < fours;
+                let at = row * WIDTH + place * 4;
+                let from = place.min(fours - 1) * 4;
+                if block_idx() == 0 && inside {
+                    store(stream, at, held[p]);
+                }
+                if block_idx() == 1 % grid_dim() {
+                    let four = weighted(held[p], load::<F32x4>(dense_norm, from), after);
+                    leave4(four, at, inside, dense_out, dense_rounded, dense_xq, dense_xscale, dense_xsum);
+                }
+                if block_idx() == 2 % grid_dim() {
+                    let four = weighted(held[p], load::<F32x4>(expert_norm, from), after);
+                    leave4(four, at, inside, expert_out, expert_rounded, expert_xq, expert_xscale, expert_xsum);
+                }
             }
         }
     }
 
     for expert in (first_expert..EXPERTS).by(grid_dim() * WARPS) {
-        let mut sum = 0.0f32;
+        let mut sums = regs(0.0f32, ROWS);
         for start in (0..fours).by(DEPTH * 32) {
             #[unroll]
             for d in 0..DEPTH {
                 let at = start + lane_id() + d * 32;
                 if at < fours {
-                    sum = four_products(ahead[d], load::<F32x4>(normed, at * 4), sum);
+                    // Rows past the end repeat the last one, and nobody reads their sums.
+                    #[unroll]
+                    for r in 0..ROWS {
+                        let four = load::<F32x4>(normed, r.min(end - first_row - 1) * WIDTH + at * 4);
+                        sums[r] = four_products(ahead[d], four, sums[r]);
+                    }
                 }
                 let row_ends = start + DEPTH * 32 >= fours;
                 let next_expert = if row_ends { expert + grid_dim() * WARPS } else { expert };
@@ -205,9 +219,12 @@ pub fn route<
                 }
             }
         }
-        let sum = warp_sum(sum);
-        if lane_id() == 0 {
-            logits[row * EXPERTS + expert] = sum;
+        #[unroll]
+        for r in 0..ROWS {
+            let sum = warp_sum(sums[r]);
+            if lane_id() == 0 && first_row + r < end {
+                logits[(first_row + r) * EXPERTS + expert] = sum;
+            }
         }
     }
 
@@ -217,8 +234,8 @@ pub fn route<
     } else {
         barrier();
     }
-    if chooses && warp_id() == 0 {
-        choose(row, logits, ids, weights);
+    if chooses && first_row + warp_id() < end {
+        choose(first_row + warp_id(), logits, ids, weights);
     }
 }
 
@@ -356,7 +373,17 @@ impl Router {
         self.fast(true)
     }
 
-    /// For any rows, on a grid `[1, rows]`.
+    /// Rows of a block where there are many.
+    fn rows(&self) -> u32 {
+        (ROWS_BYTES / (self.width * 4)).clamp(1, MOST_ROWS)
+    }
+
+    /// Blocks for `rows` rows of many.
+    pub fn grid(&self, rows: u32) -> [u32; 3] {
+        [1, rows.div_ceil(self.rows()), 1]
+    }
+
+    /// For any rows, on [`Router::grid`].
     pub fn instance(&self) -> Result<Instance, InstanceError> {
         self.fast(false)
     }
@@ -371,6 +398,7 @@ impl Router {
             .constant("WARPS", BLOCK_WARPS)
             .constant("DEPTH", fours.div_ceil(32).min(most))
             .constant("PIECES", fours.div_ceil(BLOCK_WARPS * 32))
+            .constant("ROWS", if split { 1 } else { self.rows() })
             .constant("SPLIT", split)
             .constant("ENTERS", self.enters.is_some())
             .constant("FACTOR", self.factor())

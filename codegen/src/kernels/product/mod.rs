@@ -37,27 +37,50 @@ pub fn round_rows(x: Input<f32>, state: Input<u32>, out: Output<BF16>, width: u3
     }
 }
 
-/// Starts to copy STEP activations of each of the tile's rows, from `start` on. Rows past the end repeat the last one.
+/// Where this thread copies a tile's activations from. Rows past the end repeat the last one. With PAIRS the tile is of pairs of
+/// a row and an expert, as they are sorted, and so many neighbouring ones share a row of x.
+#[device]
+pub fn aim_rows<const STEP: u32, const ROWS: u32, const THREADS: u32, const PAIRS: u32>(
+    x_from: &mut Regs<u32>,
+    order: Input<u32>,
+    first_row: u32,
+    end: u32,
+    k: u32,
+) {
+    #[unroll]
+    for i in 0..(ROWS * STEP / 8 + THREADS - 1) / THREADS {
+        let at = thread_idx() + i * THREADS;
+        let mut row = (first_row + at / (STEP / 8)).min(end - 1);
+        if PAIRS > 0 {
+            row = order[row] / PAIRS.max(1);
+        }
+        x_from[i] = row * k + at % (STEP / 8) * 8;
+    }
+}
+
+/// Starts to copy STEP activations of each of the tile's rows, from `start` on.
 #[device]
 pub fn copy_activations<const STEP: u32, const ROWS: u32, const THREADS: u32>(
     tile: Shared<BF16>,
     x: Input<BF16>,
-    first_row: u32,
-    rows: u32,
+    x_from: &mut Regs<u32>,
     start: u32,
-    k: u32,
 ) {
     #[unroll]
-    for at in (thread_idx()..ROWS * STEP / 8).by(THREADS) {
-        let row = at / (STEP / 8);
-        let column = at % (STEP / 8) * 8;
-        cp_async16(tile, row * (STEP + 8) + column, x, (first_row + row).min(rows - 1) * k + start + column);
+    for i in 0..(ROWS * STEP / 8 + THREADS - 1) / THREADS {
+        let at = thread_idx() + i * THREADS;
+        if at < ROWS * STEP / 8 {
+            cp_async16(tile, at / (STEP / 8) * (STEP + 8) + at % (STEP / 8) * 8, x, x_from[i] + start);
+        }
     }
     cp_async_commit();
 }
 
 /// `out = x · Wᵀ`. Block `[m, n]` makes ROWS x COLUMNS values; WARPS_ACROSS of its warps share rows, and each makes ROW_TILES x
 /// COLUMN_TILES tiles of 16 x 8. `k`, the values of a row, is a multiple of STEP.
+///
+/// With PAIRS the rows are pairs of a row and an expert, sorted by expert (`moe::group`): tile m is of group m, whose expert has
+/// `outputs` rows of the weights; results lie as the pairs did before they were sorted.
 #[kernel(block = THREADS, dynamic_shared, slots(
     side(unit: u32) -> U32x4,
     decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4,
@@ -72,10 +95,13 @@ pub fn product<
     const COLUMN_TILES: u32,
     const WARPS_ACROSS: u32,
     const THREADS: u32,
+    const PAIRS: u32,
     O: Float,
 >(
     codes: Weights<U32x4>,
     x: Input<BF16>,
+    groups: Input<U32x4>,
+    order: Input<u32>,
     state: Input<u32>,
     out: Output<O>,
     outputs: u32,
@@ -89,19 +115,32 @@ pub fn product<
     let w_tile = shared::<BF16>(2 * COLUMNS * (STEP + 8));
     let group_units = 32 / UNIT;
 
-    let rows = state[1u32];
-    let first_row = block_idx() * ROWS;
+    let mut end = state[1u32];
+    let mut first_row = block_idx() * ROWS;
     let first_column = block_idx_y() * COLUMNS;
+    let mut first_weight = 0u32;
+    if PAIRS > 0 {
+        end = 0;
+        if block_idx() < groups[0u32].x {
+            let group = groups[block_idx() + 1];
+            first_row = group.x;
+            end = group.y;
+            first_weight = group.z * outputs;
+        }
+    }
     // The whole block leaves: there are no such rows.
-    if first_row >= rows {
+    if first_row >= end {
         return;
     }
+    let mut x_from = regs(0u32, (ROWS * STEP / 8 + THREADS - 1) / THREADS);
+    aim_rows(&mut x_from, order, first_row, end, k);
 
     // A thread decodes one group of 32 weights a step: column `own_column` of the tile, group `own_group` of the step.
     let decodes = thread_idx() < COLUMNS * STEP / 32;
     let own_column = thread_idx() / (STEP / 32);
     let own_group = thread_idx() % (STEP / 32);
-    let own_unit = ((first_column + own_column).min(outputs - 1) * (k / 32) + own_group) * group_units;
+    let own_weight = first_weight + (first_column + own_column).min(outputs - 1);
+    let own_unit = (own_weight * (k / 32) + own_group) * group_units;
     let own_place = own_column * (STEP + 8) + own_group * 32;
     let mut ahead = regs(U32x4::ZERO, 32 / UNIT);
     let mut beside = U32x4::ZERO;
@@ -116,7 +155,7 @@ pub fn product<
         barrier();
         let brings = turn < k / STEP;
         if brings {
-            copy_activations(x_tile.offset(turn % 2 * ROWS * (STEP + 8)), x, first_row, rows, turn * STEP, k);
+            copy_activations(x_tile.offset(turn % 2 * ROWS * (STEP + 8)), x, &mut x_from, turn * STEP);
             if decodes {
                 let unit = own_unit + turn * (STEP / 32) * group_units;
                 #[unroll]
@@ -173,22 +212,23 @@ pub fn product<
     #[unroll]
     for m in 0..ROW_TILES {
         #[unroll]
-        for n in 0..COLUMN_TILES {
-            let four = sums[m * COLUMN_TILES + n];
-            let row = first_row + warp_row + m * 16 + lane_id() / 4;
-            let column = first_column + warp_column + n * 8 + lane_id() % 4 * 2;
-            let at = row * outputs + column;
-            if row < rows && column < outputs {
-                out[at] = O::from_f32(epilogue(four.x, at));
+        for lower in 0u32..2 {
+            let row = first_row + warp_row + m * 16 + lane_id() / 4 + lower * 8;
+            let mut to = row;
+            if PAIRS > 0 && row < end {
+                to = order[row];
             }
-            if row < rows && column + 1 < outputs {
-                out[at + 1] = O::from_f32(epilogue(four.y, at + 1));
-            }
-            if row + 8 < rows && column < outputs {
-                out[at + 8 * outputs] = O::from_f32(epilogue(four.z, at + 8 * outputs));
-            }
-            if row + 8 < rows && column + 1 < outputs {
-                out[at + 8 * outputs + 1] = O::from_f32(epilogue(four.w, at + 8 * outputs + 1));
+            #[unroll]
+            for n in 0..COLUMN_TILES {
+                let four = sums[m * COLUMN_TILES + n];
+                let column = first_column + warp_column + n * 8 + lane_id() % 4 * 2;
+                let at = to * outputs + column;
+                if row < end && column < outputs {
+                    out[at] = O::from_f32(epilogue(if lower == 1 { four.z } else { four.x }, at));
+                }
+                if row < end && column + 1 < outputs {
+                    out[at + 1] = O::from_f32(epilogue(if lower == 1 { four.w } else { four.y }, at + 1));
+                }
             }
         }
     }
@@ -250,6 +290,8 @@ impl Tile {
     pub const SMALL: Self = Self { rows: 16, columns: 64, warps_down: 1, warps_across: 4 };
     pub const MEDIUM: Self = Self { rows: 64, columns: 64, warps_down: 2, warps_across: 2 };
     pub const LARGE: Self = Self { rows: 128, columns: 128, warps_down: 2, warps_across: 4 };
+    /// Groups of pairs of an expert: lower than a large one, because an expert's last tile is rarely full.
+    pub const GROUPED: Self = Self { rows: 64, columns: 128, warps_down: 2, warps_across: 4 };
 
     /// The tile for a product: the largest that leaves no multiprocessor without work.
     pub fn choose(rows: u32, outputs: u32, multiprocessors: u32) -> Self {
@@ -258,6 +300,12 @@ impl Tile {
             _ if Self::LARGE.blocks(rows, outputs) >= multiprocessors => Self::LARGE,
             _ => Self::MEDIUM,
         }
+    }
+
+    /// The tile for products of pairs sorted by expert, of which there are so many on average for each: the lowest that holds
+    /// them.
+    pub fn for_groups(pairs: u32, experts: u32) -> Self {
+        if pairs.div_ceil(experts.max(1)) <= Self::SMALL.rows { Self::SMALL } else { Self::GROUPED }
     }
 
     fn blocks(&self, rows: u32, outputs: u32) -> u32 {
@@ -283,6 +331,9 @@ pub struct Product {
     pub k: u32,
     /// What the result is stored as.
     pub out: ElementType,
+    /// Rows are pairs of a row and an expert, sorted by expert, of which so many neighbouring ones share a row of x. 0: they
+    /// are rows.
+    pub pairs: u32,
     /// Applied in order to each value of the result, which is counted over all rows.
     pub epilogue: Vec<&'static DeviceDef>,
 }
@@ -305,6 +356,7 @@ impl Product {
             .constant("COLUMN_TILES", tile.columns / tile.warps_across / 8)
             .constant("WARPS_ACROSS", tile.warps_across)
             .constant("THREADS", tile.threads())
+            .constant("PAIRS", self.pairs)
             .element("O", self.out)
             .slot("side", &[format.side])
             .slot("decode", &[decode::decode(self.dtype)])
@@ -334,13 +386,18 @@ pub fn round_rows_instance() -> Result<Instance, InstanceError> {
 pub fn instances() -> Vec<(String, Instance)> {
     let mut named = vec![("any width".to_owned(), round_rows_instance())];
     for dtype in DType::ALL {
-        let product = Product { dtype, k: 64, out: ElementType::F32, epilogue: Vec::new() };
+        let product = Product { dtype, k: 64, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
         for tile in Tile::ALL {
             named.push((format!("{dtype}, {} x {}", tile.rows, tile.columns), product.instance(tile)));
         }
+        for (tile, pairs) in [Tile::SMALL, Tile::GROUPED].into_iter().flat_map(|tile| [(tile, 1), (tile, 8)]) {
+            let grouped = Product { pairs, ..product.clone() };
+            let name = format!("{dtype}, {} x {}, by expert, {pairs} pairs a row", tile.rows, tile.columns);
+            named.push((name, grouped.instance(tile)));
+        }
         named.push((format!("{dtype}, plain"), product.plain_instance()));
     }
-    let narrow = Product { dtype: DType::Q4_0, k: 96, out: ElementType::BF16, epilogue: Vec::new() };
+    let narrow = Product { dtype: DType::Q4_0, k: 96, out: ElementType::BF16, pairs: 0, epilogue: Vec::new() };
     named.push(("q4_0, steps of 32 values, to bf16".to_owned(), narrow.instance(Tile::MEDIUM)));
     let named = named.into_iter().map(|(name, instance)| (name, instance.expect("shapes fit the kernels")));
     named.chain(wide::instances()).chain(widen::instances()).collect()

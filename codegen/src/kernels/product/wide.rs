@@ -11,6 +11,9 @@
 //!
 //! With `geglu` the matrix holds the gates' rows, then those of the values they gate, and a tile takes as many of each:
 //! a thread holds both, and stores `gelu(gate) * value`.
+//!
+//! With PAIRS the rows are pairs of a row and an expert, sorted by expert (`moe::group`): a tile is of one group, and has its
+//! expert's weights.
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, ElementType, Instance, InstanceError};
@@ -33,28 +36,50 @@ pub fn tile_place(tile: u32, tiles: U32x2) -> U32x2 {
     u32x2(first_down + rest % together, rest / together)
 }
 
+/// The rows of the `down`-th row of tiles: the first, the one behind the last, and the first row of their weights.
+#[device]
+pub fn tile_rows<const WARPGROUPS: u32, const GEGLU: bool, const PAIRS: u32>(
+    down: u32,
+    rows: u32,
+    outputs: u32,
+    groups: Input<U32x4>,
+) -> U32x4 {
+    let mut found = u32x4(down * WARPGROUPS * 64, rows, 0, 0);
+    if PAIRS > 0 {
+        let group = groups[down + 1];
+        found = u32x4(group.x, group.y, group.z * if GEGLU { 2 * outputs } else { outputs }, 0);
+    }
+    found
+}
+
 /// Where this thread copies a tile's operands from: the same 16 bytes of every so many rows. Rows and columns past the end
 /// repeat the last one.
 #[device]
-pub fn aim_copies<const COLUMNS: u32, const WARPGROUPS: u32, const GEGLU: bool>(
+pub fn aim_copies<const COLUMNS: u32, const WARPGROUPS: u32, const GEGLU: bool, const PAIRS: u32>(
     x_from: &mut Regs<u32>,
     w_from: &mut Regs<u32>,
     place: U32x2,
+    groups: Input<U32x4>,
+    order: Input<u32>,
     rows: u32,
     outputs: u32,
     k: u32,
 ) {
     let columns = if GEGLU { COLUMNS / 2 } else { COLUMNS };
+    let part = tile_rows(place.x, rows, outputs, groups);
     #[unroll]
     for i in 0u32..4 {
-        let row = place.x * WARPGROUPS * 64 + thread_idx() / 8 + i * WARPGROUPS * 16;
-        x_from[i] = row.min(rows - 1) * k + thread_idx() % 8 * 8;
+        let mut row = (part.x + thread_idx() / 8 + i * WARPGROUPS * 16).min(part.y - 1);
+        if PAIRS > 0 {
+            row = order[row] / PAIRS.max(1);
+        }
+        x_from[i] = row * k + thread_idx() % 8 * 8;
     }
     #[unroll]
     for i in 0..COLUMNS / (16 * WARPGROUPS) {
         let at = thread_idx() / 8 + i * WARPGROUPS * 16;
         let column = (place.y * columns + at % columns).min(outputs - 1) + at / columns * outputs;
-        w_from[i] = column * k + thread_idx() % 8 * 8;
+        w_from[i] = (part.z + column) * k + thread_idx() % 8 * 8;
     }
 }
 
@@ -70,6 +95,8 @@ pub fn copy_ahead<const COLUMNS: u32, const WARPGROUPS: u32>(
     tile: &mut u32,
     step: &mut u32,
     tiles: U32x2,
+    groups: Input<U32x4>,
+    order: Input<u32>,
     rows: u32,
     outputs: u32,
     k: u32,
@@ -93,7 +120,7 @@ pub fn copy_ahead<const COLUMNS: u32, const WARPGROUPS: u32>(
         *step = 0;
         *tile += grid_dim();
         if *tile < tiles.x * tiles.y {
-            aim_copies(x_from, w_from, tile_place(*tile, tiles), rows, outputs, k);
+            aim_copies(x_from, w_from, tile_place(*tile, tiles), groups, order, rows, outputs, k);
         }
     }
 }
@@ -101,9 +128,18 @@ pub fn copy_ahead<const COLUMNS: u32, const WARPGROUPS: u32>(
 /// `out = x · Wᵀ`, both bf16. A block makes tiles of 64 * WARPGROUPS rows and COLUMNS columns, every so many of them as there
 /// are blocks; half as many columns where GEGLU gates them. `k` is a multiple of 64, `outputs` of 4.
 #[kernel(block = WARPGROUPS * 128, min_blocks = 1, dynamic_shared, slots(epilogue(value: f32, at: u32) -> f32))]
-pub fn product_wide<const WARPGROUPS: u32, const COLUMNS: u32, const STAGES: u32, const GEGLU: bool, O: Float>(
+pub fn product_wide<
+    const WARPGROUPS: u32,
+    const COLUMNS: u32,
+    const STAGES: u32,
+    const GEGLU: bool,
+    const PAIRS: u32,
+    O: Float,
+>(
     weights: Weights<BF16>,
     x: Input<BF16>,
+    groups: Input<U32x4>,
+    order: Input<u32>,
     state: Input<u32>,
     out: Output<O>,
     outputs: u32,
@@ -116,7 +152,11 @@ pub fn product_wide<const WARPGROUPS: u32, const COLUMNS: u32, const STAGES: u32
     let columns = if GEGLU { COLUMNS / 2 } else { COLUMNS };
 
     let rows = state[1u32];
-    let tiles = u32x2(rows.div_ceil(WARPGROUPS * 64), outputs.div_ceil(columns));
+    let mut down = rows.div_ceil(WARPGROUPS * 64);
+    if PAIRS > 0 {
+        down = groups[0u32].x;
+    }
+    let tiles = u32x2(down, outputs.div_ceil(columns));
     let steps = k / 64;
     // The whole block leaves: there are fewer tiles than blocks.
     if block_idx() >= tiles.x * tiles.y {
@@ -129,7 +169,7 @@ pub fn product_wide<const WARPGROUPS: u32, const COLUMNS: u32, const STAGES: u32
     let mut ahead_stage = STAGES - 2;
     let mut x_from = regs(0u32, 4);
     let mut w_from = regs(0u32, COLUMNS / (16 * WARPGROUPS));
-    aim_copies(&mut x_from, &mut w_from, tile_place(ahead_tile, tiles), rows, outputs, k);
+    aim_copies(&mut x_from, &mut w_from, tile_place(ahead_tile, tiles), groups, order, rows, outputs, k);
     #[unroll]
     for stage in 0..STAGES - 2 {
         let x_to = x_ring.offset(stage * WARPGROUPS * 4096);
@@ -144,6 +184,8 @@ pub fn product_wide<const WARPGROUPS: u32, const COLUMNS: u32, const STAGES: u32
             &mut ahead_tile,
             &mut ahead_step,
             tiles,
+            groups,
+            order,
             rows,
             outputs,
             k,
@@ -182,6 +224,8 @@ pub fn product_wide<const WARPGROUPS: u32, const COLUMNS: u32, const STAGES: u32
                 &mut ahead_tile,
                 &mut ahead_step,
                 tiles,
+                groups,
+                order,
                 rows,
                 outputs,
                 k,
@@ -193,6 +237,16 @@ pub fn product_wide<const WARPGROUPS: u32, const COLUMNS: u32, const STAGES: u32
         wgmma_wait(0, &mut sums);
 
         let place = tile_place(tile, tiles);
+        let part = tile_rows(place.x, rows, outputs, groups);
+        let first_row = part.x + warp_id() * 16 + lane_id() / 4;
+        let mut to = regs(0u32, 2);
+        #[unroll]
+        for lower in 0u32..2 {
+            to[lower] = first_row + lower * 8;
+            if PAIRS > 0 && first_row + lower * 8 < part.y {
+                to[lower] = order[first_row + lower * 8];
+            }
+        }
         let odd = lane_id() % 2 == 1;
         #[unroll]
         for i in (0u32..columns / 2).by(8) {
@@ -211,10 +265,9 @@ pub fn product_wide<const WARPGROUPS: u32, const COLUMNS: u32, const STAGES: u32
                 let got_x = shfl_xor(if odd { near.x } else { far.x }, 1);
                 let got_y = shfl_xor(if odd { near.y } else { far.y }, 1);
                 let four = if odd { f32x4(got_x, got_y, far.x, far.y) } else { f32x4(near.x, near.y, got_x, got_y) };
-                let row = (place.x * WARPGROUPS * 4 + warp_id()) * 16 + lane_id() / 4 + lower * 8;
                 let column = place.y * columns + i * 2 + lane_id() % 2 * 8 + lane_id() % 4 / 2 * 4;
-                if row < rows && column < outputs {
-                    let at = row * outputs + column;
+                if first_row + lower * 8 < part.y && column < outputs {
+                    let at = to[lower] * outputs + column;
                     let low = f32x2(epilogue(four.x, at), epilogue(four.y, at + 1));
                     let high = f32x2(epilogue(four.z, at + 2), epilogue(four.w, at + 3));
                     store_floats4(out, at, f32x4(low.x, low.y, high.x, high.y));
@@ -277,6 +330,9 @@ pub struct Wide {
     pub out: ElementType,
     /// The matrix holds gates, then what they gate.
     pub geglu: bool,
+    /// Rows are pairs of a row and an expert, sorted by expert, of which so many neighbouring ones share a row of x. 0: they
+    /// are rows.
+    pub pairs: u32,
     /// Applied in order to each value of the result, which is counted over all rows.
     pub epilogue: Vec<&'static DeviceDef>,
 }
@@ -292,7 +348,18 @@ impl Wide {
         if fits && k.is_multiple_of(STEP) { tiles.min_by_key(clocks) } else { None }
     }
 
-    /// Rows of the matrix.
+    /// The tile for groups of `height` pairs of an expert, of which there are about so many, if the kernel can make that product.
+    pub fn choose_grouped(&self, groups: u32, height: u32, outputs: u32, k: u32, arch: Arch) -> Option<WideTile> {
+        let fits = arch.has_wgmma() && groups > 0 && outputs > 0 && outputs.is_multiple_of(4) && k > 0;
+        let clocks = |tile: &WideTile| {
+            let tiles = groups * outputs.div_ceil(self.columns(*tile));
+            tiles.div_ceil(TUNED_MULTIPROCESSORS) * tile.step_clocks()
+        };
+        let tiles = WideTile::ALL.into_iter().rev().filter(|tile| tile.rows() == height && tile.columns >= 64);
+        if fits && k.is_multiple_of(STEP) { tiles.min_by_key(clocks) } else { None }
+    }
+
+    /// Rows of the matrix, or of each expert's.
     pub fn matrix_rows(&self, outputs: u32) -> u32 {
         if self.geglu { 2 * outputs } else { outputs }
     }
@@ -311,12 +378,18 @@ impl Wide {
         [self.tiles(tile, rows, outputs).min(TUNED_MULTIPROCESSORS), 1, 1]
     }
 
+    /// Blocks for at most so many groups.
+    pub fn grouped_grid(&self, tile: WideTile, groups: u32, outputs: u32) -> [u32; 3] {
+        [(groups * outputs.div_ceil(self.columns(tile))).min(TUNED_MULTIPROCESSORS), 1, 1]
+    }
+
     pub fn instance(&self, tile: WideTile) -> Result<Instance, InstanceError> {
         Instance::of(product_wide::DEF)
             .constant("WARPGROUPS", tile.warpgroups)
             .constant("COLUMNS", tile.columns)
             .constant("STAGES", tile.stages())
             .constant("GEGLU", self.geglu)
+            .constant("PAIRS", self.pairs)
             .element("O", self.out)
             .slot("epilogue", &self.epilogue)
             .build()
@@ -326,13 +399,16 @@ impl Wide {
 /// Every tile, for each kind of result.
 pub fn instances() -> Vec<(String, Instance)> {
     let kinds = [
-        ("f32", Wide { out: ElementType::F32, geglu: false, epilogue: Vec::new() }),
-        ("bf16", Wide { out: ElementType::BF16, geglu: false, epilogue: Vec::new() }),
-        ("gated bf16", Wide { out: ElementType::BF16, geglu: true, epilogue: Vec::new() }),
+        ("f32", Wide { out: ElementType::F32, geglu: false, pairs: 0, epilogue: Vec::new() }),
+        ("bf16", Wide { out: ElementType::BF16, geglu: false, pairs: 0, epilogue: Vec::new() }),
+        ("gated bf16", Wide { out: ElementType::BF16, geglu: true, pairs: 0, epilogue: Vec::new() }),
+        ("f32, by expert", Wide { out: ElementType::F32, geglu: false, pairs: 1, epilogue: Vec::new() }),
+        ("gated bf16, by expert", Wide { out: ElementType::BF16, geglu: true, pairs: 8, epilogue: Vec::new() }),
     ];
     let mut named = Vec::new();
     for (kind, wide) in kinds {
-        for tile in WideTile::ALL {
+        // Few pairs of an expert are not multiplied by warpgroups: the narrow tiles are not for them.
+        for tile in WideTile::ALL.into_iter().filter(|tile| wide.pairs == 0 || tile.columns >= 64) {
             let instance = wide.instance(tile).expect("tiles fit the kernel");
             named.push((format!("{} x {} to {kind}", tile.rows(), tile.columns), instance));
         }
