@@ -53,6 +53,35 @@ fn decode_keeps_its_budget_of_launches() {
     }
 }
 
+/// A prompt's rows read an expert once, however many chose it; its copies are the first that a budget leaves out.
+#[test]
+fn experts_are_read_once_by_all_rows_and_copied_where_memory_allows() {
+    let place = Place::new();
+    let plan = |vram| inspected(&place, Preset::Moe26bA4b, DType::Q4_0, &Told { vram, ..Told::default() });
+    let prefill = |plan: &Value| plan["phases"].as_array().expect("phases").last().expect("a phase").clone();
+    // Kernels of a layer's steps, and whether they read copies.
+    let copied = |plan: &Value, node: &str| -> bool {
+        let phase = prefill(plan);
+        let reads = |step: &&Value| step["nodes"].as_array().expect("nodes").iter().any(|name| name == node);
+        let step = phase["steps"].as_array().expect("steps").iter().find(reads).expect("a step").clone();
+        step["kernel"].as_str().expect("a name").starts_with("product_wide")
+    };
+    let device = |plan: &Value| number(&plan["memory"], "device");
+    let all = plan(None);
+    assert!(copied(&all, "blk.0.experts.down") && copied(&all, "blk.0.gated.out"));
+    let fewer = plan(Some(device(&all) - 1));
+    assert!(!copied(&fewer, "blk.0.experts.down") && copied(&fewer, "blk.0.gated.out"));
+    let none = plan(Some(device(&fewer) - 1));
+    assert!(!copied(&none, "blk.0.experts.down") && !copied(&none, "blk.0.gated.out"));
+    // 128 experts, of which each row goes to 8: gate, up and down of 704 x 2816 values, of 4.5 bits in the file. The last of the
+    // 30 layers works on the asked row alone.
+    let values = 29 * 128 * 3 * 704 * 2816;
+    assert!(device(&all) - device(&fewer) > values * 2 - (1 << 30));
+    let (bytes, weights) = (number(&prefill(&none), "bytes_read"), number(&none["memory"], "weights"));
+    let around = number(&none["memory"], "kv") + 2048 * 30 * 1_100_000;
+    assert!(bytes > values * 9 / 16 && bytes < weights + around, "{bytes} bytes");
+}
+
 /// The layers without keys of their own, and the head, are computed for the asked row alone.
 #[test]
 fn prefill_leaves_dead_rows_out() {

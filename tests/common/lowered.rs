@@ -21,12 +21,13 @@ pub struct Told {
     pub context: Option<u32>,
     pub chunk: Option<u32>,
     pub kv: KvType,
+    pub vram: Option<u64>,
     pub disabled: Vec<String>,
 }
 
 impl Default for Told {
     fn default() -> Told {
-        Told { context: None, chunk: None, kv: KvType::F16, disabled: Vec::new() }
+        Told { context: None, chunk: None, kv: KvType::F16, vram: None, disabled: Vec::new() }
     }
 }
 
@@ -41,7 +42,7 @@ pub fn plan(model: &Path, told: &Told) -> Plan {
     let file = Gguf::open(model).expect("a model");
     let graph = gemma4::graph(&file, &Config::read(&file).expect("a config")).expect("a graph");
     let architectures = vec![Arch::Sm90a];
-    let cuda = CudaOptions { architectures, kv: told.kv, vram: None, disabled: told.disabled.clone() };
+    let cuda = CudaOptions { architectures, kv: told.kv, vram: told.vram, disabled: told.disabled.clone() };
     let folder = model.parent().expect("a folder");
     // As for the GPU, so that the two programs have the same limits; then its own part, without NVRTC.
     let chunk = Some(told.chunk.unwrap_or(compile::DEFAULT_CHUNK).min(compile::DEFAULT_CHUNK));

@@ -81,6 +81,8 @@ pub fn route<
     require!(ROWS <= WARPS && (ROWS == 1 || !SPLIT));
     let normed = shared::<f32>(ROWS * WIDTH);
     let totals = shared::<F32x4>(WARPS);
+    let keys = shared::<u32>(if SPLIT { EXPERTS } else { 1 });
+    let best = shared::<f32>(TOP);
     let first_row = block_idx_y() * ROWS;
     let fours = WIDTH / 4;
     let first_expert = block_idx() * WARPS + warp_id();
@@ -228,14 +230,64 @@ pub fn route<
         }
     }
 
-    let mut chooses = true;
     if SPLIT {
-        chooses = last_block(counter, 0);
+        if last_block(counter, 0) {
+            choose_together(first_row, logits, ids, weights, keys, best);
+        }
     } else {
         barrier();
+        if first_row + warp_id() < end {
+            choose(first_row + warp_id(), logits, ids, weights);
+        }
     }
-    if chooses && first_row + warp_id() < end {
-        choose(first_row + warp_id(), logits, ids, weights);
+}
+
+/// A word that is larger where the float is. What is not a number has a place in that order too.
+#[device]
+pub fn order_key(x: f32) -> u32 {
+    // A zero has one sign.
+    let bits = (x + 0.0).to_bits();
+    if bits >> 31 == 1 { bits ^ 0xffffffff } else { bits | 0x80000000 }
+}
+
+/// [`choose`] by a whole block, in a quarter of its time: every expert counts those that come before it, and so knows its place.
+#[device]
+pub fn choose_together<const EXPERTS: u32, const TOP: u32, const WARPS: u32>(
+    row: u32,
+    logits: InOut<f32>,
+    ids: Output<u32>,
+    weights: Output<f32>,
+    keys: Shared<u32>,
+    best: Shared<f32>,
+) {
+    for expert in (thread_idx()..EXPERTS).by(WARPS * 32) {
+        keys[expert] = order_key(logits[row * EXPERTS + expert]);
+    }
+    barrier();
+    for expert in (thread_idx()..EXPERTS).by(WARPS * 32) {
+        let own = keys[expert];
+        let mut place = 0u32;
+        #[unroll(8)]
+        for other in 0..EXPERTS {
+            if keys[other] > own || keys[other] == own && other < expert {
+                place = place + 1;
+            }
+        }
+        if place < TOP {
+            ids[row * TOP + place] = expert;
+            best[place] = logits[row * EXPERTS + expert];
+        }
+    }
+    barrier();
+    if warp_id() == 0 {
+        let mut share = 0.0f32;
+        if lane_id() < TOP {
+            share = (best[lane_id()] - best[0u32]).exp();
+        }
+        let sum = warp_sum(share);
+        if lane_id() < TOP {
+            weights[row * TOP + lane_id()] = share / sum;
+        }
     }
 }
 
