@@ -57,7 +57,7 @@ fn write_weights(plan: &Plan, model: &Gguf, out: &mut Weights<'_>) -> Result<()>
     let program = &cuda.program;
     image::write_region(program, &plan.weights, Region::Weights, &|weight| tensors[weight as usize], out)?;
     if program.memory.host > 0 {
-        out.zeros_to(host_start(&program.memory).context("the weights are larger than any file")?)?;
+        out.zeros_to(host_start(program).context("the weights are larger than any file")?)?;
         image::write_region(program, &plan.weights, Region::Host, &|weight| tensors[weight as usize], out)?;
     }
     Ok(())

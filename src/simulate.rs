@@ -32,11 +32,12 @@ pub fn open(plan: Plan, location: &ModelLocation) -> Result<Session> {
     let mut simulator = Simulator::new(&program, lowered.instances);
     if let Some(embedded) = &plan.embedded {
         let weights = EmbeddedWeights::open(embedded, location)?;
-        let (device, host) = (program.memory.weights, program.memory.host);
+        let (loaded, host) = (program.loaded_bytes(), program.memory.host);
         let range = |region, bytes| Range { region, offset: 0, bytes };
-        simulator.write(range(Region::Weights, device), &weights.bytes()[..device as usize]);
-        let start = host_start(&program.memory).unwrap_or(device).min(weights.bytes().len() as u64);
+        simulator.write(range(Region::Weights, loaded), &weights.bytes()[..loaded as usize]);
+        let start = host_start(&program).unwrap_or(loaded).min(weights.bytes().len() as u64);
         simulator.write(range(Region::Host, host), &weights.bytes()[start as usize..][..host as usize]);
+        simulator.prepare(&program)?;
     } else {
         let mut tensors = Vec::new();
         for weight in &plan.weights {

@@ -147,6 +147,11 @@ fn the_readme_tells_the_memory_of_full_sizes() {
             }
             assert!(caches.iter().any(|(slides, _)| *slides), "{name} has sliding layers");
         }
+        // Copies lie behind all that is loaded, so that a plan with its weights has none of them in its file.
+        let told = Told { context: Some(4096), ..Told::default() };
+        let program = |told: &Told| lowered::plan(&place.path("model.gguf"), told).cuda.expect("a GPU plan").program;
+        let without_copies = program(&told.clone().without(&["bf16-copies"])).memory.weights;
+        assert!(program(&told).loaded_bytes() <= without_copies, "{name}: a file would have copies in it");
         // A window of 1024 and a chunk of 2048; 8 heads of 256, keys and values, two bytes each.
         if preset == Preset::Dense12b {
             let of_a_window = shortest.expect("caches").into_iter().find(|(slides, _)| *slides).expect("it slides").1;

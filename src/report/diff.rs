@@ -274,7 +274,7 @@ fn rest(old: &Plan, new: &Plan, phases_told: bool) -> Vec<String> {
         (old.sampling != new.sampling, "how it samples"),
         (old.report != new.report, "the declared graph"),
         (both.is_some_and(|(a, b)| a.places != b.places), "where host and device meet"),
-        (both.is_some_and(|(a, b)| a.loads != b.loads), "how weights are loaded"),
+        (both.is_some_and(|(a, b)| (&a.loads, &a.prepare) != (&b.loads, &b.prepare)), "how weights are loaded"),
         (both.is_some_and(|(a, b)| a.constants != b.constants), "tables the compiler computed"),
         (
             both.is_some_and(|(a, b)| (&a.pick_largest, &a.pick_sampled) != (&b.pick_largest, &b.pick_sampled)),

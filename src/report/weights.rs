@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gemma4c_plan::cuda::{LoadPart, Region};
+use gemma4c_plan::cuda::{Argument, LoadPart, Range, Region};
 
 use super::facts::Facts;
 use super::fold::local_name;
@@ -79,13 +79,33 @@ pub fn groups(facts: &Facts<'_>) -> BTreeMap<(WeightGroup, Kept), u64> {
             let (kept, to) = match part {
                 LoadPart::Copy { to } if to.region == Region::Host => (Kept::OnHost, to),
                 LoadPart::Copy { to } => (Kept::Stored, to),
-                LoadPart::Kernel { kernel, to, .. } => {
-                    let widens = program.kernels[*kernel as usize].name.starts_with("widen");
-                    (if widens { Kept::Widened } else { Kept::Repacked }, to)
-                }
+                LoadPart::Kernel { to, .. } => (Kept::Repacked, to),
             };
             *groups.entry((group, kept)).or_default() += to.bytes;
         }
     }
+    for launch in &program.prepare {
+        let ranges: Vec<&Range> = launch.arguments.iter().filter_map(memory).collect();
+        let loaded = |range: &&&Range| range.offset < program.loaded_bytes();
+        let (Some(from), Some(to)) = (ranges.iter().find(loaded), ranges.iter().find(|range| !loaded(range))) else {
+            continue;
+        };
+        let is_source = |part: &LoadPart| match part {
+            LoadPart::Copy { to } | LoadPart::Kernel { to, .. } => {
+                to.region == from.region && (to.offset..to.offset + to.bytes).contains(&from.offset)
+            }
+        };
+        if let Some(load) = program.loads.iter().find(|load| load.parts.iter().any(is_source)) {
+            let group = WeightGroup::of(&facts.plan.weights[load.weight as usize].name);
+            *groups.entry((group, Kept::Widened)).or_default() += to.bytes;
+        }
+    }
     groups
+}
+
+fn memory(argument: &Argument) -> Option<&Range> {
+    match argument {
+        Argument::Memory(range) if range.region == Region::Weights && range.bytes > 0 => Some(range),
+        _ => None,
+    }
 }

@@ -87,6 +87,7 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
             kernels,
             loads: loads(&plan),
             constants: vec![],
+            prepare: prepare(&plan),
             phases: vec![decode, prefill],
             pick_largest: pick.clone(),
             pick_sampled: pick,
@@ -125,31 +126,40 @@ fn kernel(instance: &str) -> Kernel {
     Kernel { name, instance: instance.into(), block: 128, shared: 0 }
 }
 
-/// Every matrix repacked, the first of them also widened, the rest copied.
+/// Every matrix repacked, the rest copied.
 fn loads(plan: &Plan) -> Vec<Load> {
     let mut at = 0;
     let mut next = |bytes: u64| {
         at += bytes;
         range(Region::Weights, at - bytes, bytes)
     };
-    let repack = |kernel, to: Range, rows| LoadPart::Kernel {
-        kernel,
-        order: [LoadArgument::Blocks, LoadArgument::Out, LoadArgument::Count],
-        to,
-        row_count: 1,
-        row_bytes: to.bytes / rows,
-        per_block: 256,
-    };
     let load = |(weight, w): (usize, &gemma4c_plan::Weight)| {
-        let rows = w.dim(1);
-        let parts = match (w.dims.len(), w.name.contains("blk.0.attn_q.")) {
-            (1, _) => vec![LoadPart::Copy { to: next(w.bytes) }],
-            (_, false) => vec![repack(2, next(w.bytes), rows)],
-            (_, true) => vec![repack(2, next(w.bytes), rows), repack(3, next(w.dim(0) * rows * 2), rows)],
+        let (rows, to) = (if w.dims.len() == 1 { 1 } else { w.dim(1) }, next(w.bytes));
+        let part = match w.dims.len() {
+            1 => LoadPart::Copy { to },
+            _ => LoadPart::Kernel {
+                kernel: 2,
+                order: [LoadArgument::Blocks, LoadArgument::Out, LoadArgument::Count],
+                to,
+                row_count: 1,
+                row_bytes: to.bytes / rows,
+                per_block: 256,
+            },
         };
-        Load { weight: weight as u32, rows: if w.dims.len() == 1 { 1 } else { rows }, parts }
+        Load { weight: weight as u32, rows, parts: vec![part] }
     };
     plan.weights.iter().enumerate().map(load).collect()
+}
+
+/// A bf16 copy of one of them, at the end.
+fn prepare(plan: &Plan) -> Vec<Launch> {
+    let queries = plan.weights.iter().position(|w| w.name.contains("blk.0.attn_q.")).expect("queries");
+    let values = plan.weights[queries].dims.iter().product::<u64>();
+    let loads = loads(plan);
+    let LoadPart::Kernel { to, .. } = loads[queries].parts[0] else { panic!("a matrix") };
+    let out = range(Region::Weights, (4 << 20) - values * 2, values * 2);
+    let arguments = vec![Argument::Memory(to), Argument::Memory(out), Argument::U32(values as u32 / 16)];
+    vec![Launch { kernel: 3, grid: [8, 1, 1], arguments, programmatic: false }]
 }
 
 fn phase(plan: &Plan, kernels: &mut Vec<Kernel>, name: &str, rows: u32, groups: Groups<'_>) -> Phase {

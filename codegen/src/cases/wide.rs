@@ -1,16 +1,17 @@
 //! Cases of the product by warpgroups: every tile, full and not, plain and gated; and of the widening of weights for it.
 
-use gemma4c_blocks::{DType, reference};
+use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
 
 use super::Bench;
-use super::gather::{elements, table};
 use super::geglu::gelu;
+use super::matvec::random_streams;
 use crate::arch::Arch;
 use crate::kernels::matvec::slots::then_add;
 use crate::kernels::product::wide::{Wide, WideTile};
 use crate::kernels::product::widen;
+use crate::kernels::streams::Repacked;
 
 pub fn cases() -> Vec<Case> {
     tiles().into_iter().chain(gated()).chain(widening()).collect()
@@ -145,19 +146,18 @@ pub fn gated() -> Vec<Case> {
 /// Every type to bf16, on a grid that goes round.
 pub fn widening() -> Vec<Case> {
     let of = |dtype: DType| {
-        let (rows, width) = (3, 768);
-        let bytes = table(dtype, rows * width, &mut Random::new(dtype as u64));
-        let layout = dtype.layout();
-        let blocks = bytes.chunks_exact(layout.bytes);
-        let values = blocks.flat_map(|block| (0..layout.len).map(|i| reference::value(layout, block, i)));
-        let expected: Vec<BF16> = values.map(BF16::from_f32).collect();
-        Case::new(
-            format!("{rows} rows of {width} {dtype} to bf16"),
-            widen::instance(dtype).expect("every type has one"),
-        )
-        .buffer("value_tensor", elements(dtype, bytes))
-        .scalar("groups", (rows * width / 8) as u32)
-        .expect("out", expected, Bound::Exact)
+        let (rows, k) = (3, 768);
+        let streams = random_streams(dtype, rows, k, dtype as u64);
+        let matrix = Repacked { dtype, rows, k, streams };
+        let expected: Vec<BF16> = matrix.dequantise().into_iter().map(BF16::from_f32).collect();
+        let instance = widen::instance(dtype).expect("every type has one");
+        let mut case = Case::new(format!("{rows} rows of {k} {dtype} to bf16"), instance);
+        for (stream, bytes) in &matrix.streams {
+            let param = if stream.name == "codes" { "codes".to_owned() } else { format!("side_{}", stream.name) };
+            case = case.buffer(&param, Data::new(stream.element(), bytes.clone()));
+        }
+        let units = widen::units(dtype, rows as u64, k as u64).expect("few");
+        case.scalar("units", units).expect("out", expected, Bound::Exact)
     };
     DType::ALL.into_iter().map(of).collect()
 }

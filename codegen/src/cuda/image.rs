@@ -6,13 +6,12 @@
 
 use std::io::{self, Write};
 
-use gemma4c_blocks::{DType, Layout, decode};
-use gemma4c_dsl::{BF16, Float, InstanceError};
+use gemma4c_blocks::{DType, Layout};
+use gemma4c_dsl::InstanceError;
 use gemma4c_plan::Weight;
 use gemma4c_plan::cuda::{CudaProgram, LoadPart, Range, Region};
 use rayon::prelude::*;
 
-use crate::kernels::product::widen;
 use crate::kernels::repack::repacks;
 use crate::kernels::streams::{Content, GROUP};
 
@@ -48,11 +47,10 @@ enum Made {
     Blocks,
     /// Its part of a stream.
     Stream(Repack),
-    /// Its values as bf16.
-    Rounded(DType),
 }
 
-/// Writes a region as loading would leave it; what nothing is loaded to is zero. `tensor` gives a tensor's bytes in its file.
+/// Writes a region as loading leaves it, up to where it ends; what nothing is loaded to is zero. `tensor` gives a tensor's bytes in its
+/// file.
 pub fn write_region<'b>(
     program: &CudaProgram,
     weights: &[Weight],
@@ -76,7 +74,8 @@ pub fn write_region<'b>(
         }
         at = to.offset + to.bytes;
     }
-    Ok(write_zeros(program.memory.of(region).saturating_sub(at), out)?)
+    let end = if region == Region::Weights { program.loaded_bytes() } else { program.memory.of(region) };
+    Ok(write_zeros(end.saturating_sub(at), out)?)
 }
 
 fn pieces<'p>(
@@ -111,10 +110,7 @@ fn made_by(instance: &str, weight: &Weight) -> Result<Made, ImageError> {
     if let Some(repack) = repacks(dtype)?.iter().find(|repack| repack.instance.to_string() == instance) {
         return Ok(Made::Stream(Repack::new(dtype.layout(), repack.stream.content)));
     }
-    match widen::instance(dtype)?.to_string() == instance {
-        true => Ok(Made::Rounded(dtype)),
-        false => Err(ImageError::Kernel { tensor: weight.name.clone(), dtype, kernel: instance.to_owned() }),
-    }
+    Err(ImageError::Kernel { tensor: weight.name.clone(), dtype, kernel: instance.to_owned() })
 }
 
 fn write_zeros(mut count: u64, out: &mut dyn Write) -> io::Result<()> {
@@ -149,13 +145,6 @@ impl Made {
         match self {
             Made::Blocks => to.copy_from_slice(from),
             Made::Stream(repack) => repack.row(from, to),
-            Made::Rounded(dtype) => {
-                let mut values = vec![0.0; to.len() / 2];
-                decode::decode_row(*dtype, from, &mut values);
-                for (to, value) in to.as_chunks_mut::<2>().0.iter_mut().zip(values) {
-                    *to = BF16::from_f32(value).to_bits().to_le_bytes();
-                }
-            }
         }
     }
 }

@@ -313,6 +313,7 @@ fn lower_with(
         kernels: common.kernels.described(),
         loads: common.weights.loads(),
         constants: common.weights.constants.clone(),
+        prepare: common.weights.prepare.clone(),
         phases,
         pick_largest,
         pick_sampled,

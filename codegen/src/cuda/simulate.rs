@@ -67,7 +67,12 @@ impl Simulator {
                 }
             }
         }
-        Ok(())
+        self.prepare(program)
+    }
+
+    /// Launches what makes weights of weights, once they are there.
+    pub fn prepare(&mut self, program: &CudaProgram) -> Result<(), SimulateError> {
+        program.prepare.iter().try_for_each(|launch| self.launch(launch))
     }
 
     fn region(&self, region: Region) -> AllocationId {

@@ -6,10 +6,10 @@
 
 use gemma4c_blocks::DType;
 use gemma4c_graph::{Graph, WeightId};
-use gemma4c_plan::cuda::{Constant, Load, LoadArgument, LoadPart, Range, Region};
+use gemma4c_plan::cuda::{Constant, Launch, Load, LoadArgument, LoadPart, Range, Region};
 
-use super::LowerError;
-use super::launch::{Arg, Kernels};
+use super::launch::{Arg, Kernels, bind};
+use super::{LowerError, fixed};
 use crate::kernels::product::widen;
 use crate::kernels::repack::{self, repacks};
 use crate::kernels::streams::{Stream, streams};
@@ -74,13 +74,25 @@ pub struct Weights<'a> {
     verbatim: Vec<(WeightId, Range)>,
     parts: Vec<Vec<LoadPart>>,
     pub constants: Vec<Constant>,
+    /// What is launched once, when everything is loaded.
+    pub prepare: Vec<Launch>,
 }
 
 impl<'a> Weights<'a> {
     pub fn new(graph: &'a Graph, on_host: Vec<WeightId>) -> Weights<'a> {
         let parts = vec![Vec::new(); graph.weights.len()];
-        let (stacks, rounded, verbatim, constants) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Weights { graph, device_bytes: 0, host_bytes: 0, on_host, stacks, rounded, verbatim, parts, constants }
+        Weights {
+            graph,
+            device_bytes: 0,
+            host_bytes: 0,
+            on_host,
+            stacks: Vec::new(),
+            rounded: Vec::new(),
+            verbatim: Vec::new(),
+            parts,
+            constants: Vec::new(),
+            prepare: Vec::new(),
+        }
     }
 
     /// The loads, in the order of the graph's weights.
@@ -141,36 +153,37 @@ impl<'a> Weights<'a> {
         Arg::Fixed(to)
     }
 
-    /// Matrices of one type and width, stacked, as rows of bf16.
+    /// Matrices of one type and width, stacked, as rows of bf16: made on the device from their streams.
     pub fn rounded(&mut self, weights: &[WeightId], kernels: &mut Kernels) -> Result<Arg, LowerError> {
         let first = self.graph.weight(weights[0]);
         let (dtype, k) = (first.dtype, first.dim(0));
+        let matrix = self.matrix(weights, kernels)?;
         if dtype == DType::BF16 {
             // They are streams of themselves.
-            return Ok(self.matrix(weights, kernels)?.stream("codes"));
+            return Ok(matrix.stream("codes"));
         }
-        let rows: Vec<u64> = weights.iter().map(|w| self.rows(*w)).collect();
+        let rows: u64 = weights.iter().map(|w| self.rows(*w)).sum();
         for known in &self.rounded {
             if let Some(at) = known.weights.windows(weights.len()).position(|window| window == weights) {
                 let before: u64 = known.weights[..at].iter().map(|w| self.rows(*w)).sum();
-                let (offset, bytes) = (known.range.offset + before * k * 2, rows.iter().sum::<u64>() * k * 2);
+                let (offset, bytes) = (known.range.offset + before * k * 2, rows * k * 2);
                 return Ok(Arg::Fixed(Range { offset, bytes, ..known.range }));
             }
         }
-        let range = self.reserve(rows.iter().sum::<u64>() * k * 2);
-        let mut offset = range.offset;
-        for (weight, rows) in weights.iter().zip(&rows) {
-            let to = Range { offset, bytes: rows * k * 2, ..range };
-            self.parts[weight.index()].push(LoadPart::Kernel {
-                kernel: kernels.index(widen::instance(dtype)?),
-                order: [LoadArgument::Out, LoadArgument::Count, LoadArgument::Blocks],
-                to,
-                row_count: k / 8,
-                row_bytes: k * 2,
-                per_block: widen::BLOCK_THREADS,
-            });
-            offset += to.bytes;
-        }
+        let units = widen::units(dtype, rows, k).ok_or_else(|| LowerError::NoKernel {
+            tensor: first.name.clone(),
+            dtype,
+            shape: format!("{rows} x {k}"),
+            phase: "loading".into(),
+            why: "it has too many values to be copied by one launch".into(),
+        })?;
+        let range = self.reserve(rows * k * 2);
+        let instance = widen::instance(dtype)?;
+        let mut arguments = matrix.arguments();
+        arguments.extend([("out", Arg::Fixed(range)), ("units", Arg::U32(units))]);
+        let arguments = bind(&instance, &arguments)?.iter().map(fixed).collect();
+        let kernel = kernels.index(instance);
+        self.prepare.push(Launch { kernel, grid: widen::grid(units), arguments, programmatic: false });
         self.rounded.push(Rounded { weights: weights.to_vec(), range });
         Ok(Arg::Fixed(range))
     }

@@ -40,6 +40,9 @@ pub struct CudaProgram {
     /// Tables the compiler computed.
     #[serde(deserialize_with = "at_most::<64, _, _>")]
     pub constants: Vec<Constant>,
+    /// Launched once, in order, when weights and tables are there: second copies of weights, made of the first.
+    #[serde(deserialize_with = "at_most::<4096, _, _>")]
+    pub prepare: Vec<Launch>,
     /// Decode first, then the prefill ladder from the fewest rows to the most.
     #[serde(deserialize_with = "at_most::<32, _, _>")]
     pub phases: Vec<Phase>,
@@ -54,6 +57,18 @@ pub struct CudaProgram {
     /// What each pass did, and what it left alone.
     #[serde(deserialize_with = "at_most::<64, _, _>")]
     pub passes: Vec<PassReport>,
+}
+
+impl CudaProgram {
+    /// Bytes of the weights' region up to where the last of what is loaded ends; what is behind it is made on the device.
+    pub fn loaded_bytes(&self) -> u64 {
+        let parts = self.loads.iter().flat_map(|load| &load.parts).map(|part| match part {
+            LoadPart::Copy { to } | LoadPart::Kernel { to, .. } => to,
+        });
+        let ranges = parts.chain(self.constants.iter().map(|constant| &constant.to));
+        let ends = ranges.filter(|to| to.region == Region::Weights).map(|to| to.offset.saturating_add(to.bytes));
+        ends.max().unwrap_or(0)
+    }
 }
 
 /// Type of the elements of keys and values.

@@ -8,7 +8,7 @@ use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
-use crate::cuda::Memory;
+use crate::cuda::CudaProgram;
 use crate::{Plan, Weight};
 
 /// Bytes that have one checksum together.
@@ -33,7 +33,7 @@ pub struct Embedded {
 pub enum EmbeddedForm {
     /// The tensors as they are in the model's files, in the order of the plan, whose offsets are among these: for a CPU.
     Tensors,
-    /// The memory of a GPU, once loaded: its weights, then the tables on the host.
+    /// The memory of a GPU, once loaded: its weights, but for copies that it makes itself, then the tables on the host.
     Regions,
 }
 
@@ -110,7 +110,7 @@ impl Embedded {
 /// The form in which a plan's weights are embedded, and their bytes; `None` on overflow.
 fn size(plan: &Plan) -> Option<(EmbeddedForm, u64)> {
     match &plan.cuda {
-        Some(cuda) => Some((EmbeddedForm::Regions, regions_end(&cuda.program.memory)?)),
+        Some(cuda) => Some((EmbeddedForm::Regions, regions_end(&cuda.program)?)),
         None => Some((EmbeddedForm::Tensors, tensors(&plan.weights)?.1)),
     }
 }
@@ -127,13 +127,16 @@ fn tensors(weights: &[Weight]) -> Option<(Vec<u64>, u64)> {
     Some((starts, end))
 }
 
-/// Where the tables on the host start among the weights; those on the device start at 0.
-pub fn host_start(memory: &Memory) -> Option<u64> {
-    memory.weights.checked_next_multiple_of(PAGE)
+/// Where the tables on the host start among the weights; those on the device, as far as they are loaded, start at 0.
+pub fn host_start(program: &CudaProgram) -> Option<u64> {
+    program.loaded_bytes().checked_next_multiple_of(PAGE)
 }
 
-fn regions_end(memory: &Memory) -> Option<u64> {
-    if memory.host == 0 { Some(memory.weights) } else { host_start(memory)?.checked_add(memory.host) }
+fn regions_end(program: &CudaProgram) -> Option<u64> {
+    match program.memory.host {
+        0 => Some(program.loaded_bytes()),
+        host => host_start(program)?.checked_add(host),
+    }
 }
 
 /// Takes the weights' bytes in order and makes their checksums.

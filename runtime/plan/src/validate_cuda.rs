@@ -38,6 +38,7 @@ pub(crate) fn check(plan: &Plan, cuda: &Cuda) -> Result<(), String> {
         }
     }
     check_loads(plan, program)?;
+    program.prepare.iter().try_for_each(|launch| check_launch(program, launch, "what prepares the weights"))?;
     let picks = program.pick_largest.iter().chain(&program.pick_sampled);
     picks.into_iter().try_for_each(|launch| check_launch(program, launch, "the pick"))?;
     if program.phases.first().is_none_or(|phase| phase.rows != 1) {

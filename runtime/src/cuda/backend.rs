@@ -116,7 +116,7 @@ impl CudaBackend {
                     let mut loader = Loader { device, plan, program, weights, functions: &functions, regions };
                     loader.load(&mut progress)
                 }
-                Source::Inside(inside) => load_image(device, &program.memory, inside, regions, &mut progress),
+                Source::Inside(inside) => load_image(device, program, inside, regions, &mut progress),
             };
             clock.lap("weights");
             (rest.join().expect("loading a kernel does not panic"), outcome)
@@ -132,7 +132,18 @@ impl CudaBackend {
         clock.lap("the other kernels");
         let opened = Opened { parts: clock.parts, loaded, free_before };
         let graphs = HashMap::new();
-        Ok(CudaBackend { graphs, functions, regions, mailbox, outbox, words, device, plan, opened })
+        let mut backend = CudaBackend { graphs, functions, regions, mailbox, outbox, words, device, plan, opened };
+        backend.prepare()?;
+        Ok(backend)
+    }
+
+    /// Launches what makes weights of weights.
+    fn prepare(&mut self) -> Result<(), CudaError> {
+        let started = Instant::now();
+        self.program().prepare.iter().try_for_each(|launch| self.launch(launch, false))?;
+        self.device.synchronize()?;
+        self.opened.parts.push(("copies of weights", started.elapsed()));
+        Ok(())
     }
 
     pub fn opened(&self) -> &Opened {

@@ -1,6 +1,6 @@
 //! Weights that a plan has with it, on their way to the device: they lie in the file as they will in memory, so they are only copied.
 
-use gemma4c_plan::cuda::{Memory, Range, Region};
+use gemma4c_plan::cuda::{CudaProgram, Range, Region};
 use gemma4c_plan::embedded::host_start;
 use rayon::prelude::*;
 
@@ -14,19 +14,20 @@ use crate::embedded::EmbeddedWeights;
 #[allow(unsafe_code)]
 pub(super) fn load_image(
     device: &Device,
-    memory: &Memory,
+    program: &CudaProgram,
     inside: &EmbeddedWeights,
     regions: &mut Regions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), RuntimeError> {
-    let total = memory.weights + memory.host;
+    let (weights, host_bytes) = (program.loaded_bytes(), program.memory.host);
+    let total = weights + host_bytes;
     progress(0, total);
-    let batches = memory.weights.div_ceil(SLOT as u64) as usize;
+    let batches = weights.div_ceil(SLOT as u64) as usize;
     let slot = |_| Ok((device.pinned(SLOT)?, device.event(false)?));
     let mut slots = (0..SLOTS.min(batches)).map(slot).collect::<Result<Vec<(Pinned, Event)>, CudaError>>()?;
     for batch in 0..batches {
         let start = (batch * SLOT) as u64;
-        let bytes = SLOT.min((memory.weights - start) as usize);
+        let bytes = SLOT.min((weights - start) as usize);
         let (pinned, copied) = &mut slots[batch % SLOTS];
         copied.wait()?;
         read(inside, start, &mut pinned.as_mut_slice()[..bytes])?;
@@ -36,11 +37,11 @@ pub(super) fn load_image(
         copied.record(Lane::Copies)?;
         progress(start + bytes as u64, total);
     }
-    if memory.host > 0 {
+    if host_bytes > 0 {
         // The device is busy with the last batches meanwhile.
-        let host = regions.host(&Range { region: Region::Host, offset: 0, bytes: memory.host });
+        let host = regions.host(&Range { region: Region::Host, offset: 0, bytes: host_bytes });
         // It did not overflow when the plan was checked.
-        read(inside, host_start(memory).unwrap_or(memory.weights), host)?;
+        read(inside, host_start(program).unwrap_or(weights), host)?;
         progress(total, total);
     }
     Ok(device.synchronize()?)

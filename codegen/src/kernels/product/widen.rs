@@ -1,42 +1,56 @@
-//! Weights as they lie in the file to bf16, once, at load: what the product by warpgroups multiplies with.
+//! Repacked weights to bf16, once, when a model has been loaded: what the product by warpgroups multiplies with.
 //!
-//! A chunk of whole rows a launch. Values are those of the blocks, rounded once, to the nearest, ties to even.
+//! Made on the device from the streams that decode reads anyway, so that no file holds such a copy and nothing is read twice. Values
+//! are those of the blocks, rounded once, to the nearest, ties to even.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
-use crate::kernels::values::value;
+use super::decode::decode;
+use crate::kernels::matvec::formats::format;
 
-/// Groups of eight values that a block takes at a time.
-pub const BLOCK_THREADS: u32 = 256;
-
-/// `out = values` from the first of the tensor that is given, eight to a group; a thread takes a group at a time.
-#[kernel(block = 256, slots(value(at: u64) -> f32))]
-pub fn widen(out: Output<BF16>, groups: u32) {
-    for group in (block_idx() * 256 + thread_idx()..groups).by(grid_dim() * 256) {
-        let at = group as u64 * 8;
-        let mut words = regs(0u32, 4);
-        #[unroll]
-        for i in 0u32..4 {
-            words[i] = pack_bf16(value(at + (2 * i) as u64), value(at + (2 * i + 1) as u64));
+/// `out = values` of whole rows, from the first of the streams that are given; a thread takes a unit at a time.
+#[kernel(block = 256, slots(
+    side(unit: u32) -> U32x4,
+    decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4
+))]
+pub fn widen<const UNIT: u32>(codes: Weights<U32x4>, out: Output<BF16>, units: u32) {
+    for unit in (block_idx() * 256 + thread_idx()..units).by(grid_dim() * 256) {
+        let own = load::<U32x4>(codes, unit);
+        let beside = side(unit);
+        let at = unit as u64 * UNIT as u64;
+        if UNIT == 4 {
+            let four = decode(own, beside, unit, 0);
+            store(out, at, u32x2(four.x, four.y));
+        } else {
+            #[unroll]
+            for part in 0..UNIT / 8 {
+                store(out, at + (part * 8) as u64, decode(own, beside, unit, part));
+            }
         }
-        store(out, at, u32x4(words[0], words[1], words[2], words[3]));
     }
 }
 
-/// The widening of tensors of that type, on any grid. Its launch parameters: `out`, `groups` of eight values, `value_tensor`.
+/// The widening of matrices of that type, on any grid. Its launch parameters: the streams, `out`, and `units` of [`units`].
 pub fn instance(dtype: DType) -> Result<Instance, InstanceError> {
-    Instance::of(widen::DEF).slot("value", &[value(dtype)]).build()
+    let format = format(dtype);
+    let of = Instance::of(widen::DEF).constant("UNIT", format.unit);
+    of.slot("side", &[format.side]).slot("decode", &[decode(dtype)]).build()
 }
 
-/// Blocks for that many groups: one each, up to as many as a GPU runs at once several times over.
-pub fn grid(groups: u32) -> [u32; 3] {
-    [groups.div_ceil(256).clamp(1, 8192), 1, 1]
+/// Units of a matrix; `None` where they are more than a launch can count.
+pub fn units(dtype: DType, rows: u64, k: u64) -> Option<u32> {
+    u32::try_from(rows.checked_mul(k)? / u64::from(format(dtype).unit)).ok().filter(|units| *units <= i32::MAX as u32)
+}
+
+/// Blocks for that many units: a thread for each, up to as many as a GPU runs at once several times over.
+pub fn grid(units: u32) -> [u32; 3] {
+    [units.div_ceil(256).clamp(1, 8192), 1, 1]
 }
 
 /// One instance a type.
 pub fn instances() -> Vec<(String, Instance)> {
-    let named = |dtype: DType| instance(dtype).map(|instance| (dtype.name().to_owned(), instance));
+    let named = |dtype: DType| instance(dtype).map(|instance| (format!("{dtype} to bf16"), instance));
     DType::ALL.into_iter().map(named).collect::<Result<_, _>>().expect("every type has its function")
 }

@@ -28,7 +28,7 @@ fn to(part: &mut LoadPart) -> &mut Range {
 }
 
 /// Each edits the plan into a contradiction.
-pub const CONTRADICTIONS: [(&str, Edit); 49] = [
+pub const CONTRADICTIONS: [(&str, Edit); 51] = [
     ("a GPU plan without a program", |p| p.cuda = None),
     ("a CPU plan with a program for GPUs", |p| p.target = gemma4c_plan::Target::Cpu),
     ("weights larger than any GPU", |p| program(p).memory.weights = 1 << 43),
@@ -88,6 +88,8 @@ pub const CONTRADICTIONS: [(&str, Edit); 49] = [
     }),
     ("a pick of a kernel that does not exist", |p| program(p).pick_sampled[0].kernel = 9),
     ("a phase whose name has a line break", |p| program(p).phases[1].name = "two\nlines".into()),
+    ("a copy of weights by a kernel that does not exist", |p| program(p).prepare[0].kernel = 5),
+    ("a copy of weights beyond the memory for them", |p| program(p).memory.weights = 20_000),
     ("a reason that is a novel", |p| program(p).phases[1].steps[0].reason = "x".repeat(5000)),
     ("a runner-up that rings", |p| program(p).phases[1].steps[0].runner_up = "\x07".into()),
     ("a first phase of two rows", |p| drop(program(p).phases.remove(0))),

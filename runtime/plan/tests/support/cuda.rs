@@ -111,6 +111,11 @@ pub fn with_cuda(plan: Plan) -> Plan {
             to: range(Region::Weights, 8192, 16),
             values: vec![1.0, 0.5, 0.25, 0.125],
         }],
+        prepare: vec![launch(
+            REPACK,
+            memory(&[range(Region::Weights, 0, 2304), range(Region::Weights, 16384, 4096)]),
+            false,
+        )],
         phases: vec![phase("decode", 1), phase("prefill 2", 2), phase("prefill 8", 8)],
         pick_largest: pick(&[], 1),
         pick_sampled: pick(&[settings], 8),
