@@ -71,7 +71,7 @@ fn places(plan: &[u8]) -> Vec<(String, usize)> {
         assert!(length > 0, "{name} is empty");
         (name.to_string(), offset + length / 2)
     });
-    [("header".into(), 17), ("table".into(), 32 + 40)].into_iter().chain(sections).collect()
+    [("header".into(), 25), ("table".into(), 32 + 40)].into_iter().chain(sections).collect()
 }
 
 #[test]
@@ -165,6 +165,7 @@ fn what_cannot_be_compiled_for_a_gpu() {
     faults.meet("compile model.gguf -o out.bin --target cuda --disable-pass fuse-everything");
     faults.meet("compile model.gguf -o out.bin --target cuda --ctx 64 --vram 3MB");
     faults.meet("compile model.gguf -o out.bin --target cpu --arch sm_90a");
+    faults.meet("compile model.gguf -o out.bin --target cuda --kv q8_0");
     faults.about("a shape that no kernel takes");
     faults.meet("compile odd.gguf -o out.bin --target cuda --ctx 64");
     faults.about("where it runs");
