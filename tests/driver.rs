@@ -136,6 +136,24 @@ fn weights_in_the_plan_are_copied_as_they_are() {
     assert!(log["most_device_bytes"] < before["most_device_bytes"], "no staging");
 }
 
+/// A table that has no room on the device is on the host there, and in the file too.
+#[test]
+fn tables_on_the_host_come_from_the_plan_as_well() {
+    let Some(place) = place() else { return };
+    let line = "compile model.gguf --target cuda --arch sm_90a --ctx 256 --chunk 48";
+    place.ok(&format!("{line} -o small.bin --disable-pass bf16-copies"));
+    let memory = |plan: &str| -> serde_json::Value {
+        let shown: serde_json::Value = serde_json::from_str(&place.ok(&format!("inspect {plan} --json"))).unwrap();
+        shown["memory"].clone()
+    };
+    let budget = memory("small.bin")["device"].as_u64().unwrap() - 1;
+    place.ok(&format!("{line} -o whole.bin --vram {budget} --embed-weights"));
+    assert!(memory("whole.bin")["host"].as_u64().unwrap() > 0, "the budget is felt");
+    std::fs::remove_file(place.path("model.gguf")).unwrap();
+    let (ran, log) = run(&place, "run whole.bin --device cuda --tokens 2,3,4,5 -n 4 --temp 0", &[]);
+    assert_eq!((ran.code, log["left"]), (Some(0), 0), "{}", ran.stderr);
+}
+
 /// Sizes follow from the kernels that a plan has just now; the words around them are what is reviewed.
 fn without_sizes(text: &str) -> String {
     let is_size = |word: &&str| word.len() > 3 && word.bytes().all(|b| b.is_ascii_digit());

@@ -22,6 +22,7 @@ use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::cuda::{Argument, Launch, Range, Region};
 use gemma4c_plan::{Plan, START, own_bytes};
+use gemma4c_runtime::{ModelLocation, RuntimeError, Session};
 use lowered::Told;
 
 /// A place with a tiny model and its plan for the CPU, with weights and without.
@@ -176,6 +177,25 @@ fn each_fault_of_a_plan_with_its_weights_has_its_words() {
     meet("run whole.bin --device sim --tokens 1 -n 1");
     meet("verify whole.bin --device sim");
     assert_text!("errors", "embedded", texts);
+}
+
+/// A file that is cut between the reading of its plan and of its weights, and one whose weights are others by then.
+#[test]
+fn weights_that_change_under_a_plan_are_noticed() {
+    let place = for_the_cpu("tiny-dense", "q4_0");
+    let plan = Plan::from_bytes(&place.read("whole.bin")).unwrap();
+    let location = ModelLocation { plan: place.path("whole.bin"), given: None };
+    let open = || Session::on_cpu(plan.clone(), &location).map(drop);
+    open().unwrap();
+    let whole = place.read("whole.bin");
+    let weights = plan.embedded.as_ref().unwrap().bytes as usize;
+    place.write("whole.bin", &whole[..weights - 1]);
+    assert!(matches!(open(), Err(RuntimeError::WeightsCut { needed, found, .. }) if needed == found + 1));
+    // As long, but all of it from a later place.
+    place.write("whole.bin", &whole[..whole.len() - 1]);
+    assert!(matches!(open(), Err(RuntimeError::WeightsDamaged { first: 0, .. })));
+    std::fs::remove_file(place.path("whole.bin")).unwrap();
+    assert!(matches!(open(), Err(RuntimeError::Io { .. })));
 }
 
 /// Hashes and sizes follow from kernels and weights; the words around them are what is reviewed.
