@@ -2,8 +2,8 @@
 
 use gemma4c_codegen::cases::attention::step::steps;
 use gemma4c_codegen::cases::attention::{Scene, cases};
-use gemma4c_codegen::kernels::attention::Attention;
 use gemma4c_codegen::kernels::attention::step::StepOut;
+use gemma4c_codegen::kernels::attention::{Attention, SHARED_BYTES};
 use gemma4c_dsl::ElementType;
 use gemma4c_dsl::harness::{Case, Data, Executor, Simulator};
 use gemma4c_dsl::sim::Order;
@@ -48,7 +48,16 @@ fn assert_rows_are_independent(scene: &Scene, cuts: &[&[u32]], param: &str, case
 }
 
 fn layers_of_both_kinds() -> [Attention; 2] {
-    let full = Attention { head_dim: 128, kv_heads: 1, group: 2, window: None, capacity: 120, kv: ElementType::BF16 };
+    let [.., shared_bytes] = SHARED_BYTES;
+    let full = Attention {
+        head_dim: 128,
+        kv_heads: 1,
+        group: 2,
+        window: None,
+        capacity: 120,
+        kv: ElementType::BF16,
+        shared_bytes,
+    };
     [full, Attention { window: Some(20), ..full }]
 }
 
@@ -112,7 +121,9 @@ fn the_step_has_the_bits_of_the_kernels_it_stands_for() {
 #[test]
 fn splits_are_fixed_by_the_shape() {
     let layer = |kv_heads, window, capacity| {
-        let layer = Attention { head_dim: 256, kv_heads, group: 1, window, capacity, kv: ElementType::F16 };
+        let [.., shared_bytes] = SHARED_BYTES;
+        let layer =
+            Attention { head_dim: 256, kv_heads, group: 1, window, capacity, kv: ElementType::F16, shared_bytes };
         (layer.segment(), layer.splits(), layer.grouped())
     };
     assert_eq!(layer(1, Some(512), 1024), (64, 9, 9));
@@ -128,8 +139,16 @@ fn splits_are_fixed_by_the_shape() {
 
 #[test]
 fn flash_takes_the_largest_tile_that_fits() {
-    let layer = |kv| Attention { head_dim: 512, kv_heads: 1, group: 8, window: None, capacity: 64, kv };
-    let rows = |kv, shared| layer(kv).flash(ElementType::F32, shared).expect("an instance").map(|flash| flash.rows);
+    let layer = |kv, shared_bytes| Attention {
+        head_dim: 512,
+        kv_heads: 1,
+        group: 8,
+        window: None,
+        capacity: 64,
+        kv,
+        shared_bytes,
+    };
+    let rows = |kv, shared| layer(kv, shared).flash(ElementType::F32).expect("an instance").map(|flash| flash.rows);
     assert_eq!(rows(ElementType::BF16, 227 * 1024), Some(64));
     assert_eq!(rows(ElementType::F16, 99 * 1024), Some(32));
     assert_eq!(rows(ElementType::F16, 48 * 1024), None);

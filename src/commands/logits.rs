@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         }
     };
     let mut tap_failed: Result<()> = Ok(());
-    let mut tap = |name: &str, width: usize, rows: &[f32]| {
+    let mut tap = |name: &str, width: usize, rows: &mut [f32]| {
         if args.tap.iter().any(|t| t == name) && tap_failed.is_ok() {
             let row = next.entry(name.to_string()).or_default();
             tap_failed = file.write(name, *row * width, rows);

@@ -5,6 +5,7 @@
 //! results, launch by launch and as they run otherwise.
 
 mod compare;
+mod drift;
 mod limits;
 mod meaning;
 mod numbers;
@@ -20,6 +21,7 @@ use super::plan_file::{self, PlanArgs};
 use super::{Outcome, profile};
 use crate::output::print;
 use crate::{progress, random};
+use drift::Drift;
 use meaning::Meaning;
 use reference::{Kept, Reference};
 use report::Report;
@@ -79,7 +81,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
 
     let mut cpu = Session::on_cpu(plan.clone(), &args.plan.location())?;
     let kept = Kept::of(&plan);
-    let bar = progress::tokens("computing on the CPU", tokens.len() as u64);
+    let bar = progress::tokens("computing on the CPU", 2 * tokens.len() as u64);
     let mut compute = |tokens: &[u32]| {
         bar.inc(tokens.len() as u64);
         Reference::compute(&mut cpu, tokens, &kept)
@@ -88,12 +90,18 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let prompt: Vec<Reference> = pieces.map(&mut compute).collect::<Result<_>>()?;
     let decoded: Vec<Reference> =
         tokens[tokens.len() - decoded..].chunks(1).map(&mut compute).collect::<Result<_>>()?;
-    bar.finish_and_clear();
+    drop(cpu);
 
     let meaning = Meaning::new(&plan, &cuda.program);
+    let mut disturbed = Session::on_cpu(plan.clone(), &args.plan.location())?;
+    let passes: Vec<&Reference> = prompt.iter().chain(&decoded).collect();
+    let drift = Drift::measure(&mut disturbed, &passes, &meaning, limits::noise(meaning.is_exact))?;
+    drop(disturbed);
+    bar.finish_and_clear();
+
     let mut report = Report::new(&meaning);
     let backend = device.backend().context("it does not run on the CPU")?;
-    let mut walk = Walk { meaning: &meaning, backend, tolerance: args.tolerance };
+    let mut walk = Walk { meaning: &meaning, backend, tolerance: args.tolerance, drift: &drift };
     for (selected, pass) in selection.runs(&prompt, &decoded) {
         let findings = walk.alone(selected.phase, pass)?;
         if selected.is_judged {

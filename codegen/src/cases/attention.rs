@@ -9,7 +9,7 @@ use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, ElementType, F16, F32x2, Float};
 
 use super::quantise::Int8;
-use crate::kernels::attention::Attention;
+use crate::kernels::attention::{Attention, SHARED_BYTES};
 
 const BOUND: Bound = Bound::Within { absolute: 1e-4, relative: 1e-4 };
 
@@ -259,7 +259,16 @@ fn visible(layer: &Attention, position: u32) -> std::ops::Range<u32> {
 
 /// Splits whose merge is exact, so that int8 codes are too: equal largest scores, totals that make a power of two, whole values.
 fn combine_int8_case(head_dim: u32, heads: u32, splits: u32, rows: u32) -> Case {
-    let layer = Attention { head_dim, kv_heads: 1, group: heads, window: None, capacity: 32, kv: ElementType::F16 };
+    let [.., shared_bytes] = SHARED_BYTES;
+    let layer = Attention {
+        head_dim,
+        kv_heads: 1,
+        group: heads,
+        window: None,
+        capacity: 32,
+        kv: ElementType::F16,
+        shared_bytes,
+    };
     let mut random = Random::new(u64::from(head_dim + splits));
     let dim = head_dim as usize;
     let (mut extrema, mut values, mut out) = (Vec::new(), Vec::new(), Vec::new());
@@ -299,7 +308,8 @@ fn combine_int8_case(head_dim: u32, heads: u32, splits: u32, rows: u32) -> Case 
 }
 
 fn layer(head_dim: u32, group: u32, kv: ElementType) -> Attention {
-    Attention { head_dim, kv_heads: 1, group, window: None, capacity: 96, kv }
+    let [.., shared_bytes] = SHARED_BYTES;
+    Attention { head_dim, kv_heads: 1, group, window: None, capacity: 96, kv, shared_bytes }
 }
 
 /// One row, or few.

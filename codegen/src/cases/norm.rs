@@ -30,8 +30,10 @@ impl Int8 {
     pub fn of(values: &[f32]) -> Self {
         let mut int8 = Self { codes: Vec::new(), scales: Vec::new(), sums: Vec::new() };
         for group in values.chunks_exact(32) {
-            let scale = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs())) / 127.0;
-            let code = |x: &f32| if scale > 0.0 { (x / scale).round_ties_even().clamp(-127.0, 127.0) as i8 } else { 0 };
+            let largest = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+            let scale = largest / 127.0;
+            let per_unit = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+            let code = |x: &f32| (x * per_unit).round_ties_even().clamp(-127.0, 127.0) as i8;
             int8.sums.push(group.iter().map(|x| i32::from(code(x))).sum());
             int8.codes.extend(group.iter().map(code));
             int8.scales.push(scale);

@@ -15,12 +15,14 @@ pub struct Int8 {
 }
 
 impl Int8 {
-    /// The definition: `q = round(x / scale)`, `scale = max|x| / 127`.
+    /// The definition: `q = round(x * (127 / max|x|))`, `scale = max|x| / 127`.
     pub fn of(x: &[f32]) -> Self {
         let mut int8 = Self::default();
         for group in x.chunks_exact(32) {
-            let scale = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs())) / 127.0;
-            let code = |x: &f32| if scale > 0.0 { (x / scale).round_ties_even().clamp(-127.0, 127.0) as i8 } else { 0 };
+            let largest = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+            let scale = largest / 127.0;
+            let per_unit = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+            let code = |x: &f32| (x * per_unit).round_ties_even().clamp(-127.0, 127.0) as i8;
             let codes: Vec<i8> = group.iter().map(code).collect();
             int8.codes.extend(codes.chunks_exact(4).map(|c| u32::from_le_bytes(std::array::from_fn(|i| c[i] as u8))));
             int8.scales.push(scale);

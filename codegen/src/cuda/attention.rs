@@ -39,6 +39,7 @@ impl PhaseBuilder<'_, '_> {
             window: c.window,
             capacity: self.common.capacity(c),
             kv: self.kv_element(),
+            shared_bytes: self.common.shared_bytes,
         }
     }
 
@@ -266,7 +267,7 @@ impl PhaseBuilder<'_, '_> {
         let seen = layer.window.unwrap_or(u32::MAX).min(rows).div_ceil(2) as u64;
         let bytes = rows as u64 * width * 8 + self.visible_bytes(cache);
         let work = Work { bytes, flops: 4 * rows as u64 * width * seen };
-        match layer.flash(element, self.common.shared_bytes)? {
+        match layer.flash(element)? {
             Some(flash) => {
                 let why = format!("many rows: tensor cores, tiles of {} rows", flash.rows);
                 let grid = flash.grid(&layer, rows);

@@ -1,7 +1,7 @@
 //! Activations to int8, 32 values to a scale: what the integer products multiply weights by.
 //!
-//! A group's scale is its largest magnitude / 127; a code is the value / scale, rounded to nearest, ties to even. The sum of
-//! a group's codes comes with it, because weights with a minimum or a zero point need it. Kernels that quantise on the
+//! A group's scale is its largest magnitude / 127; a code is the value times 127 / largest, rounded to nearest, ties to even:
+//! one division a group, because one a value took longer than the rest of a product's prologue. The sum of a group's codes comes with it, because weights with a minimum or a zero point need it. Kernels that quantise on the
 //! way (the matrix-vector product's prologues) call [`quantise8`], so that they give the same bits.
 
 use gemma4c_dsl::prelude::*;
@@ -10,15 +10,21 @@ use gemma4c_dsl::{Instance, InstanceError};
 /// Threads of a block; any grid covers all rows.
 pub const BLOCK_THREADS: u32 = 256;
 
-/// The code of a value.
+/// What makes codes of a group's values.
 #[device]
-pub fn int8_code(x: f32, scale: f32) -> i32 {
-    if scale > 0.0 { round_to_i32(x / scale).clamp(-127, 127) } else { 0 }
+pub fn codes_per_unit(largest: f32) -> f32 {
+    if largest > 0.0 { 127.0 / largest } else { 0.0 }
+}
+
+/// The code of a value. A group of the smallest numbers has no finite factor: its codes end at the largest.
+#[device]
+pub fn int8_code(x: f32, per_unit: f32) -> i32 {
+    round_to_i32(x * per_unit).clamp(-127, 127)
 }
 
 #[device]
-pub fn int8_codes(x: F32x4, scale: f32) -> u32 {
-    pack_bytes(int8_code(x.x, scale), int8_code(x.y, scale), int8_code(x.z, scale), int8_code(x.w, scale))
+pub fn int8_codes(x: F32x4, per_unit: f32) -> u32 {
+    pack_bytes(int8_code(x.x, per_unit), int8_code(x.y, per_unit), int8_code(x.z, per_unit), int8_code(x.w, per_unit))
 }
 
 #[device]
@@ -34,8 +40,9 @@ pub fn quantise8(a: F32x4, b: F32x4) -> U32x4 {
     largest = largest.max(shfl_xor(largest, 1));
     largest = largest.max(shfl_xor(largest, 2));
     let scale = largest / 127.0;
-    let low = int8_codes(a, scale);
-    let high = int8_codes(b, scale);
+    let per_unit = codes_per_unit(largest);
+    let low = int8_codes(a, per_unit);
+    let high = int8_codes(b, per_unit);
     let mut sum = dp4a(high, 0x01010101, dp4a(low, 0x01010101, 0));
     sum = sum + shfl_xor(sum, 1);
     sum = sum + shfl_xor(sum, 2);
@@ -51,7 +58,7 @@ pub fn quantise4(x: F32x4) -> U32x4 {
     largest = largest.max(shfl_xor(largest, 2));
     largest = largest.max(shfl_xor(largest, 4));
     let scale = largest / 127.0;
-    let codes = int8_codes(x, scale);
+    let codes = int8_codes(x, codes_per_unit(largest));
     let mut sum = dp4a(codes, 0x01010101, 0);
     sum = sum + shfl_xor(sum, 1);
     sum = sum + shfl_xor(sum, 2);
@@ -102,10 +109,11 @@ pub fn quantise_plain<const THREADS: u32, const K: u32>(
             largest = largest.max(x[group * 32 + i].abs());
         }
         let scale = largest / 127.0;
+        let per_unit = codes_per_unit(largest);
         let mut sum = 0i32;
         for word in 0u32..8 {
             let at = group * 32 + word * 4;
-            let codes = int8_codes(f32x4(x[at], x[at + 1], x[at + 2], x[at + 3]), scale);
+            let codes = int8_codes(f32x4(x[at], x[at + 1], x[at + 2], x[at + 3]), per_unit);
             xq[group * 8 + word] = codes;
             sum = dp4a(codes, 0x01010101, sum);
         }

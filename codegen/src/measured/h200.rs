@@ -21,6 +21,18 @@ const fn whole(
     Trial { question, variant, value, model: "E4B Q8_0", tokens_per_second, verdict }
 }
 
+/// The same of another model.
+const fn of(
+    model: &'static str,
+    question: Question,
+    variant: &'static str,
+    value: u32,
+    tokens_per_second: &'static [(u32, f32)],
+    verdict: Verdict,
+) -> Trial {
+    Trial { model, ..whole(question, variant, value, tokens_per_second, verdict) }
+}
+
 const TRIALS: &[Trial] = &[
     // One block a multiprocessor but where it says otherwise: every block reads all activations and computes their norms.
     whole(Question::Warps, "four blocks of 4 warps", 4, &[(0, 405.0)], Lost),
@@ -41,6 +53,34 @@ const TRIALS: &[Trial] = &[
     // What is won at the start is lost, and more, at depth.
     whole(Question::SegmentKeys, "64 keys", 64, &[(0, 470.0), (8192, 431.0)], Chosen),
     whole(Question::SegmentKeys, "128 keys", 128, &[(0, 473.0), (8192, 416.0)], Lost),
+    // Parts of a row's attention that a merge reads at once, if they weigh anything: E4B is indifferent, E2B and 12B are not.
+    of("E2B Q8_0", Question::PartsAtOnce, "16 parts", 16, &[(0, 822.0), (8192, 743.0)], Chosen),
+    of("E2B Q8_0", Question::PartsAtOnce, "17 parts: all of a window of 1024", 17, &[(0, 809.0), (8192, 726.0)], Lost),
+    of("E2B Q8_0", Question::PartsAtOnce, "16, and more than there are", 16, &[(0, 784.0), (8192, 695.0)], Lost),
+    of(
+        "E2B Q8_0",
+        Question::PartsAtOnce,
+        "16, asked for before their weights are known",
+        16,
+        &[(0, 767.0), (8192, 660.0)],
+        Lost,
+    ),
+    // Threads of a block of the attention of a decoded row, heads of 512 and at most eight to a key-value head.
+    of(
+        "E4B Q8_0",
+        Question::AttentionThreads,
+        "512 threads",
+        512,
+        &[(0, 494.0), (8192, 454.0), (32768, 421.0)],
+        Chosen,
+    ),
+    of("E4B Q8_0", Question::AttentionThreads, "256 threads", 256, &[(0, 491.0), (8192, 448.0), (32768, 417.0)], Lost),
+    // Lanes that share a row of weights: fewer than 32 where the row's end leaves lanes without work.
+    of("E4B Q4_0", Question::Lanes, "32 lanes", 32, &[(0, 640.0), (8192, 573.0)], Chosen),
+    of("E4B Q4_0", Question::Lanes, "16 lanes", 16, &[(0, 627.0), (8192, 563.0)], Lost),
+    // A group's codes are values times one quotient, or values divided one by one.
+    of("E4B Q8_0", Question::Codes, "a division a group", 1, &[(0, 496.0)], Chosen),
+    of("E4B Q8_0", Question::Codes, "a division a value", 32, &[(0, 474.0)], Lost),
     // Within the noise, and not as simple.
     whole(Question::FirstTile, "after the wait for the launch before", 0, &[(0, 470.0)], Chosen),
     whole(Question::FirstTile, "before it", 1, &[(0, 472.0)], Lost),

@@ -38,6 +38,14 @@ pub enum Question {
     SegmentKeys,
     /// When keys and values of the first tile are asked for.
     FirstTile,
+    /// Parts of a decoded row's attention that a merge has on their way at once.
+    PartsAtOnce,
+    /// Threads of a block of a decoded row's attention.
+    AttentionThreads,
+    /// Lanes that share a row of weights.
+    Lanes,
+    /// How activations become int8.
+    Codes,
 }
 
 /// What became of something tried.
@@ -169,6 +177,10 @@ mod tests {
                 Question::AttentionLaunches,
                 Question::SegmentKeys,
                 Question::FirstTile,
+                Question::PartsAtOnce,
+                Question::AttentionThreads,
+                Question::Lanes,
+                Question::Codes,
             ] {
                 let chosen: Vec<_> = table.answers(question, Verdict::Chosen).collect();
                 assert_eq!(chosen.len(), 1, "{question:?} on {}", table.gpu);

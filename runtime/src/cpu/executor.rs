@@ -39,8 +39,8 @@ impl Pass<'_> {
     }
 }
 
-/// Sees every f32 value as it is made: its name, its width and its rows.
-pub type Tap<'a> = dyn FnMut(&str, usize, &[f32]) + Send + 'a;
+/// Sees every f32 value as it is made: its name, its width and its rows. What it changes, later steps read.
+pub type Tap<'a> = dyn FnMut(&str, usize, &mut [f32]) + Send + 'a;
 
 /// A plan with its weights, its state and its working memory.
 pub struct Executor {
@@ -108,7 +108,7 @@ impl Executor {
             self.step(index, pass);
             let output = &self.plan.program.values[self.plan.program.steps[index].output as usize];
             if let Some(place) = place(output, pass) {
-                tap(&output.name, output.width as usize, &self.arena.as_slice()[place]);
+                tap(&output.name, output.width as usize, &mut self.arena.as_mut_slice()[place]);
             }
         }
     }

@@ -47,21 +47,15 @@ pub fn compare(expected: &[f32], found: &Decoded, width: usize) -> Difference {
     worst
 }
 
-/// The same of all rows together, but those left out; `None` if none is left.
-pub fn together(expected: &[f32], found: &[f32], width: usize, left_out: impl Fn(usize) -> bool) -> Option<f64> {
-    let (mut squares, mut differences, mut any) = (0.0, 0.0, false);
-    for (row, (expected, found)) in expected.chunks_exact(width).zip(found.chunks_exact(width)).enumerate() {
-        if left_out(row) {
-            continue;
-        }
-        any = true;
-        squares += expected.iter().map(|e| (*e as f64).powi(2)).sum::<f64>();
-        differences += expected.iter().zip(found).map(|(e, f)| (*f as f64 - *e as f64).powi(2)).sum::<f64>();
-    }
-    any.then(|| ratio(differences.sqrt(), squares.sqrt()))
+/// The same of all rows together.
+pub fn together(expected: &[f32], found: &[f32]) -> f64 {
+    let squares: f64 = expected.iter().map(|e| (*e as f64).powi(2)).sum();
+    let differences: f64 = expected.iter().zip(found).map(|(e, f)| (*f as f64 - *e as f64).powi(2)).sum();
+    ratio(differences.sqrt(), squares.sqrt())
 }
 
-fn rms(values: &[f32]) -> f64 {
+/// The root of the mean of the squares.
+pub fn rms(values: &[f32]) -> f64 {
     (values.iter().map(|v| (*v as f64).powi(2)).sum::<f64>() / values.len().max(1) as f64).sqrt()
 }
 
@@ -141,17 +135,15 @@ mod tests {
         for wrong in [f32::NAN, f32::INFINITY] {
             let difference = compare(&[1.0, 2.0, 3.0], &decoded(&[1.0, wrong, 3.0]), 3);
             assert_eq!((difference.rms, difference.column), (f64::INFINITY, 1));
-            assert_eq!(together(&[1.0, 2.0], &[1.0, wrong], 2, |_| false), Some(f64::INFINITY));
+            assert_eq!(together(&[1.0, 2.0], &[1.0, wrong]), f64::INFINITY);
         }
         assert_eq!(compare(&[0.0; 4], &decoded(&[0.0; 4]), 4).rms, 0.0);
         assert_eq!(compare(&[0.0; 4], &decoded(&[0.0, 1e-9, 0.0, 0.0]), 4).rms, f64::INFINITY);
     }
 
     #[test]
-    fn rows_can_be_left_out() {
-        let (expected, found) = ([1.0, 1.0, 3.0, 4.0], [9.0, 9.0, 3.0, 4.5]);
-        assert_eq!(together(&expected, &found, 2, |row| row == 0), Some(0.1));
-        assert_eq!(together(&expected, &found, 2, |_| true), None);
+    fn rows_together_weigh_as_much_as_they_are_large() {
+        assert_eq!(together(&[3.0, 4.0, 0.0, 0.0], &[3.0, 4.5, 0.0, 0.0]), 0.1);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! How far a right result may be from the CPU's, which computes in f32 throughout.
 //!
 //! A step alone, from the CPU's values, is judged by what it rounds. All steps together are judged by depth: each layer adds
-//! its rounding to the noise of those before, so that noise grows like a random walk.
+//! its rounding to the noise of those before, so that noise grows like a random walk; and by how much this model makes of
+//! noise, which the CPU tells.
 
 use super::meaning::{Content, Rounding};
 use super::numbers::Numbers;
@@ -24,12 +25,18 @@ pub fn alone(content: Content, rounding: Rounding) -> f64 {
     made.hypot(kept)
 }
 
-/// The most that a layer's output may be off when everything before it has run on the device, by the rms over all rows. One row
-/// scatters more than many together; a plan whose activations are not rounded only rounds keys and values.
-pub fn together(layer: u32, rows: usize, is_exact: bool) -> f64 {
-    let first = if is_exact { 0.002 } else { 0.02 };
+/// What rounding adds to the result of a product or an attention: a plan whose activations are not rounded only rounds keys and
+/// values.
+pub const fn noise(is_exact: bool) -> f64 {
+    if is_exact { 0.0005 } else { 0.005 }
+}
+
+/// The most that a layer's output may be off when everything before it has run on the device, by the rms over all rows: twice
+/// what noise makes of the CPU's (`drift`), or what it would grow to if no layer amplified it. One row scatters more than many
+/// together.
+pub fn together(layer: u32, rows: usize, is_exact: bool, drift: f64) -> f64 {
     let scatter = if rows == 1 { 1.5 } else { 1.0 };
-    first * scatter * (1.0 + 0.6 * layer as f64).sqrt()
+    2.0 * scatter * drift.max(2.0 * noise(is_exact) * (1.0 + 0.6 * layer as f64).sqrt())
 }
 
 #[cfg(test)]
@@ -38,9 +45,11 @@ mod tests {
 
     #[test]
     fn noise_may_grow_as_measured_models_do() {
-        assert_eq!((together(0, 24, false), together(5, 24, false)), (0.02, 0.04));
-        assert!(together(47, 24, false) < 0.11 && together(5, 1, false) > together(5, 24, false));
-        assert!(together(47, 1, true) < together(0, 24, false));
+        let calm = |layer, rows, is_exact| together(layer, rows, is_exact, 0.0);
+        assert_eq!((calm(0, 24, false), calm(5, 24, false)), (0.02, 0.04));
+        assert!(calm(47, 24, false) < 0.11 && calm(5, 1, false) > calm(5, 24, false));
+        assert!(calm(47, 1, true) < calm(0, 24, false));
+        assert_eq!((together(5, 24, false, 0.3), together(5, 24, false, 0.01)), (0.6, 0.04));
     }
 
     #[test]

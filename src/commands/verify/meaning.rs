@@ -165,6 +165,26 @@ impl<'a> Meaning<'a> {
         if is_gated && rounding != Rounding::None { Rounding::Gated } else { rounding }
     }
 
+    /// The layers' outputs, and the logits.
+    pub fn depths(&self) -> impl Iterator<Item = ValueIndex> {
+        let values = 0..self.plan.program.values.len() as ValueIndex;
+        values.filter(|value| *value == self.plan.program.output || self.layer_output(*value).is_some())
+    }
+
+    /// The results of products whose activations are rounded, and of attention over rounded keys and values. Routers work in f32.
+    pub fn rounded(&self) -> impl Iterator<Item = ValueIndex> {
+        let steps = &self.plan.program.steps;
+        let routers: HashSet<ValueIndex> =
+            steps.iter().filter(|s| matches!(s.op, Op::Route { .. })).flat_map(|s| s.inputs.iter().copied()).collect();
+        let rounds = |op: Op| match op {
+            Op::MatMul { .. } | Op::ExpertMatMul { .. } => !self.is_exact,
+            Op::Attention { .. } => true,
+            _ => false,
+        };
+        let made = steps.iter().filter(move |step| rounds(step.op)).map(|step| step.output);
+        made.filter(move |value| !routers.contains(value))
+    }
+
     /// The layer whose output a value is.
     pub fn layer_output(&self, value: ValueIndex) -> Option<u32> {
         self.name(value).strip_prefix("blk.")?.strip_suffix(".layer.out")?.parse().ok()

@@ -112,7 +112,8 @@ fn encode_int8(values: &[f32]) -> Vec<u8> {
     for group in values.chunks_exact(GROUP) {
         let largest = group.iter().fold(0.0f32, |largest, v| largest.max(v.abs()));
         let scale = largest / 127.0;
-        let code = |v: &f32| if scale > 0.0 { (v / scale).round_ties_even().clamp(-127.0, 127.0) as i8 } else { 0 };
+        let per_unit = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+        let code = |v: &f32| (v * per_unit).round_ties_even().clamp(-127.0, 127.0) as i8;
         let of_group: Vec<i8> = group.iter().map(code).collect();
         scales.extend(scale.to_le_bytes());
         sums.extend(of_group.iter().map(|code| *code as i32).sum::<i32>().to_le_bytes());

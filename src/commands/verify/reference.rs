@@ -38,7 +38,7 @@ impl Reference {
     pub fn compute(cpu: &mut Session, tokens: &[u32], kept: &Kept) -> Result<Reference> {
         let position = cpu.position();
         let mut values: HashMap<ValueIndex, Vec<f32>> = HashMap::new();
-        let mut tap = |name: &str, _: usize, rows: &[f32]| {
+        let mut tap = |name: &str, _: usize, rows: &mut [f32]| {
             if let Some(value) = kept.0.get(name) {
                 values.entry(*value).or_default().extend_from_slice(rows);
             }
@@ -57,6 +57,11 @@ impl Reference {
     /// The position of the first of these rows.
     pub fn position(&self, rows: Rows) -> u32 {
         self.position + (self.tokens.len() - self.count(rows)) as u32
+    }
+
+    /// A value as far as it was computed.
+    pub fn all(&self, value: ValueIndex) -> &[f32] {
+        self.values.get(&value).map_or(&[], Vec::as_slice)
     }
 
     /// Rows of a value.

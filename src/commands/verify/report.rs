@@ -5,6 +5,7 @@ use std::fmt::Write;
 use gemma4c_plan::cuda::{CudaProgram, Kernel};
 
 use super::compare::PEAK;
+use super::limits;
 use super::meaning::{Content, Meaning};
 use super::numbers::Fault;
 use super::walk::{Finding, Outcome, Together};
@@ -61,9 +62,9 @@ impl<'a> Report<'a> {
     fn deep_errors(&self) -> impl Iterator<Item = (&Together, String, f64, f64)> {
         self.together.iter().flat_map(|ran| {
             let layers = ran.layers.iter().map(|(layer, error, limit)| (format!("layer {layer}"), *error, *limit));
-            let limit = ran.layers.iter().map(|(.., limit)| *limit).fold(0.0, f64::max);
-            let logits = ran.logits_error.map(|error| ("the logits".to_string(), error, limit));
-            layers.chain(logits).map(move |(what, error, limit)| (ran, what, error, limit))
+            let (error, limit) = ran.logits_error;
+            let logits = ("the logits".to_string(), error, limit);
+            layers.chain([logits]).map(move |(what, error, limit)| (ran, what, error, limit))
         })
     }
 
@@ -83,7 +84,11 @@ impl<'a> Report<'a> {
         if worst > 0 {
             let _ = write!(text, "\nthe {worst} values nearest to their limits\n{}", self.worst_table(worst));
         }
-        text += "\nall steps together: relative rms error over all rows\n";
+        let _ = writeln!(
+            text,
+            "\nall steps together: relative rms error over all rows; limits by what {} of noise on every product does on the CPU",
+            percent(limits::noise(self.meaning.is_exact))
+        );
         text += &self.together_table();
         text += "\n";
         text += &self.ends();
@@ -168,25 +173,30 @@ impl<'a> Report<'a> {
 
     /// A row a pass: the first layer, the middle and the last one, and the logits.
     fn together_table(&self) -> String {
-        let mut rows = vec![row(["phase", "position", "first layer", "middle", "last", "limit", "logits"])];
+        let mut rows = vec![row([
+            "phase",
+            "position",
+            "first layer",
+            "limit",
+            "middle",
+            "limit",
+            "last",
+            "limit",
+            "logits",
+            "limit",
+        ])];
         for ran in &self.together {
-            let layer = |at: usize| ran.layers.get(at).map_or("-".into(), |(_, error, _)| percent(*error));
             let last = ran.layers.len().saturating_sub(1);
-            rows.push(vec![
-                self.program().phases[ran.phase].name.clone(),
-                ran.position.to_string(),
-                layer(0),
-                layer(last / 2),
-                layer(last),
-                ran.layers.get(last).map_or("-".into(), |(.., limit)| percent(*limit)),
-                ran.logits_error.map_or("-".into(), percent),
-            ]);
+            let layers = [0, last / 2, last].into_iter().filter_map(|at| ran.layers.get(at));
+            let errors = layers.map(|(_, error, limit)| (*error, *limit)).chain([ran.logits_error]);
+            let mut cells = vec![self.program().phases[ran.phase].name.clone(), ran.position.to_string()];
+            cells.extend(errors.flat_map(|(error, limit)| [percent(error), percent(limit)]));
+            rows.push(cells);
         }
         let mut text = columns(&rows);
         let rerouted: usize = self.together.iter().map(|ran| ran.rerouted).sum();
         if rerouted > 0 {
-            let _ =
-                writeln!(text, "  {rerouted} rows went to other experts than the CPU's and are left out from there on");
+            let _ = writeln!(text, "  {rerouted} rows went to other experts than the CPU's, here or there");
         }
         for (ran, what, error, limit) in self.deep_errors().filter(|(.., error, limit)| error > limit) {
             let phase = &self.program().phases[ran.phase].name;

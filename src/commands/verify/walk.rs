@@ -10,6 +10,7 @@ use gemma4c_plan::cuda::{Range, Region};
 use gemma4c_runtime::{Backend, Pick, Run, argmax};
 
 use super::compare::{self, Difference, Rerouted};
+use super::drift::Drift;
 use super::limits;
 use super::meaning::{Content, Left, Meaning};
 use super::numbers::Fault;
@@ -55,7 +56,8 @@ pub struct Together {
     pub position: u32,
     /// Layers, their errors and limits.
     pub layers: Vec<(u32, f64, f64)>,
-    pub logits_error: Option<f64>,
+    /// The logits' error and limit.
+    pub logits_error: (f64, f64),
     /// As the device left them.
     pub logits: Vec<f32>,
     /// Rows for which experts were chosen that the CPU has not.
@@ -82,6 +84,8 @@ pub struct Walk<'a> {
     pub backend: &'a mut dyn Backend,
     /// Every limit is multiplied by this.
     pub tolerance: f64,
+    /// What noise does to the model.
+    pub drift: &'a Drift,
 }
 
 impl Walk<'_> {
@@ -156,7 +160,7 @@ impl Walk<'_> {
         self.stage(pass)?;
         let mut rerouted: HashSet<usize> = HashSet::new();
         let mut layers: Vec<(u32, f64, f64)> = Vec::new();
-        let (mut logits, mut logits_error) = (Vec::new(), None);
+        let (mut logits, mut logits_error) = (Vec::new(), (f64::INFINITY, 0.0));
         for step in 0..phase.steps.len() {
             let mut left = self.meaning.left(phase, step, pass)?;
             left.retain(|place| self.tells_of_depth(place));
@@ -171,16 +175,18 @@ impl Walk<'_> {
                     continue;
                 };
                 let (expected, found) = (pass.rows(program, place.value, place.rows)?, numbers.decode(&bytes).values);
-                let left_out = |row: usize| rerouted.contains(&(row + first_row));
-                let error = compare::together(expected, &found, self.meaning.width(place.value), left_out);
-                match (self.meaning.layer_output(place.value), error) {
-                    (Some(layer), Some(error)) if layers.iter().all(|(known, ..)| *known != layer) => {
-                        let limit =
-                            limits::together(layer, pass.count(place.rows), self.meaning.is_exact) * self.tolerance;
+                let error = compare::together(expected, &found);
+                let last = layers.last().map_or(0, |(layer, ..)| *layer);
+                let layer = self.meaning.layer_output(place.value);
+                let (rows, drift) = (pass.count(place.rows), self.drift.of(place.value));
+                let limit =
+                    limits::together(layer.unwrap_or(last), rows, self.meaning.is_exact, drift) * self.tolerance;
+                match layer {
+                    Some(layer) if layers.iter().all(|(known, ..)| *known != layer) => {
                         layers.push((layer, error, limit));
                     }
-                    (None, error) => (logits, logits_error) = (found, error),
-                    _ => {}
+                    Some(_) => {}
+                    None => (logits, logits_error) = (found, (error, limit)),
                 }
             }
         }

@@ -10,8 +10,8 @@ use super::{Scene, cache_data, layer, rounded};
 use crate::cases::heads::rotated;
 use crate::cases::norm::normed;
 use crate::cases::quantise::Int8;
-use crate::kernels::attention::Attention;
 use crate::kernels::attention::step::{StepOut, groups};
+use crate::kernels::attention::{Attention, SHARED_BYTES};
 use crate::kernels::heads::{Heads, inverse_frequencies};
 
 const EPSILON: f32 = 1e-6;
@@ -271,6 +271,8 @@ pub fn steps() -> Vec<Step> {
         step("E2B full", layer(512, 8, BF16), 70),
         shared("E4B full", Attention { kv_heads: 2, ..layer(512, 4, F16) }, 34),
         step("12B full", layer(512, 16, F16), 35).values_are_keys(),
+        step("E2B full, tiles of a segment", Attention { shared_bytes: SHARED_BYTES[0], ..layer(512, 8, F16) }, 70),
+        step("12B full, tiles of a segment", Attention { shared_bytes: SHARED_BYTES[0], ..layer(512, 16, BF16) }, 35),
         step("full, f32", layer(512, 4, F32), 20),
     ]
 }

@@ -86,14 +86,14 @@ pub fn weigh_parts<const D: u32, const G: u32, const THREADS: u32>(
     for head in (warp_id()..G).by(THREADS / 32) {
         let mut top = f32::NEG_INFINITY;
         for part in (lane_id()..count).by(32) {
-            if (part + round - start) % round < used {
+            if saw_something(part, start, used, round) {
                 top = top.max(extrema[head * stride + part].x);
             }
         }
         top = warp_max(top);
         let mut total = 0.0f32;
         for part in (lane_id()..count).by(32) {
-            if (part + round - start) % round < used {
+            if saw_something(part, start, used, round) {
                 let found = extrema[head * stride + part];
                 total = found.y.mul_add((found.x - top).exp(), total);
             }
@@ -102,7 +102,7 @@ pub fn weigh_parts<const D: u32, const G: u32, const THREADS: u32>(
         let whole = if is_last { total } else { 1.0 };
         for part in (lane_id()..count).by(32) {
             let mut share = 0.0f32;
-            if (part + round - start) % round < used {
+            if saw_something(part, start, used, round) {
                 share = (extrema[head * stride + part].x - top).exp() / whole;
             }
             shares[head * (D + 8) + part] = share;
@@ -115,12 +115,20 @@ pub fn weigh_parts<const D: u32, const G: u32, const THREADS: u32>(
     barrier();
 }
 
-/// Four values of a head, merged: those of 16 parts on their way at once, added up in the order of [`merge_splits`], `run` parts
-/// to a run. A part that saw nothing has no values: those of part `own` stand in, and weigh nothing.
+/// Whether one of the parts of [`weigh_parts`] saw anything.
 #[device]
-pub fn merge_four<const D: u32>(values: Input<f32>, shares: Shared<f32>, count: u32, run: u32, own: u32) -> F32x4 {
+pub fn saw_something(part: u32, start: u32, used: u32, round: u32) -> bool {
+    let behind = part + round - start;
+    (if behind < round { behind } else { behind - round }) < used
+}
+
+/// Four values of a head, merged: those of 16 parts on their way at once, added up in the order of [`merge_splits`], `run` parts
+/// to a run. Only parts that weigh something are asked for: others have no values, and a merge's time is what it reads.
+#[device]
+pub fn merge_four<const D: u32>(values: Input<f32>, shares: Shared<f32>, count: u32, run: u32) -> F32x4 {
     let mut all = F32x4::ZERO;
     let mut sum = F32x4::ZERO;
+    let mut of_run = run;
     for first in (0..count).by(16) {
         let mut weights = regs(0.0f32, 16);
         let mut ahead = regs(F32x4::ZERO, 16);
@@ -128,15 +136,19 @@ pub fn merge_four<const D: u32>(values: Input<f32>, shares: Shared<f32>, count: 
         for i in 0u32..16 {
             if first + i < count {
                 weights[i] = shares[first + i];
+                if weights[i] > 0.0 {
+                    ahead[i] = load::<F32x4>(values, (first + i) * D);
+                }
             }
-            ahead[i] = load::<F32x4>(values, (if weights[i] > 0.0 { first + i } else { own }) * D);
         }
         #[unroll]
         for i in 0u32..16 {
-            if (first + i) % run == 0 {
+            if of_run == 0 {
                 all = add_scaled(all, 1.0, sum);
                 sum = F32x4::ZERO;
+                of_run = run;
             }
+            of_run = of_run - 1;
             sum = add_scaled(sum, weights[i], ahead[i]);
         }
     }

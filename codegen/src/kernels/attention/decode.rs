@@ -14,9 +14,10 @@ use super::floats::{leave_floats, mix_floats, score_floats, weigh_floats};
 use super::plain::first_visible;
 use super::tensor::{leave_tensor, load_queries, mix_tensor, score_tensor, weigh_tensor};
 
-/// Blocks of a launch over a long context: two for each multiprocessor of a large GPU, so that one waits for memory while the
-/// other computes. With one each, E4B decodes 374 tokens a second at a depth of 32768 on an H200, with two 388.
-const BLOCKS: u32 = 264;
+/// Multiprocessors of a large GPU: a long context is shared out among as many blocks as they can hold.
+const MULTIPROCESSORS: u32 = 132;
+/// Shared memory of a block that has a multiprocessor for itself.
+const ROOMY: usize = 200 * 1024;
 
 /// Where the tile of keys after the one at `at` starts: in the same segment, or in the split's next one.
 #[device]
@@ -176,7 +177,7 @@ pub fn split_start(first: u32, segment: u32, split: u32, splits: u32) -> u32 {
 /// One split of one row's attention: for each query head the largest score and the sum of weights (`extrema`) and the weighted
 /// sum of values (`values`), by [row][query head][split]. A split without a visible position leaves a sum of zero and no
 /// values. The grid is (key-value heads, splits, rows); `window` is `u32::MAX` for a full layer.
-#[kernel(block = THREADS, min_blocks = 3 - SETS, dependent, dynamic_shared)]
+#[kernel(block = THREADS, min_blocks = RESIDENT, dependent, dynamic_shared)]
 pub fn attention_decode<
     const D: u32,
     const G: u32,
@@ -185,6 +186,7 @@ pub fn attention_decode<
     const VECTOR: u32,
     const TENSOR: bool,
     const SETS: u32,
+    const RESIDENT: u32,
     const BF: bool,
     KV: Float,
 >(
@@ -271,12 +273,15 @@ pub fn attention_decode<
 }
 
 /// How a block of `attention_decode` or `attention_step` works.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct DecodeShape {
     pub threads: u32,
     /// Keys of a tile.
     pub keys: u32,
     /// Elements in 16 bytes.
     pub vector: u32,
+    /// Blocks that a multiprocessor is to hold at once.
+    pub resident: u32,
 }
 
 impl Attention {
@@ -293,18 +298,26 @@ impl Attention {
     pub fn splits(&self) -> u32 {
         match self.window {
             Some(window) => (window.max(1) - 1).div_ceil(self.segment()) + 1,
-            None => self.capacity.div_ceil(self.segment()).min(BLOCKS / self.kv_heads).max(1),
+            None => {
+                let blocks = MULTIPROCESSORS * self.decode_shape().resident;
+                self.capacity.div_ceil(self.segment()).min(blocks / self.kv_heads).max(1)
+            }
         }
     }
 
-    /// Tiles of about 64 KiB keep memory busy and fit twice on a multiprocessor; 16 heads need half of it for themselves.
+    /// Where there is room, a tile is a segment, and a block has as many threads as help: what it does besides waiting for memory
+    /// takes longer than that. Else tiles of about 64 KiB fit twice on a multiprocessor; 16 heads need half of it for themselves.
     pub(super) fn decode_shape(&self) -> DecodeShape {
+        let shape = |threads, keys, resident| DecodeShape { threads, keys, vector: 8, resident };
         match (self.kv, self.head_dim, self.group) {
-            (ElementType::F32, 512.., 9..) => DecodeShape { threads: 128, keys: 8, vector: 4 },
-            (ElementType::F32, _, _) => DecodeShape { threads: 128, keys: 16, vector: 4 },
-            (_, 512.., 9..) => DecodeShape { threads: 256, keys: 16, vector: 8 },
-            (_, 512.., _) => DecodeShape { threads: 256, keys: 32, vector: 8 },
-            _ => DecodeShape { threads: 256, keys: 64, vector: 8 },
+            (ElementType::F32, 512.., 9..) => DecodeShape { vector: 4, ..shape(128, 8, 1) },
+            (ElementType::F32, ..) => DecodeShape { vector: 4, ..shape(128, 16, 2) },
+            (_, 512.., _) if self.shared_bytes >= ROOMY => shape(if self.group > 8 { 256 } else { 512 }, 64, 1),
+            (_, 256.., 8) if self.shared_bytes >= ROOMY => shape(512, 64, 1),
+            (_, 512.., 9..) => shape(256, 16, 1),
+            (_, 512.., _) => shape(256, 32, 2),
+            (_, _, 9..) => shape(256, 64, 1),
+            _ => shape(256, 64, 2),
         }
     }
 
@@ -319,6 +332,7 @@ impl Attention {
             .constant("VECTOR", shape.vector)
             .constant("TENSOR", self.kv != ElementType::F32)
             .constant("SETS", self.group.div_ceil(8))
+            .constant("RESIDENT", shape.resident)
             .constant("BF", self.kv == ElementType::BF16)
             .element("KV", self.kv)
     }

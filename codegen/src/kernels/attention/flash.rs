@@ -295,15 +295,15 @@ impl Flash {
 }
 
 impl Attention {
-    /// The largest tile that fits in `shared_bytes` of a block, with an output of F32, or of BF16 for the product that reads it.
+    /// The largest tile that fits in a block's shared memory, with an output of F32, or of BF16 for the product that reads it.
     /// `None`: the cache is f32, or nothing fits.
-    pub fn flash(&self, out: ElementType, shared_bytes: usize) -> Result<Option<Flash>, InstanceError> {
+    pub fn flash(&self, out: ElementType) -> Result<Option<Flash>, InstanceError> {
         if self.kv == ElementType::F32 {
             return Ok(None);
         }
         for (rows, keys) in TILES {
             let flash = self.flash_tile(out, rows, keys, WARP_COLUMNS)?;
-            if flash.instance.shared_bytes() <= shared_bytes {
+            if flash.instance.shared_bytes() <= self.shared_bytes {
                 return Ok(Some(flash));
             }
         }

@@ -19,7 +19,7 @@ use super::decode::{attend, copy_tile, split_start, tile_end};
 use super::floats::add_scaled;
 use super::plain::first_visible;
 use crate::kernels::heads::{add_squares, cos_sin, head_factor, rotated};
-use crate::kernels::quantise::{int8_codes, largest_of};
+use crate::kernels::quantise::{codes_per_unit, int8_codes, largest_of};
 
 /// The raw heads of the warp: the queries of the block, then its new key and value. A lane has values i and i + D / 2 of a head.
 #[device]
@@ -111,7 +111,7 @@ pub fn keep_int8(value: F32x4, at: u32, xq: Output<u32>, xscale: Output<f32>, xs
     largest = largest.max(shfl_xor(largest, 2));
     largest = largest.max(shfl_xor(largest, 4));
     let scale = largest / 127.0;
-    let codes = int8_codes(value, scale);
+    let codes = int8_codes(value, codes_per_unit(largest));
     let mut sum = dp4a(codes, 0x01010101, 0);
     sum = sum + shfl_xor(sum, 1);
     sum = sum + shfl_xor(sum, 2);
@@ -128,7 +128,7 @@ pub fn keep_int8(value: F32x4, at: u32, xq: Output<u32>, xscale: Output<f32>, xs
 /// reads the cache of another, and neither `k`, `v` nor `k_weight` are looked at. `extrema` and `values` are `decode.rs`'s; with
 /// MERGE they are scratch, and each four values of the output go through `keep`, else they are the result. More than `grouped`
 /// splits are merged in groups of as many. `counters` are zero before and after. The grid is (key-value heads, splits).
-#[kernel(block = THREADS, min_blocks = 3 - SETS, dependent, dynamic_shared, slots(keep(value: F32x4, at: u32) -> F32x4))]
+#[kernel(block = THREADS, min_blocks = RESIDENT, dependent, dynamic_shared, slots(keep(value: F32x4, at: u32) -> F32x4))]
 pub fn attention_step<
     const D: u32,
     const G: u32,
@@ -137,6 +137,7 @@ pub fn attention_step<
     const VECTOR: u32,
     const TENSOR: bool,
     const SETS: u32,
+    const RESIDENT: u32,
     const BF: bool,
     const ROUNDS: u32,
     const OWN: bool,
@@ -269,7 +270,6 @@ pub fn attention_step<
             if !last_block_of(counters, counter + 1 + group, count) {
                 return;
             }
-            let own = block_idx_y() - from;
             let run = run_of(count);
             let base = head * splits + from;
             let found = read_only(extrema).offset(base);
@@ -277,7 +277,7 @@ pub fn attention_step<
             for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
                 let h = i / D;
                 let parts = read_only(values).offset((base + h * splits) * D + i % D);
-                let merged = merge_four(parts, work.offset(h * (D + 8)), count, run, own);
+                let merged = merge_four(parts, work.offset(h * (D + 8)), count, run);
                 store(values, (group_slot + h * groups + group) * D + i % D, merged);
             }
             if thread_idx() < G {
@@ -290,7 +290,6 @@ pub fn attention_step<
         if !last_block_of(counters, counter, arrivals) {
             return;
         }
-        let own = if in_groups { group } else { block_idx_y() };
         let base = if in_groups { group_slot } else { head * splits };
         let stride = if in_groups { groups } else { splits };
         let count = if in_groups { arrivals } else { (first_used + used).min(splits) };
@@ -300,7 +299,7 @@ pub fn attention_step<
         for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
             let h = i / D;
             let parts = read_only(values).offset((base + h * stride) * D + i % D);
-            keep(merge_four(parts, work.offset(h * (D + 8)), count, run, own), head * D + i);
+            keep(merge_four(parts, work.offset(h * (D + 8)), count, run), head * D + i);
         }
     }
 }

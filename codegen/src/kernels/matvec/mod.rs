@@ -162,7 +162,8 @@ pub fn matvec<
             let mut held = regs(F32x4::ZERO, PIECES);
             #[unroll]
             for p in 0..PIECES {
-                held[p] = input((start + thread_idx() + p * threads).min(places - 1) * 4);
+                let place = start + thread_idx() + p * threads;
+                held[p] = input(if places % (PIECES * threads) == 0 { place } else { place.min(places - 1) } * 4);
             }
             if RESIDUAL || NORMED {
                 // One sum over the block gives both norms: that of the update, and that of `x + f * update`, whose square is
@@ -203,7 +204,8 @@ pub fn matvec<
                 }
                 barrier();
                 let mut total = F32x4::ZERO;
-                #[unroll]
+                // Not all at once: registers are for weights on their way.
+                #[unroll(10)]
                 for warp in 0..WARPS {
                     total = sum4(total, totals[warp]);
                 }
@@ -258,10 +260,13 @@ pub fn matvec<
         let next_base = if row_ends { base + grid_dim() * WARPS * warp_outputs } else { base };
         #[unroll]
         for d in 0..DEPTH {
-            let unit = (at + d * LANES).min(units - 1);
+            // Without an end to mind, all places are one register and a constant.
+            let exact = units % (LANES * DEPTH) == 0;
+            let unit = if exact { at + d * LANES } else { (at + d * LANES).min(units - 1) };
+            let group = if exact { at * UNIT / 32 + d * (LANES * UNIT / 32) } else { unit * UNIT / 32 };
             let low = load::<U32x4>(x_words, unit * 4);
             let high = load::<U32x4>(x_words, if two_parts { (units + unit) * 4 } else { 0 });
-            let x_scale = if INTEGER { x_scales[unit * UNIT / 32] } else { U32x2::ZERO };
+            let x_scale = if INTEGER { x_scales[group] } else { U32x2::ZERO };
             #[unroll]
             for r in 0..ROWS {
                 let total = dot(
@@ -274,7 +279,7 @@ pub fn matvec<
                     x_scale.y as i32,
                     sums[r],
                 );
-                if units % (LANES * DEPTH) == 0 || at + d * LANES < units {
+                if exact || at + d * LANES < units {
                     sums[r] = total;
                 }
                 if next_base < rows {

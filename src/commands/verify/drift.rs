@@ -1,0 +1,74 @@
+//! How far rounding carries: the CPU's own answer to noise.
+//!
+//! A deep model amplifies small differences, one with random weights or with experts to choose from more than others: a right
+//! result can end far from the CPU's. So the CPU reads the same tokens once more with a little noise on everything that is
+//! rounded on its way to memory, and how far that takes it is how far rounding may take a device.
+
+use std::collections::{HashMap, HashSet};
+
+use anyhow::Result;
+use gemma4c_plan::ValueIndex;
+use gemma4c_runtime::{Asked, Session};
+
+use super::compare::rms;
+use super::meaning::Meaning;
+use super::reference::Reference;
+use crate::random::Random;
+
+/// Of the layers' outputs and of the logits: relative rms over all rows of all passes.
+pub struct Drift(HashMap<ValueIndex, f64>);
+
+impl Drift {
+    /// Feeds the same passes to a CPU that has seen none. `noise`: its rms, as a part of each row's.
+    pub fn measure(cpu: &mut Session, passes: &[&Reference], meaning: &Meaning<'_>, noise: f64) -> Result<Drift> {
+        let named = |value: ValueIndex| (meaning.name(value), value);
+        let depths: HashMap<&str, ValueIndex> = meaning.depths().map(named).collect();
+        let noisy: HashSet<&str> = meaning.rounded().map(|value| meaning.name(value)).collect();
+        let mut random = Random::new(0);
+        // Squares of the differences and of what they are differences from.
+        let mut sums: HashMap<ValueIndex, (f64, f64)> = HashMap::new();
+        for pass in passes {
+            let mut tap = |name: &str, width: usize, rows: &mut [f32]| {
+                if noisy.contains(name) {
+                    rows.chunks_exact_mut(width).for_each(|row| disturb(row, noise, &mut random));
+                }
+                let Some(value) = depths.get(name) else { return };
+                let sum = sums.entry(*value).or_default();
+                for (moved, still) in rows.iter().zip(pass.all(*value)) {
+                    sum.0 += (*moved as f64 - *still as f64).powi(2);
+                    sum.1 += (*still as f64).powi(2);
+                }
+            };
+            cpu.feed_tapped(&pass.tokens, Asked::Last, None, &mut tap, &mut |_, _| {})?;
+        }
+        Ok(Drift(sums.into_iter().map(|(value, (moved, still))| (value, (moved / still).sqrt())).collect()))
+    }
+
+    /// Of one of them.
+    pub fn of(&self, value: ValueIndex) -> f64 {
+        self.0.get(&value).copied().unwrap_or(0.0)
+    }
+}
+
+/// Adds noise, evenly spread.
+fn disturb(row: &mut [f32], noise: f64, random: &mut Random) {
+    let reach = rms(row) * noise * 3f64.sqrt();
+    for value in row {
+        *value += (reach * (2.0 * random.unit() - 1.0)) as f32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noise_has_the_size_asked_for() {
+        let still: Vec<f32> = (0..10_000).map(|i| (i % 7) as f32 - 3.0).collect();
+        let mut moved = still.clone();
+        disturb(&mut moved, 0.01, &mut Random::new(7));
+        let differences: Vec<f32> = moved.iter().zip(&still).map(|(a, b)| a - b).collect();
+        let part = rms(&differences) / rms(&still);
+        assert!((0.0095..0.0105).contains(&part), "{part}");
+    }
+}
