@@ -6,8 +6,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_plan::Plan;
-use gemma4c_plan::cuda::{CudaProgram, Phase};
+use gemma4c_plan::cuda::{CudaProgram, CudaStep, Phase};
+use gemma4c_plan::{Kind, Op, Plan};
 use gemma4c_runtime::{Asked, Pick, Run, Session};
 use serde_json::json;
 
@@ -68,7 +68,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let run = Run { phase: index, steps: (0, phase.steps.len()), pick: Pick::Largest };
     let cuda = session.cuda().context("it runs on a GPU")?;
     let profile = cuda.profile(run, args.repeat)?;
-    let launched = launched(&plan, program, phase, &profile.launches);
+    let launched = launched(&plan, program, phase, args.depth, &profile.launches);
 
     let sum: f64 = profile.launches.iter().sum();
     print(&format!(
@@ -120,20 +120,32 @@ fn prepare(session: &mut Session, index: usize, rows: u32, depth: u32) -> Result
     Ok(session.wait()?)
 }
 
+/// The part of a step's work that there is at a depth: a decoded row's attention is counted for a full context in a plan.
+fn seen(plan: &Plan, step: &CudaStep, rows: u32, depth: u32) -> f64 {
+    let meaning = |node: &u32| plan.program.steps.iter().find(|of| of.output == *node);
+    let attention = step.nodes.iter().filter_map(meaning).find(|of| matches!(of.op, Op::Attention { .. }));
+    let kind = attention.map(|of| plan.program.values[of.inputs[1] as usize].kind);
+    let Some(Kind::Kv { cache }) = kind.filter(|_| rows == 1) else { return 1.0 };
+    let context = plan.program.context;
+    let visible = plan.program.caches[cache as usize].window.unwrap_or(context).min(context);
+    (depth + 1).min(visible) as f64 / visible as f64
+}
+
 /// The launches of a phase and of the pick after it, each with its time.
-fn launched(plan: &Plan, program: &CudaProgram, phase: &Phase, times: &[f64]) -> Vec<Launched> {
+fn launched(plan: &Plan, program: &CudaProgram, phase: &Phase, depth: u32, times: &[f64]) -> Vec<Launched> {
     let kernel = |index: u32| &program.kernels[index as usize];
     let steps = phase.steps.iter().map(|step| {
         let value = step.outputs.last().map(|output| output.value).or(step.nodes.last().copied());
         let value = value.map_or("", |value| plan.program.values[value as usize].name.as_str());
         let kernel = kernel(step.launch.kernel);
+        let seen = seen(plan, step, phase.rows, depth);
         Launched {
             kernel: kernel.name.clone(),
             instance: kernel.instance.clone(),
             makes: table::without_layer(value).to_string(),
             layer: step.layer,
-            bytes: step.bytes,
-            flops: step.flops,
+            bytes: (step.bytes as f64 * seen) as u64,
+            flops: (step.flops as f64 * seen) as u64,
             microseconds: 0.0,
         }
     });
