@@ -15,7 +15,7 @@ mod lowered;
 #[allow(dead_code, reason = "the program uses all of it")]
 mod output;
 
-use common::Place;
+use common::{Place, without_numbers};
 use gemma4c_codegen::cuda::image::write_region;
 use gemma4c_codegen::cuda::simulate::Simulator;
 use gemma4c_models::gemma4::{self, Config};
@@ -196,19 +196,4 @@ fn weights_that_change_under_a_plan_are_noticed() {
     assert!(matches!(open(), Err(RuntimeError::WeightsDamaged { first: 0, .. })));
     std::fs::remove_file(place.path("whole.bin")).unwrap();
     assert!(matches!(open(), Err(RuntimeError::Io { .. })));
-}
-
-/// Hashes and sizes follow from kernels and weights; the words around them are what is reviewed.
-fn without_numbers(text: &str) -> String {
-    let mut out = String::new();
-    for word in text.split_inclusive(|c: char| !c.is_alphanumeric()) {
-        let end = word.trim_end_matches(|c: char| !c.is_alphanumeric()).len();
-        out += match &word[..end] {
-            hash if hash.len() == 16 && hash.bytes().all(|b| b.is_ascii_hexdigit()) => "HASH",
-            size if size.len() > 4 && size.bytes().all(|b| b.is_ascii_digit()) => "BYTES",
-            other => other,
-        };
-        out += &word[end..];
-    }
-    out
 }

@@ -11,8 +11,8 @@ mod compile;
 #[allow(dead_code, reason = "shared with tests that use all of it")]
 mod lowered;
 
-use common::Place;
 use common::gguf::{Key, rewrite, same};
+use common::{Place, without_numbers};
 use gemma4c_models::gguf::Value;
 use gemma4c_plan::Plan;
 use lowered::Told;
@@ -45,21 +45,6 @@ impl Faults {
         let words = without_numbers(&self.place.refused(line));
         self.texts += &format!("$ gemma4c {line}\n{words}");
     }
-}
-
-/// Hashes and sizes follow from kernels and weights; the words around them are what is reviewed.
-fn without_numbers(text: &str) -> String {
-    let mut out = String::new();
-    for word in text.split_inclusive(|c: char| !c.is_alphanumeric()) {
-        let end = word.trim_end_matches(|c: char| !c.is_alphanumeric()).len();
-        out += match &word[..end] {
-            hash if hash.len() == 16 && hash.bytes().all(|b| b.is_ascii_hexdigit()) => "HASH",
-            size if size.len() > 4 && size.bytes().all(|b| b.is_ascii_digit()) => "BYTES",
-            other => other,
-        };
-        out += &word[end..];
-    }
-    out
 }
 
 /// A byte of every part of the file, by the part's name.

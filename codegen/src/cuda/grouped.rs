@@ -18,7 +18,6 @@ use super::{LowerError, Pass};
 use crate::arch::Arch;
 use crate::kernels::moe::group::Grouping;
 use crate::kernels::outputs::Outputs;
-use crate::kernels::plain::experts;
 use crate::kernels::product::wide::Wide;
 use crate::kernels::product::{Product, Tile};
 
@@ -28,6 +27,22 @@ pub struct Sorted {
     order: Arg,
     groups: Arg,
     most_groups: u32,
+}
+
+impl Sorted {
+    /// What both kinds of products take, besides their weights.
+    fn arguments(&self, x: Arg, state: Arg, out: Arg, outputs: u32, k: u32) -> [(&'static str, Arg); 7] {
+        let (outputs, k) = (Arg::U32(outputs), Arg::U32(k));
+        [
+            ("x", x),
+            ("groups", self.groups),
+            ("order", self.order),
+            ("state", state),
+            ("out", out),
+            ("outputs", outputs),
+            ("k", k),
+        ]
+    }
 }
 
 /// A product of sorted rows.
@@ -81,7 +96,7 @@ impl PhaseBuilder<'_, '_> {
         routing: NodeId,
     ) -> Result<(), LowerError> {
         let (down, node) = (group.nodes[0], group.nodes[group.nodes.len() - 1]);
-        let (rows, state, (_, top)) = (self.rows, self.state(group), self.experts(routing));
+        let rows = self.rows;
         self.common.tally.applied(Pass::Int8);
         let x = self.form(group, input, Form::BF16)?.start;
         let of = ExpertProduct { weight, routing, x, share: 1 };
@@ -96,28 +111,8 @@ impl PhaseBuilder<'_, '_> {
         };
         self.leaves(down, Form::F32, each);
 
-        let width = self.graph().node(node).ty.width;
-        let scale_arg = match scale {
-            Some(weight) => self.common.weights.floats(weight)?,
-            None => Arg::Unused,
-        };
-        let (place, out) = (self.routing(routing)?, self.make(node, Form::F32, rows));
-        let arguments = [
-            ("x", each),
-            ("ids", place.ids),
-            ("weights", place.weights),
-            ("expert_scale", scale_arg),
-            ("state", state),
-            ("out", out),
-            ("width", Arg::U32(width)),
-            ("top", Arg::U32(top)),
-        ];
-        let work = Work { bytes: rows as u64 * width as u64 * 4 * (top as u64 + 1), flops: 0 };
-        let grid = experts::sum_grid(width, rows);
         let why = "many rows: a row's choices come together in their order";
-        self.launch(experts::sum(scale.is_some())?, grid, &arguments, &[node], work, why)?;
-        self.leaves(node, Form::F32, out);
-        Ok(())
+        self.expert_sum(group, node, each, routing, scale, why)
     }
 
     /// The pairs sorted by expert, in groups of a height: by the first who asks.
@@ -175,16 +170,8 @@ impl PhaseBuilder<'_, '_> {
         let copy = self.common.weights.rounded(&[of.weight], &mut self.common.kernels)?;
         let sorted = self.sorted(group, of.routing, height)?;
         let out = make(self);
-        let arguments = [
-            ("weights", copy),
-            ("x", of.x),
-            ("groups", sorted.groups),
-            ("order", sorted.order),
-            ("state", self.state(group)),
-            ("out", out),
-            ("outputs", Arg::U32(outputs)),
-            ("k", Arg::U32(k)),
-        ];
+        let mut arguments = vec![("weights", copy)];
+        arguments.extend(sorted.arguments(of.x, self.state(group), out, outputs, k));
         let read = all as u64 * k as u64 * 2 * experts.min(pairs) as u64;
         let work = work(read, pairs, all, outputs, k, wide.out.size() as u64);
         let why = format!(
@@ -216,15 +203,7 @@ impl PhaseBuilder<'_, '_> {
             Product { dtype: matrix.dtype, k: matrix.k, out: ElementType::F32, pairs: of.share, epilogue: Vec::new() };
         let sorted = self.sorted(group, of.routing, tile.rows)?;
         let mut arguments = matrix.arguments();
-        arguments.extend([
-            ("x", of.x),
-            ("groups", sorted.groups),
-            ("order", sorted.order),
-            ("state", self.state(group)),
-            ("out", out),
-            ("outputs", Arg::U32(outputs)),
-            ("k", Arg::U32(matrix.k)),
-        ]);
+        arguments.extend(sorted.arguments(of.x, self.state(group), out, outputs, matrix.k));
         let read = matrix.bytes() / experts as u64 * experts.min(pairs) as u64;
         let work = work(read, pairs, outputs, outputs, matrix.k, 4);
         let why = format!(

@@ -25,7 +25,7 @@ impl PhaseBuilder<'_, '_> {
             // The stream itself is left as floats anyway.
             wanted = Outputs { floats: false, ..wanted };
         }
-        let input = self.floats(of.input)?.start;
+        let input = self.whole_rows(group, of.input)?.start;
         let stream = of.residual.map(|residual| (residual, self.make(residual.sum, Form::F32, rows)));
         let (mut outputs, forms) = self.row_outputs(target, wanted, rows, ["out", "rounded", "xq", "xscale", "xsum"]);
         let next = match of.next {
@@ -44,11 +44,11 @@ impl PhaseBuilder<'_, '_> {
                 self.launch(instance, [rows, 1, 1], &outputs, &group.nodes, Work { bytes, flops: 0 }, why.clone())?;
             }
             Some((residual, sum)) => {
-                let h = self.floats(residual.stream)?.start;
+                let h = self.whole_rows(group, residual.stream)?.start;
                 let unused = (Arg::Unused, Arg::Unused, Arg::Unused);
                 let (branch, x_weight, branch_weight) = match residual.branch {
                     Some(branch) => (
-                        self.floats(branch.other)?.start,
+                        self.whole_rows(group, branch.other)?.start,
                         self.common.weights.floats(branch.weight)?,
                         self.common.weights.floats(branch.other_weight)?,
                     ),

@@ -325,9 +325,14 @@ impl PhaseBuilder<'_, '_> {
             self.leaves_product(group, of, raw);
             return Ok(());
         }
-        let weights = self.weights_of(of);
-        let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
-        Err(self.no_kernel(group, &matrix, "an epilogue that is not a gate's"))
+        let [matmul] = of.matmuls[..] else {
+            let weights = self.weights_of(of);
+            let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
+            return Err(self.no_kernel(group, &matrix, "an epilogue of several matrices"));
+        };
+        self.keep(matmul, Form::F32, Place { start: raw, stride: outputs });
+        self.leaves(matmul, Form::F32, raw);
+        self.epilogue_in_steps(group, of)
     }
 
     /// The product of many rows by warpgroups, over bf16 copies of the weights; `false` where the shape does not allow it.

@@ -240,29 +240,44 @@ impl PhaseBuilder<'_, '_> {
                 Ok(())
             }
             Op::ExpertSum { scale } => {
-                let (x, routing) = (self.whole_rows(group, node.inputs[0])?, self.routing(node.inputs[1])?);
-                let top = self.graph().node(node.inputs[1]).ty.width;
-                let scale_arg = match scale {
-                    Some(weight) => self.common.weights.floats(weight)?,
-                    None => Arg::Unused,
-                };
-                let out = self.make(id, Form::F32, rows);
-                let arguments = [
-                    ("x", x.start),
-                    ("ids", routing.ids),
-                    ("weights", routing.weights),
-                    ("expert_scale", scale_arg),
-                    ("state", state),
-                    ("out", out),
-                    ("width", Arg::U32(width)),
-                    ("top", Arg::U32(top)),
-                ];
-                let instance = experts::sum(scale.is_some())?;
-                self.launch(instance, experts::sum_grid(width, rows), &arguments, &[id], work, ALONE)?;
-                self.leaves(id, Form::F32, out);
-                Ok(())
+                let x = self.whole_rows(group, node.inputs[0])?.start;
+                self.expert_sum(group, id, x, node.inputs[1], scale, ALONE)
             }
         }
+    }
+
+    /// The results of a row's experts, weighed and added in the order they were chosen in.
+    pub fn expert_sum(
+        &mut self,
+        group: &Group,
+        node: NodeId,
+        x: Arg,
+        routing: NodeId,
+        scale: Option<WeightId>,
+        why: &str,
+    ) -> Result<(), LowerError> {
+        let (rows, state, width) = (self.rows_of(group), self.state(group), self.graph().node(node).ty.width);
+        let (place, top) = (self.routing(routing)?, self.graph().node(routing).ty.width);
+        let scale_arg = match scale {
+            Some(weight) => self.common.weights.floats(weight)?,
+            None => Arg::Unused,
+        };
+        let out = self.make(node, Form::F32, rows);
+        let arguments = [
+            ("x", x),
+            ("ids", place.ids),
+            ("weights", place.weights),
+            ("expert_scale", scale_arg),
+            ("state", state),
+            ("out", out),
+            ("width", Arg::U32(width)),
+            ("top", Arg::U32(top)),
+        ];
+        let work = Work { bytes: rows as u64 * width as u64 * 4 * (top as u64 + 1), flops: 0 };
+        let grid = experts::sum_grid(width, rows);
+        self.launch(experts::sum(scale.is_some())?, grid, &arguments, &[node], work, why)?;
+        self.leaves(node, Form::F32, out);
+        Ok(())
     }
 
     /// An element-wise chain over a value's rows.
@@ -292,7 +307,7 @@ impl PhaseBuilder<'_, '_> {
     }
 
     /// A value whose rows follow each other without a gap: copied there, if it is a part of wider rows.
-    fn whole_rows(&mut self, group: &Group, node: NodeId) -> Result<Place, LowerError> {
+    pub fn whole_rows(&mut self, group: &Group, node: NodeId) -> Result<Place, LowerError> {
         let (rows, width) = (self.rows_of(group), self.graph().node(node).ty.width);
         let from = self.floats(node)?;
         if rows == 1 || from.stride == width {
@@ -337,7 +352,11 @@ impl PhaseBuilder<'_, '_> {
             self.leaves(*id, Form::F32, out);
             results.push(*id);
         }
-        // What a fused product does after it, one operation after the other.
+        self.epilogue_in_steps(group, of)
+    }
+
+    /// What a fused product does after its matrices, one operation after the other.
+    pub fn epilogue_in_steps(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
         let after = group.nodes.iter().copied().filter(|id| !of.matmuls.contains(id)).collect();
         self.one_by_one(&Group { kind: group.kind.clone(), nodes: after })
     }

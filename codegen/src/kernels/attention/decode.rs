@@ -13,11 +13,13 @@ use super::Attention;
 use super::floats::{leave_floats, mix_floats, score_floats, weigh_floats};
 use super::plain::first_visible;
 use super::tensor::{leave_tensor, load_queries, mix_tensor, score_tensor, weigh_tensor};
+use crate::measured::{H200, Question};
 
 /// Multiprocessors of a large GPU: a long context is shared out among as many blocks as they can hold.
 const MULTIPROCESSORS: u32 = 132;
-/// Shared memory of a block that has a multiprocessor for itself.
+/// Shared memory of a block that has a multiprocessor for itself, and its threads where it has much to merge.
 const ROOMY: usize = 200 * 1024;
+const ROOMY_THREADS: u32 = H200.value(Question::AttentionThreads);
 
 /// Where the tile of keys after the one at `at` starts: in the same segment, or in the split's next one.
 #[device]
@@ -312,8 +314,10 @@ impl Attention {
         match (self.kv, self.head_dim, self.group) {
             (ElementType::F32, 512.., 9..) => DecodeShape { vector: 4, ..shape(128, 8, 1) },
             (ElementType::F32, ..) => DecodeShape { vector: 4, ..shape(128, 16, 2) },
-            (_, 512.., _) if self.shared_bytes >= ROOMY => shape(if self.group > 8 { 256 } else { 512 }, 64, 1),
-            (_, 256.., 8) if self.shared_bytes >= ROOMY => shape(512, 64, 1),
+            (_, 512.., _) if self.shared_bytes >= ROOMY => {
+                shape(if self.group > 8 { 256 } else { ROOMY_THREADS }, 64, 1)
+            }
+            (_, 256.., 8) if self.shared_bytes >= ROOMY => shape(ROOMY_THREADS, 64, 1),
             (_, 512.., 9..) => shape(256, 16, 1),
             (_, 512.., _) => shape(256, 32, 2),
             (_, _, 9..) => shape(256, 64, 1),
