@@ -143,7 +143,7 @@ const UNSAFE: [(&str, &str); 23] = [
     ("dsl/src/host.rs", "loads kernels compiled for the host"),
     ("dsl/src/intrinsics/asynchronous.rs", "finishes copies in a simulated GPU's memory"),
     ("dsl/src/intrinsics/warpgroup.rs", "reads tiles of a simulated GPU's memory as late as the product is waited for"),
-    ("dsl/src/sim/block.rs", "runs coroutines on stacks of their own"),
+    ("dsl/src/sim/cluster.rs", "runs coroutines on stacks of their own"),
     ("dsl/src/sim/memory.rs", "is a simulated GPU's memory, checked at every access"),
     ("dsl/src/sim/thread.rs", "finds the coroutine that is running"),
     ("models/src/gguf/map.rs", "maps model files"),

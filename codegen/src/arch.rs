@@ -75,7 +75,16 @@ impl Arch {
 
     /// Whether the instance compiles for this architecture: it uses nothing that others alone have.
     pub fn has_all_of(self, instance: &Instance) -> bool {
-        self.has_wgmma() || !instance.needs_warpgroups()
+        (self.has_wgmma() || !instance.needs_warpgroups()) && instance.cluster() <= self.most_peers()
+    }
+
+    /// Blocks of the largest cluster; 1 where there are none.
+    pub const fn most_peers(self) -> u32 {
+        match self {
+            Arch::Sm80 | Arch::Sm89 => 1,
+            Arch::Sm90a => 16,
+            Arch::Sm120a => 8,
+        }
     }
 
     /// Bulk tensor copies with mbarrier completion.

@@ -57,6 +57,7 @@ fn layers_of_both_kinds() -> [Attention; 2] {
         capacity: 120,
         kv: ElementType::BF16,
         shared_bytes,
+        cluster: 1,
     };
     [full, Attention { window: Some(20), ..full }]
 }
@@ -89,7 +90,8 @@ fn the_step_has_the_bits_of_the_kernels_it_stands_for() {
     for step in steps() {
         let name = step.scene.name;
         let [q, k, v] = after(&step.heads_case(), ["q_out", "k_cache", "v_cache"]);
-        if step.grouped < step.scene.splits {
+        let (peers, splits) = (step.scene.layer.peers(), step.scene.splits);
+        if (peers == 1 && step.grouped < splits) || (peers > 1 && peers < splits) {
             // Merged in another order.
             continue;
         }
@@ -122,19 +124,43 @@ fn the_step_has_the_bits_of_the_kernels_it_stands_for() {
 fn splits_are_fixed_by_the_shape() {
     let layer = |kv_heads, window, capacity| {
         let [.., shared_bytes] = SHARED_BYTES;
-        let layer =
-            Attention { head_dim: 256, kv_heads, group: 1, window, capacity, kv: ElementType::F16, shared_bytes };
+        let layer = Attention {
+            head_dim: 256,
+            kv_heads,
+            group: 1,
+            window,
+            capacity,
+            kv: ElementType::F16,
+            shared_bytes,
+            cluster: 1,
+        };
         (layer.segment(), layer.splits(), layer.grouped())
     };
-    assert_eq!(layer(1, Some(512), 1024), (64, 9, 9));
-    assert_eq!(layer(2, Some(512), 1024), (64, 9, 9));
-    assert_eq!(layer(8, Some(1024), 1536), (64, 17, 17));
-    assert_eq!(layer(16, Some(1024), 1536), (128, 9, 9));
+    assert_eq!(layer(1, Some(512), 1024), (64, 8, 8));
+    assert_eq!(layer(2, Some(512), 1024), (64, 8, 8));
+    assert_eq!(layer(8, Some(1024), 1536), (64, 16, 16));
+    assert_eq!(layer(16, Some(1024), 1536), (128, 8, 8));
     assert_eq!(layer(1, None, 32768), (64, 264, 17));
     assert_eq!(layer(2, None, 262_144), (64, 132, 12));
     assert_eq!(layer(4, None, 32768), (64, 66, 9));
     assert_eq!(layer(4, None, 100), (64, 2, 2));
     assert_eq!(layer(300, None, 100), (64, 1, 1));
+
+    let clustered = |kv_heads, window, capacity| {
+        let [shared_bytes, ..] = SHARED_BYTES;
+        let kv = ElementType::F16;
+        let layer = Attention { head_dim: 512, kv_heads, group: 1, window, capacity, kv, shared_bytes, cluster: 16 };
+        (layer.splits(), layer.peers())
+    };
+    assert_eq!(clustered(2, Some(512), 1024), (8, 8));
+    assert_eq!(clustered(8, Some(1024), 1536), (16, 16));
+    assert_eq!(clustered(1, Some(4096), 4100), (64, 1), "more than a cluster holds");
+    assert_eq!(clustered(1, None, 32768), (120, 8));
+    assert_eq!(clustered(2, None, 32768), (60, 4));
+    assert_eq!(clustered(4, None, 32768), (28, 4));
+    assert_eq!(clustered(1, None, 1000), (16, 8));
+    assert_eq!(clustered(1, None, 200), (4, 4));
+    assert_eq!(clustered(1, None, 30), (1, 1));
 }
 
 #[test]
@@ -147,6 +173,7 @@ fn flash_takes_the_largest_tile_that_fits() {
         capacity: 64,
         kv,
         shared_bytes,
+        cluster: 1,
     };
     let rows = |kv, shared| layer(kv, shared).flash(ElementType::F32).expect("an instance").map(|flash| flash.rows);
     assert_eq!(rows(ElementType::BF16, 227 * 1024), Some(64));

@@ -142,6 +142,8 @@ pub enum InstanceError {
     NameClash { kernel: &'static str, function: &'static str },
     #[error("kernel {kernel}: block of {threads} threads: it must be a multiple of 32, at most 1024")]
     Block { kernel: &'static str, threads: u32 },
+    #[error("kernel {kernel}: clusters of {blocks} blocks: it must be 1 to 16")]
+    Cluster { kernel: &'static str, blocks: u32 },
 }
 
 /// Chooses an instance's parameters: `Instance::of(matvec::DEF).constant("K", 2560u32).build()?`.
@@ -222,6 +224,10 @@ impl InstanceBuilder {
         let threads = instance.block();
         if threads == 0 || !threads.is_multiple_of(32) || threads > 1024 {
             return Err(InstanceError::Block { kernel, threads });
+        }
+        let blocks = instance.cluster();
+        if !(1..=MOST_PEERS).contains(&blocks) {
+            return Err(InstanceError::Cluster { kernel, blocks });
         }
         instance.functions()?;
         Ok(instance)
@@ -313,6 +319,11 @@ impl Instance {
         (self.def.launch.block)(&self.values)
     }
 
+    /// Blocks of a cluster; 1 where every block is for itself.
+    pub fn cluster(&self) -> u32 {
+        (self.def.launch.cluster)(&self.values)
+    }
+
     /// Bytes of shared memory that the kernel's own arrays take, as laid out in dynamic shared memory.
     pub fn shared_bytes(&self) -> usize {
         self.shared_layout().1
@@ -389,6 +400,9 @@ impl Instance {
         Ok(())
     }
 }
+
+/// Blocks of the largest cluster that any GPU takes.
+const MOST_PEERS: u32 = 16;
 
 /// Arrays in dynamic shared memory start where a 128-byte access may,
 const SHARED_ALIGNMENT: usize = 128;

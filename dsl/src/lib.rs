@@ -60,7 +60,8 @@
 //!
 //! - **The head.** `block` is the number of threads, an expression over compile-time parameters. `dependent`: launched with
 //!   programmatic dependent launch, so every thread executes `grid_dependency_wait()`. `min_blocks`, another: the second
-//!   operand of `__launch_bounds__`. `dynamic_shared`: shared arrays live in dynamic shared memory (needed above 48 KiB);
+//!   operand of `__launch_bounds__`. `cluster`, a third: blocks, one after the other along y, that wait for each other and read
+//!   each other's shared memory (`cluster_barrier`, `load_peer`). `dynamic_shared`: shared arrays live in dynamic shared memory (needed above 48 KiB);
 //!   the launch states [`Instance::shared_bytes`]. `slots(…)`: named places, called like functions.
 //! - **Compile-time parameters** are const generics (`u32`, `i32`, `f32`, `bool`): `constexpr` in the text, so loops over them
 //!   unroll and arrays may have their length. In Rust they are variables that the instance fills, so one compiled test runs
@@ -151,7 +152,8 @@ pub mod prelude {
         BF16, Element, F16, F32x2, F32x4, Float, I32x4, U32x2, U32x4, f32x2, f32x4, i32x4, u32x2, u32x4,
     };
     pub use crate::intrinsics::{
-        asynchronous::*, atomics::*, bits::*, grid::*, ids::*, loads::*, math::*, tensor::*, warp::*, warpgroup::*,
+        asynchronous::*, atomics::*, bits::*, cluster::*, grid::*, ids::*, loads::*, math::*, tensor::*, warp::*,
+        warpgroup::*,
     };
     pub use crate::sim::{InOut, Input, Output, Regs, Shared, Weights, regs};
     pub use crate::{By, device, kernel, require};

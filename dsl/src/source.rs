@@ -26,8 +26,18 @@ impl Instance {
             for (array, at) in self.def.shared.iter().zip(offsets) {
                 let _ = writeln!(text, "constexpr u32 {}_at = {at};", array.name);
             }
+            let blocks = self.cluster();
             let declare = if self.needs_warpgroups() { "SWIZZLED_SHARED" } else { "DYNAMIC_SHARED" };
-            let _ = writeln!(text, "{declare}({bytes});");
+            let _ = match blocks {
+                1 => writeln!(text, "{declare}({bytes});"),
+                _ => writeln!(text, "CLUSTER_SHARED({bytes}, {blocks});"),
+            };
+        }
+        if self.def.cuda.contains("CLUSTER __launch_bounds__") {
+            let _ = match self.cluster() {
+                1 => writeln!(text, "#define CLUSTER"),
+                blocks => writeln!(text, "#define CLUSTER __cluster_dims__(1, {blocks}, 1)"),
+            };
         }
         text
     }

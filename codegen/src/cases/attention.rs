@@ -147,8 +147,10 @@ impl Scene {
     fn partials(&self) -> (Vec<F32x2>, Vec<f32>) {
         let (mut extrema, mut values) = (Vec::new(), Vec::new());
         for (row, head) in self.rows_and_heads() {
+            let first = visible(&self.layer, self.position + row).start;
             for split in 0..self.splits {
-                let partial = self.partial(row, head, |position| position / self.segment % self.splits == split);
+                let partial =
+                    self.partial(row, head, |position| (position - first) / self.segment % self.splits == split);
                 extrema.push(F32x2 { x: partial.largest as f32, y: partial.total as f32 });
                 values.extend(partial.values.into_iter().map(|value| value as f32));
             }
@@ -268,6 +270,7 @@ fn combine_int8_case(head_dim: u32, heads: u32, splits: u32, rows: u32) -> Case 
         capacity: 32,
         kv: ElementType::F16,
         shared_bytes,
+        cluster: 1,
     };
     let mut random = Random::new(u64::from(head_dim + splits));
     let dim = head_dim as usize;
@@ -309,7 +312,7 @@ fn combine_int8_case(head_dim: u32, heads: u32, splits: u32, rows: u32) -> Case 
 
 fn layer(head_dim: u32, group: u32, kv: ElementType) -> Attention {
     let [.., shared_bytes] = SHARED_BYTES;
-    Attention { head_dim, kv_heads: 1, group, window: None, capacity: 96, kv, shared_bytes }
+    Attention { head_dim, kv_heads: 1, group, window: None, capacity: 96, kv, shared_bytes, cluster: 1 }
 }
 
 /// One row, or few.

@@ -40,6 +40,7 @@ impl PhaseBuilder<'_, '_> {
             capacity: self.common.capacity(c),
             kv: self.kv_element(),
             shared_bytes: self.common.shared_bytes,
+            cluster: self.common.cluster,
         }
     }
 
@@ -139,6 +140,14 @@ impl PhaseBuilder<'_, '_> {
             if wanted.int8 && !wanted.floats { (Form::Int8, StepOut::Int8) } else { (Form::F32, StepOut::Floats) };
         let result = self.make(node, form, 1);
         let width = layer.heads() as u64 * layer.head_dim as u64;
+        let [extrema, values, counters] = match layer.step_values_len() {
+            0 => [Arg::Unused; 3],
+            values => [
+                self.buffer(layer.step_extrema_len() * 8),
+                self.buffer(values * 4),
+                self.common.counters().take(layer.step_counters_len() * 4),
+            ],
+        };
         let mut arguments = vec![
             ("q", self.floats(queries.raw)?.start),
             ("k", k),
@@ -149,9 +158,9 @@ impl PhaseBuilder<'_, '_> {
             ("state", self.state(group)),
             ("k_cache", k_cache),
             ("v_cache", v_cache),
-            ("extrema", self.buffer(layer.step_extrema_len() * 8)),
-            ("values", self.buffer(layer.step_values_len() * 4)),
-            ("counters", self.common.counters().take(layer.step_counters_len() * 4)),
+            ("extrema", extrema),
+            ("values", values),
+            ("counters", counters),
             ("window", Arg::U32(layer.window_scalar())),
             ("segment", Arg::U32(layer.segment())),
             ("grouped", Arg::U32(layer.grouped())),
@@ -169,6 +178,11 @@ impl PhaseBuilder<'_, '_> {
         let why = Choice::because(why).over(lost);
         let nodes = [&group.nodes[..], &[node]].concat();
         self.common.tally.applied(Pass::AttentionStep);
+        match layer.peers() {
+            1 if layer.splits() > 1 => self.refused(Pass::Clusters, group, "the GPU has none, or none so large"),
+            1 => self.refused(Pass::Clusters, group, "one block sees all"),
+            _ => self.common.tally.applied(Pass::Clusters),
+        }
         self.launch(layer.step(of.kv.is_some(), out)?, layer.step_grid(), &arguments, &nodes, work, why)?;
         self.leaves(node, form, result);
         self.mark_done(at);

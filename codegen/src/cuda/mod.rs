@@ -124,6 +124,7 @@ pub struct Common<'a> {
     tally: Tally,
     /// Shared memory that a block may have on every architecture of the plan.
     shared_bytes: usize,
+    cluster: u32,
     value_index: HashMap<String, ValueIndex>,
     read: &'a ReadFloats<'a>,
 }
@@ -261,6 +262,7 @@ fn lower_with(
         true => Ok(()),
     };
     let shared = options.architectures.iter().map(|arch| arch.max_shared_bytes_per_block() as usize).min();
+    let cluster = options.architectures.iter().map(|arch| arch.most_peers()).min().filter(|_| !off("clusters"));
     let mut common = Common {
         weights: Weights::new(graph, extras.on_host.to_vec()),
         kernels: Kernels::default(),
@@ -279,6 +281,7 @@ fn lower_with(
         measured: Measured::find(&options.architectures),
         tally: Tally::new(&options.disabled),
         shared_bytes: shared.unwrap_or(48 * 1024),
+        cluster: cluster.unwrap_or(1),
         value_index,
         read,
     };

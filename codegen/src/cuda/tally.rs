@@ -8,18 +8,21 @@ pub enum Pass {
     Int8,
     AbsorbNorms,
     AttentionStep,
+    Clusters,
     Mixtures,
     Bf16Copies,
 }
 
 impl Pass {
-    pub const ALL: [Pass; 5] = [Pass::Int8, Pass::AbsorbNorms, Pass::AttentionStep, Pass::Mixtures, Pass::Bf16Copies];
+    pub const ALL: [Pass; 6] =
+        [Pass::Int8, Pass::AbsorbNorms, Pass::AttentionStep, Pass::Clusters, Pass::Mixtures, Pass::Bf16Copies];
 
     pub const fn name(self) -> &'static str {
         match self {
             Pass::Int8 => "int8",
             Pass::AbsorbNorms => "absorb-norms",
             Pass::AttentionStep => "attention-step",
+            Pass::Clusters => "clusters",
             Pass::Mixtures => "mixtures",
             Pass::Bf16Copies => "bf16-copies",
         }
@@ -33,6 +36,9 @@ impl Pass {
             Pass::AbsorbNorms => "decode: a product computes the norm before it itself",
             Pass::AttentionStep => {
                 "decode: head norms, rotation, store, attention and the merge of its parts in one launch"
+            }
+            Pass::Clusters => {
+                "decode: parts of an attention are merged in the shared memory of a cluster of blocks, not in memory"
             }
             Pass::Mixtures => {
                 "a mixture's residual, norms and router in one launch; decode: its dense half in the launches of the experts"

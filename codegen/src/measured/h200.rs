@@ -75,6 +75,20 @@ const TRIALS: &[Trial] = &[
         Chosen,
     ),
     of("E4B Q8_0", Question::AttentionThreads, "256 threads", 256, &[(0, 491.0), (8192, 448.0), (32768, 417.0)], Lost),
+    whole(Question::WindowMerge, "in a cluster's shared memory", 1, &[(0, 521.1), (8192, 490.7)], Chosen),
+    whole(Question::WindowMerge, "in memory, by the last block", 0, &[(0, 515.8), (8192, 477.7)], Lost),
+    // Multiprocessors come in groups that a cluster cannot leave. The 132 have no room for 128 blocks in clusters of 4 or of 8: the
+    // last cluster waits for another to end.
+    whole(Question::ClusterBlocks, "128", 128, &[(0, 524.9), (8192, 483.8), (32768, 420.9)], Lost),
+    whole(Question::ClusterBlocks, "120", 120, &[(0, 525.3), (8192, 496.2), (32768, 460.0)], Chosen),
+    whole(Question::ClusterBlocks, "112", 112, &[(0, 524.8), (8192, 496.2), (32768, 455.8)], Lost),
+    of("12B Q4_0", Question::PeersOfOneHead, "8 blocks", 8, &[(0, 397.8), (8192, 375.1)], Chosen),
+    of("12B Q4_0", Question::PeersOfOneHead, "16 blocks, 112 in all", 16, &[(0, 397.0), (8192, 375.1)], Lost),
+    of("12B Q4_0", Question::PeersOfOneHead, "4 blocks, 132 in all", 4, &[(0, 396.3), (8192, 365.8)], Lost),
+    of("12B Q4_0", Question::PeersOfOneHead, "no clusters", 1, &[(0, 389.8), (8192, 351.9)], Lost),
+    of("31B Q4_0", Question::PeersOfHeads, "4 blocks", 4, &[(0, 188.6), (8192, 175.3)], Chosen),
+    of("31B Q4_0", Question::PeersOfHeads, "8 blocks, 96 in all", 8, &[(0, 188.5), (8192, 174.1)], Lost),
+    of("31B Q4_0", Question::PeersOfHeads, "no clusters", 1, &[(0, 188.0), (8192, 173.7)], Lost),
     // Lanes that share a row of weights: fewer than 32 where the row's end leaves lanes without work.
     of("E4B Q4_0", Question::Lanes, "32 lanes", 32, &[(0, 640.0), (8192, 573.0)], Chosen),
     of("E4B Q4_0", Question::Lanes, "16 lanes", 16, &[(0, 627.0), (8192, 563.0)], Lost),

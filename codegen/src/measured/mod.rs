@@ -42,6 +42,14 @@ pub enum Question {
     PartsAtOnce,
     /// Threads of a block of a decoded row's attention.
     AttentionThreads,
+    /// Where the parts of a window's attention meet.
+    WindowMerge,
+    /// Blocks of a full layer's attention, in clusters.
+    ClusterBlocks,
+    /// Blocks of a cluster of a full layer with one key-value head.
+    PeersOfOneHead,
+    /// The same with several key-value heads, each of which has clusters of its own.
+    PeersOfHeads,
     /// Lanes that share a row of weights.
     Lanes,
     /// How activations become int8.
@@ -179,6 +187,10 @@ mod tests {
                 Question::FirstTile,
                 Question::PartsAtOnce,
                 Question::AttentionThreads,
+                Question::WindowMerge,
+                Question::ClusterBlocks,
+                Question::PeersOfOneHead,
+                Question::PeersOfHeads,
                 Question::Lanes,
                 Question::Codes,
             ] {

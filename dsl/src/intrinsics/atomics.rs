@@ -1,6 +1,6 @@
 //! Atomic updates of global and shared memory, and the one way in which blocks of a launch may wait for each other's work.
 
-use super::ids::{grid_dim, grid_dim_y, grid_dim_z, thread_idx};
+use super::ids::{block_idx_y, grid_dim, grid_dim_y, grid_dim_z, thread_idx};
 use super::row;
 use super::warp::{Reduce, barrier};
 use crate::Element;
@@ -102,7 +102,7 @@ __device__ __forceinline__ bool last_block(u32* counter, u32 index) {
 row! {
     /// The same where some of the grid's blocks arrive: true in the last of `blocks` to arrive at this element of the
     /// counter.
-    Block last_block_of needs [barrier, thread_idx]
+    Block last_block_of needs [barrier, thread_idx, block_idx_y]
     cuda "
 __device__ __forceinline__ bool last_block_of(u32* counter, u32 index, u32 blocks) {
     __shared__ bool last;
@@ -118,7 +118,9 @@ __device__ __forceinline__ bool last_block_of(u32* counter, u32 index, u32 block
 }"
     host "
 inline bool last_block_of(u32* counter, u32 index, u32 blocks) {
-    static thread_local bool last;
+    // The blocks of a cluster, 16 at most along y, run side by side.
+    static thread_local bool lasts[16];
+    bool& last = lasts[block_idx_y() % 16];
     barrier();
     if (thread_idx() == 0) {
         counter[index] += 1;

@@ -8,6 +8,7 @@
 pub mod asynchronous;
 pub mod atomics;
 pub mod bits;
+pub mod cluster;
 pub mod grid;
 pub mod ids;
 pub mod loads;
@@ -29,6 +30,8 @@ pub enum Scope {
     Warpgroup,
     /// All threads of the block, at the same place.
     Block,
+    /// All threads of the cluster that have not returned, at the same place. Hopper and later.
+    Cluster,
     /// Orders this grid against its neighbours in the stream.
     Grid,
 }
@@ -216,5 +219,6 @@ table! {
     math: rsqrt recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast;
     tensor: ldmatrix_x1 ldmatrix_x2 ldmatrix_x4 ldmatrix_x2_trans ldmatrix_x4_trans mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k32_s8;
     warpgroup: wgmma_bf16 wgmma_fence wgmma_commit wgmma_wait fence_proxy_async;
+    cluster: cluster_rank cluster_barrier load_peer;
     grid: grid_dependency_wait grid_launch_dependents;
 }

@@ -1,6 +1,6 @@
 //! A launch: binds arguments to an instance's parameters, runs the grid block by block, and looks at what was written.
 
-use super::block;
+use super::cluster;
 use super::fault::{Fault, FaultKind};
 use super::memory::{Memory, Region, View};
 use super::shadow::Shadow;
@@ -42,6 +42,8 @@ pub enum LaunchError {
     Argument { kernel: &'static str, param: String, why: String },
     #[error("kernel {kernel}: a grid of {grid:?} blocks")]
     Grid { kernel: &'static str, grid: [u32; 3] },
+    #[error("kernel {kernel}: a grid of {grid:?} blocks cannot be cut into clusters of {blocks} along y")]
+    Cluster { kernel: &'static str, grid: [u32; 3], blocks: u32 },
     #[error(transparent)]
     Fault(#[from] Box<Fault>),
 }
@@ -82,15 +84,16 @@ pub(crate) fn launch_host(
     run_grid(&launch, &options, &|| entry(&pointers))
 }
 
-fn run_grid(launch: &Launch<'_>, options: &Options, program: block::Program<'_>) -> Result<(), LaunchError> {
-    let [gx, gy, _] = launch.grid;
+fn run_grid(launch: &Launch<'_>, options: &Options, program: cluster::Program<'_>) -> Result<(), LaunchError> {
+    let [gx, gy, gz] = launch.grid;
     let mut order = options.order.clone();
-    let mut blocks: Vec<usize> = (0..launch.grid.iter().product::<u32>() as usize).collect();
-    order.arrange(&mut blocks);
-    for linear in blocks {
-        let linear = linear as u32;
-        let index = [linear % gx, linear / gx % gy, linear / gx / gy];
-        if block::run(launch, index, linear, &mut order, program).is_err() {
+    let high = gy / launch.cluster;
+    let mut clusters: Vec<usize> = (0..(gx * high * gz) as usize).collect();
+    order.arrange(&mut clusters);
+    for number in clusters {
+        let number = number as u32;
+        let first = [number % gx, number / gx % high * launch.cluster, number / gx / high];
+        if cluster::run(launch, first, &mut order, program).is_err() {
             break;
         }
     }
@@ -139,6 +142,10 @@ fn bind<'a>(
     let blocks = grid.iter().map(|&n| u64::from(n)).product::<u64>();
     if blocks == 0 || blocks > u64::from(u32::MAX) {
         return Err(LaunchError::Grid { kernel, grid });
+    }
+    let cluster = instance.cluster();
+    if !grid[1].is_multiple_of(cluster) {
+        return Err(LaunchError::Cluster { kernel, grid, blocks: cluster });
     }
     let mut regions = Vec::new();
     let mut scalars = Vec::new();
@@ -198,9 +205,11 @@ fn bind<'a>(
         instance,
         grid,
         threads: instance.block(),
+        cluster,
         regions: regions.into_iter().map(|region| region.map(|(_, region)| region)).collect(),
         scalars,
         shared: Vec::new(),
+        returned: RefCell::new(Vec::new()),
         checks: !options.unchecked,
         host,
         clock: Cell::new(0),
@@ -232,9 +241,24 @@ fn attach_shadows(regions: &mut [Option<(View, Region)>], memory: &Memory) {
     }
 }
 
-/// Shared arrays live in the simulator's memory like everything else; blocks run one after the other and share them.
+/// Shared arrays live in the simulator's memory like everything else; clusters run one after the other and share them.
 fn bind_shared(launch: &mut Launch<'_>, memory: &mut Memory, options: &Options) -> Result<(), LaunchError> {
+    let arrays = launch.instance.def.shared.len();
+    for rank in 0..launch.cluster as usize {
+        launch.shared.push(shared_arrays(launch, memory, options, rank * arrays)?);
+    }
+    Ok(())
+}
+
+/// One block's arrays, in scratches from `first` on.
+fn shared_arrays(
+    launch: &Launch<'_>,
+    memory: &mut Memory,
+    options: &Options,
+    first: usize,
+) -> Result<Vec<Region>, LaunchError> {
     let kernel = launch.kernel();
+    let mut arrays = Vec::new();
     for array in launch.instance.def.shared {
         let refuse = |why: String| LaunchError::Argument { kernel, param: array.name.to_string(), why };
         let element = launch
@@ -247,10 +271,10 @@ fn bind_shared(launch: &mut Launch<'_>, memory: &mut Memory, options: &Options) 
                 "{bytes} bytes of shared memory: no GPU of ours has more than 228 KiB a block"
             )));
         }
-        let base = memory.scratch(launch.shared.len(), bytes);
+        let base = memory.scratch(first + arrays.len(), bytes);
         let shadow =
             (!options.unchecked).then(|| Rc::new(RefCell::new(Shadow::new(bytes, element.size().min(4), true))));
-        launch.shared.push(Region {
+        arrays.push(Region {
             name: array.name.to_string(),
             access: Access::Shared,
             element,
@@ -262,5 +286,5 @@ fn bind_shared(launch: &mut Launch<'_>, memory: &mut Memory, options: &Options) 
             shadow_start: 0,
         });
     }
-    Ok(())
+    Ok(arrays)
 }

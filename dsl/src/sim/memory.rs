@@ -233,6 +233,13 @@ impl<T: Element> Raw<T> {
         }
     }
 
+    /// The same place in the array that another block of the cluster has. `shared`: the arrays of each of its blocks.
+    pub(crate) fn of_peer(mut self, shared: &[Vec<Region>], own: u32, peer: u32) -> Self {
+        let number = shared[own as usize].iter().position(|region| std::ptr::eq(region, self.region));
+        self.region = &shared[peer as usize][number.expect("an array of the thread's own block")];
+        self
+    }
+
     /// Where the handle starts in its region, in bytes.
     pub(crate) fn first_byte(&self) -> i64 {
         self.first.saturating_mul(size_of::<T>() as i64)

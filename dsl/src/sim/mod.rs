@@ -4,9 +4,9 @@
 //! What it finds: races within a block and between blocks, divergent barriers and collectives, accesses out of bounds or
 //! misaligned, shared memory read before it is written, outputs left unwritten, activations touched before the
 //! dependency wait, integer overflow. What it does not model: time, caches, weak memory beyond barriers, blocks that
-//! wait for each other (blocks run one after another).
+//! wait for each other (clusters of blocks run one after another; most clusters are a block).
 
-mod block;
+mod cluster;
 mod fault;
 mod launch;
 pub(crate) mod memory;
@@ -215,7 +215,8 @@ pub fn constant<T: crate::instance::Constant>(name: &str) -> T {
 
 #[doc(hidden)]
 pub fn shared<T: Element>(number: usize, _len: u32) -> Shared<T> {
-    Shared(Raw::new(&Thread::current().launch().shared[number]))
+    let thread = Thread::current();
+    Shared(Raw::new(&thread.launch().shared[thread.block().rank as usize][number]))
 }
 
 #[doc(hidden)]

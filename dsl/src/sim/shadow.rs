@@ -22,6 +22,9 @@ pub(crate) struct Accessor {
     /// Number of the thread in the grid.
     pub thread: u32,
     pub now: u32,
+    /// When the thread's cluster began: what was done since was done by it.
+    pub cluster_start: u32,
+    pub last_cluster_barrier: u32,
     pub last_block_barrier: u32,
     pub last_warp_barrier: u32,
     /// The block has seen all other blocks arrive: what they did before is ordered.
@@ -123,8 +126,10 @@ impl Granule {
             self.first_read = mark;
         }
         let [first, second] = self.reads;
-        let stale = |old: Mark| {
-            old.thread == 0 || old.time < floor || !who.same_block(old) || old.time < who.last_block_barrier
+        let stale = |old: Mark| match old {
+            _ if old.thread == 0 || old.time < floor => true,
+            _ if who.same_block(old) => old.time < who.last_block_barrier,
+            _ => !who.same_cluster(old) || old.time < who.last_cluster_barrier,
         };
         if stale(first) || first.thread == mark.thread {
             self.reads[0] = mark;
@@ -143,6 +148,10 @@ impl Accessor {
         (mark.thread - 1) / self.threads_per_block == self.thread / self.threads_per_block
     }
 
+    fn same_cluster(&self, mark: Mark) -> bool {
+        mark.time >= self.cluster_start
+    }
+
     fn warp_of(&self, mark: Mark) -> u32 {
         (mark.thread - 1) / 32
     }
@@ -153,7 +162,7 @@ impl Accessor {
             return true;
         }
         if !self.same_block(mark) {
-            return self.after_all_blocks;
+            return self.after_all_blocks || (self.same_cluster(mark) && mark.time < self.last_cluster_barrier);
         }
         let barrier = if self.warp_of(mark) == self.thread / 32 {
             self.last_warp_barrier.max(self.last_block_barrier)
@@ -170,8 +179,11 @@ impl Accessor {
         if self.same_block(other) {
             (FaultKind::Race, format!("{did} by thread {thread} at {line}, with no barrier between"))
         } else {
-            let why =
-                format!("{did} by thread {thread} of block {block} at {line}; nothing orders two blocks of a launch");
+            let between = match self.same_cluster(other) {
+                true => "with no cluster_barrier between",
+                false => "and nothing orders two blocks of a launch",
+            };
+            let why = format!("{did} by thread {thread} of block {block} at {line}, {between}");
             (FaultKind::RaceBetweenBlocks, why)
         }
     }

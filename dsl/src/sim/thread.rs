@@ -30,6 +30,7 @@ pub(crate) enum StopScope {
     Warp { orders_memory: bool },
     Warpgroup,
     Block,
+    Cluster,
 }
 
 /// State of one launch, shared by all its threads.
@@ -37,10 +38,15 @@ pub(crate) struct Launch<'a> {
     pub instance: &'a Instance,
     pub grid: [u32; 3],
     pub threads: u32,
+    /// Blocks of a cluster.
+    pub cluster: u32,
     /// One for each parameter; scalars have none.
     pub regions: Vec<Option<Region>>,
     pub scalars: Vec<u64>,
-    pub shared: Vec<Region>,
+    /// The shared arrays of each block of the running cluster.
+    pub shared: Vec<Vec<Region>>,
+    /// Which blocks of the running cluster have returned.
+    pub returned: RefCell<Vec<bool>>,
     pub checks: bool,
     pub host: bool,
     /// Advanced by every barrier; orders the marks of the shadow.
@@ -67,6 +73,10 @@ impl Launch<'_> {
 pub(crate) struct Block {
     pub index: [u32; 3],
     pub linear: u32,
+    /// Its number in its cluster.
+    pub rank: u32,
+    /// When its cluster began: clusters run one after the other.
+    pub start: u32,
     pub warps: Vec<Warp>,
     pub warpgroups: Vec<Warpgroup>,
     /// When each thread last made its writes to shared memory visible to products of warpgroups.
@@ -147,6 +157,7 @@ pub(crate) struct Thread {
     pub launch: *const Launch<'static>,
     pub block: *const Block,
     pub yielder: Cell<*const Yielder<(), Stop>>,
+    pub last_cluster_barrier: Cell<u32>,
     pub last_block_barrier: Cell<u32>,
     pub last_warp_barrier: Cell<u32>,
     pub waited: Cell<bool>,
@@ -207,6 +218,8 @@ impl Thread {
         Accessor {
             thread: block.linear * launch.threads + self.index,
             now: launch.clock.get(),
+            cluster_start: block.start,
+            last_cluster_barrier: self.last_cluster_barrier.get(),
             last_block_barrier: self.last_block_barrier.get(),
             last_warp_barrier: self.last_warp_barrier.get(),
             after_all_blocks: block.after_all_blocks.get(),

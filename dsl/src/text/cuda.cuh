@@ -15,6 +15,7 @@ typedef float f32;
 
 #define DYNAMIC_SHARED(bytes) extern __shared__ __align__(128) u8 dynamic_shared[]
 #define SWIZZLED_SHARED(bytes) extern __shared__ __align__(1024) u8 dynamic_shared[]
+#define CLUSTER_SHARED(bytes, blocks) DYNAMIC_SHARED(bytes)
 
 template <class To, class From> __device__ __forceinline__ To bits_as(From from) {
     static_assert(sizeof(To) == sizeof(From), "the sizes differ");

@@ -11,8 +11,16 @@
 #define __launch_bounds__(...)
 #define __shared__ static thread_local
 #define __align__(bytes) __attribute__((aligned(bytes)))
-#define DYNAMIC_SHARED(bytes) __align__(128) static thread_local u8 dynamic_shared[(bytes) + 1]
+#define DYNAMIC_SHARED(bytes) \
+    extern const u64 shared_stride = 0; \
+    __align__(128) static thread_local u8 dynamic_shared[(bytes) + 1]
 #define SWIZZLED_SHARED(bytes) __align__(1024) static thread_local u8 dynamic_shared[(bytes) + 1]
+#define __cluster_dims__(...)
+// The blocks of a cluster run side by side: each has a piece of its own, and the others are a stride away.
+#define CLUSTER_SHARED(bytes, blocks) \
+    extern const u64 shared_stride = ((bytes) + 128) / 128 * 128; \
+    __align__(128) static thread_local u8 cluster_shared[blocks][((bytes) + 128) / 128 * 128]; \
+    static const struct { u8* operator+(u32 at) const { return cluster_shared[cluster_rank()] + at; } } dynamic_shared = {}
 
 namespace gemma4c {
 
@@ -32,6 +40,9 @@ template <class To, class From> inline To bits_as(From from) {
     memcpy(&to, &from, sizeof(To));
     return to;
 }
+
+// Bytes from a block's shared memory to that of the next in its cluster: the instance says.
+extern const u64 shared_stride;
 
 template <class T> inline T read_constant(const T* at) { return *at; }
 

@@ -7,6 +7,9 @@ use cudarc::driver::{result, sys};
 
 use super::device::{Buffer, Context, CudaError, Device};
 
+/// Blocks of a cluster that every GPU with clusters takes; larger ones must be asked for.
+const PORTABLE_CLUSTER: i32 = 8;
+
 /// A loaded cubin.
 pub struct Module {
     context: Arc<Context>,
@@ -57,6 +60,18 @@ impl Module {
             #[allow(unsafe_code)]
             unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }
                 .map_err(CudaError::driver(doing))?;
+        }
+        let mut blocks = 0;
+        let height = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT;
+        // SAFETY: a live function; writes one number, which stays 0 where the driver does not know clusters.
+        #[allow(unsafe_code)]
+        let _ = unsafe { sys::cuFuncGetAttribute(&mut blocks, height, function) };
+        if blocks > PORTABLE_CLUSTER {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+            // SAFETY: as above.
+            #[allow(unsafe_code)]
+            unsafe { result::function::set_function_attribute(function, attribute, 1) }
+                .map_err(CudaError::driver(format!("giving kernel {name} clusters of {blocks} blocks")))?;
         }
         Ok(Function { module: Arc::clone(self), function, name: name.into(), shared })
     }

@@ -111,7 +111,8 @@ impl Step {
         let Scene { layer, splits, segment, .. } = &self.scene;
         let own = if self.own { "" } else { ", cache of another layer" };
         let instance = layer.step(self.own, out).expect("heads of whole tiles");
-        let counters = vec![0u32; (layer.kv_heads * (groups(*splits, self.grouped) + 1)) as usize];
+        let each = groups(*splits, self.grouped) + layer.peers();
+        let counters = vec![0u32; (layer.kv_heads * each) as usize];
         let case = Case::new(format!("step{name}, {}{own}", self.scene.name), instance)
             .grid([layer.kv_heads, *splits, 1])
             .buffer("counters", counters.clone())
@@ -239,9 +240,11 @@ pub fn steps() -> Vec<Step> {
     use ElementType::{BF16, F16, F32};
     let small = layer(128, 2, F16);
     let windowed = |window, capacity| Attention { window: Some(window), capacity, ..small };
+    let clustered = |layer| Attention { cluster: 16, ..layer };
     let step = |name, layer, position| Step::new(Scene::new(name, layer, position, 1), true);
     let shared = |name, layer, position| Step::new(Scene::new(name, layer, position, 1), false);
     let split = |step: Step, splits, grouped| Step { scene: step.scene.splits(splits), grouped, ..step };
+    let long = Attention { capacity: 2000, ..layer(128, 1, F16) };
     let two_heads = Attention { kv_heads: 2, ..layer(256, 4, BF16) };
     vec![
         step("position 0", small, 0),
@@ -274,6 +277,17 @@ pub fn steps() -> Vec<Step> {
         step("E2B full, tiles of a segment", Attention { shared_bytes: SHARED_BYTES[0], ..layer(512, 8, F16) }, 70),
         step("12B full, tiles of a segment", Attention { shared_bytes: SHARED_BYTES[0], ..layer(512, 16, BF16) }, 35),
         step("full, f32", layer(512, 4, F32), 20),
+        step("a cluster, one block of it sees anything", clustered(windowed(180, 200)), 50),
+        step("a cluster, two blocks of it see anything", clustered(windowed(180, 200)), 70),
+        step("a cluster, window full", clustered(windowed(180, 200)), 350),
+        shared("a cluster, window full", clustered(windowed(180, 200)), 350),
+        step("a cluster, f32", clustered(Attention { kv: F32, ..windowed(100, 128) }), 300),
+        step("four clusters, one block of the first sees anything", clustered(long), 63),
+        step("four clusters, the second has begun", clustered(long), 8 * 64),
+        step("four clusters, the last is half full", clustered(long), 28 * 64 - 1),
+        shared("four clusters, all in use", clustered(long), 31 * 64 - 5),
+        split(step("two clusters that take turns", clustered(long), 31 * 64 - 5), 16, 16),
+        step("clusters, E4B sliding", clustered(Attention { window: Some(130), capacity: 150, ..two_heads }), 140),
     ]
 }
 

@@ -68,8 +68,7 @@ pub fn merge_splits<const D: u32>(
 }
 
 /// What each of `count` parts weighs in each of G heads, into `shares[head * (D + 8) + part]`, relative to the head's largest
-/// score, or as a share of all if this merge is the last. Zero where a part saw nothing: `used` parts from `start` on did,
-/// counted around `round`. A warp takes a head.
+/// score, or as a share of all if this merge is the last. A warp takes a head.
 #[device]
 pub fn weigh_parts<const D: u32, const G: u32, const THREADS: u32>(
     extrema: Input<F32x2>,
@@ -78,34 +77,23 @@ pub fn weigh_parts<const D: u32, const G: u32, const THREADS: u32>(
     largest: Shared<f32>,
     totals: Shared<f32>,
     count: u32,
-    start: u32,
-    used: u32,
-    round: u32,
     is_last: bool,
 ) {
     for head in (warp_id()..G).by(THREADS / 32) {
         let mut top = f32::NEG_INFINITY;
         for part in (lane_id()..count).by(32) {
-            if saw_something(part, start, used, round) {
-                top = top.max(extrema[head * stride + part].x);
-            }
+            top = top.max(extrema[head * stride + part].x);
         }
         top = warp_max(top);
         let mut total = 0.0f32;
         for part in (lane_id()..count).by(32) {
-            if saw_something(part, start, used, round) {
-                let found = extrema[head * stride + part];
-                total = found.y.mul_add((found.x - top).exp(), total);
-            }
+            let found = extrema[head * stride + part];
+            total = found.y.mul_add((found.x - top).exp(), total);
         }
         total = warp_sum(total);
         let whole = if is_last { total } else { 1.0 };
         for part in (lane_id()..count).by(32) {
-            let mut share = 0.0f32;
-            if saw_something(part, start, used, round) {
-                share = (extrema[head * stride + part].x - top).exp() / whole;
-            }
-            shares[head * (D + 8) + part] = share;
+            shares[head * (D + 8) + part] = (extrema[head * stride + part].x - top).exp() / whole;
         }
         if lane_id() == 0 {
             largest[head] = top;
@@ -115,15 +103,8 @@ pub fn weigh_parts<const D: u32, const G: u32, const THREADS: u32>(
     barrier();
 }
 
-/// Whether one of the parts of [`weigh_parts`] saw anything.
-#[device]
-pub fn saw_something(part: u32, start: u32, used: u32, round: u32) -> bool {
-    let behind = part + round - start;
-    (if behind < round { behind } else { behind - round }) < used
-}
-
 /// Four values of a head, merged: those of 16 parts on their way at once, added up in the order of [`merge_splits`], `run` parts
-/// to a run. Only parts that weigh something are asked for: others have no values, and a merge's time is what it reads.
+/// to a run. Only parts that weigh something are asked for: a merge's time is what it reads.
 #[device]
 pub fn merge_four<const D: u32>(values: Input<f32>, shares: Shared<f32>, count: u32, run: u32) -> F32x4 {
     let mut all = F32x4::ZERO;

@@ -1,9 +1,9 @@
 //! Split-KV attention for a few rows: the keys of one row are shared out among many blocks, and what these leave is merged by
 //! `combine.rs`.
 //!
-//! Positions are cut into segments of a fixed length; split `s` takes the segments whose number is `s` modulo the number of
-//! splits. Both are fixed by the layer's shape, so a row's result does not depend on how full the cache is, on the chunk it
-//! came in or on its neighbours. A block takes all query heads of one key-value head, so that each key and value is read
+//! The positions a row sees are cut into segments of a fixed length, from the first on; split `s` takes the segments whose
+//! number is `s` modulo the number of splits. Both are fixed by the layer's shape, so a row's result does not depend on how full
+//! the cache is, on the chunk it came in or on its neighbours. A block takes all query heads of one key-value head, so that each key and value is read
 //! from memory once. Keys and values pass through shared memory, one of them on its way while the other is used.
 
 use gemma4c_dsl::prelude::*;
@@ -17,21 +17,29 @@ use crate::measured::{H200, Question};
 
 /// Multiprocessors of a large GPU: a long context is shared out among as many blocks as they can hold.
 const MULTIPROCESSORS: u32 = 132;
+/// The same where blocks are clusters, which leave some multiprocessors over.
+const CLUSTERED_MULTIPROCESSORS: u32 = H200.value(Question::ClusterBlocks);
 /// Shared memory of a block that has a multiprocessor for itself, and its threads where it has much to merge.
 const ROOMY: usize = 200 * 1024;
 const ROOMY_THREADS: u32 = H200.value(Question::AttentionThreads);
+/// Blocks of a full layer's cluster: with one key-value head, and with several.
+const FULL_PEERS: [u32; 2] = [H200.value(Question::PeersOfOneHead), H200.value(Question::PeersOfHeads)];
+/// Clusters of a full layer: a lane for each merges them.
+const MOST_CLUSTERS: u32 = 32;
 
-/// Where the tile of keys after the one at `at` starts: in the same segment, or in the split's next one.
+/// Where the tile of keys after the one at `at` starts: in the same segment, or in the split's next one. Segments count from
+/// `first`, the first position that the row sees.
 #[device]
-pub fn next_tile<const KEYS: u32>(at: u32, segment: u32, splits: u32) -> u32 {
+pub fn next_tile<const KEYS: u32>(at: u32, first: u32, segment: u32, splits: u32) -> u32 {
+    let mine = (at - first) / segment;
     let next = at + KEYS;
-    if next / segment == at / segment { next } else { (at / segment + splits) * segment }
+    if (next - first) / segment == mine { next } else { first + (mine + splits) * segment }
 }
 
 /// Where the tile at `at` ends: with its segment, or with the last position.
 #[device]
-pub fn tile_end<const KEYS: u32>(at: u32, position: u32, segment: u32) -> u32 {
-    (at + KEYS).min((at / segment + 1) * segment).min(position + 1)
+pub fn tile_end<const KEYS: u32>(at: u32, position: u32, first: u32, segment: u32) -> u32 {
+    (at + KEYS).min(first + ((at - first) / segment + 1) * segment).min(position + 1)
 }
 
 /// Starts to copy the keys (or values) of a tile's positions `at..end`, of one head. The cache holds those before `stored`;
@@ -73,8 +81,8 @@ pub fn patch_tile<const D: u32, const THREADS: u32, const VECTOR: u32, KV: Float
     }
 }
 
-/// The attention of a split: its tiles from `first` on, of which the keys and the values are on their way already, each as a
-/// group of copies. `stored` is the number of positions that the cache holds: the last may be in `new_key` and `new_value`
+/// The attention of a split of the positions from `first` on: its tiles from `start` on, of which the keys and the values are
+/// on their way already, each as a group of copies. `stored` is the number of positions that the cache holds: the last may be in `new_key` and `new_value`
 /// instead. `work` has the queries, rows of D + 8, and in the end their sums; `largest` and `totals` what goes with them.
 #[device]
 pub fn attend<
@@ -100,6 +108,7 @@ pub fn attend<
     factors: Shared<f32>,
     k_head: Input<KV>,
     v_head: Input<KV>,
+    start: u32,
     first: u32,
     position: u32,
     stored: u32,
@@ -118,11 +127,11 @@ pub fn attend<
     if TENSOR {
         load_queries(work, weights, &mut fragments);
     }
-    let mut at = first;
+    let mut at = start;
     while at <= position {
-        let end = tile_end(at, position, segment);
-        let next = next_tile(at, segment, splits);
-        let next_end = tile_end(next, position, segment);
+        let end = tile_end(at, position, first, segment);
+        let next = next_tile(at, first, segment, splits);
+        let next_end = tile_end(next, position, first, segment);
         cp_async_wait(1);
         if end > stored {
             patch_tile(keys, new_key, stored - at);
@@ -166,14 +175,6 @@ pub fn attend<
     } else {
         leave_floats(&mut sums, work);
     }
-}
-
-/// The first position that a split sees of those from `first` on: in its first segment that holds one. Past the last: none.
-#[device]
-pub fn split_start(first: u32, segment: u32, split: u32, splits: u32) -> u32 {
-    let start = first / segment;
-    let mine = start + (split + splits - start % splits) % splits;
-    first.max(mine * segment)
 }
 
 /// One split of one row's attention: for each query head the largest score and the sum of weights (`extrema`) and the weighted
@@ -226,7 +227,8 @@ pub fn attention_decode<
     let position = state[0u32] + row;
     let head = (row * grid_dim() + block_idx()) * G;
     let slot = head * splits + block_idx_y();
-    let at = split_start(first_visible(position, window), segment, block_idx_y(), splits);
+    let first = first_visible(position, window);
+    let at = first + block_idx_y() * segment;
     if at > position {
         if thread_idx() < G {
             extrema[slot + thread_idx() * splits] = f32x2(f32::NEG_INFINITY, 0.0);
@@ -237,7 +239,7 @@ pub fn attention_decode<
     let kv_row = grid_dim() * D;
     let k_head = k.offset(block_idx() * D);
     let v_head = v.offset(block_idx() * D);
-    let end = tile_end(at, position, segment);
+    let end = tile_end(at, position, first, segment);
     copy_tile(keys, k_head, at, end, end, kv_row, capacity);
     cp_async_commit();
     copy_tile(mixed, v_head, at, end, end, kv_row, capacity);
@@ -259,6 +261,7 @@ pub fn attention_decode<
         k_head,
         v_head,
         at,
+        first,
         position,
         position + 1,
         segment,
@@ -296,15 +299,36 @@ impl Attention {
         }
     }
 
-    /// Blocks that share a row's keys. Those of a window have a segment each; a full layer's take turns.
+    /// Blocks that share a row's keys. Those of a window have a segment each; a full layer's take turns, and are whole clusters.
     pub fn splits(&self) -> u32 {
         match self.window {
-            Some(window) => (window.max(1) - 1).div_ceil(self.segment()) + 1,
-            None => {
-                let blocks = MULTIPROCESSORS * self.decode_shape().resident;
-                self.capacity.div_ceil(self.segment()).min(blocks / self.kv_heads).max(1)
-            }
+            Some(window) => window.div_ceil(self.segment()),
+            None => self.most_splits() / self.peers() * self.peers(),
         }
+    }
+
+    /// Splits of a full layer that are of use: one for each segment, but no more than a large GPU has room for.
+    fn most_splits(&self) -> u32 {
+        let multiprocessors = if self.cluster > 1 { CLUSTERED_MULTIPROCESSORS } else { MULTIPROCESSORS };
+        let blocks = multiprocessors * self.decode_shape().resident;
+        let room = match self.full_peers() {
+            1 => blocks / self.kv_heads,
+            peers => (blocks / self.kv_heads).min(MOST_CLUSTERS * peers),
+        };
+        self.capacity.div_ceil(self.segment()).min(room).max(1)
+    }
+
+    /// Blocks of a cluster: all splits of a window, where clusters are so large; some of a full layer's.
+    pub fn peers(&self) -> u32 {
+        match self.window {
+            Some(_) if self.splits() <= self.cluster => self.splits(),
+            Some(_) => 1,
+            None => self.most_splits().min(self.full_peers()),
+        }
+    }
+
+    fn full_peers(&self) -> u32 {
+        FULL_PEERS[usize::from(self.kv_heads > 1)].min(self.cluster)
     }
 
     /// Where there is room, a tile is a segment, and a block has as many threads as help: what it does besides waiting for memory

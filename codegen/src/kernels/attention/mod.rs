@@ -22,6 +22,7 @@ pub mod tensor;
 use gemma4c_dsl::{ElementType, Instance, InstanceError};
 
 use super::shapes::{MODELS, distinct};
+use crate::arch::Arch;
 use step::StepOut;
 
 /// The attention of one layer: what chooses instances, grids and the sizes of what passes between its kernels.
@@ -39,6 +40,8 @@ pub struct Attention {
     pub kv: ElementType,
     /// What a block may have of shared memory.
     pub shared_bytes: usize,
+    /// Blocks that may be a cluster; 1 where there are no clusters.
+    pub cluster: u32,
 }
 
 impl Attention {
@@ -83,6 +86,7 @@ fn build_instances() -> Result<Vec<(String, Instance)>, InstanceError> {
         capacity: 1,
         kv,
         shared_bytes,
+        cluster: 1,
     };
     let layer = |head_dim, group, kv| sized(head_dim, group, kv, smallest);
     let mut found: Vec<(String, Instance)> = Vec::new();
@@ -107,6 +111,19 @@ fn build_instances() -> Result<Vec<(String, Instance)>, InstanceError> {
             let label = format!("{label}, one block a multiprocessor, F16, int8");
             found.push((label.clone(), large.step(true, StepOut::Int8)?));
             found.push((format!("{label}, cache of another layer"), large.step(false, StepOut::Int8)?));
+        }
+    }
+    for model in MODELS {
+        for (heads, window) in [(model.sliding, Some(model.window)), (model.global, None)] {
+            let (group, cluster) = (model.group(heads), Arch::Sm90a.most_peers());
+            let one = sized(heads.dim, group, ElementType::F16, largest);
+            let layer = Attention { kv_heads: heads.kv, window, capacity: 32768, cluster, ..one };
+            for (own, what) in [(true, ""), (false, ", cache of another layer")] {
+                let label = format!("{group} heads of {}, F16, int8, clusters of {}{what}", heads.dim, layer.peers());
+                if !found.iter().any(|(known, _)| *known == label) {
+                    found.push((label, layer.step(own, StepOut::Int8)?));
+                }
+            }
         }
     }
     for head_dim in distinct(layers.map(|(head_dim, _)| head_dim)) {

@@ -5,17 +5,19 @@
 //! Each block norms and rotates its own query heads. The new key and value are made by the block whose split has the row's
 //! position; it uses them as the cache will hold them, and no other block looks at that row of the cache.
 //!
-//! Splits that see nothing leave at once: how many do not follows from the position, so a counter finds the last of them, which
-//! merges. One multiprocessor reads 64 bytes a clock, so many splits are merged in groups first, by the last block of each,
-//! and then the groups. A single split needs no merge at all. The order of all additions is fixed by the shape; it is
-//! `combine.rs`'s, and so are the bits, unless there are groups.
+//! How many splits see anything, the first ones, follows from the position. A single one needs no merge at all. A merge's time is
+//! what one multiprocessor reads, so it is shared out. Where GPUs have clusters, the splits of a cluster merge out of each other's
+//! shared memory, each block a part of the output. A window is one cluster. A full layer is several, which leave their results
+//! in memory; of the blocks that have the same part, a counter finds the last, which merges those. Without clusters every
+//! split leaves its result in memory, and the last block of a group of splits, then the last of all groups, merges. The order of
+//! all additions is fixed by the shape; it is `combine.rs`'s, and so are the bits, unless there are groups or several clusters.
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use super::Attention;
 use super::combine::{merge_four, run_of, weigh_parts};
-use super::decode::{attend, copy_tile, split_start, tile_end};
+use super::decode::{attend, copy_tile, tile_end};
 use super::floats::add_scaled;
 use super::plain::first_visible;
 use crate::kernels::heads::{add_squares, cos_sin, head_factor, rotated};
@@ -124,11 +126,63 @@ pub fn keep_int8(value: F32x4, at: u32, xq: Output<u32>, xscale: Output<f32>, xs
     value
 }
 
+/// Lane p: the largest score and the total that block p of the cluster has found for a head, the first element of both.
+#[device]
+pub fn peer_part(largest: Shared<f32>, totals: Shared<f32>, peers: u32) -> F32x2 {
+    let mut part = f32x2(f32::NEG_INFINITY, 0.0);
+    if lane_id() < peers {
+        part = f32x2(load_peer::<f32>(largest, 0u32, lane_id()), load_peer::<f32>(totals, 0u32, lane_id()));
+    }
+    part
+}
+
+/// Four values of a head, merged from the blocks of the cluster, in the order of `combine.rs`. A collective of the warp.
+#[device]
+pub fn merge_peers<const PEERS: u32>(four: Shared<f32>, share: f32, peers: u32) -> F32x4 {
+    let mut parts = regs(F32x4::ZERO, PEERS);
+    #[unroll]
+    for peer in 0..PEERS {
+        if peer < peers {
+            parts[peer] = load_peer::<F32x4>(four, 0u32, peer);
+        }
+    }
+    let mut sum = F32x4::ZERO;
+    #[unroll]
+    for peer in 0..PEERS {
+        sum = add_scaled(sum, 1.0, add_scaled(F32x4::ZERO, shfl_idx(share, peer), parts[peer]));
+    }
+    sum
+}
+
+/// Four values of a head, merged from what clusters have left, in their order. Lane c has the share of cluster c. A collective
+/// of the warp.
+#[device]
+pub fn merge_clusters<const D: u32, const G: u32>(values: Input<f32>, share: f32, clusters: u32) -> F32x4 {
+    let mut sum = F32x4::ZERO;
+    for first in (0..clusters).by(8) {
+        let mut parts = regs(F32x4::ZERO, 8);
+        #[unroll]
+        for i in 0u32..8 {
+            if first + i < clusters {
+                parts[i] = load::<F32x4>(values, (first + i) * (G * D));
+            }
+        }
+        #[unroll]
+        for i in 0u32..8 {
+            sum = add_scaled(sum, shfl_idx(share, first + i), parts[i]);
+        }
+    }
+    sum
+}
+
 /// The attention of the row at position `state[0]`. `q`, `k` and `v` are the projections as they come; without OWN the layer
 /// reads the cache of another, and neither `k`, `v` nor `k_weight` are looked at. `extrema` and `values` are `decode.rs`'s; with
 /// MERGE they are scratch, and each four values of the output go through `keep`, else they are the result. More than `grouped`
-/// splits are merged in groups of as many. `counters` are zero before and after. The grid is (key-value heads, splits).
-#[kernel(block = THREADS, min_blocks = RESIDENT, dependent, dynamic_shared, slots(keep(value: F32x4, at: u32) -> F32x4))]
+/// splits are merged in groups of as many. `counters` are zero before and after. With PEERS more than 1, splits are clusters of as
+/// many blocks. The grid is (key-value heads, splits).
+#[kernel(block = THREADS, min_blocks = RESIDENT, cluster = PEERS, dependent, dynamic_shared, slots(
+    keep(value: F32x4, at: u32) -> F32x4
+))]
 pub fn attention_step<
     const D: u32,
     const G: u32,
@@ -142,6 +196,7 @@ pub fn attention_step<
     const ROUNDS: u32,
     const OWN: bool,
     const MERGE: bool,
+    const PEERS: u32,
     KV: Float,
 >(
     q: Input<f32>,
@@ -164,6 +219,7 @@ pub fn attention_step<
 ) {
     require!(KEYS * D % (THREADS * VECTOR) == 0 && G <= 16 && D % 128 == 0);
     require!(ROUNDS * THREADS / 32 >= if OWN { G + 2 } else { G });
+    require!(PEERS >= 1 && PEERS <= 16 && (MERGE || PEERS == 1));
     let work = shared::<f32>(if TENSOR && THREADS / 32 * (KEYS + 8) > D + 8 {
         G * (THREADS / 32) * (KEYS + 8)
     } else {
@@ -207,47 +263,92 @@ pub fn attention_step<
     let position = state[0u32];
     let slot = head * splits + block_idx_y();
     let first = first_visible(position, window);
-    let at = split_start(first, segment, block_idx_y(), splits);
-    if at > position {
+    let at = first + block_idx_y() * segment;
+    let segments = (position - first) / segment + 1;
+    let used = segments.min(splits);
+    // The first block of the cluster: where it sees nothing, nobody of the cluster does.
+    let rank = if PEERS > 1 { cluster_rank() } else { 0 };
+    let leader = block_idx_y() - rank;
+    let sees = block_idx_y() < used;
+    if leader >= used || (used == 1 && !sees) {
         if !MERGE && thread_idx() < G {
             extrema[slot + thread_idx() * splits] = f32x2(f32::NEG_INFINITY, 0.0);
         }
         return;
     }
 
-    let fresh = OWN && position / segment % splits == block_idx_y();
+    let fresh = OWN && (segments - 1) % splits == block_idx_y();
     let stored = if OWN { position } else { position + 1 };
     let kv_row = grid_dim() * D;
     let k_head = read_only(k_cache).offset(block_idx() * D);
     let v_head = read_only(v_cache).offset(block_idx() * D);
-    let end = tile_end(at, position, segment);
-    copy_tile(keys, k_head, at, end, stored, kv_row, capacity);
-    cp_async_commit();
-    copy_tile(mixed, v_head, at, end, stored, kv_row, capacity);
-    cp_async_commit();
+    if sees {
+        let end = tile_end(at, position, first, segment);
+        copy_tile(keys, k_head, at, end, stored, kv_row, capacity);
+        cp_async_commit();
+        copy_tile(mixed, v_head, at, end, stored, kv_row, capacity);
+        cp_async_commit();
 
-    #[unroll]
-    for n in 0..(D / 2 + THREADS - 1) / THREADS {
-        if thread_idx() + n * THREADS < D / 2 {
-            turns[thread_idx() + n * THREADS] = cos_sin(position as f32 * frequencies[n]);
+        #[unroll]
+        for n in 0..(D / 2 + THREADS - 1) / THREADS {
+            if thread_idx() + n * THREADS < D / 2 {
+                turns[thread_idx() + n * THREADS] = cos_sin(position as f32 * frequencies[n]);
+            }
         }
+        barrier();
+        let new_row = (position % capacity) * kv_row + block_idx() * D;
+        let k_row = k_cache.offset(new_row);
+        let v_row = v_cache.offset(new_row);
+        prepare_heads(&mut low, &mut high, norms, turns, work, new_key, new_value, k_row, v_row, fresh, epsilon);
+        attend(
+            work, keys, mixed, new_key, new_value, weights, scores, largest, totals, factors, k_head, v_head, at,
+            first, position, stored, segment, splits, kv_row, capacity,
+        );
     }
-    barrier();
-    let new_row = (position % capacity) * kv_row + block_idx() * D;
-    let k_row = k_cache.offset(new_row);
-    let v_row = v_cache.offset(new_row);
-    prepare_heads(&mut low, &mut high, norms, turns, work, new_key, new_value, k_row, v_row, fresh, epsilon);
-    attend(
-        work, keys, mixed, new_key, new_value, weights, scores, largest, totals, factors, k_head, v_head, at, position,
-        stored, segment, splits, kv_row, capacity,
-    );
 
-    let start = first / segment;
-    let used = (position / segment - start + 1).min(splits);
     if MERGE && used == 1 {
         for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
             let sum = load::<F32x4>(work, i / D * (D + 8) + i % D);
             keep(add_scaled(F32x4::ZERO, 1.0 / totals[i / D], sum), head * D + i);
+        }
+        return;
+    }
+    if PEERS > 1 {
+        let here = PEERS.min(used - leader);
+        let clusters = used.div_ceil(PEERS);
+        let results = block_idx() * (splits / PEERS) * (G * D);
+        cluster_barrier();
+        // A warp takes 128 values, all of one head.
+        for i in ((warp_id() * PEERS + rank) * 128..G * D).by(PEERS * THREADS * 4) {
+            let part = peer_part(largest.offset(i / D), totals.offset(i / D), here);
+            let top = warp_max(part.x);
+            let factor = (part.x - top).exp();
+            let total = warp_sum(part.y.mul_add(factor, 0.0));
+            let four = work.offset(i / D * (D + 8) + i % D + lane_id() * 4);
+            if clusters == 1 {
+                keep(merge_peers(four, factor / total, here), head * D + i + lane_id() * 4);
+            } else {
+                let to = results + leader / PEERS * (G * D) + i;
+                store(values, to + lane_id() * 4, merge_peers(four, factor, here));
+                if lane_id() == 0 {
+                    extrema[to / 128] = f32x2(top, total);
+                }
+            }
+        }
+        // What the others still read must not go.
+        cluster_barrier();
+        if clusters > 1 && last_block_of(counters, block_idx() * PEERS + rank, clusters) {
+            for i in ((warp_id() * PEERS + rank) * 128..G * D).by(PEERS * THREADS * 4) {
+                let from = results + i;
+                let mut part = f32x2(f32::NEG_INFINITY, 0.0);
+                if lane_id() < clusters {
+                    part = extrema[(from + lane_id() * (G * D)) / 128];
+                }
+                let factor = (part.x - warp_max(part.x)).exp();
+                let total = warp_sum(part.y.mul_add(factor, 0.0));
+                let fours = read_only(values).offset(from + lane_id() * 4);
+                keep(merge_clusters(fours, factor / total, clusters), head * D + i + lane_id() * 4);
+            }
         }
         return;
     }
@@ -264,7 +365,6 @@ pub fn attention_step<
         let group = block_idx_y() / grouped;
         let group_slot = grid_dim() * G * splits + head * groups;
         if in_groups {
-            // Only full layers have so many splits; the used ones are the first.
             let from = group * grouped;
             let count = grouped.min(used - from);
             if !last_block_of(counters, counter + 1 + group, count) {
@@ -273,7 +373,7 @@ pub fn attention_step<
             let run = run_of(count);
             let base = head * splits + from;
             let found = read_only(extrema).offset(base);
-            weigh_parts(found, splits, work, largest, totals, count, 0, count, count, false);
+            weigh_parts(found, splits, work, largest, totals, count, false);
             for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
                 let h = i / D;
                 let parts = read_only(values).offset((base + h * splits) * D + i % D);
@@ -285,21 +385,19 @@ pub fn attention_step<
                 extrema[to] = f32x2(largest[thread_idx()], totals[thread_idx()]);
             }
         }
-        let first_used = start % splits;
         let arrivals = if in_groups { used.div_ceil(grouped) } else { used };
         if !last_block_of(counters, counter, arrivals) {
             return;
         }
         let base = if in_groups { group_slot } else { head * splits };
         let stride = if in_groups { groups } else { splits };
-        let count = if in_groups { arrivals } else { (first_used + used).min(splits) };
         let run = run_of(if in_groups { arrivals } else { splits });
         let found = read_only(extrema).offset(base);
-        weigh_parts(found, stride, work, largest, totals, count, first_used, arrivals, stride, true);
+        weigh_parts(found, stride, work, largest, totals, arrivals, true);
         for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
             let h = i / D;
             let parts = read_only(values).offset((base + h * stride) * D + i % D);
-            keep(merge_four(parts, work.offset(h * (D + 8)), count, run), head * D + i);
+            keep(merge_four(parts, work.offset(h * (D + 8)), arrivals, run), head * D + i);
         }
     }
 }
@@ -333,6 +431,7 @@ impl Attention {
             .constant("ROUNDS", (self.group + if own { 2 } else { 0 }).div_ceil(warps))
             .constant("OWN", own)
             .constant("MERGE", out != StepOut::Partials)
+            .constant("PEERS", if out == StepOut::Partials { 1 } else { self.peers() })
             .slot("keep", keep)
             .build()
     }
@@ -352,18 +451,31 @@ impl Attention {
         groups(self.splits(), self.grouped())
     }
 
-    /// Elements of `counters`.
-    pub fn step_counters_len(&self) -> u64 {
-        u64::from(self.kv_heads) * u64::from(self.groups() + 1)
+    /// Results that go through memory, of one key-value head: those of splits and of their groups, or those of clusters.
+    fn step_results(&self) -> u32 {
+        match (self.peers(), self.splits()) {
+            (1, splits) => splits + self.groups(),
+            (peers, splits) if splits == peers => 0,
+            (peers, splits) => splits / peers,
+        }
     }
 
-    /// Elements of `extrema`: of the splits, then of their groups.
+    /// Elements of `counters`.
+    pub fn step_counters_len(&self) -> u64 {
+        let counters = match self.peers() {
+            1 => self.groups() + 1,
+            peers => peers,
+        };
+        if self.step_results() == 0 { 0 } else { u64::from(self.kv_heads) * u64::from(counters) }
+    }
+
+    /// Elements of `extrema`: one for each head, or for each 128 values of it.
     pub fn step_extrema_len(&self) -> u64 {
-        u64::from(self.heads()) * u64::from(self.splits() + self.groups())
+        if self.peers() == 1 { self.step_values_len() / u64::from(self.head_dim) } else { self.step_values_len() / 128 }
     }
 
     /// Elements of `values`.
     pub fn step_values_len(&self) -> u64 {
-        self.step_extrema_len() * u64::from(self.head_dim)
+        u64::from(self.heads()) * u64::from(self.head_dim) * u64::from(self.step_results())
     }
 }

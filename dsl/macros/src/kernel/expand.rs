@@ -28,6 +28,12 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
         errors.refuse(&item.sig.ident, "the block size is missing: write `#[kernel(block = 256)]`");
         syn::parse_quote!(32)
     });
+    if let (Some(cluster), false) = (&attribute.cluster, attribute.dynamic_shared) {
+        errors.refuse(
+            cluster,
+            "a cluster's blocks share dynamic shared memory alone: write `cluster = N, dynamic_shared`",
+        );
+    }
     let mut printer = Printer::new(&function, &attribute.slots, &errors);
     printer.kernel = true;
     printer.dynamic_shared = attribute.dynamic_shared;
@@ -279,6 +285,7 @@ fn kernel_items(
         (shared_rows(function, body), callee_rows(body, refused), constant_bindings(function));
     let (types, doc, source) = (&function.types, documentation(function.item).join("\n"), source_text(function.item));
     let (dependent, dynamic) = (attribute.dependent, attribute.dynamic_shared);
+    let cluster = attribute.cluster.clone().unwrap_or_else(|| syn::parse_quote!(1));
     let call = if refused { TokenStream::new() } else { dispatch(function, name) };
     quote! {
         #rust
@@ -303,6 +310,11 @@ fn kernel_items(
                             #[allow(non_snake_case, unused_variables, clippy::unnecessary_cast)]
                             fn block(__values: &::gemma4c_dsl::Values) -> u32 { #bindings (#block) as u32 }
                             block
+                        },
+                        cluster: {
+                            #[allow(non_snake_case, unused_variables, clippy::unnecessary_cast)]
+                            fn cluster(__values: &::gemma4c_dsl::Values) -> u32 { #bindings (#cluster) as u32 }
+                            cluster
                         },
                         dependent: #dependent,
                         dynamic_shared: #dynamic,

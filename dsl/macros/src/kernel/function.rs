@@ -9,11 +9,12 @@ use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::{Expr, FnArg, GenericParam, ItemFn, Pat, ReturnType, Token, Type};
 
-/// `#[kernel(block = 256, min_blocks = 2, dependent, dynamic_shared, slots(epilogue(value: f32, row: u32) -> f32))]`
+/// `#[kernel(block = 256, min_blocks = 2, cluster = 8, dependent, dynamic_shared, slots(epilogue(value: f32, row: u32) -> f32))]`
 #[derive(Default)]
 pub struct Attribute {
     pub block: Option<Expr>,
     pub min_blocks: Option<Expr>,
+    pub cluster: Option<Expr>,
     pub dependent: bool,
     pub dynamic_shared: bool,
     pub slots: Vec<Slot>,
@@ -40,6 +41,10 @@ impl Parse for Attribute {
                     input.parse::<Token![=]>()?;
                     attribute.min_blocks = Some(input.parse()?);
                 }
+                "cluster" => {
+                    input.parse::<Token![=]>()?;
+                    attribute.cluster = Some(input.parse()?);
+                }
                 "dependent" => attribute.dependent = true,
                 "dynamic_shared" => attribute.dynamic_shared = true,
                 "slots" => {
@@ -51,8 +56,8 @@ impl Parse for Attribute {
                     return Err(syn::Error::new(
                         key.span(),
                         format!(
-                            "unknown key `{other}`: #[kernel] takes `block = N`, `min_blocks = N`, `dependent`, \
-                             `dynamic_shared` and `slots(name(a: T, …) -> T)`"
+                            "unknown key `{other}`: #[kernel] takes `block = N`, `min_blocks = N`, `cluster = N`, \
+                             `dependent`, `dynamic_shared` and `slots(name(a: T, …) -> T)`"
                         ),
                     ));
                 }

@@ -43,7 +43,9 @@ pub fn launch_bounds(printer: &mut Printer<'_>, block: &Expr, attribute: &Attrib
 }
 
 pub fn kernel_text(function: &Function, attribute: &Attribute, bounds: &str, body: &Body) -> String {
-    let before = format!("extern \"C\" __global__ void __launch_bounds__({bounds}) {}", function.item.sig.ident);
+    let cluster = if attribute.cluster.is_some() { "CLUSTER " } else { "" };
+    let before =
+        format!("extern \"C\" __global__ void {cluster}__launch_bounds__({bounds}) {}", function.item.sig.ident);
     let slots: String =
         attribute.slots.iter().map(|slot| format!(" {}_PARAMS", slot.name.to_string().to_uppercase())).collect();
     let head = head(&before, &declarations(&function.params), &format!("{slots}) {{\n"));

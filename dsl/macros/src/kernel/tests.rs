@@ -116,13 +116,13 @@ fn loops_and_arrays() {
 #[test]
 fn the_head_carries_bounds_slots_and_documentation() {
     let (text, errors) = print(
-        "block = W * 32, min_blocks = 2 * W, dynamic_shared, slots(finish(v: f32) -> f32)",
-        "/// Doc.\nfn k<const W: u32>(w: Weights<i8>, io: InOut<F16>, s: f32) { let t = shared::<f32>(W); t[0u32] = finish(s); }",
+        "block = W * 32, min_blocks = 2 * W, cluster = W, dynamic_shared, slots(finish(v: f32) -> f32)",
+        "/// Doc.\nfn k<const W: u32>(w: Weights<i8>, s: f32) { let t = shared::<f32>(W); t[0u32] = finish(s); }",
     );
     assert_eq!(errors, Vec::<String>::new());
     assert_eq!(
         text,
-        "// Doc.\nextern \"C\" __global__ void __launch_bounds__(W * 32, 2 * W) k(weights<i8> w, F16* io, f32 s FINISH_PARAMS) {\n    \
+        "// Doc.\nextern \"C\" __global__ void CLUSTER __launch_bounds__(W * 32, 2 * W) k(weights<i8> w, f32 s FINISH_PARAMS) {\n    \
          f32* t = (f32*)(dynamic_shared + t_at);\n    t[0u] = finish(s FINISH_ARGS);\n}\n"
     );
 }

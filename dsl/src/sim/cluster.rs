@@ -1,7 +1,8 @@
-//! The scheduler of one block: every GPU thread is a coroutine that runs until it waits for others.
+//! The scheduler of one cluster of blocks, most often of one block: every GPU thread is a coroutine that runs until it waits
+//! for others.
 //!
-//! Threads run one at a time, in the order asked for. A thread that reaches a collective stops; when the last of its warp
-//! or block has stopped at the same place, all of them go on. If nobody can go on and somebody has not returned, the
+//! Threads run one at a time, in the order asked for. A thread that reaches a collective stops; when the last of its warp,
+//! block or cluster has stopped at the same place, all of them go on. If nobody can go on and somebody has not returned, the
 //! threads have diverged, and the fault says who waits where.
 
 use super::Order;
@@ -20,7 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 const STACK_BYTES: usize = 256 * 1024;
 
 thread_local! {
-    /// Stacks of finished coroutines, for the next block.
+    /// Stacks of finished coroutines, for the next cluster.
     static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
     /// What the panic hook saw of a panic inside a GPU thread.
     static PANIC: RefCell<Option<(String, String)>> = const { RefCell::new(None) };
@@ -40,41 +41,36 @@ enum Status {
 /// The code of a GPU thread.
 pub(crate) type Program<'a> = &'a dyn Fn();
 
-/// Runs a block to its end. A fault is left in the launch, and the result is `Err`.
+/// Runs the cluster whose first block is `first` to its end. A fault is left in the launch, and the result is `Err`.
 pub(crate) fn run(
     launch: &Launch<'_>,
-    index: [u32; 3],
-    linear: u32,
+    first: [u32; 3],
     order: &mut Order,
     program: Program<'_>,
 ) -> Result<(), Faulted> {
     watch_panics();
-    let threads = launch.threads as usize;
-    let block = Block {
-        index,
-        linear,
-        warps: (0..threads / 32).map(|_| Warp { words: RefCell::new([[[0; LANE_WORDS]; 32]; 2]) }).collect(),
-        warpgroups: (0..threads.div_ceil(WARPGROUP)).map(|_| Warpgroup::default()).collect(),
-        proxy_fences: vec![Cell::new(0); threads],
-        words: RefCell::new([vec![0; threads], vec![0; threads]]),
-        result: Cell::new((0, 0)),
-        after_all_blocks: Cell::new(false),
-    };
     let start = launch.tick();
-    for region in &launch.shared {
+    let blocks: Vec<Block> = (0..launch.cluster).map(|rank| block(launch, first, rank, start)).collect();
+    launch.returned.replace(vec![false; blocks.len()]);
+    for region in launch.shared.iter().flatten() {
         if let Some(shadow) = &region.shadow {
             shadow.borrow_mut().restart(start);
         }
     }
-    let states: Vec<Thread> = (0..launch.threads).map(|index| thread(index, launch, &block, start)).collect();
+    let indices = 0..launch.threads;
+    let states: Vec<Thread> =
+        blocks.iter().flat_map(|block| indices.clone().map(|index| thread(index, launch, block, start))).collect();
+    let threads = launch.threads as usize;
     let mut scheduler = Scheduler {
         launch,
         states: &states,
         coroutines: states.iter().map(|state| coroutine(state, program)).collect(),
-        status: (0..threads).map(|_| Status::Ready).collect(),
-        in_warp: vec![0; threads / 32],
-        in_warpgroup: vec![0; threads.div_ceil(WARPGROUP)],
-        in_block: 0,
+        status: states.iter().map(|_| Status::Ready).collect(),
+        in_warp: vec![0; states.len() / 32],
+        in_warpgroup: vec![0; blocks.len() * threads.div_ceil(WARPGROUP)],
+        in_block: vec![0; blocks.len()],
+        in_cluster: 0,
+        done: vec![0; blocks.len()],
     };
     let result = scheduler.run(order);
     let Scheduler { coroutines, .. } = scheduler;
@@ -90,6 +86,24 @@ pub(crate) fn run(
     result
 }
 
+/// Block `rank` of a cluster: its blocks lie one after the other along y.
+fn block(launch: &Launch<'_>, first: [u32; 3], rank: u32, start: u32) -> Block {
+    let threads = launch.threads as usize;
+    let ([gx, gy, _], [x, y, z]) = (launch.grid, [first[0], first[1] + rank, first[2]]);
+    Block {
+        index: [x, y, z],
+        linear: (z * gy + y) * gx + x,
+        rank,
+        start,
+        warps: (0..threads / 32).map(|_| Warp { words: RefCell::new([[[0; LANE_WORDS]; 32]; 2]) }).collect(),
+        warpgroups: (0..threads.div_ceil(WARPGROUP)).map(|_| Warpgroup::default()).collect(),
+        proxy_fences: vec![Cell::new(0); threads],
+        words: RefCell::new([vec![0; threads], vec![0; threads]]),
+        result: Cell::new((0, 0)),
+        after_all_blocks: Cell::new(false),
+    }
+}
+
 #[allow(unsafe_code)]
 fn thread(index: u32, launch: &Launch<'_>, block: &Block, start: u32) -> Thread {
     Thread {
@@ -98,6 +112,7 @@ fn thread(index: u32, launch: &Launch<'_>, block: &Block, start: u32) -> Thread 
         launch: unsafe { std::mem::transmute::<*const Launch<'_>, *const Launch<'static>>(launch) },
         block,
         yielder: Cell::new(std::ptr::null()),
+        last_cluster_barrier: Cell::new(start),
         last_block_barrier: Cell::new(start),
         last_warp_barrier: Cell::new(start),
         waited: Cell::new(false),
@@ -133,14 +148,16 @@ struct Scheduler<'a> {
     /// Threads that wait at a warp collective, for each warp.
     in_warp: Vec<usize>,
     in_warpgroup: Vec<usize>,
-    in_block: usize,
+    in_block: Vec<usize>,
+    in_cluster: usize,
+    /// Threads that have returned, for each block.
+    done: Vec<usize>,
 }
 
 impl Scheduler<'_> {
     fn run(&mut self, order: &mut Order) -> Result<(), Faulted> {
         let mut sequence: Vec<usize> = (0..self.states.len()).collect();
-        let mut done = 0;
-        while done < self.states.len() {
+        while self.all_done() < self.states.len() {
             order.arrange(&mut sequence);
             let mut progress = false;
             for &index in &sequence {
@@ -153,7 +170,7 @@ impl Scheduler<'_> {
                     None => {
                         self.status[index] = Status::Done;
                         self.check_end(index)?;
-                        done += 1;
+                        self.returns(index)?;
                     }
                 }
             }
@@ -162,6 +179,48 @@ impl Scheduler<'_> {
             }
         }
         Ok(())
+    }
+
+    fn threads(&self) -> usize {
+        self.launch.threads as usize
+    }
+
+    fn all_done(&self) -> usize {
+        self.done.iter().sum()
+    }
+
+    /// Counts a thread that has returned; the others of its cluster may have waited for that.
+    fn returns(&mut self, index: usize) -> Result<(), Faulted> {
+        let block = index / self.threads();
+        self.done[block] += 1;
+        self.launch.returned.borrow_mut()[block] = self.done[block] == self.threads();
+        self.release_cluster()
+    }
+
+    /// Lets the cluster go on if all of its threads wait for each other or have returned.
+    fn release_cluster(&mut self) -> Result<(), Faulted> {
+        if self.in_cluster == 0 || self.in_cluster + self.all_done() < self.states.len() {
+            return Ok(());
+        }
+        self.in_cluster = 0;
+        let waiting: Vec<usize> =
+            (0..self.states.len()).filter(|index| matches!(self.status[*index], Status::Waiting(_))).collect();
+        let Some(Status::Waiting(stop)) = waiting.first().map(|first| &self.status[*first]) else { return Ok(()) };
+        self.release(waiting.iter().copied(), *stop)?;
+        let now = self.launch.tick();
+        for state in waiting.iter().map(|index| &self.states[*index]) {
+            state.last_cluster_barrier.set(now);
+            state.last_block_barrier.set(now);
+        }
+        Ok(())
+    }
+
+    /// The warpgroup of a thread: its number among all, and its threads.
+    fn warpgroup(&self, index: usize) -> (usize, std::ops::Range<usize>) {
+        let (block, in_block) = (index / self.threads(), index % self.threads());
+        let (number, end) = (in_block / WARPGROUP, (block + 1) * self.threads());
+        let start = block * self.threads() + number * WARPGROUP;
+        (block * self.threads().div_ceil(WARPGROUP) + number, start..end.min(start + WARPGROUP))
     }
 
     /// Runs a thread until it waits (`Some`) or returns (`None`).
@@ -204,28 +263,34 @@ impl Scheduler<'_> {
                 }
             }
             StopScope::Warpgroup => {
-                let group = index / WARPGROUP;
+                let (group, threads) = self.warpgroup(index);
                 self.in_warpgroup[group] += 1;
                 if self.in_warpgroup[group] == WARPGROUP {
                     self.in_warpgroup[group] = 0;
-                    self.release(group * WARPGROUP..(group + 1) * WARPGROUP, stop)?;
+                    self.release(threads, stop)?;
                 }
             }
             StopScope::Block => {
-                self.in_block += 1;
-                if self.in_block == self.states.len() {
-                    self.in_block = 0;
-                    self.release(0..self.states.len(), stop)?;
+                let block = index / self.threads();
+                self.in_block[block] += 1;
+                if self.in_block[block] == self.threads() {
+                    self.in_block[block] = 0;
+                    let threads = block * self.threads()..(block + 1) * self.threads();
+                    self.release(threads.clone(), stop)?;
                     let now = self.launch.tick();
-                    self.states.iter().for_each(|state| state.last_block_barrier.set(now));
+                    self.states[threads].iter().for_each(|state| state.last_block_barrier.set(now));
                 }
+            }
+            StopScope::Cluster => {
+                self.in_cluster += 1;
+                self.release_cluster()?;
             }
         }
         Ok(())
     }
 
     /// Lets a group go on, if all of it stopped at the same place.
-    fn release(&mut self, group: std::ops::Range<usize>, stop: Stop) -> Result<(), Faulted> {
+    fn release(&mut self, group: impl Iterator<Item = usize> + Clone, stop: Stop) -> Result<(), Faulted> {
         for index in group.clone() {
             if let Status::Waiting(other) = &self.status[index]
                 && (other.operation, other.line) != (stop.operation, stop.line)
@@ -248,16 +313,19 @@ impl Scheduler<'_> {
         let Some(stop) = waiting(first) else { return Faulted };
         let (group, whole) = match stop.scope {
             StopScope::Warp { .. } => (first / 32 * 32..first / 32 * 32 + 32, "all 32 lanes of a warp"),
-            StopScope::Warpgroup => {
-                let start = first / WARPGROUP * WARPGROUP;
-                (start..self.status.len().min(start + WARPGROUP), "all 128 threads of a warpgroup")
+            StopScope::Warpgroup => (self.warpgroup(first).1, "all 128 threads of a warpgroup"),
+            StopScope::Block => {
+                let start = first / self.threads() * self.threads();
+                (start..start + self.threads(), "all threads of a block")
             }
-            StopScope::Block => (0..self.status.len(), "all threads of a block"),
+            StopScope::Cluster => (0..self.status.len(), "all threads of a cluster"),
         };
         let elsewhere = group.into_iter().find_map(|other| match waiting(other) {
             Some(at) if (at.operation, at.line) == (stop.operation, stop.line) => None,
-            Some(at) => Some(format!("thread {other} waits at `{}`, {}", at.operation, spelled(at.line))),
-            None => Some(format!("thread {other} has returned")),
+            Some(at) => Some(format!("{} waits at `{}`, {}", self.called(other), at.operation, spelled(at.line))),
+            // A cluster does not wait for those.
+            None if stop.scope == StopScope::Cluster => None,
+            None => Some(format!("{} has returned", self.called(other))),
         });
         let message = format!(
             "`{}` needs {whole} at the same place, but {}",
@@ -265,6 +333,11 @@ impl Scheduler<'_> {
             elsewhere.unwrap_or_else(|| "other threads are elsewhere".to_string())
         );
         self.raise(first, FaultKind::Divergence, stop.line, message)
+    }
+
+    fn called(&self, index: usize) -> String {
+        let (block, thread) = (index / self.threads(), index % self.threads());
+        if self.done.len() == 1 { format!("thread {thread}") } else { format!("thread {thread} of block {block}") }
     }
 
     fn raise(&self, index: usize, kind: FaultKind, line: Line, message: String) -> Faulted {

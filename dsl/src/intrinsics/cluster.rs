@@ -1,0 +1,73 @@
+//! Clusters: blocks that run side by side and read each other's shared memory. Hopper and later have them.
+//!
+//! A block must not return while another may still read its memory: a cluster ends with a `cluster_barrier`. Threads that
+//! have returned are not waited for, so a block that nobody reads may leave early.
+
+use super::{intrinsic, row};
+use crate::Element;
+use crate::sim::FaultKind;
+use crate::sim::memory::{KernelIndex, Readable, Shared};
+use crate::sim::thread::{Stop, StopScope, Thread};
+
+intrinsic! {
+    /// The block's number in its cluster.
+    Thread fn cluster_rank() -> u32 { Thread::current().block().rank }
+    cuda "
+    u32 rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm(\"mov.u32 %0, %cluster_ctarank;\" : \"=r\"(rank));
+#endif
+    return rank;
+"
+}
+
+intrinsic! {
+    /// Waits for all threads of the cluster that have not returned; what they wrote before is visible after.
+    Cluster fn cluster_barrier() {
+        let thread = Thread::current();
+        thread.suspend(Stop { scope: StopScope::Cluster, operation: "cluster_barrier", line: thread.line() });
+    }
+    cuda "
+#if __CUDA_ARCH__ >= 900
+    asm volatile(\"barrier.cluster.arrive.release.aligned;\\nbarrier.cluster.wait.acquire.aligned;\" ::: \"memory\");
+#endif
+"
+}
+
+/// Reads a `V` at element `index` of the array that block `peer` of the cluster has in this one's place.
+#[track_caller]
+pub fn load_peer<V: Element>(memory: Shared<impl Element>, index: impl KernelIndex, peer: u32) -> V {
+    let thread = Thread::current();
+    let launch = thread.launch();
+    let message = match launch.returned.borrow().get(peer as usize) {
+        None => format!("reads the shared memory of block {peer} of a cluster of {}", launch.cluster),
+        Some(true) => format!("reads the shared memory of block {peer} of its cluster, which has returned"),
+        Some(false) => return memory.raw().of_peer(&launch.shared, thread.block().rank, peer).get(index.value()),
+    };
+    thread.raise(FaultKind::OutOfBounds, thread.line(), message)
+}
+
+row! {
+    /// Reads a `V` at element `index` of the array that block `peer` of the cluster has in this one's place.
+    Thread load_peer needs [cluster_rank]
+    cuda "
+template <class V, class T, class I> __device__ __forceinline__ V load_peer(const T* memory, I index, u32 peer) {
+    V value = {};
+#if __CUDA_ARCH__ >= 900
+    u32 at;
+    asm(\"mapa.shared::cluster.u32 %0, %1, %2;\" : \"=r\"(at) : \"r\"((u32)__cvta_generic_to_shared(memory + index)), \"r\"(peer));
+    if constexpr (sizeof(V) == 16) {
+        U32x4 raw;
+        asm volatile(\"ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(raw.x), \"=r\"(raw.y), \"=r\"(raw.z), \"=r\"(raw.w) : \"r\"(at));
+        value = bits_as<V>(raw);
+    } else {
+        static_assert(sizeof(V) == 4, \"one word or four\");
+        u32 raw;
+        asm volatile(\"ld.shared::cluster.u32 %0, [%1];\" : \"=r\"(raw) : \"r\"(at));
+        value = bits_as<V>(raw);
+    }
+#endif
+    return value;
+}"
+    host "template <class V, class T, class I> inline V load_peer(const T* memory, I index, u32 peer) { return *(const V*)((const u8*)(memory + index) + (i64)shared_stride * ((i64)peer - (i64)cluster_rank())); }"
+}
