@@ -32,7 +32,7 @@ use simulated::{Distance, Feed, each, exhaustive, on_cpu, on_simulator};
 const MODELS: [(&str, &str); 3] = [
     (
         "tiny-e -q q8_0 --layers 3",
-        "dead-rows per-layer-inputs per-layer-gate geglu join-products epilogues heads norms",
+        "dead-rows per-layer-inputs per-layer-gate per-layer-step geglu join-products epilogues heads norms",
     ),
     ("tiny-dense -q q4_0 --layers 2", "dead-rows scale-gathers geglu join-products epilogues heads norms"),
     (
@@ -151,6 +151,18 @@ fn all_passes_switched_off_compute_the_same() {
         let told = Told { context: Some(64), chunk: Some(4), kv: KvType::F32, ..Told::default() };
         let told = told.without(&[&passes[..], &["int8"]].concat());
         check(&place.path("model.gguf"), &format!("{synth} without any pass"), &told, EXACT)
+            .unwrap_or_else(|wrong| panic!("{wrong}"));
+    }
+}
+
+/// So many keys that several blocks share a decoded row's: their parts meet in a cluster, or in memory.
+#[test]
+fn attention_of_several_blocks_computes_the_same() {
+    let place = Place::new();
+    place.ok("synth tiny-e -q q8_0 --layers 3 -o model.gguf");
+    let told = Told { context: Some(300), chunk: Some(128), ..Told::default() };
+    for (what, told) in [("in clusters", told.clone()), ("in memory", told.without(&["clusters"]))] {
+        check_pieces(&place.path("model.gguf"), &format!("tiny-e, {what}"), &told, ROUNDED, &[128, 1, 1])
             .unwrap_or_else(|wrong| panic!("{wrong}"));
     }
 }

@@ -49,16 +49,16 @@ fn masks(dtype: DType, stream: Stream) -> (u64, u64) {
 }
 
 /// What the layer before left, for a prologue to make activations of.
-struct Layer {
-    x: Vec<f32>,
-    update: Vec<f32>,
-    post_norm: Vec<f32>,
+pub(super) struct Layer {
+    pub x: Vec<f32>,
+    pub update: Vec<f32>,
+    pub post_norm: Vec<f32>,
     norm: Vec<f32>,
     scale: f32,
 }
 
 impl Layer {
-    fn random(k: usize) -> Self {
+    pub fn random(k: usize) -> Self {
         let mut random = Random::new(k as u64 + 77);
         Self {
             x: activations(k, k as u64),
@@ -70,7 +70,7 @@ impl Layer {
     }
 
     /// The residual stream after the layer's part.
-    fn stream(&self, product: &Product) -> Vec<f32> {
+    pub fn stream(&self, product: &Product) -> Vec<f32> {
         let normed = rms_norm(&self.update, &self.post_norm, product.epsilon);
         let scale = if product.scaled { self.scale } else { 1.0 };
         self.x.iter().zip(normed).map(|(x, new)| (x + new) * scale).collect()
@@ -127,7 +127,7 @@ fn rms_norm(x: &[f32], weights: &[f32], epsilon: f32) -> Vec<f32> {
 }
 
 /// Each row's product, and the sum of its terms' sizes.
-fn oracle(matrix: &Repacked, x: &[f32]) -> Vec<(f64, f64)> {
+pub(super) fn oracle(matrix: &Repacked, x: &[f32]) -> Vec<(f64, f64)> {
     let int8 = Int8::of(x);
     let activation = |i: usize| match format(matrix.dtype).integer {
         true => f64::from(int8.code(i)) * f64::from(int8.scales[i / 32]),
@@ -138,7 +138,7 @@ fn oracle(matrix: &Repacked, x: &[f32]) -> Vec<(f64, f64)> {
     (0..matrix.rows).map(|row| (terms(row).sum(), terms(row).map(f64::abs).sum())).collect()
 }
 
-fn gelu(x: f64) -> f64 {
+pub(super) fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
 }
 

@@ -1,13 +1,19 @@
 //! Cases of the per-layer embeddings: tables of every type, rows, layers that leave warps over, tokens beyond the table.
 
 use gemma4c_blocks::{DType, reference};
-use gemma4c_dsl::harness::{Bound, Case, Random};
+use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 
 use super::gather::{elements, table};
 use super::geglu;
+use super::matvec::{Layer, gelu, oracle, random_streams};
 use super::norm::normed;
+use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::{Product, Prologue};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::per_layer;
+use crate::kernels::per_layer::step::Step;
+use crate::kernels::shapes::NORM_EPSILON;
+use crate::kernels::streams::Repacked;
 
 fn inputs(dtype: DType, dim: usize, layers: usize, tokens: &[u32]) -> Case {
     let (rows, vocabulary) = (tokens.len(), 3);
@@ -48,6 +54,57 @@ fn inputs(dtype: DType, dim: usize, layers: usize, tokens: &[u32]) -> Case {
         .expect("out", expected, Bound::Within { absolute: 2e-6 + largest * 1e-6, relative: 4e-6 })
 }
 
+/// A layer's gate and projection in one launch.
+fn step(step: Step) -> Case {
+    let Step { gate, projection, width, inputs, peers, epsilon } = step;
+    let (k, n) = (width as usize, inputs as usize);
+    let matrix = |dtype, rows, k, seed| Repacked { dtype, rows, k, streams: random_streams(dtype, rows, k, seed) };
+    let (gate_matrix, matrix) = (matrix(gate, n, k, 5), matrix(projection, k, n, 6));
+    let layer = Layer::random(k);
+    let stream = layer.stream(&Product { epsilon, ..Product::new(gate, inputs, width, Prologue::Residual) });
+    let by = Random::new(7).floats(n, -2.0, 2.0);
+    let gates = oracle(&gate_matrix, &stream).into_iter().zip(&by);
+    let gated: Vec<f32> = gates.map(|((sum, _), by)| (gelu(sum) * f64::from(*by)) as f32).collect();
+    let rows = oracle(&matrix, &gated);
+    // A gated value halfway between two codes may get either, and a sum has f32's error.
+    let largest = |values: &mut dyn Iterator<Item = f32>| values.map(f32::abs).fold(0.0, f32::max);
+    let code = largest(&mut gated.iter().copied()) / 127.0;
+    let weight = largest(&mut (0..k * n).map(|at| matrix.value(at / n, at % n)));
+    let size = rows.iter().map(|(_, size)| *size).fold(0.0, f64::max) as f32;
+    let bound = Bound::Within { absolute: 2.0 * code * weight + size * 2e-6, relative: 1e-5 };
+    let name = format!("step, {gate} and {projection}, {width} and {inputs}, {peers} blocks");
+    let mut case = Case::new(name, step.instance().expect("whole groups of rows"))
+        .grid(step.grid())
+        .buffer("post_norm", layer.post_norm)
+        .buffer("x", layer.x)
+        .buffer("update", layer.update)
+        .buffer("by", by)
+        .expect("stream", stream, Bound::Within { absolute: 1e-5, relative: 1e-5 })
+        .expect("out", rows.iter().map(|(value, _)| *value as f32).collect::<Vec<_>>(), bound);
+    for (of, prefix) in [(gate_matrix, "gate_"), (matrix, "")] {
+        for (stream, bytes) in of.streams {
+            let side = if stream.name == "codes" { "" } else { "side_" };
+            case = case.buffer(&format!("{prefix}{side}{}", stream.name), Data::new(stream.element(), bytes));
+        }
+    }
+    case
+}
+
+/// Every type; two types; widths that leave lanes, warps and blocks without work.
+fn steps() -> impl Iterator<Item = Case> {
+    let epsilon = NORM_EPSILON;
+    let of = move |gate, projection, width, inputs, peers| Step { gate, projection, width, inputs, peers, epsilon };
+    let types = DType::ALL.into_iter().filter(|dtype| format(*dtype).integer);
+    let every = types.map(move |dtype| of(dtype, dtype, 512, 256, 4));
+    let others = [
+        of(DType::Q8_0, DType::Q4_0, 1536, 256, 8),
+        of(DType::Q4_0, DType::Q8_0, 2592, 32, 2),
+        of(DType::Q8_0, DType::Q8_0, 96, 64, 16),
+        Step { epsilon: 0.25, ..of(DType::Q4_1, DType::Q4_1, 160, 128, 2) },
+    ];
+    every.chain(others).map(step)
+}
+
 pub fn cases() -> Vec<Case> {
     let gate = |layers: usize, rows, outputs| geglu::Shape { width: 256, rows, strides: (256, 256 * layers), outputs };
     let mut cases: Vec<Case> = DType::ALL.into_iter().map(|dtype| inputs(dtype, 256, 2, &[1])).collect();
@@ -58,5 +115,6 @@ pub fn cases() -> Vec<Case> {
         geglu::case("gate of a layer among 35", gate(35, 1, Outputs::INT8)),
         geglu::case("gate of a layer among 6, many rows", gate(6, 4, Outputs::BF16)),
     ]);
+    cases.extend(steps());
     cases
 }

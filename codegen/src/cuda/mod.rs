@@ -20,6 +20,7 @@ mod grouped;
 pub mod image;
 mod launch;
 mod norms;
+mod per_layer;
 mod phase;
 mod products;
 pub mod simulate;
@@ -125,6 +126,7 @@ pub struct Common<'a> {
     /// Shared memory that a block may have on every architecture of the plan.
     shared_bytes: usize,
     cluster: u32,
+    per_layer_steps: bool,
     value_index: HashMap<String, ValueIndex>,
     read: &'a ReadFloats<'a>,
 }
@@ -282,6 +284,7 @@ fn lower_with(
         tally: Tally::new(&options.disabled),
         shared_bytes: shared.unwrap_or(48 * 1024),
         cluster: cluster.unwrap_or(1),
+        per_layer_steps: !off("per-layer-step"),
         value_index,
         read,
     };

@@ -111,7 +111,7 @@ impl PhaseBuilder<'_, '_> {
     }
 
     /// The nodes that a norm stands for.
-    fn nodes_of(&self, norm: &Norm) -> Vec<NodeId> {
+    pub fn nodes_of(&self, norm: &Norm) -> Vec<NodeId> {
         let last = norm.next.map(|(node, _)| node).or(norm.residual.map(|r| r.sum));
         last.map_or(Vec::new(), |node| self.fused.group(node).nodes.clone())
     }
@@ -158,7 +158,9 @@ impl PhaseBuilder<'_, '_> {
                 gemma4c_graph::Kind::Product(product) => product.clone(),
                 _ => self.single_product(group.nodes[0]),
             };
-            self.product_of_one_row(&group, &product, Some((norm, stream)))?;
+            if !self.per_layer_step(&group, &product, norm, stream)? {
+                self.product_of_one_row(&group, &product, Some((norm, stream)))?;
+            }
         }
         Ok(())
     }
@@ -198,7 +200,7 @@ impl PhaseBuilder<'_, '_> {
     }
 
     /// Another operand of a group: a value, or a slice of one that the group has taken over.
-    fn operand(&self, node: NodeId) -> Result<Place, LowerError> {
+    pub fn operand(&self, node: NodeId) -> Result<Place, LowerError> {
         match self.graph().node(node).op {
             Op::Columns { first, len } if !self.has(node, Form::F32) => {
                 let whole = self.floats(self.graph().node(node).inputs[0])?;

@@ -9,13 +9,21 @@ pub enum Pass {
     AbsorbNorms,
     AttentionStep,
     Clusters,
+    PerLayerStep,
     Mixtures,
     Bf16Copies,
 }
 
 impl Pass {
-    pub const ALL: [Pass; 6] =
-        [Pass::Int8, Pass::AbsorbNorms, Pass::AttentionStep, Pass::Clusters, Pass::Mixtures, Pass::Bf16Copies];
+    pub const ALL: [Pass; 7] = [
+        Pass::Int8,
+        Pass::AbsorbNorms,
+        Pass::AttentionStep,
+        Pass::Clusters,
+        Pass::PerLayerStep,
+        Pass::Mixtures,
+        Pass::Bf16Copies,
+    ];
 
     pub const fn name(self) -> &'static str {
         match self {
@@ -23,6 +31,7 @@ impl Pass {
             Pass::AbsorbNorms => "absorb-norms",
             Pass::AttentionStep => "attention-step",
             Pass::Clusters => "clusters",
+            Pass::PerLayerStep => "per-layer-step",
             Pass::Mixtures => "mixtures",
             Pass::Bf16Copies => "bf16-copies",
         }
@@ -40,6 +49,7 @@ impl Pass {
             Pass::Clusters => {
                 "decode: parts of an attention are merged in the shared memory of a cluster of blocks, not in memory"
             }
+            Pass::PerLayerStep => "decode: the per-layer gate and its projection in one launch, by a cluster of blocks",
             Pass::Mixtures => {
                 "a mixture's residual, norms and router in one launch; decode: its dense half in the launches of the experts"
             }

@@ -109,7 +109,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "per_layer",
         about: "per-layer embeddings: the inputs of all layers at once",
-        kernels: &[per_layer::per_layer_inputs::DEF],
+        kernels: &[per_layer::per_layer_inputs::DEF, per_layer::step::per_layer_step::DEF],
         instances: per_layer::instances,
         cases: cases::per_layer::cases,
     },

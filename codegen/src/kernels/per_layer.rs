@@ -3,7 +3,9 @@
 //! Before layer 0, for all layers at once: `(norm(projection * d^-0.5) * weight + row of the table * 16) * 2^-0.5`, a norm a
 //! layer's slice ([`per_layer_inputs`]). The table is the largest tensor of its model, of which a token needs one row: it stays
 //! as it lies in the file. In a layer: `gelu(gate) * slice`, which is the gated GELU over a strided slice of those
-//! inputs, with no copy ([`gate`]).
+//! inputs, with no copy ([`gate`]). For a decoded row that and the projection after it are one launch ([`step`]).
+
+pub mod step;
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
@@ -85,5 +87,6 @@ pub fn instances() -> Vec<(String, Instance)> {
     let dims = distinct(MODELS.iter().filter_map(|model| model.per_layer));
     let kinds = dims.into_iter().flat_map(|dim| DType::ALL.map(|table| (dim, table)));
     let named = |(dim, table)| inputs(dim, table).map(|instance| (format!("{dim} a layer, {table}"), instance));
-    kinds.map(named).collect::<Result<_, _>>().expect("four warps are a block")
+    let inputs = kinds.map(named).collect::<Result<Vec<_>, _>>().expect("four warps are a block");
+    inputs.into_iter().chain(step::instances()).collect()
 }

@@ -89,6 +89,13 @@ const TRIALS: &[Trial] = &[
     of("31B Q4_0", Question::PeersOfHeads, "4 blocks", 4, &[(0, 188.6), (8192, 175.3)], Chosen),
     of("31B Q4_0", Question::PeersOfHeads, "8 blocks, 96 in all", 8, &[(0, 188.5), (8192, 174.1)], Lost),
     of("31B Q4_0", Question::PeersOfHeads, "no clusters", 1, &[(0, 188.0), (8192, 173.7)], Lost),
+    // What few multiprocessors can read is what it takes; but more clusters, each with all of the gate, are no faster.
+    of("E4B Q4_0", Question::PerLayerBlocks, "one cluster of 16", 16, &[(0, 664.5)], Chosen),
+    of("E4B Q4_0", Question::PerLayerBlocks, "one cluster of 8", 8, &[(0, 645.5)], Lost),
+    of("E4B Q4_0", Question::PerLayerBlocks, "three clusters of 16", 48, &[(0, 664.9)], Lost),
+    of("E4B Q4_0", Question::PerLayerBlocks, "seven clusters of 16", 112, &[(0, 654.4)], Lost),
+    of("E4B Q4_0", Question::PerLayerBlocks, "two launches", 0, &[(0, 655.5)], Lost),
+    of("E2B Q8_0", Question::PerLayerBlocks, "three clusters of 16", 48, &[(0, 849.7)], Lost),
     // Lanes that share a row of weights: fewer than 32 where the row's end leaves lanes without work.
     of("E4B Q4_0", Question::Lanes, "32 lanes", 32, &[(0, 640.0), (8192, 573.0)], Chosen),
     of("E4B Q4_0", Question::Lanes, "16 lanes", 16, &[(0, 627.0), (8192, 563.0)], Lost),

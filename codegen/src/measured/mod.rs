@@ -50,6 +50,8 @@ pub enum Question {
     PeersOfOneHead,
     /// The same with several key-value heads, each of which has clusters of its own.
     PeersOfHeads,
+    /// Blocks of the cluster that makes a layer's per-layer gate and projection.
+    PerLayerBlocks,
     /// Lanes that share a row of weights.
     Lanes,
     /// How activations become int8.
@@ -191,6 +193,7 @@ mod tests {
                 Question::ClusterBlocks,
                 Question::PeersOfOneHead,
                 Question::PeersOfHeads,
+                Question::PerLayerBlocks,
                 Question::Lanes,
                 Question::Codes,
             ] {

@@ -1,0 +1,272 @@
+//! What a layer does with its per-layer input, for a decoded row, in one launch: the residual stream takes the feed-forward's
+//! part, `gelu(gate · stream) * input`, and the projection of that.
+//!
+//! Both matrices are small, and as two launches they are nothing but the way in and out of a kernel. One cluster does both: its
+//! blocks share the rows of each matrix out, and read each other's gated values from shared memory. All weights are on their way
+//! before the first activation is there.
+
+use gemma4c_blocks::DType;
+use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::{Instance, InstanceError};
+
+use crate::kernels::gelu::gelu;
+use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::lanes_sum;
+use crate::kernels::matvec::slots::{square_sum, weighted, with_update};
+use crate::kernels::quantise::quantise4;
+use crate::kernels::shapes::{MODELS, NORM_EPSILON};
+use crate::measured::{H200, Question};
+
+/// `stream = x + norm(update)`, `out = projection · (gelu(gate · stream) * by)`, over K values and N of a layer's input.
+///
+/// A warp takes a row of the gate, GATE_DEPTH units of it a lane, in each of GATE_ROUNDS rounds; and 32 / LANES rows of the
+/// projection, a unit a lane, in each of ROUNDS. The grid is `[1, PEERS]`: one cluster.
+#[kernel(block = WARPS * 32, min_blocks = 1, cluster = PEERS, dependent, dynamic_shared, slots(
+    gate_side(unit: u32) -> U32x4,
+    gate_dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32,
+    side(unit: u32) -> U32x4,
+    dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32
+))]
+pub fn per_layer_step<
+    const K: u32,
+    const N: u32,
+    const GATE_UNIT: u32,
+    const GATE_ROUNDS: u32,
+    const GATE_DEPTH: u32,
+    const UNIT: u32,
+    const LANES: u32,
+    const ROUNDS: u32,
+    const PIECES: u32,
+    const WARPS: u32,
+    const PEERS: u32,
+    const EPSILON: f32,
+>(
+    gate_codes: Weights<U32x4>,
+    codes: Weights<U32x4>,
+    post_norm: Weights<f32>,
+    x: Input<f32>,
+    update: Input<f32>,
+    by: Input<f32>,
+    stream: Output<f32>,
+    out: Output<f32>,
+) {
+    require!(K % 32 == 0 && N % 32 == 0 && WARPS % 4 == 0 && N == LANES * UNIT && 32 % LANES == 0);
+    require!(GATE_ROUNDS * PEERS * WARPS >= N && GATE_DEPTH * 32 * GATE_UNIT >= K);
+    require!(ROUNDS * PEERS * WARPS * 32 >= K * LANES && PIECES * WARPS * 128 >= K);
+    let x_words = shared::<u32>(K / 4);
+    let x_scales = shared::<U32x2>(K / 32);
+    let gated = shared::<f32>(GATE_ROUNDS * WARPS);
+    let words = shared::<u32>(N / 4);
+    let scales = shared::<U32x2>(N / 32);
+    let totals = shared::<f32>(WARPS);
+
+    let gate_units = K / GATE_UNIT;
+    let lane_unit = lane_id() % LANES;
+    // The first of the block's rows, or groups of rows, in a round.
+    let first = cluster_rank() * WARPS + warp_id();
+    let mut gate_ahead = regs(U32x4::ZERO, GATE_ROUNDS * GATE_DEPTH);
+    let mut gate_sides = regs(U32x4::ZERO, GATE_ROUNDS * GATE_DEPTH);
+    #[unroll]
+    for r in 0..GATE_ROUNDS {
+        #[unroll]
+        for d in 0..GATE_DEPTH {
+            let row = (r * (PEERS * WARPS) + first).min(N - 1);
+            let unit = row * gate_units + (lane_id() + d * 32).min(gate_units - 1);
+            gate_ahead[r * GATE_DEPTH + d] = load_streamed::<U32x4>(gate_codes, unit);
+            gate_sides[r * GATE_DEPTH + d] = gate_side(unit);
+        }
+    }
+    let mut posts = regs(F32x4::ZERO, PIECES);
+    #[unroll]
+    for p in 0..PIECES {
+        posts[p] = load::<F32x4>(post_norm, (thread_idx() + p * (WARPS * 32)).min(K / 4 - 1) * 4);
+    }
+    let mut ahead = regs(U32x4::ZERO, ROUNDS);
+    let mut sides = regs(U32x4::ZERO, ROUNDS);
+    #[unroll]
+    for r in 0..ROUNDS {
+        let row = ((r * (PEERS * WARPS) + first) * (32 / LANES) + lane_id() / LANES).min(K - 1);
+        ahead[r] = load_streamed::<U32x4>(codes, row * LANES + lane_unit);
+        sides[r] = side(row * LANES + lane_unit);
+    }
+
+    grid_launch_dependents();
+    grid_dependency_wait();
+    // The stream, in every block.
+    let mut held = regs(F32x4::ZERO, PIECES);
+    let mut updates = regs(F32x4::ZERO, PIECES);
+    let mut squares = 0.0f32;
+    #[unroll]
+    for p in 0..PIECES {
+        let place = thread_idx() + p * (WARPS * 32);
+        held[p] = load::<F32x4>(x, place.min(K / 4 - 1) * 4);
+        updates[p] = load::<F32x4>(update, place.min(K / 4 - 1) * 4);
+        if place < K / 4 {
+            squares += square_sum(updates[p]);
+        }
+    }
+    squares = warp_sum(squares);
+    if lane_id() == 0 {
+        totals[warp_id()] = squares;
+    }
+    barrier();
+    let mut total = 0.0f32;
+    for warp in 0..WARPS {
+        total += totals[warp];
+    }
+    let factor = rsqrt(total / K as f32 + EPSILON);
+    #[unroll]
+    for p in 0..PIECES {
+        let place = thread_idx() + p * (WARPS * 32);
+        let four = with_update(held[p], weighted(updates[p], posts[p], 1.0), factor, 1.0);
+        let quantised = quantise4(four);
+        if place < K / 4 {
+            if cluster_rank() == 0 {
+                store(stream, place * 4, four);
+            }
+            x_words[place] = quantised.x;
+            if place % 8 == 0 {
+                x_scales[place / 8] = u32x2(quantised.y, quantised.z);
+            }
+        }
+    }
+    barrier();
+
+    #[unroll]
+    for r in 0..GATE_ROUNDS {
+        let row = r * (PEERS * WARPS) + first;
+        let mut sum = 0.0f32;
+        #[unroll]
+        for d in 0..GATE_DEPTH {
+            let at = lane_id() + d * 32;
+            let unit = at.min(gate_units - 1);
+            let low = load::<U32x4>(x_words, unit * (GATE_UNIT / 4));
+            let high = load::<U32x4>(x_words, unit * (GATE_UNIT / 4) + if GATE_UNIT == 32 { 4 } else { 0 });
+            let scale = x_scales[unit * GATE_UNIT / 32];
+            let with = gate_dot(
+                gate_ahead[r * GATE_DEPTH + d],
+                gate_sides[r * GATE_DEPTH + d],
+                row.min(N - 1) * gate_units + unit,
+                low,
+                high,
+                f32::from_bits(scale.x),
+                scale.y as i32,
+                sum,
+            );
+            if at < gate_units {
+                sum = with;
+            }
+        }
+        sum = warp_sum(sum);
+        if lane_id() == 0 && row < N {
+            gated[r * WARPS + warp_id()] = gelu(sum) * by[row];
+        }
+    }
+    cluster_barrier();
+    for start in (warp_id() * 32..N / 4).by(WARPS * 32) {
+        let place = start + lane_id();
+        let row = place.min(N / 4 - 1) * 4;
+        let four = load_peer::<F32x4>(gated, row / (PEERS * WARPS) * WARPS + row % WARPS, row / WARPS % PEERS);
+        let quantised = quantise4(four);
+        if place < N / 4 {
+            words[place] = quantised.x;
+            if place % 8 == 0 {
+                scales[place / 8] = u32x2(quantised.y, quantised.z);
+            }
+        }
+    }
+    barrier();
+
+    let low = load::<U32x4>(words, lane_unit * (UNIT / 4));
+    let high = load::<U32x4>(words, lane_unit * (UNIT / 4) + if UNIT == 32 { 4 } else { 0 });
+    let scale = scales[lane_unit * UNIT / 32];
+    #[unroll]
+    for r in 0..ROUNDS {
+        let row = (r * (PEERS * WARPS) + first) * (32 / LANES) + lane_id() / LANES;
+        let unit = row.min(K - 1) * LANES + lane_unit;
+        let sum = dot(ahead[r], sides[r], unit, low, high, f32::from_bits(scale.x), scale.y as i32, 0.0);
+        let value = lanes_sum(sum);
+        if lane_unit == 0 && row < K {
+            out[row] = value;
+        }
+    }
+    // What the others still read must not go.
+    cluster_barrier();
+}
+
+/// Blocks of the cluster, at most: each brings its own way to memory.
+pub const MOST_PEERS: u32 = H200.value(Question::PerLayerBlocks);
+/// Warps of a block.
+const BLOCK_WARPS: u32 = 16;
+
+/// Everything that decides an instance.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    pub gate: DType,
+    pub projection: DType,
+    /// Values of the stream.
+    pub width: u32,
+    /// Values of a layer's input.
+    pub inputs: u32,
+    /// Blocks that may be a cluster.
+    pub peers: u32,
+    pub epsilon: f32,
+}
+
+impl Step {
+    /// Why there is no such kernel, if there is none.
+    pub fn refusal(&self) -> Option<&'static str> {
+        let lanes = self.inputs / format(self.projection).unit;
+        match self {
+            // Fewer are slower than two launches.
+            _ if self.peers < MOST_PEERS => Some("the GPU has no clusters of 16"),
+            _ if !format(self.gate).integer || !format(self.projection).integer => Some("its weights are floats"),
+            Step { width, inputs, .. } if width % 32 > 0 || inputs % 32 > 0 => Some("its rows are not whole groups"),
+            _ if !(1..=32).contains(&lanes) || !lanes.is_power_of_two() => Some("a warp cannot share its rows out"),
+            _ => None,
+        }
+    }
+
+    pub fn grid(&self) -> [u32; 3] {
+        [1, self.peers, 1]
+    }
+
+    pub fn instance(&self) -> Result<Instance, InstanceError> {
+        let (gate, projection) = (format(self.gate), format(self.projection));
+        let lanes = self.inputs / projection.unit;
+        let warps = self.peers * BLOCK_WARPS;
+        Instance::of(per_layer_step::DEF)
+            .constant("K", self.width)
+            .constant("N", self.inputs)
+            .constant("GATE_UNIT", gate.unit)
+            .constant("GATE_ROUNDS", self.inputs.div_ceil(warps))
+            .constant("GATE_DEPTH", (self.width / gate.unit).div_ceil(32))
+            .constant("UNIT", projection.unit)
+            .constant("LANES", lanes)
+            .constant("ROUNDS", (self.width * lanes).div_ceil(warps * 32))
+            .constant("PIECES", self.width.div_ceil(BLOCK_WARPS * 128))
+            .constant("WARPS", BLOCK_WARPS)
+            .constant("PEERS", self.peers)
+            .constant("EPSILON", self.epsilon)
+            .slot("gate_side", &[gate.side])
+            .slot("gate_dot", &[gate.dot])
+            .slot("side", &[projection.side])
+            .slot("dot", &[projection.dot])
+            .build()
+    }
+}
+
+/// Both matrices of every type, in the models that have per-layer inputs.
+pub fn instances() -> Vec<(String, Instance)> {
+    let mut found = Vec::new();
+    for model in MODELS {
+        let Some(inputs) = model.per_layer else { continue };
+        for dtype in DType::ALL.into_iter().filter(|dtype| format(*dtype).integer) {
+            let (width, epsilon, peers) = (model.width, NORM_EPSILON, MOST_PEERS);
+            let step = Step { gate: dtype, projection: dtype, width, inputs, peers, epsilon };
+            let instance = step.instance().expect("whole groups of rows");
+            found.push((format!("{} of {}, {dtype}", model.name, width), instance));
+        }
+    }
+    found
+}
