@@ -130,22 +130,20 @@ fn accumulator_places(lane: usize) -> [(usize, usize); 4] {
     [(g, 2 * t), (g, 2 * t + 1), (g + 8, 2 * t), (g + 8, 2 * t + 1)]
 }
 
-/// The word, among all lanes', that holds element (row, k) of A or (k, column) of B. `per_word`: elements in a word.
-fn operand(lanes: &[[u32; LANE_WORDS]; 32], a: bool, line: usize, k: usize, per_word: usize) -> (u32, usize) {
-    let half = k / (4 * per_word);
-    let t = k % (4 * per_word) / per_word;
+/// The word, among all lanes', that holds element (row, k) of A or (k, column) of B, and where in it.
+fn operand<const PER_WORD: usize>(lanes: &[[u32; LANE_WORDS]; 32], a: bool, line: usize, k: usize) -> (u32, usize) {
+    let half = k / (4 * PER_WORD);
+    let t = k % (4 * PER_WORD) / PER_WORD;
     let (lane, word) = if a { (line % 8 * 4 + t, 2 * half + line / 8) } else { (line * 4 + t, 4 + half) };
-    (lanes[lane][word], k % per_word)
+    (lanes[lane][word], k % PER_WORD)
 }
 
 #[track_caller]
-fn mma<S: Copy>(
+fn mma<S: Copy, const PER_WORD: usize>(
     operation: &'static str,
     a: U32x4,
     b: U32x2,
     sums: [S; 4],
-    depth: usize,
-    per_word: usize,
     add: impl Fn(S, (u32, usize), (u32, usize)) -> S,
 ) -> [S; 4] {
     let thread = Thread::current();
@@ -153,8 +151,8 @@ fn mma<S: Copy>(
     thread.warp_collective(operation, thread.line(), &[a.x, a.y, a.z, a.w, b.x, b.y], |lanes| {
         std::array::from_fn(|i| {
             let (row, column) = places[i];
-            (0..depth).fold(sums[i], |sum, k| {
-                add(sum, operand(lanes, true, row, k, per_word), operand(lanes, false, column, k, per_word))
+            (0..8 * PER_WORD).fold(sums[i], |sum, k| {
+                add(sum, operand::<PER_WORD>(lanes, true, row, k), operand::<PER_WORD>(lanes, false, column, k))
             })
         })
     })
@@ -171,7 +169,7 @@ intrinsic! {
     Warp fn mma_m16n8k16_bf16(a: U32x4, b: U32x2, c: F32x4) -> F32x4 {
         let value = |(word, half): (u32, usize)| BF16::from_bits((word >> (16 * half)) as u16).to_f32();
         float_mma([c.x, c.y, c.z, c.w], |sums| {
-            mma("mma_m16n8k16_bf16", a, b, sums, 16, 2, |sum, a, b| value(a).mul_add(value(b), sum))
+            mma::<f32, 2>("mma_m16n8k16_bf16", a, b, sums, |sum, a, b| value(a).mul_add(value(b), sum))
         })
     }
     cuda "
@@ -187,7 +185,7 @@ intrinsic! {
     Warp fn mma_m16n8k16_f16(a: U32x4, b: U32x2, c: F32x4) -> F32x4 {
         let value = |(word, half): (u32, usize)| F16::from_bits((word >> (16 * half)) as u16).to_f32();
         float_mma([c.x, c.y, c.z, c.w], |sums| {
-            mma("mma_m16n8k16_f16", a, b, sums, 16, 2, |sum, a, b| value(a).mul_add(value(b), sum))
+            mma::<f32, 2>("mma_m16n8k16_f16", a, b, sums, |sum, a, b| value(a).mul_add(value(b), sum))
         })
     }
     cuda "
@@ -204,7 +202,7 @@ intrinsic! {
         let value = |(word, byte): (u32, usize)| i32::from((word >> (8 * byte)) as i8);
         let sums = [c.x, c.y, c.z, c.w];
         let [x, y, z, w] =
-            mma("mma_m16n8k32_s8", a, b, sums, 32, 4, |sum, a, b| sum.wrapping_add(value(a) * value(b)));
+            mma::<i32, 4>("mma_m16n8k32_s8", a, b, sums, |sum, a, b| sum.wrapping_add(value(a) * value(b)));
         I32x4 { x, y, z, w }
     }
     cuda "

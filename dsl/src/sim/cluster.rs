@@ -293,7 +293,7 @@ impl Scheduler<'_> {
     fn release(&mut self, group: impl Iterator<Item = usize> + Clone, stop: Stop) -> Result<(), Faulted> {
         for index in group.clone() {
             if let Status::Waiting(other) = &self.status[index]
-                && (other.operation, other.line) != (stop.operation, stop.line)
+                && !other.is_at(&stop)
             {
                 return Err(self.report_divergence());
             }
@@ -321,7 +321,7 @@ impl Scheduler<'_> {
             StopScope::Cluster => (0..self.status.len(), "all threads of a cluster"),
         };
         let elsewhere = group.into_iter().find_map(|other| match waiting(other) {
-            Some(at) if (at.operation, at.line) == (stop.operation, stop.line) => None,
+            Some(at) if at.is_at(&stop) => None,
             Some(at) => Some(format!("{} waits at `{}`, {}", self.called(other), at.operation, spelled(at.line))),
             // A cluster does not wait for those.
             None if stop.scope == StopScope::Cluster => None,

@@ -25,6 +25,17 @@ pub(crate) struct Stop {
     pub line: Line,
 }
 
+impl Stop {
+    /// The same operation at the same line. Addresses are compared first: most often it is the very same place.
+    pub fn is_at(&self, other: &Stop) -> bool {
+        let same_line = match (self.line, other.line) {
+            (Some(line), Some(other)) => std::ptr::eq(line, other) || line == other,
+            (line, other) => line == other,
+        };
+        same_line && (std::ptr::eq(self.operation, other.operation) || self.operation == other.operation)
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopScope {
     Warp { orders_memory: bool },
