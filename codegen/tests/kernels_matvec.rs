@@ -74,6 +74,8 @@ fn int8_activations_are_refused_for_float_weights() {
     let instance = product.instance(LaunchShape { lanes: 8, rows: 2, depth: 1, warps: 1, blocks: 1 }).unwrap();
     let case = Case::new("floats by int8", instance)
         .buffer("codes", Data::new(ElementType::U32x4, vec![0; 4 * 32 * 2]))
+        .buffer("update_norm", Vec::<f32>::new())
+        .buffer("branch_norm", Vec::<f32>::new())
         .buffer("post_norm", Vec::<f32>::new())
         .buffer("next_norm", Vec::<f32>::new())
         .buffer("ready_xq", vec![0u32; 8])

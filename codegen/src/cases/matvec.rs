@@ -52,6 +52,9 @@ fn masks(dtype: DType, stream: Stream) -> (u64, u64) {
 pub(super) struct Layer {
     pub x: Vec<f32>,
     pub update: Vec<f32>,
+    branch: Vec<f32>,
+    /// Of the update and the branch, where there are both.
+    branch_norms: [Vec<f32>; 2],
     pub post_norm: Vec<f32>,
     norm: Vec<f32>,
     scale: f32,
@@ -65,13 +68,23 @@ impl Layer {
             update: random.floats(k, -3.0, 3.0),
             post_norm: random.floats(k, 0.5, 1.5),
             norm: random.floats(k, 0.5, 1.5),
+            branch: random.floats(k, -0.3, 0.3),
+            branch_norms: [random.floats(k, 0.5, 1.5), random.floats(k, -1.5, 1.5)],
             scale: 0.75,
         }
     }
 
     /// The residual stream after the layer's part.
     pub fn stream(&self, product: &Product) -> Vec<f32> {
-        let normed = rms_norm(&self.update, &self.post_norm, product.epsilon);
+        let normed = |x: &[f32], weights: &[f32]| rms_norm(x, weights, product.epsilon);
+        let update = match product.branches {
+            true => {
+                let halves = normed(&self.update, &self.branch_norms[0]).into_iter();
+                halves.zip(normed(&self.branch, &self.branch_norms[1])).map(|(a, b)| a + b).collect()
+            }
+            false => self.update.clone(),
+        };
+        let normed = normed(&update, &self.post_norm);
         let scale = if product.scaled { self.scale } else { 1.0 };
         self.x.iter().zip(normed).map(|(x, new)| (x + new) * scale).collect()
     }
@@ -93,7 +106,11 @@ impl Layer {
                 self.stream(product),
                 close,
             );
-            if product.scaled { case.buffer("scale_weight", vec![self.scale]) } else { case }
+            let case = if product.scaled { case.buffer("scale_weight", vec![self.scale]) } else { case };
+            match product.branches {
+                true => case.buffer("branch_x", self.branch.clone()),
+                false => case,
+            }
         };
         let given = |used: bool, weights: &[f32]| if used { weights.to_vec() } else { Vec::new() };
         let (residual_first, normed) = match product.prologue {
@@ -103,6 +120,8 @@ impl Layer {
             Prologue::ResidualNorm => (true, true),
         };
         let case = case
+            .buffer("update_norm", given(product.branches, &self.branch_norms[0]))
+            .buffer("branch_norm", given(product.branches, &self.branch_norms[1]))
             .buffer("post_norm", given(residual_first, &self.post_norm))
             .buffer("next_norm", given(normed, &self.norm));
         match product.prologue {
@@ -189,10 +208,13 @@ impl Problem {
     }
 
     fn name(&self) -> String {
-        let Product { dtype, outputs, k, geglu, prologue, scaled, epsilon, ref epilogue } = self.product;
+        let Product { dtype, outputs, k, geglu, prologue, scaled, branches, epsilon, ref epilogue } = self.product;
         let mut name = format!("{dtype}, {outputs} x {k}, {prologue:?}");
         if scaled {
             name += ", scaled";
+        }
+        if branches {
+            name += ", of two branches";
         }
         if epsilon != NORM_EPSILON {
             name = format!("{name}, epsilon {epsilon}");
@@ -299,6 +321,8 @@ pub fn fusions() -> Vec<Case> {
         geglu(of(DType::Q4_0, 704, Prologue::Norm)),
         scaled(of(DType::Q8_0, 256, Prologue::ResidualNorm)),
         geglu(of(DType::BF16, 320, Prologue::ResidualNorm)),
+        Product { branches: true, ..scaled(of(DType::Q4_0, 352, Prologue::ResidualNorm)) },
+        Product { branches: true, epsilon: 0.25, ..of(DType::F32, 160, Prologue::Residual) },
         with(of(DType::Q8_0, 96, Prologue::Residual), &[slots::then_gelu::DEF, slots::then_times::DEF]),
         scaled(of(DType::Q4_0, 352, Prologue::Residual)),
         scaled(Product { epsilon: 0.25, ..of(DType::F32, 160, Prologue::Residual) }),

@@ -296,9 +296,6 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         if self.common.exact || !self.common.absorbs {
             return Err("products of unrounded activations compute no norm");
         }
-        if norm.residual.is_some_and(|r| r.branch.is_some()) {
-            return Err("two branches come together in it");
-        }
         let target = match (norm.next, norm.residual) {
             (Some((node, Some(_))), _) => node,
             (None, Some(residual)) => residual.sum,

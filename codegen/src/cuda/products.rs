@@ -18,6 +18,14 @@ use crate::kernels::product::{self, Tile};
 use crate::kernels::{geglu, per_layer};
 use crate::measured::Question;
 
+/// The weights of a prologue without norms.
+const NO_NORMS: [(&str, Arg); 4] = [
+    ("update_norm", Arg::Unused),
+    ("branch_norm", Arg::Unused),
+    ("post_norm", Arg::Unused),
+    ("next_norm", Arg::Unused),
+];
+
 impl PhaseBuilder<'_, '_> {
     fn weights_of(&self, product: &Product) -> Vec<WeightId> {
         product.matmuls.iter().filter_map(|id| self.graph().node(*id).op.weight()).collect()
@@ -66,12 +74,12 @@ impl PhaseBuilder<'_, '_> {
                 let x = self.form(group, of.input, Form::Int8)?;
                 let names = ["ready_xq", "ready_group_xscale", "ready_group_xsum"];
                 arguments.extend(int8_arguments(x.start, matrix.k as u64, names));
-                arguments.extend([("post_norm", Arg::Unused), ("next_norm", Arg::Unused)]);
+                arguments.extend(NO_NORMS);
                 Prologue::Int8
             }
             None => {
                 arguments.push(("input_x", self.floats(of.input)?.start));
-                arguments.extend([("post_norm", Arg::Unused), ("next_norm", Arg::Unused)]);
+                arguments.extend(NO_NORMS);
                 Prologue::Plain
             }
         };
@@ -80,6 +88,7 @@ impl PhaseBuilder<'_, '_> {
         let choice = matvec::Product {
             geglu: of.geglu,
             scaled: norm.is_some_and(|(norm, _)| norm.residual.is_some_and(|r| r.scale.is_some())),
+            branches: norm.is_some_and(|(norm, _)| norm.residual.is_some_and(|r| r.branch.is_some())),
             epsilon: norm.map_or(crate::kernels::shapes::NORM_EPSILON, |(norm, _)| norm.eps),
             epilogue,
             ..matvec::Product::new(matrix.dtype, outputs, matrix.k, prologue)
@@ -128,6 +137,14 @@ impl PhaseBuilder<'_, '_> {
         };
         let input = self.floats(norm.input)?.start;
         arguments.push(("next_norm", next.unwrap_or(Arg::Unused)));
+        match norm.residual.and_then(|residual| residual.branch) {
+            Some(branch) => arguments.extend([
+                ("branch_x", self.floats(branch.other)?.start),
+                ("update_norm", self.common.weights.floats(branch.weight)?),
+                ("branch_norm", self.common.weights.floats(branch.other_weight)?),
+            ]),
+            None => arguments.extend([("update_norm", Arg::Unused), ("branch_norm", Arg::Unused)]),
+        }
         let Some(residual) = norm.residual else {
             arguments.extend([("input_x", input), ("post_norm", Arg::Unused)]);
             return Ok(Prologue::Norm);

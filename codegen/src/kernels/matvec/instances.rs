@@ -67,7 +67,8 @@ fn products(model: &Model, dtype: DType) -> Vec<(Role, String, Product)> {
         let (q, kv) = (model.q_heads * dim, kv * dim);
         let mut input = |role, name, outputs| {
             // The layer before ends here.
-            let product = Product { scaled: true, ..product(outputs, width, Prologue::ResidualNorm) };
+            let branches = model.experts.is_some();
+            let product = Product { scaled: true, branches, ..product(outputs, width, Prologue::ResidualNorm) };
             all.push((role, format!("{name}, {kind}"), product));
         };
         if values_are_keys {
@@ -96,7 +97,8 @@ fn products(model: &Model, dtype: DType) -> Vec<(Role, String, Product)> {
         all.push((Role::PerLayerModel, "projection for all layers".to_owned(), of_all_layers));
     }
     let stream = product(VOCABULARY, width, Prologue::ResidualNorm);
-    let head = Product { scaled: true, epilogue: vec![slots::then_softcap::DEF], ..stream };
+    let branches = model.experts.is_some();
+    let head = Product { scaled: true, branches, epilogue: vec![slots::then_softcap::DEF], ..stream };
     all.push((Role::Head, "head".to_owned(), head));
     all
 }

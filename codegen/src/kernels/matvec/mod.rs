@@ -68,6 +68,7 @@ pub fn lanes_sum<const LANES: u32>(value: f32) -> f32 {
     ready_group(group: u32) -> U32x2,
     input(at: u32) -> F32x4,
     update(at: u32) -> F32x4,
+    branch(at: u32) -> F32x4,
     scale(value: f32) -> f32,
     stream(value: F32x4, at: u32) -> F32x4,
     join(value: f32, up: f32) -> f32,
@@ -85,10 +86,13 @@ pub fn matvec<
     const PAIRED: bool,
     const READY: bool,
     const RESIDUAL: bool,
+    const BRANCHED: bool,
     const NORMED: bool,
     const EPSILON: f32,
 >(
     codes: Weights<U32x4>,
+    update_norm: Weights<f32>,
+    branch_norm: Weights<f32>,
     post_norm: Weights<f32>,
     next_norm: Weights<f32>,
     out: Output<f32>,
@@ -97,12 +101,26 @@ pub fn matvec<
     require!(K % 32 == 0 && 32 % LANES == 0 && ROWS <= LANES);
     require!(!PAIRED || ROWS % 2 == 0);
     require!(!READY || INTEGER);
+    require!(!BRANCHED || RESIDUAL);
     require!(!(RESIDUAL || NORMED) || K <= PIECES * WARPS * 128);
     let x_words = shared::<u32>(if INTEGER { K / 4 } else { K });
     let x_scales = shared::<U32x2>(if INTEGER { K / 32 } else { 1 });
-    let posts = shared::<f32>(if RESIDUAL { K } else { 4 });
+    // Of the post-norm, then those of the branches.
+    let posts = shared::<f32>(if BRANCHED {
+        3 * K
+    } else if RESIDUAL {
+        K
+    } else {
+        4
+    });
     let nexts = shared::<f32>(if NORMED { K } else { 4 });
-    let totals = shared::<F32x4>(if RESIDUAL || NORMED { WARPS } else { 1 });
+    let totals = shared::<F32x4>(if BRANCHED {
+        2 * WARPS
+    } else if RESIDUAL || NORMED {
+        WARPS
+    } else {
+        1
+    });
     let units = K / UNIT;
     // A unit's activations are one or two parts of 16 bytes. Second parts lie behind all first ones, so that neighbouring
     // lanes read neighbouring parts.
@@ -139,6 +157,10 @@ pub fn matvec<
         if RESIDUAL && place < places {
             cp_async16(posts, place * 4, post_norm, place * 4);
         }
+        if BRANCHED && place < places {
+            cp_async16(posts, K + place * 4, update_norm, place * 4);
+            cp_async16(posts, 2 * K + place * 4, branch_norm, place * 4);
+        }
         if NORMED && place < places {
             cp_async16(nexts, place * 4, next_norm, place * 4);
         }
@@ -173,6 +195,46 @@ pub fn matvec<
                     #[unroll]
                     for p in 0..PIECES {
                         updates[p] = update((thread_idx() + p * threads).min(places - 1) * 4);
+                    }
+                }
+                if BRANCHED {
+                    // The update is a sum of two, each normed by itself.
+                    let mut branches = regs(F32x4::ZERO, PIECES);
+                    #[unroll]
+                    for p in 0..PIECES {
+                        branches[p] = branch((thread_idx() + p * threads).min(places - 1) * 4);
+                    }
+                    let mut of_first = 0.0f32;
+                    let mut of_second = 0.0f32;
+                    #[unroll]
+                    for p in 0..PIECES {
+                        if thread_idx() + p * threads < places {
+                            of_first = of_first + square_sum(updates[p]);
+                            of_second = of_second + square_sum(branches[p]);
+                        }
+                    }
+                    of_first = warp_sum(of_first);
+                    of_second = warp_sum(of_second);
+                    if lane_id() == 0 {
+                        totals[WARPS + warp_id()] = f32x4(of_first, of_second, 0.0, 0.0);
+                    }
+                    barrier();
+                    cp_async_wait(0);
+                    let mut total = F32x4::ZERO;
+                    #[unroll]
+                    for warp in 0..WARPS {
+                        total = sum4(total, totals[WARPS + warp]);
+                    }
+                    let first = rsqrt(total.x / K as f32 + EPSILON);
+                    let second = rsqrt(total.y / K as f32 + EPSILON);
+                    #[unroll]
+                    for p in 0..PIECES {
+                        let place = thread_idx() + p * threads;
+                        if place < places {
+                            let part = weighted(updates[p], load::<F32x4>(posts, K + place * 4), first);
+                            let other = weighted(branches[p], load::<F32x4>(posts, 2 * K + place * 4), second);
+                            updates[p] = sum4(part, other);
+                        }
                     }
                 }
                 cp_async_wait(0);
@@ -388,6 +450,8 @@ pub struct Product {
     pub prologue: Prologue,
     /// The residual stream of the prologue is multiplied by a weight of one element.
     pub scaled: bool,
+    /// What it takes is the sum of two normed branches: the halves of a mixture.
+    pub branches: bool,
     /// Of the prologue's norms.
     pub epsilon: f32,
     /// Applied in order to each output.
@@ -403,7 +467,8 @@ pub const TUNED_MULTIPROCESSORS: u32 = 132;
 impl Product {
     pub fn new(dtype: DType, outputs: u32, k: u32, prologue: Prologue) -> Self {
         let epsilon = NORM_EPSILON;
-        Self { dtype, outputs, k, geglu: false, prologue, scaled: false, epsilon, epilogue: Vec::new() }
+        let (geglu, scaled, branches) = (false, false, false);
+        Self { dtype, outputs, k, geglu, prologue, scaled, branches, epsilon, epilogue: Vec::new() }
     }
 
     /// Rows of the matrix.
@@ -441,7 +506,7 @@ impl Product {
     pub fn instance(&self, shape: LaunchShape) -> Result<Instance, InstanceError> {
         let format = format(self.dtype);
         let (ready, residual) = (self.prologue == Prologue::Int8, self.prologue.adds_residual());
-        let normed = self.prologue.is_normed();
+        let (normed, branches) = (self.prologue.is_normed(), residual && self.branches);
         Instance::of(matvec::DEF)
             .constant("K", self.k)
             .constant("UNIT", format.unit)
@@ -454,6 +519,7 @@ impl Product {
             .constant("PAIRED", self.geglu)
             .constant("READY", ready)
             .constant("RESIDUAL", residual)
+            .constant("BRANCHED", branches)
             .constant("NORMED", normed)
             .constant("EPSILON", self.epsilon)
             .slot("side", &[format.side])
@@ -462,6 +528,7 @@ impl Product {
             .slot("ready_group", &[if ready { slots::ready_scale::DEF } else { slots::no_group::DEF }])
             .slot("input", &[if ready { slots::no_four::DEF } else { slots::four_of::DEF }])
             .slot("update", &[if residual { slots::four_of::DEF } else { slots::no_four::DEF }])
+            .slot("branch", &[if branches { slots::four_of::DEF } else { slots::no_four::DEF }])
             .slot("scale", if residual && self.scaled { &[slots::scaled_by::DEF] } else { &[] })
             .slot("stream", if residual { &[slots::leave_stream::DEF] } else { &[] })
             .slot("join", self.join())
