@@ -61,8 +61,8 @@
 //! - **The head.** `block` is the number of threads, an expression over compile-time parameters. `dependent`: launched with
 //!   programmatic dependent launch, so every thread executes `grid_dependency_wait()`. `min_blocks`, another: the second
 //!   operand of `__launch_bounds__`. `cluster`, a third: blocks, one after the other along y, that wait for each other and read
-//!   each other's shared memory (`cluster_barrier`, `load_peer`). `dynamic_shared`: shared arrays live in dynamic shared memory (needed above 48 KiB);
-//!   the launch states [`Instance::shared_bytes`]. `slots(…)`: named places, called like functions.
+//!   each other's shared memory (`cluster_barrier`, `load_peer`); one where there is no such key. `dynamic_shared`: shared arrays
+//!   live in dynamic shared memory (needed above 48 KiB, and in clusters); the launch states [`Instance::shared_bytes`]. `slots(…)`: named places, called like functions.
 //! - **Compile-time parameters** are const generics (`u32`, `i32`, `f32`, `bool`): `constexpr` in the text, so loops over them
 //!   unroll and arrays may have their length. In Rust they are variables that the instance fills, so one compiled test runs
 //!   every instance. A device function names the ones it needs in the same way and gets the instance's.
