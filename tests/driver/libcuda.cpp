@@ -221,6 +221,12 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
 }
 int cuFuncLoad(void*) { return recording ? CAPTURE_UNSUPPORTED : SUCCESS; }
 int cuFuncSetAttribute(void*, int, int) { return SUCCESS; }
+// Every kernel has clusters as large as any.
+int cuFuncGetAttribute(int* value, int attribute, void*) {
+    const int CLUSTER_HEIGHT = 12;
+    *value = attribute == CLUSTER_HEIGHT ? 16 : 0;
+    return SUCCESS;
+}
 int cuFuncGetParamInfo(void* function, size_t index, size_t* offset, size_t* size) {
     auto& parameters = ((Function*)function)->parameters;
     if (index >= parameters.size()) return INVALID_VALUE;

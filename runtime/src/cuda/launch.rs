@@ -14,6 +14,8 @@ const PORTABLE_CLUSTER: i32 = 8;
 pub struct Module {
     context: Arc<Context>,
     module: sys::CUmodule,
+    /// The GPU knows clusters.
+    clusters: bool,
 }
 
 // SAFETY: a module's handle may be used from any thread that has made the context current.
@@ -33,7 +35,8 @@ impl Device {
         #[allow(unsafe_code)]
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) }
             .map_err(CudaError::driver(format!("loading kernel {name} on {}", self.gpu.name)))?;
-        Ok(Arc::new(Module { context: Arc::clone(&self.context), module }))
+        let clusters = self.gpu.compute_capability.0 >= 9;
+        Ok(Arc::new(Module { context: Arc::clone(&self.context), module, clusters }))
     }
 }
 
@@ -61,11 +64,21 @@ impl Module {
             unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }
                 .map_err(CudaError::driver(doing))?;
         }
+        if self.clusters {
+            self.allow_large_clusters(function, name)?;
+        }
+        Ok(Function { module: Arc::clone(self), function, name: name.into(), shared })
+    }
+
+    /// Larger clusters than every GPU takes are refused unless they are asked for.
+    fn allow_large_clusters(&self, function: sys::CUfunction, name: &str) -> Result<(), CudaError> {
         let mut blocks = 0;
         let height = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT;
-        // SAFETY: a live function; writes one number, which stays 0 where the driver does not know clusters.
+        // SAFETY: a live function; writes one number.
         #[allow(unsafe_code)]
-        let _ = unsafe { sys::cuFuncGetAttribute(&mut blocks, height, function) };
+        unsafe { sys::cuFuncGetAttribute(&mut blocks, height, function) }
+            .result()
+            .map_err(CudaError::driver(format!("asking for the clusters of kernel {name}")))?;
         if blocks > PORTABLE_CLUSTER {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
             // SAFETY: as above.
@@ -73,7 +86,7 @@ impl Module {
             unsafe { result::function::set_function_attribute(function, attribute, 1) }
                 .map_err(CudaError::driver(format!("giving kernel {name} clusters of {blocks} blocks")))?;
         }
-        Ok(Function { module: Arc::clone(self), function, name: name.into(), shared })
+        Ok(())
     }
 }
 
