@@ -95,7 +95,6 @@ const TRIALS: &[Trial] = &[
     of("E4B Q4_0", Question::PerLayerBlocks, "three clusters of 16", 48, &[(0, 664.9)], Lost),
     of("E4B Q4_0", Question::PerLayerBlocks, "seven clusters of 16", 112, &[(0, 654.4)], Lost),
     of("E4B Q4_0", Question::PerLayerBlocks, "two launches", 0, &[(0, 655.5)], Lost),
-    of("E2B Q8_0", Question::PerLayerBlocks, "three clusters of 16", 48, &[(0, 849.7)], Lost),
     // Lanes that share a row of weights: fewer than 32 where the row's end leaves lanes without work.
     of("E4B Q4_0", Question::Lanes, "32 lanes", 32, &[(0, 640.0), (8192, 573.0)], Chosen),
     of("E4B Q4_0", Question::Lanes, "16 lanes", 16, &[(0, 627.0), (8192, 563.0)], Lost),
