@@ -2,6 +2,9 @@
 //!
 //! A block must not return while another may still read its memory: a cluster ends with a `cluster_barrier`. Threads that
 //! have returned are not waited for, so a block that nobody reads may leave early.
+//!
+//! Not in a cluster: `block_sum` and `block_max`. Their host text has one scratch for all blocks that run side by side, so a case would
+//! fail there.
 
 use super::{intrinsic, row};
 use crate::Element;
