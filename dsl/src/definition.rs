@@ -94,8 +94,9 @@ pub struct SharedDef {
 pub struct LaunchContract {
     /// Threads of a block, a multiple of 32.
     pub block: fn(&Values) -> u32,
-    /// Blocks of a cluster, which lie one after the other along y and can read each other's shared memory.
-    pub cluster: fn(&Values) -> u32,
+    /// Blocks of a cluster, which lie one after the other along y and can read each other's shared memory. `None`: the kernel
+    /// knows no clusters.
+    pub cluster: Option<fn(&Values) -> u32>,
     /// Launched with programmatic stream serialisation: the kernel starts before its predecessor ends, and executes
     /// `grid_dependency_wait()` in every thread before it touches anything but weights.
     pub dependent: bool,

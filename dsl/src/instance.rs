@@ -321,7 +321,7 @@ impl Instance {
 
     /// Blocks of a cluster; 1 where every block is for itself.
     pub fn cluster(&self) -> u32 {
-        (self.def.launch.cluster)(&self.values)
+        self.def.launch.cluster.map_or(1, |blocks| blocks(&self.values))
     }
 
     /// Bytes of shared memory that the kernel's own arrays take, as laid out in dynamic shared memory.

@@ -33,7 +33,7 @@ impl Instance {
                 _ => writeln!(text, "CLUSTER_SHARED({bytes}, {blocks});"),
             };
         }
-        if self.def.cuda.contains("CLUSTER __launch_bounds__") {
+        if self.def.launch.cluster.is_some() {
             let _ = match self.cluster() {
                 1 => writeln!(text, "#define CLUSTER"),
                 blocks => writeln!(text, "#define CLUSTER __cluster_dims__(1, {blocks}, 1)"),

@@ -20,6 +20,9 @@ impl PhaseBuilder<'_, '_> {
         norm: &Norm,
         stream: Arg,
     ) -> Result<bool, LowerError> {
+        if !self.common.per_layer_steps {
+            return Ok(false);
+        }
         let Some((slice, residual, projection)) = self.gate_and_projection(gate, norm) else { return Ok(false) };
         let weight_of = |node: NodeId| self.graph().node(node).op.weight();
         let (Some(gate_weight), Some(weight)) = (weight_of(gate.matmuls[0]), weight_of(projection)) else {
@@ -36,10 +39,8 @@ impl PhaseBuilder<'_, '_> {
         };
         let fits = (of_projection.dim(0), of_projection.dim(1)) == (of_gate.dim(1), of_gate.dim(0));
         let refusal = if fits { step.refusal() } else { Some("its projection does not lead back to the stream") };
-        if let Some(why) = refusal.filter(|_| self.common.per_layer_steps) {
+        if let Some(why) = refusal {
             self.refused(Pass::PerLayerStep, group, why);
-        }
-        if refusal.is_some() || !self.common.per_layer_steps {
             return Ok(false);
         }
 

@@ -285,7 +285,14 @@ fn kernel_items(
         (shared_rows(function, body), callee_rows(body, refused), constant_bindings(function));
     let (types, doc, source) = (&function.types, documentation(function.item).join("\n"), source_text(function.item));
     let (dependent, dynamic) = (attribute.dependent, attribute.dynamic_shared);
-    let cluster = attribute.cluster.clone().unwrap_or_else(|| syn::parse_quote!(1));
+    let cluster = match &attribute.cluster {
+        Some(blocks) => quote! {{
+            #[allow(non_snake_case, unused_variables, clippy::unnecessary_cast)]
+            fn cluster(__values: &::gemma4c_dsl::Values) -> u32 { #bindings (#blocks) as u32 }
+            Some(cluster)
+        }},
+        None => quote!(None),
+    };
     let call = if refused { TokenStream::new() } else { dispatch(function, name) };
     quote! {
         #rust
@@ -311,11 +318,7 @@ fn kernel_items(
                             fn block(__values: &::gemma4c_dsl::Values) -> u32 { #bindings (#block) as u32 }
                             block
                         },
-                        cluster: {
-                            #[allow(non_snake_case, unused_variables, clippy::unnecessary_cast)]
-                            fn cluster(__values: &::gemma4c_dsl::Values) -> u32 { #bindings (#cluster) as u32 }
-                            cluster
-                        },
+                        cluster: #cluster,
                         dependent: #dependent,
                         dynamic_shared: #dynamic,
                     },
