@@ -31,6 +31,11 @@ fn prologues_and_epilogues() {
     check(matvec::fusions());
 }
 
+#[test]
+fn massive_channels_cost_their_neighbours_nothing() {
+    check(matvec::massive_channels());
+}
+
 /// What the five models' products read: model, attention, feed-forward and per-layer widths.
 const WIDTHS: &[u32] =
     &[256, 704, 1536, 2048, 2112, 2560, 2816, 3840, 4096, 5376, 6144, 8192, 10240, 12288, 15360, 16384, 21504];

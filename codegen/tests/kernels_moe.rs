@@ -21,6 +21,11 @@ fn the_router_enters_the_mixture() {
 }
 
 #[test]
+fn a_norm_holds_when_an_update_cancels_a_massive_channel() {
+    check(moe::cancelling_entries());
+}
+
+#[test]
 fn experts_of_every_type() {
     check(moe::types());
 }

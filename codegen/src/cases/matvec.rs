@@ -5,7 +5,7 @@ use gemma4c_blocks::{DType, Scale};
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 
 use super::Bench;
-use super::quantise::{Int8, activations};
+use super::quantise::{Int8, activations, with_fine_codes};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::LaunchShape;
 use crate::kernels::matvec::{Product, Prologue, slots};
@@ -58,6 +58,8 @@ pub(super) struct Layer {
     pub post_norm: Vec<f32>,
     norm: Vec<f32>,
     scale: f32,
+    /// How closely the residual after the layer's part is known.
+    pub close: Bound,
 }
 
 impl Layer {
@@ -71,8 +73,39 @@ impl Layer {
             branch: random.floats(k, -0.3, 0.3),
             branch_norms: [random.floats(k, 0.5, 1.5), random.floats(k, -1.5, 1.5)],
             scale: 0.75,
+            close: Bound::Within { absolute: 1e-5, relative: 1e-5 },
         }
     }
+
+    /// Values of about 1, but for channels that are `size` times as large, in [`Self::MASSIVE`]: they come with x and stay, or come
+    /// and are cancelled by the update.
+    pub fn massive(k: usize, size: f32, cancelled: bool) -> Self {
+        let mut random = Random::new(k as u64 + 78);
+        let mut layer = Self { x: random.floats(k, -1.5, 1.5), branch: vec![0.0; k], scale: 1.0, ..Self::random(k) };
+        // What an f32 of that size is off by.
+        layer.close = Bound::Within { absolute: size * 1e-6, relative: 1e-5 };
+        for (i, channel) in Self::MASSIVE.into_iter().enumerate() {
+            let sign = if i % 2 == 0 { size } else { -size };
+            match cancelled {
+                // The post-norm's weights make an update of a few times the others' massive.
+                true => {
+                    layer.update[channel] = 9.0;
+                    layer.post_norm[channel] = sign / 4.0;
+                }
+                false => layer.x[channel] = sign,
+            }
+        }
+        if cancelled {
+            let update = rms_norm(&layer.update, &layer.post_norm, NORM_EPSILON);
+            for channel in Self::MASSIVE {
+                layer.x[channel] -= update[channel];
+            }
+        }
+        layer
+    }
+
+    /// Two of one group of 32, and one of another.
+    pub const MASSIVE: [usize; 3] = [37, 50, 71];
 
     /// The residual stream after the layer's part.
     pub fn stream(&self, product: &Product) -> Vec<f32> {
@@ -99,12 +132,11 @@ impl Layer {
     }
 
     fn give(&self, product: &Product, case: Case) -> Case {
-        let close = Bound::Within { absolute: 1e-5, relative: 1e-5 };
         let residual = |case: Case| {
             let case = case.buffer("input_x", self.x.clone()).buffer("update_x", self.update.clone()).expect(
                 "stream_out",
                 self.stream(product),
-                close,
+                self.close,
             );
             let case = if product.scaled { case.buffer("scale_weight", vec![self.scale]) } else { case };
             match product.branches {
@@ -145,14 +177,17 @@ fn rms_norm(x: &[f32], weights: &[f32], epsilon: f32) -> Vec<f32> {
     x.iter().zip(weights).map(|(x, weight)| x * factor * weight).collect()
 }
 
+/// Activations as a format multiplies them. `unbounded`: no norm has damped them.
+pub(super) fn rounded(dtype: DType, x: &[f32], unbounded: bool) -> Vec<f64> {
+    match (format(dtype).integer, unbounded) {
+        (false, _) => x.iter().map(|x| f64::from(*x)).collect(),
+        (true, false) => Int8::of(x).values(),
+        (true, true) => with_fine_codes(x),
+    }
+}
+
 /// Each row's product, and the sum of its terms' sizes.
-pub(super) fn oracle(matrix: &Repacked, x: &[f32]) -> Vec<(f64, f64)> {
-    let int8 = Int8::of(x);
-    let activation = |i: usize| match format(matrix.dtype).integer {
-        true => f64::from(int8.code(i)) * f64::from(int8.scales[i / 32]),
-        false => f64::from(x[i]),
-    };
-    let x: Vec<f64> = (0..matrix.k).map(activation).collect();
+pub(super) fn oracle(matrix: &Repacked, x: &[f64]) -> Vec<(f64, f64)> {
     let terms = |row| x.iter().enumerate().map(move |(i, x)| f64::from(matrix.value(row, i)) * x);
     (0..matrix.rows).map(|row| (terms(row).sum(), terms(row).map(f64::abs).sum())).collect()
 }
@@ -179,7 +214,7 @@ impl Problem {
         let layer = Layer::random(k);
         let outputs = product.outputs as usize;
         let by = Random::new(3).floats(outputs, -2.0, 2.0);
-        let rows = oracle(&matrix, &layer.activations(&product));
+        let rows = oracle(&matrix, &rounded(product.dtype, &layer.activations(&product), product.unbounded));
         let size = rows.iter().map(|(_, size)| *size).fold(0.0, f64::max);
         let mut expected: Vec<f64> = rows[..outputs].iter().map(|(value, _)| *value).collect();
         // An f32 sum of that many terms of that size; the gate's error is multiplied by up, and up's by the gate.
@@ -207,14 +242,37 @@ impl Problem {
         Self { product, matrix, layer, expected, bound, by }
     }
 
+    /// With massive channels of that size. What must come out is the product of unrounded activations, to 3 % of what the other
+    /// channels make of it: massive ones hide nothing. Floats are not rounded, so for them it is 0.1 %.
+    fn massive(product: Product, size: f32, cancelled: bool) -> Self {
+        let of_random = Self::new(product);
+        let layer = Layer::massive(of_random.product.k as usize, size, cancelled);
+        let x: Vec<f64> = layer.activations(&of_random.product).iter().map(|x| f64::from(*x)).collect();
+        let share = if format(of_random.product.dtype).integer { 0.03 } else { 0.001 };
+        let rows = oracle(&of_random.matrix, &x);
+        let largest = rows.iter().map(|(value, _)| value.abs()).fold(0.0, f64::max);
+        let others = |row: usize| {
+            let terms = x.iter().enumerate().filter(|(i, _)| cancelled || !Layer::MASSIVE.contains(i));
+            terms.map(|(i, x)| (f64::from(of_random.matrix.value(row, i)) * x).powi(2)).sum::<f64>().sqrt()
+        };
+        let size = (0..rows.len()).map(others).fold(f64::INFINITY, f64::min);
+        let bound = Bound::Within { absolute: (size * share + largest * 1e-6) as f32, relative: 0.0 };
+        let expected = rows.iter().map(|(value, _)| *value as f32).collect();
+        Self { layer, expected, bound, ..of_random }
+    }
+
     fn name(&self) -> String {
-        let Product { dtype, outputs, k, geglu, prologue, scaled, branches, epsilon, ref epilogue } = self.product;
+        let Product { dtype, outputs, k, geglu, prologue, scaled, branches, unbounded, epsilon, ref epilogue } =
+            self.product;
         let mut name = format!("{dtype}, {outputs} x {k}, {prologue:?}");
         if scaled {
             name += ", scaled";
         }
         if branches {
             name += ", of two branches";
+        }
+        if unbounded && prologue != Prologue::Residual {
+            name += ", unbounded";
         }
         if epsilon != NORM_EPSILON {
             name = format!("{name}, epsilon {epsilon}");
@@ -279,7 +337,29 @@ const fn shape(lanes: u32, rows: u32, depth: u32, warps: u32, blocks: u32) -> La
 }
 
 pub fn cases() -> Vec<Case> {
-    types().into_iter().chain(shapes()).chain(fusions()).collect()
+    types().into_iter().chain(shapes()).chain(fusions()).chain(massive_channels()).collect()
+}
+
+/// Channels of the residual that are thousands of times the rest: they stay and a product reads the residual itself, in every type;
+/// or the update cancels them, and the norm must be that of what is left.
+pub fn massive_channels() -> Vec<Case> {
+    let of = |dtype, k, prologue| Product::new(dtype, 10, k, prologue);
+    let case = |product: Product, size: f32, cancelled: bool| {
+        let mut case = Problem::massive(product, size, cancelled).fast(shape(8, 2, 2, 2, 2));
+        case.name += &format!(", massive channels of {size}{}", if cancelled { ", cancelled" } else { "" });
+        case
+    };
+    let mut cases = Vec::new();
+    for dtype in DType::ALL {
+        cases.push(case(of(dtype, 512, Prologue::Residual), 5_000.0, false));
+        cases.push(case(Product { unbounded: true, ..of(dtype, 512, Prologue::Plain) }, 50_000.0, false));
+    }
+    for size in [5_000.0, 20_000.0, 50_000.0] {
+        for (dtype, k) in [(DType::F32, 160), (DType::BF16, 320), (DType::Q8_0, 352), (DType::Q4_0, 704)] {
+            cases.push(case(of(dtype, k, Prologue::ResidualNorm), size, true));
+        }
+    }
+    cases
 }
 
 /// Every type, fast and plain, with more rows than the grid takes at once.

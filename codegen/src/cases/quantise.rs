@@ -34,6 +34,28 @@ impl Int8 {
     pub fn code(&self, i: usize) -> i8 {
         self.codes[i / 4].to_le_bytes()[i % 4] as i8
     }
+
+    /// The values that the codes stand for.
+    pub fn values(&self) -> Vec<f64> {
+        (0..self.codes.len() * 4).map(|i| f64::from(self.code(i)) * f64::from(self.scales[i / 32])).collect()
+    }
+}
+
+/// The values that codes and fine codes stand for. A group has fine codes if 12 or more of its codes are 4 at most.
+pub fn with_fine_codes(x: &[f32]) -> Vec<f64> {
+    let int8 = Int8::of(x);
+    let mut values = int8.values();
+    for (group, values) in values.chunks_exact_mut(32).enumerate() {
+        let codes: Vec<i8> = (0..32).map(|i| int8.code(group * 32 + i)).collect();
+        if codes.iter().filter(|code| code.unsigned_abs() <= 4).count() >= 12 {
+            let step = f64::from(int8.scales[group]) / 32768.0;
+            for (value, x) in values.iter_mut().zip(&x[group * 32..]) {
+                let rest = f64::from(*x) - *value;
+                *value += if step > 0.0 { (rest / step).round() * step } else { 0.0 };
+            }
+        }
+    }
+    values
 }
 
 /// Activations as a model has them: groups of very different sizes, one of zeros, one of ties.

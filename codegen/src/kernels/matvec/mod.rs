@@ -20,12 +20,12 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
 
 use crate::kernels::norm::sum4;
-use crate::kernels::quantise::quantise4;
+use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
 use crate::kernels::shapes::NORM_EPSILON;
 use crate::measured::Measured;
 use formats::format;
 use shape::{LaunchShape, launch_shape};
-use slots::{as_words, products_of_four, square_sum, weighted, with_update};
+use slots::{as_words, square_sum, weighted, with_update};
 
 pub use instances::instances;
 
@@ -54,6 +54,18 @@ pub fn lanes_sum<const LANES: u32>(value: f32) -> f32 {
         mask = mask / 2;
     }
     sum
+}
+
+/// The factor of an RMS norm, from every warp's sum of squares.
+#[device]
+pub fn inverse_rms_of_warps<const K: u32, const WARPS: u32, const EPSILON: f32>(squares: Shared<f32>) -> f32 {
+    let mut total = 0.0f32;
+    // Not all at once: registers are for weights on their way.
+    #[unroll(10)]
+    for warp in 0..WARPS {
+        total = total + squares[warp];
+    }
+    rsqrt(total / K as f32 + EPSILON)
 }
 
 /// `out = W · x`. LANES lanes share a row, DEPTH units of it are on their way to a lane, for each of ROWS rows.
@@ -88,6 +100,7 @@ pub fn matvec<
     const RESIDUAL: bool,
     const BRANCHED: bool,
     const NORMED: bool,
+    const FINE: bool,
     const EPSILON: f32,
 >(
     codes: Weights<U32x4>,
@@ -103,8 +116,17 @@ pub fn matvec<
     require!(!READY || INTEGER);
     require!(!BRANCHED || RESIDUAL);
     require!(!(RESIDUAL || NORMED) || K <= PIECES * WARPS * 128);
-    let x_words = shared::<u32>(if INTEGER { K / 4 } else { K });
+    require!(!FINE || INTEGER && !READY);
+    // With FINE the second digits of all values, then the third ones, follow the first.
+    let x_words = shared::<u32>(if FINE {
+        3 * K / 4
+    } else if INTEGER {
+        K / 4
+    } else {
+        K
+    });
     let x_scales = shared::<U32x2>(if INTEGER { K / 32 } else { 1 });
+    let fine_sums = shared::<i32>(if FINE { K / 32 } else { 1 });
     // Of the post-norm, then those of the branches.
     let posts = shared::<f32>(if BRANCHED {
         3 * K
@@ -114,13 +136,10 @@ pub fn matvec<
         4
     });
     let nexts = shared::<f32>(if NORMED { K } else { 4 });
-    let totals = shared::<F32x4>(if BRANCHED {
-        2 * WARPS
-    } else if RESIDUAL || NORMED {
-        WARPS
-    } else {
-        1
-    });
+    // Sums of squares, one a warp.
+    let of_branches = shared::<F32x4>(if BRANCHED { WARPS } else { 1 });
+    let of_updates = shared::<f32>(if RESIDUAL { WARPS } else { 1 });
+    let of_stream = shared::<f32>(if NORMED { WARPS } else { 1 });
     let units = K / UNIT;
     // A unit's activations are one or two parts of 16 bytes. Second parts lie behind all first ones, so that neighbouring
     // lanes read neighbouring parts.
@@ -187,15 +206,11 @@ pub fn matvec<
                 let place = start + thread_idx() + p * threads;
                 held[p] = input(if places % (PIECES * threads) == 0 { place } else { place.min(places - 1) } * 4);
             }
-            if RESIDUAL || NORMED {
-                // One sum over the block gives both norms: that of the update, and that of `x + f * update`, whose square is
-                // `x² + 2 f x update + f² update²`.
-                let mut updates = regs(F32x4::ZERO, if RESIDUAL { PIECES } else { 1 });
-                if RESIDUAL {
-                    #[unroll]
-                    for p in 0..PIECES {
-                        updates[p] = update((thread_idx() + p * threads).min(places - 1) * 4);
-                    }
+            if RESIDUAL {
+                let mut updates = regs(F32x4::ZERO, PIECES);
+                #[unroll]
+                for p in 0..PIECES {
+                    updates[p] = update((thread_idx() + p * threads).min(places - 1) * 4);
                 }
                 if BRANCHED {
                     // The update is a sum of two, each normed by itself.
@@ -216,14 +231,14 @@ pub fn matvec<
                     of_first = warp_sum(of_first);
                     of_second = warp_sum(of_second);
                     if lane_id() == 0 {
-                        totals[WARPS + warp_id()] = f32x4(of_first, of_second, 0.0, 0.0);
+                        of_branches[warp_id()] = f32x4(of_first, of_second, 0.0, 0.0);
                     }
                     barrier();
                     cp_async_wait(0);
                     let mut total = F32x4::ZERO;
                     #[unroll]
                     for warp in 0..WARPS {
-                        total = sum4(total, totals[WARPS + warp]);
+                        total = sum4(total, of_branches[warp]);
                     }
                     let first = rsqrt(total.x / K as f32 + EPSILON);
                     let second = rsqrt(total.y / K as f32 + EPSILON);
@@ -237,61 +252,49 @@ pub fn matvec<
                         }
                     }
                 }
-                cp_async_wait(0);
-                let mut of_update = 0.0f32;
-                let mut of_x = 0.0f32;
-                let mut of_both = 0.0f32;
-                let mut of_weighted = 0.0f32;
+                let mut squares = 0.0f32;
                 #[unroll]
                 for p in 0..PIECES {
-                    let place = thread_idx() + p * threads;
-                    if place < places {
-                        of_x = of_x + square_sum(held[p]);
-                        if RESIDUAL {
-                            of_update = of_update + square_sum(updates[p]);
-                            updates[p] = weighted(updates[p], load::<F32x4>(posts, place * 4), 1.0);
-                            of_both = of_both + products_of_four(held[p], updates[p]);
-                            of_weighted = of_weighted + square_sum(updates[p]);
-                        }
+                    if thread_idx() + p * threads < places {
+                        squares = squares + square_sum(updates[p]);
                     }
                 }
-                of_x = warp_sum(of_x);
-                if RESIDUAL {
-                    of_update = warp_sum(of_update);
-                    of_both = warp_sum(of_both);
-                    of_weighted = warp_sum(of_weighted);
-                }
+                squares = warp_sum(squares);
                 if lane_id() == 0 {
-                    totals[warp_id()] = f32x4(of_update, of_x, of_both, of_weighted);
+                    of_updates[warp_id()] = squares;
                 }
                 barrier();
-                let mut total = F32x4::ZERO;
-                // Not all at once: registers are for weights on their way.
-                #[unroll(10)]
-                for warp in 0..WARPS {
-                    total = sum4(total, totals[warp]);
-                }
+                cp_async_wait(0);
+                let factor = inverse_rms_of_warps(of_updates);
                 let by = scale(1.0);
-                let mut factor = 0.0f32;
-                if RESIDUAL {
-                    factor = rsqrt(total.x / K as f32 + EPSILON);
-                }
-                let energy = (total.y + 2.0 * factor * total.z + factor * factor * total.w) * (by * by);
-                let after = rsqrt(energy / K as f32 + EPSILON);
                 #[unroll]
                 for p in 0..PIECES {
                     let place = thread_idx() + p * threads;
                     if place < places {
-                        if RESIDUAL {
-                            held[p] = with_update(held[p], updates[p], factor, by);
-                            if block_idx() == 0 {
-                                stream(held[p], place * 4);
-                            }
-                        }
-                        if NORMED {
-                            held[p] = weighted(held[p], load::<F32x4>(nexts, place * 4), after);
+                        let part = weighted(updates[p], load::<F32x4>(posts, place * 4), 1.0);
+                        held[p] = with_update(held[p], part, factor, by);
+                        if block_idx() == 0 {
+                            stream(held[p], place * 4);
                         }
                     }
+                }
+            }
+            if NORMED {
+                // The squares are those of the values themselves, whatever cancelled in them. A norm's factor is the same for all
+                // values, so the results take it, and no barrier waits for it here.
+                cp_async_wait(0);
+                let mut squares = 0.0f32;
+                #[unroll]
+                for p in 0..PIECES {
+                    let place = thread_idx() + p * threads;
+                    if place < places {
+                        squares = squares + square_sum(held[p]);
+                        held[p] = weighted(held[p], load::<F32x4>(nexts, place * 4), 1.0);
+                    }
+                }
+                squares = warp_sum(squares);
+                if lane_id() == 0 {
+                    of_stream[warp_id()] = squares;
                 }
             }
             #[unroll]
@@ -300,11 +303,21 @@ pub fn matvec<
                 let part = if INTEGER { place / 4 } else { place };
                 let to = if two_parts { (part / 2 + part % 2 * units) * 4 } else { part * 4 };
                 if INTEGER {
-                    let four = quantise4(held[p]);
+                    let four = if FINE { quantise4_unbounded(held[p]) } else { quantise4(held[p]) };
                     if place < places {
                         x_words[to + place % 4] = four.x;
                         if place % 8 == 0 {
                             x_scales[place / 8] = u32x2(four.y, four.z);
+                        }
+                    }
+                    if FINE && warp_any(f32::from_bits(four.y) < 0.0) {
+                        let fine = fine_codes(held[p], four.x, f32::from_bits(four.w));
+                        if place < places {
+                            x_words[K / 4 + to + place % 4] = fine.x;
+                            x_words[K / 2 + to + place % 4] = fine.y;
+                            if place % 8 == 0 {
+                                fine_sums[place / 8] = fine.z as i32;
+                            }
                         }
                     }
                 } else if place < places {
@@ -314,6 +327,7 @@ pub fn matvec<
         }
     }
     barrier();
+    let after = if NORMED { inverse_rms_of_warps(of_stream) } else { 1.0 };
 
     let mut sums = regs(0.0f32, ROWS);
     while base < rows {
@@ -329,18 +343,21 @@ pub fn matvec<
             let low = load::<U32x4>(x_words, unit * 4);
             let high = load::<U32x4>(x_words, if two_parts { (units + unit) * 4 } else { 0 });
             let x_scale = if INTEGER { x_scales[group] } else { U32x2::ZERO };
+            let size = f32::from_bits(x_scale.x).abs();
             #[unroll]
             for r in 0..ROWS {
-                let total = dot(
-                    ahead[d * ROWS + r],
-                    sides[d * ROWS + r],
-                    unit_of(base + own, r, at + d * LANES, rows),
-                    low,
-                    high,
-                    f32::from_bits(x_scale.x),
-                    x_scale.y as i32,
-                    sums[r],
-                );
+                let held = ahead[d * ROWS + r];
+                let beside = sides[d * ROWS + r];
+                let of_row = unit_of(base + own, r, at + d * LANES, rows);
+                let mut total = dot(held, beside, of_row, low, high, size, x_scale.y as i32, sums[r]);
+                if FINE && f32::from_bits(x_scale.x) < 0.0 {
+                    let low = load::<U32x4>(x_words, K / 4 + unit * 4);
+                    let high = load::<U32x4>(x_words, K / 4 + if two_parts { (units + unit) * 4 } else { 0 });
+                    total = dot(held, beside, of_row, low, high, size / 128.0, 0, total);
+                    let low = load::<U32x4>(x_words, K / 2 + unit * 4);
+                    let high = load::<U32x4>(x_words, K / 2 + if two_parts { (units + unit) * 4 } else { 0 });
+                    total = dot(held, beside, of_row, low, high, size / 32768.0, fine_sums[group], total);
+                }
                 if exact || at + d * LANES < units {
                     sums[r] = total;
                 }
@@ -368,7 +385,7 @@ pub fn matvec<
             }
             let row = base + own + lane;
             if lane < outputs && row < rows {
-                out[row] = epilogue(join(value, up), row);
+                out[row] = epilogue(join(value * after, up * after), row);
             }
         }
         at = next_at;
@@ -452,6 +469,9 @@ pub struct Product {
     pub scaled: bool,
     /// What it takes is the sum of two normed branches: the halves of a mixture.
     pub branches: bool,
+    /// The activations are the residual itself or an embedding: no norm has damped massive channels. Integer formats quantise
+    /// them with fine codes.
+    pub unbounded: bool,
     /// Of the prologue's norms.
     pub epsilon: f32,
     /// Applied in order to each output.
@@ -468,7 +488,8 @@ impl Product {
     pub fn new(dtype: DType, outputs: u32, k: u32, prologue: Prologue) -> Self {
         let epsilon = NORM_EPSILON;
         let (geglu, scaled, branches) = (false, false, false);
-        Self { dtype, outputs, k, geglu, prologue, scaled, branches, epsilon, epilogue: Vec::new() }
+        let unbounded = prologue == Prologue::Residual;
+        Self { dtype, outputs, k, geglu, prologue, scaled, branches, unbounded, epsilon, epilogue: Vec::new() }
     }
 
     /// Rows of the matrix.
@@ -521,6 +542,7 @@ impl Product {
             .constant("RESIDUAL", residual)
             .constant("BRANCHED", branches)
             .constant("NORMED", normed)
+            .constant("FINE", self.unbounded && format.integer)
             .constant("EPSILON", self.epsilon)
             .slot("side", &[format.side])
             .slot("dot", &[format.dot])

@@ -60,12 +60,6 @@ pub fn weighted(x: F32x4, weight: F32x4, factor: f32) -> F32x4 {
     f32x4(x.x * factor * weight.x, x.y * factor * weight.y, x.z * factor * weight.z, x.w * factor * weight.w)
 }
 
-/// The sum of four products.
-#[device]
-pub fn products_of_four(x: F32x4, y: F32x4) -> f32 {
-    x.w.mul_add(y.w, x.z.mul_add(y.z, x.y.mul_add(y.y, x.x * y.x)))
-}
-
 /// Four values of the residual stream after a layer's part: `(x + update * factor) * by`.
 #[device]
 pub fn with_update(x: F32x4, update: F32x4, factor: f32, by: f32) -> F32x4 {

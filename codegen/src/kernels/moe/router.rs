@@ -6,8 +6,7 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
-use crate::kernels::matvec::slots::{products_of_four, square_sum, weighted, with_update};
-use crate::kernels::norm::sum4;
+use crate::kernels::matvec::slots::{square_sum, weighted, with_update};
 use crate::kernels::outputs::{Outputs, leave4};
 use crate::kernels::shapes::NORM_EPSILON;
 
@@ -24,6 +23,17 @@ const MOST_FOURS_AHEAD: u32 = 24;
 #[device]
 pub fn four_products(a: F32x4, b: F32x4, sum: f32) -> f32 {
     a.w.mul_add(b.w, a.z.mul_add(b.z, a.y.mul_add(b.y, a.x.mul_add(b.x, sum))))
+}
+
+/// The factor of a row's RMS norm, from every warp's sum of its squares.
+#[device]
+pub fn inverse_rms_of_row<const WIDTH: u32, const WARPS: u32, const EPSILON: f32>(squares: Shared<f32>, row: u32) -> f32 {
+    let mut total = 0.0f32;
+    #[unroll]
+    for warp in 0..WARPS {
+        total = total + squares[row * WARPS + warp];
+    }
+    rsqrt(total / WIDTH as f32 + EPSILON)
 }
 
 /// The routing of each row: `router · (RMS norm of x * FACTOR * scale)`, the TOP largest logits (of equal ones the lower
@@ -79,8 +89,11 @@ pub fn route<
     require!(WIDTH % 4 == 0 && WIDTH <= PIECES * WARPS * 128 && TOP <= 32 && TOP <= EXPERTS);
     require!(!QUANTISED || WIDTH % 32 == 0);
     require!(ROWS <= WARPS && (ROWS == 1 || !SPLIT));
-    let normed = shared::<f32>(ROWS * WIDTH);
-    let totals = shared::<F32x4>(WARPS);
+    // Without the norm's factor: it is the same for a row's values, so a logit takes it.
+    let weighted_rows = shared::<f32>(ROWS * WIDTH);
+    // Sums of squares, one a warp: of the update, and of each row after it.
+    let of_update = shared::<f32>(if ENTERS { WARPS } else { 1 });
+    let of_rows = shared::<f32>(ROWS * WARPS);
     let keys = shared::<u32>(if SPLIT { EXPERTS } else { 1 });
     let best = shared::<f32>(TOP);
     let first_row = block_idx_y() * ROWS;
@@ -128,56 +141,42 @@ pub fn route<
                 }
             }
         }
-        // One sum over the block gives both norms: that of the update, and that of `x + f * update`, whose square is
-        // `x² + 2 f x update + f² update²`. Places past the end hold zeros.
-        let mut of_update = 0.0f32;
-        let mut of_x = 0.0f32;
-        let mut of_both = 0.0f32;
-        let mut of_weighted = 0.0f32;
-        #[unroll]
-        for p in 0..PIECES {
-            of_x = of_x + square_sum(held[p]);
-            if ENTERS {
-                of_update = of_update + square_sum(updates[p]);
-                updates[p] = weighted(updates[p], posts[p], 1.0);
-                of_both = of_both + products_of_four(held[p], updates[p]);
-                of_weighted = of_weighted + square_sum(updates[p]);
+        // Places past the end hold zeros.
+        if ENTERS {
+            let mut squares = 0.0f32;
+            #[unroll]
+            for p in 0..PIECES {
+                squares = squares + square_sum(updates[p]);
+            }
+            squares = warp_sum(squares);
+            if lane_id() == 0 {
+                of_update[warp_id()] = squares;
+            }
+            barrier();
+            let factor = inverse_rms_of_row(of_update, 0);
+            #[unroll]
+            for p in 0..PIECES {
+                held[p] = with_update(held[p], weighted(updates[p], posts[p], 1.0), factor, 1.0);
             }
         }
-        of_x = warp_sum(of_x);
-        if ENTERS {
-            of_update = warp_sum(of_update);
-            of_both = warp_sum(of_both);
-            of_weighted = warp_sum(of_weighted);
-        }
-        if lane_id() == 0 {
-            totals[warp_id()] = f32x4(of_update, of_x, of_both, of_weighted);
-        }
-        barrier();
-        let mut total = F32x4::ZERO;
-        #[unroll]
-        for warp in 0..WARPS {
-            total = sum4(total, totals[warp]);
-        }
-        let mut factor = 0.0f32;
-        if ENTERS {
-            factor = rsqrt(total.x / WIDTH as f32 + EPSILON);
-        }
-        let energy = total.y + 2.0 * factor * total.z + factor * factor * total.w;
-        let after = rsqrt(energy / WIDTH as f32 + EPSILON);
+        // The squares are those of the values themselves, whatever cancelled in them.
+        let mut squares = 0.0f32;
         #[unroll]
         for p in 0..PIECES {
             let place = thread_idx() + p * WARPS * 32;
-            if ENTERS {
-                held[p] = with_update(held[p], updates[p], factor, 1.0);
-            }
+            squares = squares + square_sum(held[p]);
             if place < fours {
-                store(normed, (row - first_row) * WIDTH + place * 4, weighted(held[p], scales[p], after * FACTOR));
+                store(weighted_rows, (row - first_row) * WIDTH + place * 4, weighted(held[p], scales[p], 1.0));
             }
+        }
+        squares = warp_sum(squares);
+        if lane_id() == 0 {
+            of_rows[(row - first_row) * WARPS + warp_id()] = squares;
         }
         barrier();
         // Every block knows everything: three of them share out what is left behind.
         if ENTERS {
+            let after = inverse_rms_of_row(of_rows, row - first_row);
             #[unroll]
             for p in 0..PIECES {
                 let place = thread_idx() + p * WARPS * 32;
@@ -209,7 +208,7 @@ pub fn route<
                     // Rows past the end repeat the last one, and nobody reads their sums.
                     #[unroll]
                     for r in 0..ROWS {
-                        let four = load::<F32x4>(normed, r.min(end - first_row - 1) * WIDTH + at * 4);
+                        let four = load::<F32x4>(weighted_rows, r.min(end - first_row - 1) * WIDTH + at * 4);
                         sums[r] = four_products(ahead[d], four, sums[r]);
                     }
                 }
@@ -225,7 +224,7 @@ pub fn route<
         for r in 0..ROWS {
             let sum = warp_sum(sums[r]);
             if lane_id() == 0 && first_row + r < end {
-                logits[(first_row + r) * EXPERTS + expert] = sum;
+                logits[(first_row + r) * EXPERTS + expert] = sum * (inverse_rms_of_row(of_rows, r) * FACTOR);
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::kernels::gelu::gelu;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::lanes_sum;
 use crate::kernels::matvec::slots::{square_sum, weighted, with_update};
-use crate::kernels::quantise::quantise4;
+use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
 use crate::kernels::shapes::{MODELS, NORM_EPSILON};
 use crate::measured::{H200, Question};
 
@@ -53,8 +53,10 @@ pub fn per_layer_step<
     require!(K % 32 == 0 && N % 32 == 0 && WARPS % 4 == 0 && N == LANES * UNIT && 32 % LANES == 0);
     require!(GATE_ROUNDS * PEERS * WARPS >= N && GATE_DEPTH * 32 * GATE_UNIT >= K);
     require!(ROUNDS * PEERS * WARPS * 32 >= K * LANES && PIECES * WARPS * 128 >= K);
-    let x_words = shared::<u32>(K / 4);
+    // First digits, then the second and third of the groups that have fine codes: the gate reads the residual itself.
+    let x_words = shared::<u32>(3 * K / 4);
     let x_scales = shared::<U32x2>(K / 32);
+    let fine_sums = shared::<i32>(K / 32);
     let gated = shared::<f32>(GATE_ROUNDS * WARPS);
     let words = shared::<u32>(N / 4);
     let scales = shared::<U32x2>(N / 32);
@@ -119,7 +121,17 @@ pub fn per_layer_step<
     for p in 0..PIECES {
         let place = thread_idx() + p * (WARPS * 32);
         let four = with_update(held[p], weighted(updates[p], posts[p], 1.0), factor, 1.0);
-        let quantised = quantise4(four);
+        let quantised = quantise4_unbounded(four);
+        if warp_any(f32::from_bits(quantised.y) < 0.0) {
+            let fine = fine_codes(four, quantised.x, f32::from_bits(quantised.w));
+            if place < K / 4 {
+                x_words[K / 4 + place] = fine.x;
+                x_words[K / 2 + place] = fine.y;
+                if place % 8 == 0 {
+                    fine_sums[place / 8] = fine.z as i32;
+                }
+            }
+        }
         if place < K / 4 {
             if cluster_rank() == 0 {
                 store(stream, place * 4, four);
@@ -140,19 +152,25 @@ pub fn per_layer_step<
         for d in 0..GATE_DEPTH {
             let at = lane_id() + d * 32;
             let unit = at.min(gate_units - 1);
-            let low = load::<U32x4>(x_words, unit * (GATE_UNIT / 4));
-            let high = load::<U32x4>(x_words, unit * (GATE_UNIT / 4) + if GATE_UNIT == 32 { 4 } else { 0 });
+            let first_word = unit * (GATE_UNIT / 4);
+            let second_part = if GATE_UNIT == 32 { 4u32 } else { 0 };
             let scale = x_scales[unit * GATE_UNIT / 32];
-            let with = gate_dot(
-                gate_ahead[r * GATE_DEPTH + d],
-                gate_sides[r * GATE_DEPTH + d],
-                row.min(N - 1) * gate_units + unit,
-                low,
-                high,
-                f32::from_bits(scale.x),
-                scale.y as i32,
-                sum,
-            );
+            let size = f32::from_bits(scale.x).abs();
+            let of_row = row.min(N - 1) * gate_units + unit;
+            let codes = gate_ahead[r * GATE_DEPTH + d];
+            let beside = gate_sides[r * GATE_DEPTH + d];
+            let low = load::<U32x4>(x_words, first_word);
+            let high = load::<U32x4>(x_words, first_word + second_part);
+            let mut with = gate_dot(codes, beside, of_row, low, high, size, scale.y as i32, sum);
+            if f32::from_bits(scale.x) < 0.0 {
+                let low = load::<U32x4>(x_words, K / 4 + first_word);
+                let high = load::<U32x4>(x_words, K / 4 + first_word + second_part);
+                with = gate_dot(codes, beside, of_row, low, high, size / 128.0, 0, with);
+                let low = load::<U32x4>(x_words, K / 2 + first_word);
+                let high = load::<U32x4>(x_words, K / 2 + first_word + second_part);
+                let sum = fine_sums[unit * GATE_UNIT / 32];
+                with = gate_dot(codes, beside, of_row, low, high, size / 32768.0, sum, with);
+            }
             if at < gate_units {
                 sum = with;
             }
