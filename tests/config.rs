@@ -129,7 +129,7 @@ impl Size {
 
 /// A model of full size whose weights are a hole.
 fn header(place: &Place, preset: Preset, dtype: DType, name: &str) {
-    let options = synth::Options { preset, dtype, seed: 0, layers: None, vocab: None };
+    let options = synth::Options::new(preset, dtype);
     synth::write_header(&options, &place.path(name)).expect("a header is written");
 }
 

@@ -81,7 +81,7 @@ const NASTY: [Value<'static>; 22] = [
 
 /// The model whose header is bent; its weights are a hole.
 fn model(place: &Place, preset: Preset) -> Gguf {
-    let options = synth::Options { preset, dtype: DType::Q8_0, seed: 0, layers: None, vocab: None };
+    let options = synth::Options::new(preset, DType::Q8_0);
     synth::write_header(&options, &place.path("model.gguf")).unwrap();
     assert!(check(&place.path("model.gguf"), "the model itself"));
     Gguf::open(place.path("model.gguf")).unwrap()

@@ -44,7 +44,7 @@ fn running_takes_what_the_plan_says() {
 #[test]
 fn compiling_a_large_model_takes_little() {
     let place = Place::new();
-    let options = synth::Options { preset: Preset::E2b, dtype: DType::Q8_0, seed: 0, layers: None, vocab: None };
+    let options = synth::Options::new(Preset::E2b, DType::Q8_0);
     synth::write_header(&options, &place.path("e2b.gguf")).expect("a header is written");
     let ran = finish(&mut limited(&place, 300, "compile e2b.gguf -o plan.bin --target cpu"));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);

@@ -10,7 +10,7 @@ use gemma4c_models::gguf::{Gguf, Value};
 use gemma4c_models::synth::{self, Options, Preset, SynthError};
 
 fn options(preset: Preset, dtype: DType) -> Options {
-    Options { preset, dtype, seed: 1, layers: None, vocab: None }
+    Options { seed: 1, ..Options::new(preset, dtype) }
 }
 
 fn write(options: &Options, path: &Path) -> Gguf {

@@ -30,7 +30,7 @@ pub fn run(_: &Args) -> Result<Outcome> {
     let (model, plan_path) = (folder.path().join("tiny-e.gguf"), folder.path().join("plan.bin"));
 
     let started = Instant::now();
-    let options = synth::Options { preset: Preset::TinyE, dtype: DType::Q8_0, seed: 4, layers: None, vocab: None };
+    let options = synth::Options { seed: 4, ..synth::Options::new(Preset::TinyE, DType::Q8_0) };
     let summary = synth::write(&options, &model, &|_, _| {})?;
     let size = output::bytes(summary.file_bytes);
     print(&format!("synth    tiny-e q8_0: {} tensors, {size} in {} ms\n", summary.tensors, ms(started)))?;

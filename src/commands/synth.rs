@@ -36,6 +36,10 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     layers: Option<u32>,
 
+    /// Make a few channels of the residual this many times as large as the others, as in trained models.
+    #[arg(long, value_name = "TIMES", num_args = 0..=1, require_equals = true, default_missing_value = "5000")]
+    massive: Option<f32>,
+
     /// Take the vocabulary from this GGUF file instead of a small generated one.
     #[arg(long, value_name = "FILE.gguf")]
     vocab: Option<PathBuf>,
@@ -58,6 +62,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         seed: args.seed,
         layers: args.layers,
         vocab: args.vocab.clone(),
+        massive: args.massive,
     };
     let bar = progress::bytes("writing", 0);
     let summary = synth::write(&options, &args.output, &|done, total| {

@@ -59,6 +59,6 @@ pub fn plan(model: &Path, told: &Told) -> Plan {
 
 /// A model of full size whose weights are a hole.
 pub fn header(path: &Path, preset: Preset, dtype: DType) {
-    let options = synth::Options { preset, dtype, seed: 0, layers: None, vocab: None };
+    let options = synth::Options::new(preset, dtype);
     synth::write_header(&options, path).expect("a header is written");
 }

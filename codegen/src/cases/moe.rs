@@ -17,7 +17,14 @@ use crate::kernels::outputs::Outputs;
 use crate::kernels::streams::Repacked;
 
 pub fn cases() -> Vec<Case> {
-    routers().into_iter().chain(entries()).chain(cancelling_entries()).chain(types()).chain(shapes()).chain(grouped::sorts()).collect()
+    routers()
+        .into_iter()
+        .chain(entries())
+        .chain(cancelling_entries())
+        .chain(types())
+        .chain(shapes())
+        .chain(grouped::sorts())
+        .collect()
 }
 
 // ---- router ---------------------------------------------------------------------------------------------------------

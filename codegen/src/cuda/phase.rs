@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use gemma4c_blocks::DType;
 use gemma4c_dsl::Instance;
 use gemma4c_graph::memory::{self, Lifetime};
-use gemma4c_graph::{Fused, Graph, Group, Kind, NodeId, Norm, Rows};
+use gemma4c_graph::{Fused, Graph, Group, Kind, NodeId, Norm, Op, Rows};
 use gemma4c_plan::cuda::{Argument, CudaStep, Form, KernelIndex, Launch, Phase, Range, Region, StepOutput};
 
 use super::choice::Choice;
@@ -258,16 +258,30 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         self.routing.get(&node).copied().ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })
     }
 
+    /// Whether a value is the residual itself or an embedding: no norm's weights have damped its massive channels, which would
+    /// take the whole scale of an int8 group. Products of such a value quantise it themselves, with fine codes.
+    pub fn is_unbounded(&self, node: NodeId) -> bool {
+        let node = self.graph().node(node);
+        match node.op {
+            Op::Add | Op::Gather { .. } => true,
+            Op::Scale { .. } | Op::MulWeight { .. } | Op::TakeAsked | Op::Columns { .. } => {
+                self.is_unbounded(node.inputs[0])
+            }
+            _ => false,
+        }
+    }
+
     /// The forms in which the readers of a node want it.
     pub fn wanted(&self, node: NodeId) -> Outputs {
         let mut wanted = Outputs::NONE;
+        let unbounded = self.is_unbounded(node);
         for user in self.fused.users(node) {
             let group = self.fused.group(*user);
             let one_row = self.is_one_row(group);
             let of_product = |dtype: DType| match (self.common.exact, one_row, format(dtype).integer) {
                 (true, ..) => Outputs::FLOATS,
-                (_, true, true) => Outputs::INT8,
-                (_, true, false) => Outputs::FLOATS,
+                (_, true, true) if !unbounded => Outputs::INT8,
+                (_, true, _) => Outputs::FLOATS,
                 (_, false, _) => Outputs::BF16,
             };
             let dtype = |id: NodeId| self.graph().node(id).op.weight().map(|w| self.graph().weight(w).dtype);
@@ -275,7 +289,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
                 Kind::Product(product) if product.input == node => {
                     dtype(product.matmuls[0]).map_or(Outputs::FLOATS, of_product)
                 }
-                Kind::Single if matches!(self.graph().node(*user).op, gemma4c_graph::Op::MatMul { .. }) => {
+                Kind::Single if matches!(self.graph().node(*user).op, Op::MatMul { .. }) => {
                     dtype(*user).map_or(Outputs::FLOATS, of_product)
                 }
                 Kind::ExpertGateUp { weight, input, .. } if *input == node => {
@@ -307,7 +321,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
                 self.groups.iter().position(|g| g.nodes.contains(user)).ok_or("it is read outside of any group")?;
             let is_product = match &self.groups[at].kind {
                 Kind::Product(product) => product.input == target,
-                Kind::Single => matches!(self.graph().node(*user).op, gemma4c_graph::Op::MatMul { .. }),
+                Kind::Single => matches!(self.graph().node(*user).op, Op::MatMul { .. }),
                 _ => false,
             };
             let ready = |id: &NodeId| *id == target || self.values.contains_key(id);

@@ -68,9 +68,10 @@ impl PhaseBuilder<'_, '_> {
         }
         self.count_int8(group, &matrix);
         let mut arguments = matrix.arguments();
+        let unbounded = self.is_unbounded(of.input);
         let prologue = match norm {
             Some((norm, stream)) => self.norm_prologue(norm, stream, &mut arguments)?,
-            None if integer && self.has(of.input, Form::Int8) => {
+            None if integer && !unbounded && self.has(of.input, Form::Int8) => {
                 let x = self.form(group, of.input, Form::Int8)?;
                 let names = ["ready_xq", "ready_group_xscale", "ready_group_xsum"];
                 arguments.extend(int8_arguments(x.start, matrix.k as u64, names));
@@ -89,6 +90,7 @@ impl PhaseBuilder<'_, '_> {
             geglu: of.geglu,
             scaled: norm.is_some_and(|(norm, _)| norm.residual.is_some_and(|r| r.scale.is_some())),
             branches: norm.is_some_and(|(norm, _)| norm.residual.is_some_and(|r| r.branch.is_some())),
+            unbounded,
             epsilon: norm.map_or(crate::kernels::shapes::NORM_EPSILON, |(norm, _)| norm.eps),
             epilogue,
             ..matvec::Product::new(matrix.dtype, outputs, matrix.k, prologue)

@@ -92,7 +92,8 @@ pub fn quantise4_unbounded(x: F32x4) -> U32x4 {
     let per_unit = codes_per_unit(largest);
     let codes = int8_codes(x, per_unit);
     // One reduction for two sums: that of the codes is 4064 at most, either way.
-    let small = near_zero(x.x, per_unit) + near_zero(x.y, per_unit) + near_zero(x.z, per_unit) + near_zero(x.w, per_unit);
+    let small =
+        near_zero(x.x, per_unit) + near_zero(x.y, per_unit) + near_zero(x.z, per_unit) + near_zero(x.w, per_unit);
     let mut sums = dp4a(codes, 0x01010101, small * 0x10000);
     sums = sums + shfl_xor(sums, 1);
     sums = sums + shfl_xor(sums, 2);

@@ -4,10 +4,10 @@
 //! scales lie comes from the layout table; how large the codes are on average is measured once per format by decoding a
 //! few, so that no format needs a number of its own here.
 
-use gemma4c_blocks::{Codes, DType, Layout, Minimum, Scale, reference};
+use gemma4c_blocks::{Codes, DType, Layout, Minimum, Plane, Scale, reference};
 use half::{bf16, f16};
 
-use super::inventory::Fill;
+use super::inventory::{Fill, MASSIVE_CHANNELS};
 use super::random::Lanes;
 
 /// Makes the data of one tensor, in any number of pieces.
@@ -21,6 +21,18 @@ pub(super) enum Filler {
     Blocks(Box<Blocks>),
     /// The values themselves.
     Exact(Vec<u8>),
+    /// Another's values, some channels of every row multiplied.
+    Channels(Box<Channels>),
+}
+
+/// What is done to [`MASSIVE_CHANNELS`] of every row.
+pub(super) struct Channels {
+    others: Filler,
+    layout: &'static Layout,
+    /// Values of a row.
+    row: u64,
+    /// Of formats in blocks, 0 alone: their codes become those nearest to zero.
+    factor: f32,
 }
 
 const LEVELS: usize = 4096;
@@ -61,6 +73,11 @@ impl Filler {
         }
     }
 
+    /// Multiplies the massive channels of rows of this many values.
+    pub fn on_channels(self, dtype: DType, row: u64, factor: f32) -> Filler {
+        Filler::Channels(Box::new(Channels { others: self, layout: dtype.layout(), row, factor }))
+    }
+
     /// Fills `out`, which starts `offset` bytes into the tensor and holds whole blocks.
     pub fn fill(&self, random: &mut Lanes, offset: u64, out: &mut [u8]) {
         match self {
@@ -83,8 +100,61 @@ impl Filler {
                 random.fill(out);
                 blocks.set_scales(out);
             }
+            Filler::Channels(channels) => {
+                channels.others.fill(random, offset, out);
+                channels.multiply(offset, out);
+            }
         }
     }
+}
+
+impl Channels {
+    fn multiply(&self, offset: u64, out: &mut [u8]) {
+        let (bytes, len) = (self.layout.bytes as u64, self.layout.len as u64);
+        let first = offset / bytes * len;
+        let values = out.len() as u64 / bytes * len;
+        for row in first / self.row..=(first + values) / self.row {
+            for channel in MASSIVE_CHANNELS {
+                let at = (row * self.row + channel).wrapping_sub(first);
+                if at < values {
+                    let block = &mut out[(at / len * bytes) as usize..][..bytes as usize];
+                    self.multiply_one(block, (at % len) as usize);
+                }
+            }
+        }
+    }
+
+    fn multiply_one(&self, block: &mut [u8], i: usize) {
+        let value = reference::value(self.layout, block, i) * self.factor;
+        match (self.layout.codes, self.layout.dtype) {
+            (Codes::Float, DType::F16) => block.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+            (Codes::Float, DType::BF16) => block.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+            (Codes::Float, _) => block.copy_from_slice(&value.to_le_bytes()),
+            (Codes::Signed { plane: low } | Codes::Table { low, .. }, _) => self.nearest_to_zero(block, i, low, None),
+            (Codes::Unsigned { low, high, .. }, _) => self.nearest_to_zero(block, i, low, high),
+        }
+    }
+
+    /// Sets a value to that code of all which is nearest to zero: where it lies, scales and minima decide.
+    fn nearest_to_zero(&self, block: &mut [u8], i: usize, low: Plane, high: Option<Plane>) {
+        let set = |block: &mut [u8], code: usize| {
+            put_bits(block, low, i, code % (1 << low.bits));
+            if let Some(plane) = high {
+                put_bits(block, plane, i, code >> low.bits);
+            }
+            reference::value(self.layout, block, i).abs()
+        };
+        let codes = 0..1usize << (low.bits + high.map_or(0, |plane| plane.bits));
+        let sizes: Vec<f32> = codes.map(|code| set(block, code)).collect();
+        let nearest = (0..sizes.len()).min_by(|a, b| sizes[*a].total_cmp(&sizes[*b]));
+        set(block, nearest.unwrap_or(0));
+    }
+}
+
+fn put_bits(block: &mut [u8], plane: Plane, i: usize, bits: usize) {
+    let (byte, shift) = plane.locate(i);
+    let mask = ((1usize << plane.bits) - 1) << shift;
+    block[byte] = (block[byte] as usize & !mask | bits << shift) as u8;
 }
 
 impl Blocks {
@@ -189,6 +259,39 @@ pub(super) fn unit_rms(dtype: DType) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// In whatever piece a channel lies, it is multiplied; of blocks it is as near to zero as codes are; no other value changes.
+    #[test]
+    fn channels_of_every_row_are_multiplied() {
+        let row = 512;
+        for (dtype, factor) in DType::ALL.into_iter().map(|dtype| (dtype, 0.0)).chain([(DType::F32, 5000.0)]) {
+            let layout = dtype.layout();
+            let bytes = row / layout.len * layout.bytes;
+            let filler = |on: bool| {
+                let filler = Filler::new(Fill::Symmetric { rms: 0.05 }, dtype, (4 * bytes) as u64, unit_rms);
+                if on { filler.on_channels(dtype, row as u64, factor) } else { filler }
+            };
+            let fill = |filler: Filler, piece: usize| {
+                let mut out = vec![0; piece];
+                filler.fill(&mut Lanes::new(1, 2, 3), bytes as u64, &mut out);
+                out
+            };
+            // A row, and the half of the next.
+            let (plain, out) = (fill(filler(false), bytes * 3 / 2), fill(filler(true), bytes * 3 / 2));
+            let value = |data: &[u8], i: usize| {
+                reference::value(layout, &data[i / layout.len * layout.bytes..][..layout.bytes], i % layout.len)
+            };
+            for i in 0..row * 3 / 2 {
+                let (before, after) = (value(&plain, i), value(&out, i));
+                match MASSIVE_CHANNELS.contains(&(i as u64 % row as u64)) {
+                    true if layout.codes == Codes::Float => assert_eq!(after, before * factor, "{dtype} {i}"),
+                    // Half of a code, of the 16 or more that spread over four times the rms.
+                    true => assert!(after.abs() < 0.01, "{dtype} {i}: {after}"),
+                    false => assert_eq!(after.to_bits(), before.to_bits(), "{dtype} {i}"),
+                }
+            }
+        }
+    }
 
     /// Values of every type have the size asked for, do not lean to one side, and are numbers.
     #[test]

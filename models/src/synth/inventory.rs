@@ -1,8 +1,12 @@
 //! Every tensor of a model: its name, shape, type, and what random numbers suit it.
 //!
 //! The scales keep activations sane at any depth. Norms undo whatever a matrix does to the size of a vector, so what is left to
-//! choose is how sharp attention and router are, how fast the residual stream forgets its input, and how wide the
+//! choose is how sharp attention and router are, how fast the residual forgets its input, and how wide the
 //! logits spread; see the constants.
+//!
+//! Massive channels are asked for by their size. Trained models have a few channels of the residual that are thousands of times
+//! the others; random ones have none. Here every layer's update of them is that much larger, the norms that read the residual
+//! weigh them down again, and the per-layer gate, which reads it without a norm, has no weights there.
 
 use gemma4c_blocks::DType;
 
@@ -16,7 +20,12 @@ pub struct TensorSpec {
     pub dims: Vec<u64>,
     pub dtype: DType,
     pub(super) fill: Fill,
+    /// What values of [`MASSIVE_CHANNELS`] are multiplied by, in every row.
+    pub(super) massive: Option<f32>,
 }
+
+/// Channels of the residual: two of one group of 32, and one of another. Every preset is wide enough.
+pub(super) const MASSIVE_CHANNELS: [u64; 3] = [37, 50, 200];
 
 /// What a tensor is filled with.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,13 +51,13 @@ const ROUTER: f32 = 1.5;
 const BRANCH: f32 = 1.5;
 
 /// All tensors, with matrices as `dtype` where their rows allow it.
-pub(super) fn inventory(shape: &Shape, dtype: DType) -> Vec<TensorSpec> {
-    let mut list = List { tensors: Vec::new(), dtype };
+pub(super) fn inventory(shape: &Shape, dtype: DType, massive: Option<f32>) -> Vec<TensorSpec> {
+    let mut list = List { tensors: Vec::new(), dtype, massive };
     let [hidden, vocab] = [shape.hidden, shape.vocab];
     let root = (hidden as f32).sqrt();
 
     list.matrix("token_embd.weight", &[hidden, vocab], EMBEDDING / root);
-    list.norm("output_norm.weight", hidden, LOGITS / EMBEDDING);
+    list.residual_norm("output_norm.weight", hidden, LOGITS / EMBEDDING);
     let pairs = shape.head_dim.global / 2;
     list.push("rope_freqs.weight", &[pairs], DType::F32, Fill::RopeFactors { rotated: pairs / 4 });
     if shape.ple > 0 {
@@ -91,12 +100,28 @@ fn fitting(dtype: DType, row: u32) -> DType {
 struct List {
     tensors: Vec<TensorSpec>,
     dtype: DType,
+    /// How much larger than the others massive channels are, if there are any.
+    massive: Option<f32>,
 }
 
 impl List {
     fn push(&mut self, name: &str, dims: &[u32], dtype: DType, fill: Fill) {
         let dims = dims.iter().map(|&dim| dim.into()).collect();
-        self.tensors.push(TensorSpec { name: name.into(), dims, dtype, fill });
+        self.tensors.push(TensorSpec { name: name.into(), dims, dtype, fill, massive: None });
+    }
+
+    /// Multiplies the last tensor's values of massive channels by what is said of their size.
+    fn on_massive_channels(&mut self, factor: impl Fn(f32) -> f32) {
+        if let (Some(size), Some(last)) = (self.massive, self.tensors.last_mut()) {
+            last.massive = Some(factor(size));
+        }
+    }
+
+    /// A norm of the residual: it weighs massive channels down. They are most of what it divides by, so the others weigh more.
+    fn residual_norm(&mut self, name: &str, hidden: u32, centre: f32) {
+        let others = self.massive.map_or(1.0, |size| (1.0 + size * size / hidden as f32).sqrt());
+        self.norm(name, hidden, centre * others);
+        self.on_massive_channels(|size| 1.0 / size);
     }
 
     fn matrix(&mut self, name: &str, dims: &[u32], rms: f32) {
@@ -120,7 +145,11 @@ impl List {
         let (queries, keys) = (shape.heads * head, shape.kv_heads.of(global) * head);
         let sharpness = (SCORES / (head as f32).sqrt()).sqrt();
 
-        self.norm(&named("attn_norm.weight"), hidden, 1.0);
+        match layer {
+            // An embedding has no massive channels yet.
+            0 => self.norm(&named("attn_norm.weight"), hidden, 1.0),
+            _ => self.residual_norm(&named("attn_norm.weight"), hidden, 1.0),
+        }
         self.linear(&named("attn_q.weight"), &[hidden, queries]);
         self.norm(&named("attn_q_norm.weight"), head, sharpness);
         if shape.owns_kv(layer) {
@@ -132,9 +161,10 @@ impl List {
         }
         self.linear(&named("attn_output.weight"), &[queries, hidden]);
         self.norm(&named("post_attention_norm.weight"), hidden, BRANCH);
+        self.on_massive_channels(|size| size);
 
         let ffn = shape.ffn_of(layer);
-        self.norm(&named("ffn_norm.weight"), hidden, 1.0);
+        self.residual_norm(&named("ffn_norm.weight"), hidden, 1.0);
         self.linear(&named("ffn_gate.weight"), &[hidden, ffn]);
         self.linear(&named("ffn_up.weight"), &[hidden, ffn]);
         self.linear(&named("ffn_down.weight"), &[ffn, hidden]);
@@ -144,8 +174,8 @@ impl List {
             // The router's input is scaled by 1/√d already.
             let router = Fill::Symmetric { rms: ROUTER };
             self.push(&named("ffn_gate_inp.weight"), &[hidden, experts.count], DType::F32, router);
-            self.norm(&named("ffn_gate_inp.scale"), hidden, 1.0);
-            self.norm(&named("pre_ffw_norm_2.weight"), hidden, 1.0);
+            self.residual_norm(&named("ffn_gate_inp.scale"), hidden, 1.0);
+            self.residual_norm(&named("pre_ffw_norm_2.weight"), hidden, 1.0);
             self.linear(&named("ffn_gate_up_exps.weight"), &[hidden, 2 * experts.width, experts.count]);
             self.linear(&named("ffn_down_exps.weight"), &[experts.width, hidden, experts.count]);
             self.norm(&named("ffn_down_exps.scale"), experts.count, 1.0);
@@ -154,6 +184,7 @@ impl List {
         }
         if shape.ple > 0 {
             self.linear(&named("inp_gate.weight"), &[hidden, shape.ple]);
+            self.on_massive_channels(|_| 0.0);
             self.linear(&named("proj.weight"), &[shape.ple, hidden]);
             self.norm(&named("post_norm.weight"), hidden, BRANCH);
         }
@@ -178,7 +209,7 @@ mod tests {
             (Preset::Dense31b, 833, 30_697_345_596),
         ] {
             let shape = preset.shape(None).unwrap();
-            let tensors = inventory(&shape, DType::Q8_0);
+            let tensors = inventory(&shape, DType::Q8_0, None);
             assert_eq!(tensors.len(), count, "{preset:?}");
             // The published totals count the keys and values that shared layers have in older files.
             let dead: u64 = (0..shape.layers)
@@ -204,7 +235,7 @@ mod tests {
             (DType::IQ4XS, DType::IQ4NL),
             (DType::Q4_0, DType::Q4_0),
         ] {
-            for tensor in inventory(&shape, dtype) {
+            for tensor in inventory(&shape, dtype, None) {
                 let expected = match tensor.name.rsplit_once("blk.").map_or(&*tensor.name, |t| &t.1[2..]) {
                     "ffn_down.weight" | "ffn_down_exps.weight" => narrow,
                     "ffn_gate_inp.weight" => DType::F32,

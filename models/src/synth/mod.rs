@@ -39,6 +39,15 @@ pub struct Options {
     pub layers: Option<u32>,
     /// A GGUF file whose vocabulary is taken; otherwise one is generated.
     pub vocab: Option<PathBuf>,
+    /// How many times larger than the others a few channels of the residual are, as in trained models; none if not given.
+    pub massive: Option<f32>,
+}
+
+impl Options {
+    /// The whole model, with a generated vocabulary and no massive channels.
+    pub fn new(preset: Preset, dtype: DType) -> Options {
+        Options { preset, dtype, seed: 0, layers: None, vocab: None, massive: None }
+    }
 }
 
 /// What was written.
@@ -54,6 +63,8 @@ pub struct Summary {
 pub enum SynthError {
     #[error("{preset} with {layers} layers: it must have {least} to {most}")]
     Layers { preset: &'static str, layers: u32, least: u32, most: u32 },
+    #[error("massive channels of {0} times the others: it must be 1 to 100000")]
+    Massive(f32),
     #[error("the vocabulary: {0}")]
     Vocabulary(#[from] GgufError),
     #[error("{} has a vocabulary of {tokens} tokens; expected 1 to {limit}", path.display(), limit = u32::MAX)]
@@ -73,6 +84,9 @@ struct Model {
 
 impl Model {
     fn new(options: &Options) -> Result<Model, SynthError> {
+        if let Some(size) = options.massive.filter(|size| !(1.0..=100_000.0).contains(size)) {
+            return Err(SynthError::Massive(size));
+        }
         let mut shape = options.preset.shape(options.layers)?;
         let vocabulary = options.vocab.as_ref().map(Gguf::open).transpose()?;
         if let (Some(file), Some(path)) = (&vocabulary, &options.vocab) {
@@ -86,7 +100,7 @@ impl Model {
 
 /// The tensors such a model has.
 pub fn tensors(options: &Options) -> Result<Vec<TensorSpec>, SynthError> {
-    Ok(inventory::inventory(&Model::new(options)?.shape, options.dtype))
+    Ok(inventory::inventory(&Model::new(options)?.shape, options.dtype, options.massive))
 }
 
 /// Writes a random model to `out`, on all threads of the current pool. `progress` is told the bytes done and the bytes in all,
@@ -108,7 +122,7 @@ pub fn write_header(options: &Options, out: &Path) -> Result<Summary, SynthError
 
 fn create(options: &Options, out: &Path) -> Result<(Body, Vec<TensorSpec>, Summary), SynthError> {
     let Model { shape, vocabulary } = Model::new(options)?;
-    let tensors = inventory::inventory(&shape, options.dtype);
+    let tensors = inventory::inventory(&shape, options.dtype, options.massive);
 
     let mut writer = Writer::new();
     metadata::set_model(&mut writer, options.preset.name(), &shape, options.dtype)?;
@@ -150,7 +164,10 @@ fn fill_tensors(
         .map(|(i, tensor)| {
             let len = body.tensor_len(i);
             let measured = |dtype: DType| *unit_rms[dtype as usize].get_or_insert_with(|| fill::unit_rms(dtype));
-            let filler = Filler::new(tensor.fill, tensor.dtype, len, measured);
+            let mut filler = Filler::new(tensor.fill, tensor.dtype, len, measured);
+            if let Some(factor) = tensor.massive {
+                filler = filler.on_channels(tensor.dtype, tensor.dims[0], factor);
+            }
             let piece = PIECE - PIECE % tensor.dtype.layout().bytes as u64;
             let first = pieces;
             pieces += len.div_ceil(piece);

@@ -1,4 +1,7 @@
 //! How far what a device left is from what the CPU computed.
+//!
+//! A residual may have massive channels, thousands of times the others, which would be all that an rms tells of. So they are
+//! compared with themselves, and the others with the others; the worse of the two counts.
 
 use super::numbers::Decoded;
 use super::reference::Routing;
@@ -9,9 +12,10 @@ pub const PEAK: f64 = 20.0;
 /// The distance of some rows from what they should be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Difference {
-    /// Of the worst row: rms of the differences / rms of what it should be.
+    /// Of the worst row: rms of the differences / rms of what it should be, of massive values or of the others.
     pub rms: f64,
-    /// Of the worst value: its difference, beyond the grain of its numbers / what it should be and its row's rms together.
+    /// Of the worst value: its difference, beyond the grain of its numbers / what it should be and its row's rms, without
+    /// massive values, together.
     pub peak: f64,
     /// That value.
     pub row: usize,
@@ -27,31 +31,94 @@ impl Difference {
     }
 }
 
+/// Squares of differences and of what they are differences from.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Squares {
+    differences: f64,
+    expected: f64,
+    count: usize,
+}
+
+impl Squares {
+    fn add(&mut self, expected: f32, found: f32) {
+        self.differences += (found as f64 - expected as f64).powi(2);
+        self.expected += (expected as f64).powi(2);
+        self.count += 1;
+    }
+
+    fn relative(&self) -> f64 {
+        ratio(self.differences.sqrt(), self.expected.sqrt())
+    }
+}
+
+/// Differences of massive values, and of the others.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Apart {
+    massive: Squares,
+    others: Squares,
+}
+
+impl Apart {
+    pub fn of(expected: &[f32], found: &[f32]) -> Apart {
+        let mut apart = Apart::default();
+        apart.add(expected, found);
+        apart
+    }
+
+    pub fn add(&mut self, expected: &[f32], found: &[f32]) {
+        let limit = massive_from(expected);
+        for (expected, found) in expected.iter().zip(found) {
+            let squares = if expected.abs() >= limit { &mut self.massive } else { &mut self.others };
+            squares.add(*expected, *found);
+        }
+    }
+
+    /// rms of the differences / rms of what it should be, of the worse of the two.
+    pub fn relative(&self) -> f64 {
+        self.massive.relative().max(self.others.relative())
+    }
+
+    /// Of what it should be, without massive values.
+    fn others_rms(&self) -> f64 {
+        (self.others.expected / self.others.count.max(1) as f64).sqrt()
+    }
+}
+
+/// The size from which on a value is massive: a hundred times that of the middle one.
+fn massive_from(values: &[f32]) -> f32 {
+    let mut sizes: Vec<f32> = values.iter().map(|value| value.abs()).collect();
+    let middle = sizes.len() / 2;
+    match sizes.get(middle) {
+        Some(_) => match *sizes.select_nth_unstable_by(middle, f32::total_cmp).1 {
+            0.0 => f32::INFINITY,
+            size => 100.0 * size,
+        },
+        None => f32::INFINITY,
+    }
+}
+
 /// Compares rows of `width` values. What is not a number is infinitely far from anything.
 pub fn compare(expected: &[f32], found: &Decoded, width: usize) -> Difference {
     let mut worst = Difference { rms: 0.0, peak: 0.0, row: 0, column: 0, expected: 0.0, found: 0.0 };
     for (row, (expected, values)) in expected.chunks_exact(width).zip(found.values.chunks_exact(width)).enumerate() {
-        let rms = rms(expected);
-        let mut squares = 0.0;
+        let apart = Apart::of(expected, values);
+        let rms = apart.others_rms();
         for (column, (expected, found_value)) in expected.iter().zip(values).enumerate() {
             let difference = (*found_value as f64 - *expected as f64).abs();
-            squares += difference * difference;
             let beyond = (difference - found.grain(row * width + column) as f64).max(0.0);
             let peak = ratio(if difference.is_finite() { beyond } else { f64::INFINITY }, rms + expected.abs() as f64);
             if peak > worst.peak || (row, column) == (0, 0) {
                 worst = Difference { peak, row, column, expected: *expected, found: *found_value, ..worst };
             }
         }
-        worst.rms = worst.rms.max(ratio((squares / width as f64).sqrt(), rms));
+        worst.rms = worst.rms.max(apart.relative());
     }
     worst
 }
 
 /// The same of all rows together.
 pub fn together(expected: &[f32], found: &[f32]) -> f64 {
-    let squares: f64 = expected.iter().map(|e| (*e as f64).powi(2)).sum();
-    let differences: f64 = expected.iter().zip(found).map(|(e, f)| (*f as f64 - *e as f64).powi(2)).sum();
-    ratio(differences.sqrt(), squares.sqrt())
+    Apart::of(expected, found).relative()
 }
 
 /// The root of the mean of the squares.
@@ -118,6 +185,19 @@ mod tests {
         assert_eq!((difference.row, difference.column, difference.expected, difference.found), (1, 1, 2.0, 2.2));
         assert!((difference.rms - 0.05).abs() < 1e-6 && (difference.peak - 0.05).abs() < 1e-6, "{difference:?}");
         assert!(difference.share(0.051) < 1.0 && difference.share(0.049) > 1.0);
+    }
+
+    #[test]
+    fn massive_values_hide_nothing_and_are_not_let_off() {
+        let mut expected: Vec<f32> = (0..256).map(|i| if i % 2 == 0 { 1.0 } else { -1.0 }).collect();
+        (expected[37], expected[200]) = (20_000.0, -5_000.0);
+        let off = |part: fn(f32) -> f32| {
+            let found: Vec<f32> = expected.iter().map(|value| part(*value)).collect();
+            compare(&expected, &decoded(&found), 256).rms
+        };
+        let small = off(|value| if value.abs() < 2.0 { value * 1.5 } else { value });
+        let massive = off(|value| if value.abs() < 2.0 { value } else { value * 1.5 });
+        assert!((small - 0.5).abs() < 1e-6 && (massive - 0.5).abs() < 1e-6, "{small} {massive}");
     }
 
     #[test]

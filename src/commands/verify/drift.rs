@@ -10,7 +10,7 @@ use anyhow::Result;
 use gemma4c_plan::ValueIndex;
 use gemma4c_runtime::{Asked, Session};
 
-use super::compare::rms;
+use super::compare::{Apart, rms};
 use super::meaning::Meaning;
 use super::reference::Reference;
 use crate::random::Random;
@@ -25,23 +25,18 @@ impl Drift {
         let depths: HashMap<&str, ValueIndex> = meaning.depths().map(named).collect();
         let noisy: HashSet<&str> = meaning.rounded().map(|value| meaning.name(value)).collect();
         let mut random = Random::new(0);
-        // Squares of the differences and of what they are differences from.
-        let mut sums: HashMap<ValueIndex, (f64, f64)> = HashMap::new();
+        let mut moved: HashMap<ValueIndex, Apart> = HashMap::new();
         for pass in passes {
             let mut tap = |name: &str, width: usize, rows: &mut [f32]| {
                 if noisy.contains(name) {
                     rows.chunks_exact_mut(width).for_each(|row| disturb(row, noise, &mut random));
                 }
                 let Some(value) = depths.get(name) else { return };
-                let sum = sums.entry(*value).or_default();
-                for (moved, still) in rows.iter().zip(pass.all(*value)) {
-                    sum.0 += (*moved as f64 - *still as f64).powi(2);
-                    sum.1 += (*still as f64).powi(2);
-                }
+                moved.entry(*value).or_default().add(pass.all(*value), rows);
             };
             cpu.feed_tapped(&pass.tokens, Asked::Last, None, &mut tap, &mut |_, _| {})?;
         }
-        Ok(Drift(sums.into_iter().map(|(value, (moved, still))| (value, (moved / still).sqrt())).collect()))
+        Ok(Drift(moved.into_iter().map(|(value, apart)| (value, apart.relative())).collect()))
     }
 
     /// Of one of them.

@@ -27,7 +27,10 @@ pub fn four_products(a: F32x4, b: F32x4, sum: f32) -> f32 {
 
 /// The factor of a row's RMS norm, from every warp's sum of its squares.
 #[device]
-pub fn inverse_rms_of_row<const WIDTH: u32, const WARPS: u32, const EPSILON: f32>(squares: Shared<f32>, row: u32) -> f32 {
+pub fn inverse_rms_of_row<const WIDTH: u32, const WARPS: u32, const EPSILON: f32>(
+    squares: Shared<f32>,
+    row: u32,
+) -> f32 {
     let mut total = 0.0f32;
     #[unroll]
     for warp in 0..WARPS {
