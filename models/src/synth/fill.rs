@@ -7,7 +7,7 @@
 use gemma4c_blocks::{Codes, DType, Layout, Minimum, Plane, Scale, reference};
 use half::{bf16, f16};
 
-use super::inventory::{Fill, MASSIVE_CHANNELS};
+use super::inventory::{Fill, MASSIVE_CHANNELS, Massive};
 use super::random::Lanes;
 
 /// Makes the data of one tensor, in any number of pieces.
@@ -21,18 +21,17 @@ pub(super) enum Filler {
     Blocks(Box<Blocks>),
     /// The values themselves.
     Exact(Vec<u8>),
-    /// Another's values, some channels of every row multiplied.
+    /// Another's values, but for massive channels.
     Channels(Box<Channels>),
 }
 
-/// What is done to [`MASSIVE_CHANNELS`] of every row.
+/// What is done to massive channels.
 pub(super) struct Channels {
     others: Filler,
+    what: Massive,
     layout: &'static Layout,
     /// Values of a row.
     row: u64,
-    /// Of formats in blocks, 0 alone: their codes become those nearest to zero.
-    factor: f32,
 }
 
 const LEVELS: usize = 4096;
@@ -73,9 +72,9 @@ impl Filler {
         }
     }
 
-    /// Multiplies the massive channels of rows of this many values.
-    pub fn on_channels(self, dtype: DType, row: u64, factor: f32) -> Filler {
-        Filler::Channels(Box::new(Channels { others: self, layout: dtype.layout(), row, factor }))
+    /// The same with massive channels, in rows of this many values.
+    pub fn with_massive(self, what: Massive, dtype: DType, row: u64) -> Filler {
+        Filler::Channels(Box::new(Channels { others: self, what, layout: dtype.layout(), row }))
     }
 
     /// Fills `out`, which starts `offset` bytes into the tensor and holds whole blocks.
@@ -102,52 +101,60 @@ impl Filler {
             }
             Filler::Channels(channels) => {
                 channels.others.fill(random, offset, out);
-                channels.multiply(offset, out);
+                channels.apply(offset, out);
             }
         }
     }
 }
 
 impl Channels {
-    fn multiply(&self, offset: u64, out: &mut [u8]) {
+    fn apply(&self, offset: u64, out: &mut [u8]) {
         let (bytes, len) = (self.layout.bytes as u64, self.layout.len as u64);
         let first = offset / bytes * len;
         let values = out.len() as u64 / bytes * len;
         for row in first / self.row..=(first + values) / self.row {
-            for channel in MASSIVE_CHANNELS {
-                let at = (row * self.row + channel).wrapping_sub(first);
+            let columns: &mut dyn Iterator<Item = u64> = match self.what {
+                Massive::Untouched => return,
+                Massive::Times(_) => &mut MASSIVE_CHANNELS.into_iter(),
+                Massive::Rows(_) if MASSIVE_CHANNELS.contains(&row) => &mut (0..self.row),
+                Massive::Rows(_) => continue,
+            };
+            for column in columns {
+                let at = (row * self.row + column).wrapping_sub(first);
                 if at < values {
                     let block = &mut out[(at / len * bytes) as usize..][..bytes as usize];
-                    self.multiply_one(block, (at % len) as usize);
+                    let i = (at % len) as usize;
+                    let value = match self.what {
+                        Massive::Times(factor) => reference::value(self.layout, block, i) * factor,
+                        Massive::Rows(value) => value,
+                        Massive::Untouched => return,
+                    };
+                    self.set(block, i, value);
                 }
             }
         }
     }
 
-    fn multiply_one(&self, block: &mut [u8], i: usize) {
-        let value = reference::value(self.layout, block, i) * self.factor;
-        match (self.layout.codes, self.layout.dtype) {
-            (Codes::Float, DType::F16) => block.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
-            (Codes::Float, DType::BF16) => block.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
-            (Codes::Float, _) => block.copy_from_slice(&value.to_le_bytes()),
-            (Codes::Signed { plane: low } | Codes::Table { low, .. }, _) => self.nearest_to_zero(block, i, low, None),
-            (Codes::Unsigned { low, high, .. }, _) => self.nearest_to_zero(block, i, low, high),
-        }
-    }
-
-    /// Sets a value to that code of all which is nearest to zero: where it lies, scales and minima decide.
-    fn nearest_to_zero(&self, block: &mut [u8], i: usize, low: Plane, high: Option<Plane>) {
-        let set = |block: &mut [u8], code: usize| {
+    /// Sets a value, in blocks to that code of all which comes nearest: scales and minima stay.
+    fn set(&self, block: &mut [u8], i: usize, value: f32) {
+        let (low, high) = match (self.layout.codes, self.layout.dtype) {
+            (Codes::Float, DType::F16) => return block.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+            (Codes::Float, DType::BF16) => return block.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+            (Codes::Float, _) => return block.copy_from_slice(&value.to_le_bytes()),
+            (Codes::Signed { plane: low } | Codes::Table { low, .. }, _) => (low, None),
+            (Codes::Unsigned { low, high, .. }, _) => (low, high),
+        };
+        let mut put = |code: usize| {
             put_bits(block, low, i, code % (1 << low.bits));
             if let Some(plane) = high {
                 put_bits(block, plane, i, code >> low.bits);
             }
-            reference::value(self.layout, block, i).abs()
+            (reference::value(self.layout, block, i) - value).abs()
         };
-        let codes = 0..1usize << (low.bits + high.map_or(0, |plane| plane.bits));
-        let sizes: Vec<f32> = codes.map(|code| set(block, code)).collect();
-        let nearest = (0..sizes.len()).min_by(|a, b| sizes[*a].total_cmp(&sizes[*b]));
-        set(block, nearest.unwrap_or(0));
+        let codes = 1usize << (low.bits + high.map_or(0, |plane| plane.bits));
+        let off: Vec<f32> = (0..codes).map(&mut put).collect();
+        let nearest = (0..codes).min_by(|a, b| off[*a].total_cmp(&off[*b]));
+        put(nearest.unwrap_or(0));
     }
 }
 
@@ -260,34 +267,40 @@ pub(super) fn unit_rms(dtype: DType) -> f32 {
 mod tests {
     use super::*;
 
-    /// In whatever piece a channel lies, it is multiplied; of blocks it is as near to zero as codes are; no other value changes.
+    /// In whatever piece a massive channel lies, it is set, in blocks as nearly as their codes can; no other value changes.
     #[test]
-    fn channels_of_every_row_are_multiplied() {
+    fn massive_channels_are_set_and_no_others() {
         let row = 512;
-        for (dtype, factor) in DType::ALL.into_iter().map(|dtype| (dtype, 0.0)).chain([(DType::F32, 5000.0)]) {
+        let of_types = DType::ALL.into_iter().map(|dtype| (dtype, Massive::Times(0.0)));
+        for (dtype, what) in of_types.chain([(DType::F32, Massive::Times(5000.0)), (DType::Q8_0, Massive::Rows(0.04))])
+        {
             let layout = dtype.layout();
             let bytes = row / layout.len * layout.bytes;
-            let filler = |on: bool| {
-                let filler = Filler::new(Fill::Symmetric { rms: 0.05 }, dtype, (4 * bytes) as u64, unit_rms);
-                if on { filler.on_channels(dtype, row as u64, factor) } else { filler }
-            };
-            let fill = |filler: Filler, piece: usize| {
-                let mut out = vec![0; piece];
-                filler.fill(&mut Lanes::new(1, 2, 3), bytes as u64, &mut out);
+            let filler = || Filler::new(Fill::Symmetric { rms: 0.05 }, dtype, (64 * bytes) as u64, unit_rms);
+            // From the last row before a massive one on: two rows and a half.
+            let start = 36;
+            let fill = |filler: Filler| {
+                let mut out = vec![0; bytes * 5 / 2];
+                filler.fill(&mut Lanes::new(1, 2, 3), (start * bytes) as u64, &mut out);
                 out
             };
-            // A row, and the half of the next.
-            let (plain, out) = (fill(filler(false), bytes * 3 / 2), fill(filler(true), bytes * 3 / 2));
+            let (plain, out) = (fill(filler()), fill(filler().with_massive(what, dtype, row as u64)));
             let value = |data: &[u8], i: usize| {
                 reference::value(layout, &data[i / layout.len * layout.bytes..][..layout.bytes], i % layout.len)
             };
-            for i in 0..row * 3 / 2 {
+            for i in 0..row * 5 / 2 {
                 let (before, after) = (value(&plain, i), value(&out, i));
-                match MASSIVE_CHANNELS.contains(&(i as u64 % row as u64)) {
-                    true if layout.codes == Codes::Float => assert_eq!(after, before * factor, "{dtype} {i}"),
+                let is_massive = |channel: usize| MASSIVE_CHANNELS.contains(&(channel as u64));
+                let wanted = match what {
+                    Massive::Times(factor) if is_massive(i % row) => Some(before * factor),
+                    Massive::Rows(value) if is_massive(start + i / row) => Some(value),
+                    _ => None,
+                };
+                match wanted {
+                    Some(wanted) if layout.codes == Codes::Float => assert_eq!(after, wanted, "{dtype} {i}"),
                     // Half of a code, of the 16 or more that spread over four times the rms.
-                    true => assert!(after.abs() < 0.01, "{dtype} {i}: {after}"),
-                    false => assert_eq!(after.to_bits(), before.to_bits(), "{dtype} {i}"),
+                    Some(wanted) => assert!((after - wanted).abs() < 0.01, "{dtype} {i}: {after} for {wanted}"),
+                    None => assert_eq!(after.to_bits(), before.to_bits(), "{dtype} {i}"),
                 }
             }
         }

@@ -5,8 +5,9 @@
 //! logits spread; see the constants.
 //!
 //! Massive channels are asked for by their size. Trained models have a few channels of the residual that are thousands of times
-//! the others; random ones have none. Here every layer's update of them is that much larger, the norms that read the residual
-//! weigh them down again, and the per-layer gate, which reads it without a norm, has no weights there.
+//! the others, and about the same for every token; random ones have none. Here the first layer's feed-forward makes them: its up
+//! is its gate again, so that no hidden value is negative, and its down adds all of them up in these channels. The norms that
+//! read the residual from then on weigh them down, and the per-layer gate, which reads it without a norm, has no weights there.
 
 use gemma4c_blocks::DType;
 
@@ -20,8 +21,19 @@ pub struct TensorSpec {
     pub dims: Vec<u64>,
     pub dtype: DType,
     pub(super) fill: Fill,
-    /// What values of [`MASSIVE_CHANNELS`] are multiplied by, in every row.
-    pub(super) massive: Option<f32>,
+    /// The tensor whose random numbers it has: most often itself.
+    pub(super) random: String,
+    pub(super) massive: Massive,
+}
+
+/// What is done to [`MASSIVE_CHANNELS`] in a tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Massive {
+    Untouched,
+    /// These values of every row are multiplied; in formats of blocks by 0 alone.
+    Times(f32),
+    /// These rows have this value everywhere.
+    Rows(f32),
 }
 
 /// Channels of the residual: two of one group of 32, and one of another. Every preset is wide enough.
@@ -107,21 +119,36 @@ struct List {
 impl List {
     fn push(&mut self, name: &str, dims: &[u32], dtype: DType, fill: Fill) {
         let dims = dims.iter().map(|&dim| dim.into()).collect();
-        self.tensors.push(TensorSpec { name: name.into(), dims, dtype, fill, massive: None });
+        let (name, random, massive) = (name.to_owned(), name.to_owned(), Massive::Untouched);
+        self.tensors.push(TensorSpec { name, dims, dtype, fill, random, massive });
     }
 
-    /// Multiplies the last tensor's values of massive channels by what is said of their size.
-    fn on_massive_channels(&mut self, factor: impl Fn(f32) -> f32) {
+    /// Says what is done to the massive channels of the last tensor, by their size.
+    fn on_massive_channels(&mut self, what: impl Fn(f32) -> Massive) {
         if let (Some(size), Some(last)) = (self.massive, self.tensors.last_mut()) {
-            last.massive = Some(factor(size));
+            last.massive = what(size);
         }
     }
 
-    /// A norm of the residual: it weighs massive channels down. They are most of what it divides by, so the others weigh more.
+    /// A norm of a residual that has massive channels: it weighs them down. They are most of what it divides by, so the others weigh
+    /// more.
     fn residual_norm(&mut self, name: &str, hidden: u32, centre: f32) {
-        let others = self.massive.map_or(1.0, |size| (1.0 + size * size / hidden as f32).sqrt());
+        let share = MASSIVE_CHANNELS.len() as f32 / hidden as f32;
+        let others = self.massive.map_or(1.0, |size| (1.0 + share * size * size).sqrt());
         self.norm(name, hidden, centre * others);
-        self.on_massive_channels(|size| 1.0 / size);
+        self.on_massive_channels(|size| Massive::Times(1.0 / size));
+    }
+
+    /// A norm in a layer. What the first one reads has no massive channels yet.
+    fn layer_norm(&mut self, name: &str, layer: u32, hidden: u32) {
+        if layer == 0 { self.norm(name, hidden, 1.0) } else { self.residual_norm(name, hidden, 1.0) }
+    }
+
+    /// Gives the last tensor the random numbers of another, where there are massive channels.
+    fn twin_of(&mut self, name: String) {
+        if let (Some(_), Some(last)) = (self.massive, self.tensors.last_mut()) {
+            last.random = name;
+        }
     }
 
     fn matrix(&mut self, name: &str, dims: &[u32], rms: f32) {
@@ -145,11 +172,7 @@ impl List {
         let (queries, keys) = (shape.heads * head, shape.kv_heads.of(global) * head);
         let sharpness = (SCORES / (head as f32).sqrt()).sqrt();
 
-        match layer {
-            // An embedding has no massive channels yet.
-            0 => self.norm(&named("attn_norm.weight"), hidden, 1.0),
-            _ => self.residual_norm(&named("attn_norm.weight"), hidden, 1.0),
-        }
+        self.layer_norm(&named("attn_norm.weight"), layer, hidden);
         self.linear(&named("attn_q.weight"), &[hidden, queries]);
         self.norm(&named("attn_q_norm.weight"), head, sharpness);
         if shape.owns_kv(layer) {
@@ -161,21 +184,32 @@ impl List {
         }
         self.linear(&named("attn_output.weight"), &[queries, hidden]);
         self.norm(&named("post_attention_norm.weight"), hidden, BRANCH);
-        self.on_massive_channels(|size| size);
 
         let ffn = shape.ffn_of(layer);
-        self.residual_norm(&named("ffn_norm.weight"), hidden, 1.0);
+        self.layer_norm(&named("ffn_norm.weight"), layer, hidden);
         self.linear(&named("ffn_gate.weight"), &[hidden, ffn]);
         self.linear(&named("ffn_up.weight"), &[hidden, ffn]);
+        if layer == 0 {
+            self.twin_of(named("ffn_gate.weight"));
+        }
         self.linear(&named("ffn_down.weight"), &[ffn, hidden]);
+        let (root, share) = ((ffn as f32).sqrt(), MASSIVE_CHANNELS.len() as f32 / hidden as f32);
+        if layer == 0 {
+            self.on_massive_channels(|_| Massive::Rows(1.0 / root));
+        }
         self.norm(&named("post_ffw_norm.weight"), hidden, BRANCH);
+        if layer == 0 {
+            // gelu(z) z is 0.5 on average and 1.2 in its square, so the sums are that much of the vector's rms.
+            let summed = 0.5 * root / (1.2 + share * 0.25 * ffn as f32).sqrt();
+            self.on_massive_channels(|size| Massive::Times(size / summed));
+        }
 
         if let Some(experts) = shape.experts {
             // The router's input is scaled by 1/√d already.
             let router = Fill::Symmetric { rms: ROUTER };
             self.push(&named("ffn_gate_inp.weight"), &[hidden, experts.count], DType::F32, router);
-            self.residual_norm(&named("ffn_gate_inp.scale"), hidden, 1.0);
-            self.residual_norm(&named("pre_ffw_norm_2.weight"), hidden, 1.0);
+            self.layer_norm(&named("ffn_gate_inp.scale"), layer, hidden);
+            self.layer_norm(&named("pre_ffw_norm_2.weight"), layer, hidden);
             self.linear(&named("ffn_gate_up_exps.weight"), &[hidden, 2 * experts.width, experts.count]);
             self.linear(&named("ffn_down_exps.weight"), &[experts.width, hidden, experts.count]);
             self.norm(&named("ffn_down_exps.scale"), experts.count, 1.0);
@@ -184,11 +218,15 @@ impl List {
         }
         if shape.ple > 0 {
             self.linear(&named("inp_gate.weight"), &[hidden, shape.ple]);
-            self.on_massive_channels(|_| 0.0);
+            self.on_massive_channels(|_| Massive::Times(0.0));
             self.linear(&named("proj.weight"), &[shape.ple, hidden]);
             self.norm(&named("post_norm.weight"), hidden, BRANCH);
         }
-        let scale = Fill::Between { low: 0.6, high: 0.95 };
+        // Massive channels come once: layers must not forget them.
+        let scale = match self.massive {
+            Some(_) => Fill::Between { low: 0.95, high: 1.05 },
+            None => Fill::Between { low: 0.6, high: 0.95 },
+        };
         self.push(&named("layer_output_scale.weight"), &[1], DType::F32, scale);
     }
 }

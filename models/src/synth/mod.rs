@@ -23,6 +23,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::gguf::{Body, Gguf, GgufError, WriteError, Writer};
 use fill::Filler;
+use inventory::Massive;
 use random::Lanes;
 
 pub use inventory::TensorSpec;
@@ -165,13 +166,13 @@ fn fill_tensors(
             let len = body.tensor_len(i);
             let measured = |dtype: DType| *unit_rms[dtype as usize].get_or_insert_with(|| fill::unit_rms(dtype));
             let mut filler = Filler::new(tensor.fill, tensor.dtype, len, measured);
-            if let Some(factor) = tensor.massive {
-                filler = filler.on_channels(tensor.dtype, tensor.dims[0], factor);
+            if tensor.massive != Massive::Untouched {
+                filler = filler.with_massive(tensor.massive, tensor.dtype, tensor.dims[0]);
             }
             let piece = PIECE - PIECE % tensor.dtype.layout().bytes as u64;
             let first = pieces;
             pieces += len.div_ceil(piece);
-            Job { filler, stream: xxh3_64(tensor.name.as_bytes()), len, piece, first }
+            Job { filler, stream: xxh3_64(tensor.random.as_bytes()), len, piece, first }
         })
         .collect();
     let total = jobs.iter().map(|job| job.len).sum();

@@ -201,6 +201,12 @@ pub fn route<
         }
     }
 
+    let mut factors = regs(0.0f32, ROWS);
+    #[unroll]
+    for r in 0..ROWS {
+        // Rows past the end repeat the last one.
+        factors[r] = inverse_rms_of_row(of_rows, r.min(end - first_row - 1)) * FACTOR;
+    }
     for expert in (first_expert..EXPERTS).by(grid_dim() * WARPS) {
         let mut sums = regs(0.0f32, ROWS);
         for start in (0..fours).by(DEPTH * 32) {
@@ -227,7 +233,7 @@ pub fn route<
         for r in 0..ROWS {
             let sum = warp_sum(sums[r]);
             if lane_id() == 0 && first_row + r < end {
-                logits[(first_row + r) * EXPERTS + expert] = sum * (inverse_rms_of_row(of_rows, r) * FACTOR);
+                logits[(first_row + r) * EXPERTS + expert] = sum * factors[r];
             }
         }
     }
