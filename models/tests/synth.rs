@@ -167,3 +167,13 @@ fn progress_reaches_the_end_and_mistakes_are_told() {
     assert!(matches!(error, Err(SynthError::Vocabulary(_))));
     assert!(told(plain, &folder.path().join("absent/model.gguf")).starts_with("cannot write"));
 }
+
+#[test]
+fn massive_channels_are_refused_where_they_make_no_sense() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for size in [0.5, -3.0, f32::NAN, f32::INFINITY] {
+        let options = Options { massive: Some(size), ..options(Preset::TinyE, DType::Q8_0) };
+        let error = synth::write(&options, &folder.path().join("m.gguf"), &|_, _| {}).expect_err("not a size");
+        assert!(error.to_string().starts_with("massive channels of "), "{error}");
+    }
+}

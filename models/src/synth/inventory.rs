@@ -69,7 +69,7 @@ pub(super) fn inventory(shape: &Shape, dtype: DType, massive: Option<f32>) -> Ve
     let root = (hidden as f32).sqrt();
 
     list.matrix("token_embd.weight", &[hidden, vocab], EMBEDDING / root);
-    list.residual_norm("output_norm.weight", hidden, LOGITS / EMBEDDING);
+    list.residual_norm("output_norm.weight", shape, shape.layers, LOGITS / EMBEDDING);
     let pairs = shape.head_dim.global / 2;
     list.push("rope_freqs.weight", &[pairs], DType::F32, Fill::RopeFactors { rotated: pairs / 4 });
     if shape.ple > 0 {
@@ -109,6 +109,11 @@ fn fitting(dtype: DType, row: u32) -> DType {
     }
 }
 
+/// How much of the mean square of a vector of this width massive channels are, for each unit of their own.
+fn massive_share(width: u32) -> f32 {
+    MASSIVE_CHANNELS.len() as f32 / width as f32
+}
+
 struct List {
     tensors: Vec<TensorSpec>,
     dtype: DType,
@@ -130,18 +135,18 @@ impl List {
         }
     }
 
-    /// A norm of a residual that has massive channels: it weighs them down. They are most of what it divides by, so the others weigh
-    /// more.
-    fn residual_norm(&mut self, name: &str, hidden: u32, centre: f32) {
-        let share = MASSIVE_CHANNELS.len() as f32 / hidden as f32;
-        let others = self.massive.map_or(1.0, |size| (1.0 + share * size * size).sqrt());
-        self.norm(name, hidden, centre * others);
-        self.on_massive_channels(|size| Massive::Times(1.0 / size));
-    }
-
-    /// A norm in a layer. What the first one reads has no massive channels yet.
-    fn layer_norm(&mut self, name: &str, layer: u32, hidden: u32) {
-        if layer == 0 { self.norm(name, hidden, 1.0) } else { self.residual_norm(name, hidden, 1.0) }
+    /// A norm of the residual before layer `layer`. With massive channels it weighs them down; and as they are most of what it
+    /// divides by, the others weigh more, the first layers' most: what layers add to the residual adds up.
+    fn residual_norm(&mut self, name: &str, shape: &Shape, layer: u32, centre: f32) {
+        let added = layer * if shape.ple > 0 { 3 } else { 2 };
+        let centre = match self.massive.filter(|_| layer > 0) {
+            Some(size) => centre * (1.0 + massive_share(shape.hidden) * size * size).sqrt() / (added as f32).sqrt(),
+            None => centre,
+        };
+        self.norm(name, shape.hidden, centre);
+        if layer > 0 {
+            self.on_massive_channels(|size| Massive::Times(1.0 / size));
+        }
     }
 
     /// Gives the last tensor the random numbers of another, where there are massive channels.
@@ -172,7 +177,7 @@ impl List {
         let (queries, keys) = (shape.heads * head, shape.kv_heads.of(global) * head);
         let sharpness = (SCORES / (head as f32).sqrt()).sqrt();
 
-        self.layer_norm(&named("attn_norm.weight"), layer, hidden);
+        self.residual_norm(&named("attn_norm.weight"), shape, layer, 1.0);
         self.linear(&named("attn_q.weight"), &[hidden, queries]);
         self.norm(&named("attn_q_norm.weight"), head, sharpness);
         if shape.owns_kv(layer) {
@@ -186,21 +191,21 @@ impl List {
         self.norm(&named("post_attention_norm.weight"), hidden, BRANCH);
 
         let ffn = shape.ffn_of(layer);
-        self.layer_norm(&named("ffn_norm.weight"), layer, hidden);
+        self.residual_norm(&named("ffn_norm.weight"), shape, layer, 1.0);
         self.linear(&named("ffn_gate.weight"), &[hidden, ffn]);
         self.linear(&named("ffn_up.weight"), &[hidden, ffn]);
         if layer == 0 {
             self.twin_of(named("ffn_gate.weight"));
         }
         self.linear(&named("ffn_down.weight"), &[ffn, hidden]);
-        let (root, share) = ((ffn as f32).sqrt(), MASSIVE_CHANNELS.len() as f32 / hidden as f32);
+        let root = (ffn as f32).sqrt();
         if layer == 0 {
             self.on_massive_channels(|_| Massive::Rows(1.0 / root));
         }
         self.norm(&named("post_ffw_norm.weight"), hidden, BRANCH);
         if layer == 0 {
             // gelu(z) z is 0.5 on average and 1.2 in its square, so the sums are that much of the vector's rms.
-            let summed = 0.5 * root / (1.2 + share * 0.25 * ffn as f32).sqrt();
+            let summed = 0.5 * root / (1.2 + massive_share(hidden) * 0.25 * ffn as f32).sqrt();
             self.on_massive_channels(|size| Massive::Times(size / summed));
         }
 
@@ -208,8 +213,8 @@ impl List {
             // The router's input is scaled by 1/√d already.
             let router = Fill::Symmetric { rms: ROUTER };
             self.push(&named("ffn_gate_inp.weight"), &[hidden, experts.count], DType::F32, router);
-            self.layer_norm(&named("ffn_gate_inp.scale"), layer, hidden);
-            self.layer_norm(&named("pre_ffw_norm_2.weight"), layer, hidden);
+            self.residual_norm(&named("ffn_gate_inp.scale"), shape, layer, 1.0);
+            self.residual_norm(&named("pre_ffw_norm_2.weight"), shape, layer, 1.0);
             self.linear(&named("ffn_gate_up_exps.weight"), &[hidden, 2 * experts.width, experts.count]);
             self.linear(&named("ffn_down_exps.weight"), &[experts.width, hidden, experts.count]);
             self.norm(&named("ffn_down_exps.scale"), experts.count, 1.0);
