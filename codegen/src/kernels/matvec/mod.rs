@@ -56,16 +56,15 @@ pub fn lanes_sum<const LANES: u32>(value: f32) -> f32 {
     sum
 }
 
-/// The factor of an RMS norm, from every warp's sum of squares.
+/// The factor of an RMS norm, from every warp's sum of squares. Everything waits for it, so four chains of sums run side by side.
 #[device]
 pub fn inverse_rms_of_warps<const K: u32, const WARPS: u32, const EPSILON: f32>(squares: Shared<f32>) -> f32 {
-    let mut total = 0.0f32;
-    // Not all at once: registers are for weights on their way.
-    #[unroll(10)]
+    let mut chains = regs(0.0f32, 4);
+    #[unroll]
     for warp in 0..WARPS {
-        total = total + squares[warp];
+        chains[warp % 4] = chains[warp % 4] + squares[warp];
     }
-    rsqrt(total / K as f32 + EPSILON)
+    rsqrt((chains[0] + chains[1] + (chains[2] + chains[3])) / K as f32 + EPSILON)
 }
 
 /// `out = W · x`. LANES lanes share a row, DEPTH units of it are on their way to a lane, for each of ROWS rows.

@@ -31,12 +31,12 @@ pub fn inverse_rms_of_row<const WIDTH: u32, const WARPS: u32, const EPSILON: f32
     squares: Shared<f32>,
     row: u32,
 ) -> f32 {
-    let mut total = 0.0f32;
+    let mut chains = regs(0.0f32, 4);
     #[unroll]
     for warp in 0..WARPS {
-        total = total + squares[row * WARPS + warp];
+        chains[warp % 4] = chains[warp % 4] + squares[row * WARPS + warp];
     }
-    rsqrt(total / WIDTH as f32 + EPSILON)
+    rsqrt((chains[0] + chains[1] + (chains[2] + chains[3])) / WIDTH as f32 + EPSILON)
 }
 
 /// The routing of each row: `router · (RMS norm of x * FACTOR * scale)`, the TOP largest logits (of equal ones the lower
