@@ -109,6 +109,29 @@ fn logits_and_profiles_go_through_every_phase() {
     assert!(trace["traceEvents"].as_array().unwrap().len() > 20);
 }
 
+/// `perplexity --against` has two plans loaded at once: on one GPU if it has room for both, on GPU and CPU otherwise.
+#[test]
+fn two_plans_share_a_gpu() {
+    let Some(place) = place() else { return };
+    place.write("ids.txt", "2 3 4 5 6\n7 8 9 10 11\n");
+    let line = "perplexity plan.bin --tokens ids.txt --decode -o json --against plan.bin";
+    let figures = |ran: &Ran| -> serde_json::Value { serde_json::from_str(&ran.stdout).expect(&ran.stderr) };
+    let (both, log) = run(&place, line, &[]);
+    // Launches leave zeros behind: every token is as likely as any other.
+    assert!((figures(&both)["nll"].as_f64().unwrap() - 1024f64.ln()).abs() < 1e-12, "{}", both.stdout);
+    assert_eq!((log["cuGraphLaunch"], log["left"]), (16, 0), "a replay for each of 2 x 4 tokens by each plan");
+    let (one, log) = run(&place, &format!("{line} --against-device cpu"), &[]);
+    assert_eq!((log["cuGraphLaunch"], log["left"]), (8, 0));
+    assert!(figures(&one)["kl_mean"].as_f64().unwrap() > 0.0, "{}", one.stdout);
+
+    // Room for one of them, as it loads, and not for the other.
+    let (_, log) = run(&place, "run plan.bin --tokens 2,3 -n 1", &[]);
+    let memory = (log["most_device_bytes"] + 1024).to_string();
+    let (ran, _) = run(&place, line, &[("DRIVER_MEMORY", &memory)]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{}", ran.stderr);
+    assert!(ran.stderr.starts_with("error: plan.bin: the plan needs "), "{}", ran.stderr);
+}
+
 /// A plan that has its weights with it needs nothing else: they are copied, once, and kernels make copies of them but repack nothing.
 #[test]
 fn weights_in_the_plan_are_copied_as_they_are() {

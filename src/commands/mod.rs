@@ -9,6 +9,7 @@ mod doctor;
 mod inspect;
 mod kernels;
 mod logits;
+mod perplexity;
 mod plan_file;
 mod profile;
 mod run;
@@ -35,6 +36,7 @@ pub enum Command {
     Inspect(inspect::Args),
     Diff(diff::Args),
     Verify(verify::Args),
+    Perplexity(perplexity::Args),
     Bench(bench::Args),
     Profile(profile::Args),
     Kernels(kernels::Args),
@@ -53,6 +55,7 @@ pub fn run(command: Command) -> Result<Outcome> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::Perplexity(args) => perplexity::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Kernels(args) => kernels::run(&args),

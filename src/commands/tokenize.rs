@@ -76,7 +76,8 @@ fn vocab_of(path: &Path) -> Result<Option<Vocab>> {
     }
 }
 
-fn read_text(path: &Path) -> Result<String> {
+/// The text of a file, or of standard input for `-`.
+pub fn read_text(path: &Path) -> Result<String> {
     if path == Path::new("-") {
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;

@@ -28,6 +28,7 @@ pub const VERSION: u32 = 3;
 /// Bytes of the header.
 pub const START: usize = 32;
 const ENTRY: usize = 32;
+const CHECKSUM_AT: usize = 24;
 
 /// The sections, in the order they are written. All are required.
 const SECTIONS: [&str; 9] = ["model", "target", "weights", "program", "text", "report", "cuda", "code", "embedded"];
@@ -76,6 +77,12 @@ impl Plan {
     /// Bytes of the file of a plan whose own bytes are `own`.
     fn file_bytes(&self, own: u64) -> u64 {
         self.embedded.as_ref().map_or(own, |weights| Embedded::start(own).saturating_add(weights.bytes))
+    }
+
+    /// The checksum in its header, which covers every section: plans with the same one are the same, weights with them
+    /// included.
+    pub fn checksum(&self) -> Result<u64, PlanError> {
+        Ok(u64_at(&self.encoded()?, CHECKSUM_AT))
     }
 
     fn encoded(&self) -> Result<Vec<u8>, PlanError> {
@@ -182,7 +189,7 @@ fn read_table(bytes: &[u8]) -> Result<[&[u8]; 9], PlanError> {
         return cut("the whole", length);
     }
     let table = &bytes[START..table_end];
-    let (expected, found) = (u64_at(bytes, 24), header_checksum(bytes, table));
+    let (expected, found) = (u64_at(bytes, CHECKSUM_AT), header_checksum(bytes, table));
     if expected != found {
         return Err(PlanError::Checksum { what: "the header", expected, found });
     }

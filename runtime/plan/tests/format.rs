@@ -26,6 +26,22 @@ fn a_plan_comes_back_as_it_was() {
     assert_eq!(Plan::from_bytes(&for_a_cpu.to_bytes().unwrap()).unwrap(), for_a_cpu);
 }
 
+#[test]
+fn the_checksum_is_the_files_and_sees_every_section() {
+    let plan = support::plan();
+    let own = plan.checksum().unwrap();
+    assert_eq!(plan.to_bytes().unwrap()[24..32], own.to_le_bytes());
+    let mut changed = [plan.clone(), plan.clone(), plan.clone(), plan.clone(), plan.clone()];
+    changed[0].model.fingerprint ^= 1;
+    changed[1].program.context -= 1;
+    changed[2].vocab = None;
+    changed[3].cuda.as_mut().unwrap().code[0].source += " ";
+    changed[4].report += " ";
+    for other in changed {
+        assert_ne!(other.checksum().unwrap(), own);
+    }
+}
+
 /// A file of this version, kept as it was written. If this fails, the format has changed: once it is released, raise [`VERSION`].
 #[test]
 fn version_3_is_read_and_written_as_ever() {
