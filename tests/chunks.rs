@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Place, Tensors, finish, golden_folder, ids, random_tokens};
+use common::{Place, Tensors, finish, golden, ids, random_tokens};
 
 const PRESETS: [&str; 3] = ["tiny-e", "tiny-dense", "tiny-moe"];
 
@@ -77,12 +77,12 @@ fn every_type_of_weights_is_read_alike_one_row_at_a_time_and_in_bulk() {
 
 #[test]
 fn golden_prompts_beyond_their_windows_too() {
-    let Some(folder) = golden_folder() else { return };
+    let Some(folder) = golden::folder() else { return };
     for name in ["d_tiny_q4_k_m_lq", "e_tiny_q4_0_lq", "m_tiny_q8_0"] {
         let place = Place::new();
         place.ok(&format!("compile '{}' -o plan.bin --chunk 24", folder.join(format!("{name}.gguf")).display()));
-        let golden = Tensors::read(&folder.join(format!("{name}.golden.safetensors")));
-        let tokens = [golden.ids("tokens"), golden.ids("greedy.tokens")].concat();
+        let file = Tensors::read(&folder.join(format!("{name}.golden.safetensors")));
+        let tokens = [file.ids("tokens"), file.ids("greedy.tokens")].concat();
         assert_ways_agree(&place, "plan.bin", &tokens);
     }
 }

@@ -6,7 +6,7 @@ mod common;
 
 use std::fmt::Write;
 
-use common::{Place, golden_folder};
+use common::{Place, golden};
 use gemma4c_blocks::DType;
 use gemma4c_models::synth::{self, Preset};
 use serde_json::{Value, json};
@@ -156,7 +156,7 @@ fn configs_of_the_five_sizes_are_as_published() {
 /// The metadata here is a real file's, written by the usual converter.
 #[test]
 fn the_config_of_26b_a4b_is_read_from_a_real_header() {
-    let Some(folder) = golden_folder() else { return };
+    let Some(folder) = golden::folder() else { return };
     let place = Place::new();
     let file = folder.join("ggml-vocab-gemma-4.gguf");
     let expected = &SIZES[3];

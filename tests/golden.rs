@@ -1,12 +1,14 @@
 //! The real program against the golden files: what Hugging Face transformers computes from the same weights.
 //!
-//! The limits are those the golden data's own description gives for an engine that computes in f32.
+//! The limits are those the golden data's own description gives for an engine that computes in f32. Where the data is not there,
+//! one test says what nobody has checked.
 
 mod common;
 
+use std::io::Write;
 use std::path::Path;
 
-use common::{Place, Tensors, golden_folder, ids, largest_difference};
+use common::{Place, Tensor, Tensors, golden, ids};
 use gemma4c_runtime::argmax;
 
 /// Largest absolute differences. For logits 1e-3 would do; half of it leaves less room for something to creep in.
@@ -14,24 +16,44 @@ const LOGITS: f32 = 5e-4;
 const EMBEDDING: f32 = 1e-6;
 const PER_LAYER_INPUTS: f32 = 3e-5;
 const HIDDEN: f32 = 3e-4;
+/// Of a channel's largest value, on top. A massive channel is a sum of tens of thousands, which may cancel, and f32 has steps of up to
+/// 0.004 there; found are 9e-7. The other channels are small and hardly gain by it.
+const HIDDEN_RELATIVE: f32 = 2e-6;
 const FINAL_NORM: f32 = 5e-4;
 /// Where the two best logits are closer, either may win.
 const CLEAR_MARGIN: f32 = 2e-3;
 
+/// What is there is in the tests' lists: a model that is added is compared, or this fails.
 #[test]
-fn every_fixture_agrees() {
-    let Some(folder) = golden_folder() else { return };
-    let mut names: Vec<String> = std::fs::read_dir(&folder)
-        .expect("the folder can be listed")
-        .filter_map(|entry| {
-            let name = entry.expect("an entry").file_name().into_string().ok()?;
-            Some(name.strip_suffix(".golden.safetensors")?.to_string())
-        })
-        .collect();
-    names.sort();
-    assert!(!names.is_empty(), "{} has no golden files", folder.display());
-    for name in names {
-        check(&folder, &name);
+fn all_reference_data_is_known_or_its_absence_is_said() {
+    let Some(folder) = golden::folder() else {
+        // Not eprintln!, which the test harness swallows when a test passes.
+        writeln!(
+            std::io::stderr(),
+            "\nNOT CHECKED: there is no reference data, neither in ../shared/golden nor in ${}. Left out: logits against \
+             transformers' on the CPU and in the simulator, tokens against llama.cpp's, chats against Jinja's, and the real \
+             vocabulary.\n",
+            golden::VARIABLE
+        )
+        .expect("stderr takes a message");
+        return;
+    };
+    let mut there = Vec::new();
+    for part in ["", "massive/", "trained/"] {
+        for entry in std::fs::read_dir(folder.join(part)).expect("a folder") {
+            let file = entry.expect("an entry").file_name().into_string().expect("a name");
+            there.extend(file.strip_suffix(".golden.safetensors").map(|name| format!("{part}{name}")));
+        }
+    }
+    there.sort();
+    assert_eq!(there, golden::models());
+}
+
+#[test]
+fn every_model_agrees() {
+    let Some(folder) = golden::folder() else { return };
+    for name in golden::models() {
+        check(&folder, name);
     }
 }
 
@@ -60,16 +82,18 @@ fn check(folder: &Path, name: &str) {
     let ours = place.logits("plan.bin", &format!("--tokens {} --all --prefill {rows}{tapped}", ids(&fed)));
 
     let mut report = format!("{name:<20}");
-    let mut compare = |key: &str, ours: &[f32], limit: f32| {
-        let worst = largest_difference(ours, &golden.get(key).values);
-        assert!(worst <= limit, "{name}: {key} differs by {worst:e}, the limit is {limit:e}");
-        report += &format!(" {key} {worst:.1e}");
+    let mut compare = |key: &str, ours: &[f32], limit: f32, relative: f32| {
+        let worst = worst(ours, golden.get(key), limit, relative);
+        let Worst { value, off, limit, .. } = worst;
+        assert!(worst.share <= 1.0, "{name}: {key} is off by {off:e} where it is {value}, the limit is {limit:e}");
+        report += &format!(" {key} {off:.1e}");
     };
     let logits = ours.get("logits");
-    compare("logits", logits.rows(0..rows), LOGITS);
-    compare("greedy.logits", logits.rows(rows - 1..rows - 1 + greedy.len()), LOGITS);
+    compare("logits", logits.rows(0..rows), LOGITS, 0.0);
+    compare("greedy.logits", logits.rows(rows - 1..rows - 1 + greedy.len()), LOGITS, 0.0);
     for (key, tap, limit) in &taps {
-        compare(key, ours.get(tap).rows(0..rows), *limit);
+        let relative = if key.starts_with("hidden.") { HIDDEN_RELATIVE } else { 0.0 };
+        compare(key, ours.get(tap).rows(0..rows), *limit, relative);
     }
     eprintln!("{report}");
 
@@ -80,13 +104,43 @@ fn check(folder: &Path, name: &str) {
             assert_eq!(argmax(logits.row(row)), Some(best), "{name}: the best token of row {row}");
         }
     }
-    for (i, token) in greedy.iter().enumerate() {
+    let clear: Vec<bool> = golden.get("greedy.margin").values.iter().map(|margin| *margin > CLEAR_MARGIN).collect();
+    for (i, token) in greedy.iter().enumerate().filter(|(i, _)| clear[*i]) {
         assert_eq!(argmax(logits.row(rows - 1 + i)), Some(*token), "{name}: greedy token {i}, tokens fed");
     }
 
-    let chosen = place.ok(&format!("run plan.bin --tokens {} --temp 0 -n {}", ids(&prompt), greedy.len()));
-    let expected: Vec<String> = greedy.iter().map(u32::to_string).collect();
+    // What the program chooses itself, up to the first choice that either token may win: after that the two may part.
+    let comparable = clear.iter().take_while(|clear| **clear).count();
+    assert!(comparable > greedy.len() / 4, "{name}: only the first {comparable} choices are clear");
+    let chosen = place.ok(&format!("run plan.bin --tokens {} --temp 0 -n {comparable}", ids(&prompt)));
+    let expected: Vec<String> = greedy[..comparable].iter().map(u32::to_string).collect();
     assert_eq!(chosen.trim_end(), expected.join(" "), "{name}: greedy tokens, chosen by the program");
+}
+
+/// The value that takes the most of its limit.
+struct Worst {
+    share: f32,
+    /// What it should be, how far off it is, and how far it may be.
+    value: f32,
+    off: f32,
+    limit: f32,
+}
+
+/// The worst of some values, each of which may be off by `limit` and by `relative` of the largest value of its channel.
+fn worst(ours: &[f32], expected: &Tensor, limit: f32, relative: f32) -> Worst {
+    assert_eq!(ours.len(), expected.values.len());
+    let width = expected.width();
+    let mut largest = vec![0.0f32; width];
+    for (i, value) in expected.values.iter().enumerate() {
+        largest[i % width] = largest[i % width].max(value.abs());
+    }
+    let judge = |(i, (ours, value)): (usize, (&f32, &f32))| {
+        let off = if ours.is_nan() { f32::INFINITY } else { (ours - value).abs() };
+        let limit = limit + relative * largest[i % width];
+        Worst { share: off / limit, value: *value, off, limit }
+    };
+    let judged = ours.iter().zip(&expected.values).enumerate().map(judge);
+    judged.max_by(|a, b| a.share.total_cmp(&b.share)).expect("there are values")
 }
 
 /// The index of the largest value, and how much larger it is than the next.

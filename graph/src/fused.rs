@@ -4,8 +4,13 @@
 //! itself: whoever wants to check a kernel runs the group's nodes one by one. What a pass adds is a [`Kind`]: which pattern
 //! the nodes form and which of them plays which part, so that nobody has to recognise it again.
 
-use std::collections::BinaryHeap;
+use petgraph::Direction::Incoming;
+use petgraph::algo::toposort;
+use petgraph::graph::{DiGraph, NodeIndex};
+use petgraph::stable_graph::StableDiGraph;
+use petgraph::visit::{Dfs, Reversed, VisitMap};
 
+use crate::dataflow::index_of;
 use crate::graph::{CacheId, Graph, NodeId, WeightId};
 
 /// Which pattern the nodes of a group form.
@@ -164,8 +169,9 @@ pub struct Group {
 #[derive(Clone, Debug)]
 pub struct Fused {
     pub graph: Graph,
-    groups: Vec<Group>,
-    owner: Vec<usize>,
+    /// An edge from every group to each that reads it. A group's index is the id of its first node; it never has a cycle.
+    groups: StableDiGraph<Group, ()>,
+    owner: Vec<NodeIndex>,
     users: Vec<Vec<NodeId>>,
 }
 
@@ -173,15 +179,18 @@ impl Fused {
     /// Every node on its own.
     pub fn new(graph: Graph) -> Fused {
         let mut users = vec![Vec::new(); graph.nodes.len()];
+        let mut groups = StableDiGraph::with_capacity(graph.nodes.len(), 2 * graph.nodes.len());
+        let mut owner = Vec::with_capacity(graph.nodes.len());
         for (id, node) in graph.iter() {
+            owner.push(groups.add_node(Group { kind: Kind::Single, nodes: vec![id] }));
             for input in &node.inputs {
                 if !users[input.index()].contains(&id) {
                     users[input.index()].push(id);
+                    groups.add_edge(index_of(*input), index_of(id), ());
                 }
             }
         }
-        let groups = graph.iter().map(|(id, _)| Group { kind: Kind::Single, nodes: vec![id] }).collect();
-        Fused { owner: (0..graph.nodes.len()).collect(), graph, groups, users }
+        Fused { graph, groups, owner, users }
     }
 
     /// The nodes that read `id`, in order, each once.
@@ -225,77 +234,58 @@ impl Fused {
     /// Makes one group of `nodes`, and of the groups they are in already. Refused where something outside would have to run
     /// both before and after it.
     pub fn merge(&mut self, kind: Kind, nodes: &[NodeId]) -> Result<(), String> {
-        let mut all: Vec<NodeId> = nodes.iter().flat_map(|id| self.group(*id).nodes.clone()).collect();
+        let mut parts: Vec<NodeIndex> = nodes.iter().map(|id| self.owner[id.index()]).collect();
+        parts.sort_unstable();
+        parts.dedup();
+        if let Some(between) = self.lies_between(&parts) {
+            let nodes = &self.groups[between].nodes;
+            let name = self.graph.full_name(nodes[nodes.len() - 1]);
+            return Err(format!("{name} needs a part of it and is needed by another"));
+        }
+        let mut all: Vec<NodeId> = parts.iter().flat_map(|part| self.groups[*part].nodes.clone()).collect();
         all.sort_unstable();
-        all.dedup();
-        if let Some(between) = self.lies_between(&all) {
-            return Err(format!("{} needs a part of it and is needed by another", self.graph.full_name(between)));
+        let whole = parts[0];
+        for part in &parts[1..] {
+            let outside = |group: &NodeIndex| !parts.contains(group);
+            let needed: Vec<NodeIndex> = self.groups.neighbors_directed(*part, Incoming).filter(outside).collect();
+            let readers: Vec<NodeIndex> = self.groups.neighbors(*part).filter(outside).collect();
+            self.groups.remove_node(*part);
+            needed.into_iter().for_each(|from| _ = self.groups.update_edge(from, whole, ()));
+            readers.into_iter().for_each(|to| _ = self.groups.update_edge(whole, to, ()));
         }
-        let group = self.owner[all[0].index()];
-        for id in &all {
-            let old = std::mem::replace(&mut self.owner[id.index()], group);
-            if old != group {
-                self.groups[old].nodes.clear();
-            }
-        }
-        self.groups[group] = Group { kind, nodes: all };
+        all.iter().for_each(|id| self.owner[id.index()] = whole);
+        self.groups[whole] = Group { kind, nodes: all };
         Ok(())
     }
 
-    /// A node outside `nodes` that depends on one of them and that another depends on, through groups as they are.
-    fn lies_between(&self, nodes: &[NodeId]) -> Option<NodeId> {
-        let first = nodes[0];
-        let mut seen = vec![false; self.groups.len()];
-        let mut stack: Vec<NodeId> = Vec::new();
-        let outside_inputs = |members: &[NodeId], stack: &mut Vec<NodeId>| {
-            let inputs = members.iter().flat_map(|id| &self.graph.node(*id).inputs);
-            stack.extend(inputs.filter(|input| !members.contains(input)));
-        };
-        outside_inputs(nodes, &mut stack);
-        while let Some(id) = stack.pop() {
-            if nodes.contains(&id) {
-                continue;
+    /// A group outside `parts` that reads one of them and that another depends on: merged, they would be in a cycle with it.
+    fn lies_between(&self, parts: &[NodeIndex]) -> Option<NodeIndex> {
+        let needed = |group: NodeIndex| self.groups.neighbors_directed(group, Incoming);
+        // Backwards from what the parts need, never through one of them.
+        let mut walk = Dfs::empty(&self.groups);
+        for part in parts {
+            walk.discovered.visit(*part);
+            walk.stack.extend(needed(*part).filter(|group| !parts.contains(group)));
+        }
+        while let Some(group) = walk.next(Reversed(&self.groups)) {
+            if needed(group).any(|before| parts.contains(&before)) {
+                return Some(group);
             }
-            let group = self.owner[id.index()];
-            // What ends before the first of `nodes` cannot depend on any.
-            if std::mem::replace(&mut seen[group], true) || self.groups[group].nodes.iter().all(|n| *n < first) {
-                continue;
-            }
-            let members = &self.groups[group].nodes;
-            let reads = |of: &NodeId| self.graph.node(*of).inputs.iter().any(|input| nodes.contains(input));
-            if members.iter().any(reads) {
-                return Some(id);
-            }
-            outside_inputs(members, &mut stack);
         }
         None
     }
 
-    /// The groups in an order in which they can run: the earliest first node first among those that are ready.
+    /// The groups in an order in which they can run: that of their first nodes, but what a group needs comes before it.
     pub fn ordered(&self) -> Vec<Group> {
-        let mut waits: Vec<usize> = vec![0; self.groups.len()];
-        let mut unblocks: Vec<Vec<usize>> = vec![Vec::new(); self.groups.len()];
-        for (at, group) in self.groups.iter().enumerate() {
-            let mut before: Vec<usize> = self.inputs(group).iter().map(|id| self.owner[id.index()]).collect();
-            before.sort_unstable();
-            before.dedup();
-            waits[at] = before.len();
-            before.into_iter().for_each(|b| unblocks[b].push(at));
-        }
-        let key = |at: usize| std::cmp::Reverse((self.groups[at].nodes.first().copied(), at));
-        let live = |at: &usize| !self.groups[*at].nodes.is_empty();
-        let mut ready: BinaryHeap<_> =
-            (0..self.groups.len()).filter(live).filter(|at| waits[*at] == 0).map(key).collect();
-        let mut order = Vec::new();
-        while let Some(std::cmp::Reverse((_, at))) = ready.pop() {
-            for &next in &unblocks[at] {
-                waits[next] -= 1;
-                if waits[next] == 0 {
-                    ready.push(key(next));
-                }
-            }
-            order.push(self.groups[at].clone());
-        }
-        order
+        // A search follows the oldest edge of a group first: so that the order is the groups' own, they are added in it.
+        let mut edges: Vec<_> =
+            self.groups.edge_indices().filter_map(|edge| self.groups.edge_endpoints(edge)).collect();
+        edges.sort_unstable();
+        let mut sorted: DiGraph<(), ()> = DiGraph::new();
+        self.graph.nodes.iter().for_each(|_| _ = sorted.add_node(()));
+        sorted.extend_with_edges(edges);
+        // From each group in turn back to what it needs.
+        let order = toposort(Reversed(&sorted), None).expect("a merge that would make a cycle is refused");
+        order.into_iter().rev().filter_map(|group| self.groups.node_weight(group).cloned()).collect()
     }
 }

@@ -9,6 +9,7 @@
 //! this crate knows which model it describes.
 
 mod builder;
+mod dataflow;
 mod dot;
 mod fused;
 mod fused_text;

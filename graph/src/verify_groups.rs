@@ -10,7 +10,7 @@ use crate::graph::NodeId;
 /// The first rule that groups break, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GroupError {
-    #[error("node {node} is computed by {times} groups, not by one, or is in a circle of them")]
+    #[error("node {node} is computed by {times} groups, not by one")]
     Cover { node: String, times: usize },
     #[error("node {node} reads {input}, whose group has not run")]
     Order { node: String, input: String },

@@ -172,6 +172,29 @@ fn what_would_run_before_and_after_itself_is_not_merged() {
     verify_groups(&fused).unwrap();
 }
 
+/// Groups made earlier count too: here the cycle leads through one that starts before both nodes and reads the first.
+#[test]
+fn a_cycle_through_a_group_that_starts_earlier_is_seen() {
+    let graph = build(|g| {
+        let x = rows(g, 8);
+        let early = named(g, "early", |g| g.gelu(x));
+        let between = named(g, "between", |g| g.softcap(early, 30.0));
+        let a = named(g, "a", |g| g.gelu(x));
+        let late = named(g, "late", |g| g.add(early, a));
+        let b = named(g, "b", |g| g.add(a, between));
+        g.add(late, b)
+    });
+    let id = |name: &str| graph.iter().find(|(_, node)| node.name == name).unwrap().0;
+    let mut fused = Fused::new(graph.clone());
+    fused.merge(Kind::Single, &[id("early"), id("late")]).unwrap();
+    let refused = fused.merge(Kind::Single, &[id("a"), id("b")]).unwrap_err();
+    assert_eq!(refused, "late needs a part of it and is needed by another");
+    // `early` and `late` wait for `a`, which stands after their first node.
+    let order: Vec<Vec<String>> =
+        (fused.ordered().iter()).map(|group| group.nodes.iter().map(|id| graph.full_name(*id)).collect()).collect();
+    assert_eq!(order[2..5], [vec!["a"], vec!["early", "late"], vec!["between"]]);
+}
+
 /// The check of groups is not blind: a pattern that hides what somebody reads is found.
 #[test]
 fn a_group_that_hides_what_others_read_is_found() {

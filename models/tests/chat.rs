@@ -2,22 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
+#[path = "../../tests/common/golden.rs"]
+#[allow(dead_code, reason = "shared with tests that use all of it")]
+mod golden;
+
+use std::path::Path;
 
 use gemma4c_models::chat::{ChatTemplate, Message};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_models::tokenizer::vocab_from_metadata;
 use serde_json::{Map, Value, json};
-
-/// The folder of reference data; it is not part of the repository.
-fn golden() -> Option<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/golden");
-    if !folder.is_dir() {
-        eprintln!("SKIPPED: ../shared/golden is not there");
-        return None;
-    }
-    Some(folder)
-}
 
 fn template_of(gguf: &Path) -> String {
     vocab_from_metadata(Gguf::open(gguf).unwrap().metadata()).unwrap().unwrap().chat_template.unwrap()
@@ -48,7 +42,7 @@ fn check_conversations(template: &str, path: &Path) -> usize {
 
 #[test]
 fn every_conversation_renders_as_in_transformers() {
-    let Some(folder) = golden() else { return };
+    let Some(folder) = golden::folder() else { return };
     for name in ["google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved"] {
         let template = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
         assert_eq!(check_conversations(&template, &folder.join(format!("{name}.chat.json"))), 15);
@@ -58,7 +52,7 @@ fn every_conversation_renders_as_in_transformers() {
 /// The models' own template is Google's first one.
 #[test]
 fn templates_in_model_files_work() {
-    let Some(folder) = golden() else { return };
+    let Some(folder) = golden::folder() else { return };
     let template = template_of(&folder.join("e_tiny_q8_0.gguf"));
     assert_eq!(check_conversations(&template, &folder.join("google-gemma-4-31B-it.chat.json")), 15);
     let early = template_of(&folder.join("ggml-vocab-gemma-4.gguf"));
@@ -152,7 +146,7 @@ fn a_template_that_runs_away_is_stopped() {
 /// Google's template looks back through all messages for each one.
 #[test]
 fn a_long_conversation_has_fuel_enough() {
-    let Some(folder) = golden() else { return };
+    let Some(folder) = golden::folder() else { return };
     let template = std::fs::read_to_string(folder.join("google-gemma-4-31B-it.jinja")).unwrap();
     let turns = ["user", "assistant"].map(|role| Message::new(role, "word")).into_iter().cycle().take(2001);
     let rendered = render(&template, serde_json::to_value(turns.collect::<Vec<_>>()).unwrap());

@@ -2,23 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
+#[path = "../../tests/common/golden.rs"]
+#[allow(dead_code, reason = "shared with tests that use all of it")]
+mod golden;
 
 use gemma4c_models::gguf::{Gguf, ValueType};
-
-fn golden() -> Option<PathBuf> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared/golden");
-    if folder.is_dir() {
-        return Some(folder);
-    }
-    eprintln!("SKIPPED: ../shared/golden is not there");
-    None
-}
 
 /// Tensors by type, as the table beside the files gives them.
 #[test]
 fn models_have_the_tensors_their_table_says() {
-    let Some(folder) = golden() else { return };
+    let Some(folder) = golden::folder() else { return };
     let table: [(&str, &[(&str, usize)]); 10] = [
         ("d_tiny_bf16", &[("bf16", 27), ("f32", 30)]),
         ("d_tiny_q4_k", &[("f32", 30), ("q4_k", 27)]),
@@ -54,7 +47,7 @@ fn models_have_the_tensors_their_table_says() {
 
 #[test]
 fn scalars_that_may_be_arrays_are_read_a_layer_at_a_time() {
-    let Some(folder) = golden() else { return };
+    let Some(folder) = golden::folder() else { return };
     let e = Gguf::open(folder.join("e_tiny_q8_0.gguf")).unwrap();
     let layers = e.metadata().u32("gemma4.block_count").unwrap();
     let widths = e.metadata().per_layer_u32("gemma4.feed_forward_length", layers).unwrap();
@@ -66,7 +59,7 @@ fn scalars_that_may_be_arrays_are_read_a_layer_at_a_time() {
 
 #[test]
 fn the_real_vocabulary_is_read_where_it_lies() {
-    let Some(folder) = golden() else { return };
+    let Some(folder) = golden::folder() else { return };
     let gguf = Gguf::open(folder.join("ggml-vocab-gemma-4.gguf")).unwrap();
     assert!(gguf.tensors().is_empty());
     let tokens = gguf.metadata().array("tokenizer.ggml.tokens").unwrap();

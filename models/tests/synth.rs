@@ -2,7 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
+#[path = "../../tests/common/golden.rs"]
+#[allow(dead_code, reason = "shared with tests that use all of it")]
+mod golden;
+
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use gemma4c_blocks::DType;
@@ -132,11 +136,7 @@ fn a_short_model_shares_keys_and_values_like_a_long_one() {
 
 #[test]
 fn a_real_vocabulary_is_taken_over() {
-    let real = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared/golden/ggml-vocab-gemma-4.gguf");
-    if !real.exists() {
-        eprintln!("SKIPPED: ../shared/golden is not there");
-        return;
-    }
+    let Some(real) = golden::folder().map(|folder| folder.join("ggml-vocab-gemma-4.gguf")) else { return };
     let folder = tempfile::tempdir().unwrap();
     let options = Options { vocab: Some(real.clone()), layers: Some(2), ..options(Preset::TinyDense, DType::Q4_0) };
     let gguf = write(&options, &folder.path().join("model.gguf"));

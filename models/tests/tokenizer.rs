@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../tests/common/golden.rs"]
+#[allow(dead_code, reason = "shared with tests that use all of it")]
+mod golden;
+
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use gemma4c_models::gguf::Gguf;
@@ -14,27 +18,17 @@ use proptest::prelude::*;
 const PLAIN: EncodeOptions = EncodeOptions { add_bos: false, parse_special: false };
 const SPECIAL: EncodeOptions = EncodeOptions { add_bos: false, parse_special: true };
 
-/// The folder of reference data; it is not part of the repository.
-fn golden() -> Option<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/golden");
-    if !folder.is_dir() {
-        eprintln!("SKIPPED: ../shared/golden is not there");
-        return None;
-    }
-    Some(folder)
-}
-
 fn vocab_of(path: &Path) -> Vocab {
     vocab_from_metadata(Gguf::open(path).unwrap().metadata()).unwrap().expect("the file has a vocabulary")
 }
 
 fn real_vocab() -> Option<Vocab> {
-    Some(vocab_of(&golden()?.join("ggml-vocab-gemma-4.gguf")))
+    Some(vocab_of(&golden::folder()?.join("ggml-vocab-gemma-4.gguf")))
 }
 
 #[test]
 fn real_vocabulary_gives_the_reference_ids() {
-    let Some(folder) = golden() else { return };
+    let Some(folder) = golden::folder() else { return };
     let tokenizer = Tokenizer::new(&vocab_of(&folder.join("ggml-vocab-gemma-4.gguf"))).unwrap();
     let texts = std::fs::read_to_string(folder.join("ggml-vocab-gemma-4.gguf.inp")).unwrap();
     let ids = std::fs::read_to_string(folder.join("ggml-vocab-gemma-4.gguf.out")).unwrap();
@@ -50,13 +44,12 @@ fn real_vocabulary_gives_the_reference_ids() {
 
 #[test]
 fn every_model_gives_the_reference_ids() {
-    let Some(folder) = golden() else { return };
+    let Some(folder) = golden::folder() else { return };
     let mut texts = 0;
-    for entry in std::fs::read_dir(&folder).unwrap() {
-        let path = entry.unwrap().path();
-        let Some(model) = path.to_str().unwrap().strip_suffix(".tokens.json") else { continue };
-        let tokenizer = Tokenizer::new(&vocab_of(Path::new(&format!("{model}.gguf")))).unwrap();
-        let cases: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    for model in golden::TEXT {
+        let tokenizer = Tokenizer::new(&vocab_of(&folder.join(format!("{model}.gguf")))).unwrap();
+        let cases = std::fs::read(folder.join(format!("{model}.tokens.json"))).unwrap();
+        let cases: serde_json::Value = serde_json::from_slice(&cases).unwrap();
         for case in cases.as_array().unwrap() {
             let text = case["text"].as_str().unwrap();
             let flag = |name: &str| case[name].as_bool().unwrap();

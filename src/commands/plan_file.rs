@@ -104,7 +104,7 @@ fn start(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// Opening a pipe would wait for whoever writes to it.
-fn regular(path: &Path) -> Result<Metadata> {
+pub fn regular(path: &Path) -> Result<Metadata> {
     let info = fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
     ensure!(info.is_file(), "{} is not a regular file", path.display());
     Ok(info)

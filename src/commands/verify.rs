@@ -2,10 +2,11 @@
 //!
 //! A launch stands for values of the unfused program, which the CPU computes one by one. So every launch can be judged alone:
 //! it is given the CPU's values, and what it leaves is compared with the CPU's. Then all of them run on each other's
-//! results, launch by launch and as they run otherwise.
+//! results, launch by launch and as they run otherwise. With `--golden` the logits are compared with another program's instead.
 
 mod compare;
 mod drift;
+mod golden;
 mod limits;
 mod meaning;
 mod numbers;
@@ -22,6 +23,7 @@ use super::{Outcome, profile};
 use crate::output::print;
 use crate::{progress, random};
 use drift::Drift;
+use golden::GoldenArgs;
 use meaning::Meaning;
 use reference::{Kept, Reference};
 use report::Report;
@@ -63,9 +65,15 @@ pub struct Args {
     /// The same seed gives the same tokens.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+
+    #[command(flatten)]
+    golden: GoldenArgs,
 }
 
 pub fn run(args: &Args) -> Result<Outcome> {
+    if let Some(file) = &args.golden.golden {
+        return golden::run(&args.plan, &args.golden, file);
+    }
     ensure!(
         args.tolerance > 0.0 && args.tolerance.is_finite(),
         "--tolerance {}: more than 0 is needed",

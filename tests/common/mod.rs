@@ -4,9 +4,9 @@
 #![allow(dead_code, reason = "every test binary takes in all of this and uses its part")]
 
 pub mod gguf;
+pub mod golden;
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -194,24 +194,6 @@ impl Tensor {
     pub fn row(&self, row: usize) -> &[f32] {
         self.rows(row..row + 1)
     }
-}
-
-/// The largest difference of two equally long rows of numbers; infinite where one of them is not a number.
-pub fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    let difference = |(a, b): (&f32, &f32)| if a.is_nan() || b.is_nan() { f32::INFINITY } else { (a - b).abs() };
-    a.iter().zip(b).map(difference).fold(0.0, f32::max)
-}
-
-/// The golden files beside the repository. Where there are none, the test says so loudly and is left out.
-pub fn golden_folder() -> Option<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/golden");
-    if folder.is_dir() {
-        return Some(folder);
-    }
-    // Not eprintln!, which the test harness swallows when a test passes.
-    writeln!(std::io::stderr(), "SKIPPED: ../shared/golden is not there").expect("stderr takes a message");
-    None
 }
 
 /// Hashes and sizes follow from kernels and weights; the words around them are what is reviewed.

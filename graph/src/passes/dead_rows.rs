@@ -4,6 +4,7 @@
 //! all rows only if some cache depends on it; everything else (the layers that share keys and values, the last layer's
 //! feed-forward, the head) works on the asked row alone. Where the two meet, the asked row is taken out.
 
+use crate::dataflow::needed_by;
 use crate::graph::{Graph, Node, NodeId};
 use crate::infer;
 use crate::op::Op;
@@ -22,15 +23,8 @@ fn run(graph: &Graph, goal: Goal, log: &mut Log) -> Graph {
         log.refuse("the whole graph".into(), "the one row of decode is asked for");
         return without_takes(graph);
     }
-    let mut for_all = vec![false; graph.nodes.len()];
-    for (id, node) in graph.iter().rev() {
-        if matches!(node.op, Op::KvAppend { .. }) {
-            for_all[id.index()] = true;
-        }
-        if for_all[id.index()] {
-            node.inputs.iter().for_each(|input| for_all[input.index()] = true);
-        }
-    }
+    let appends = graph.iter().filter(|(_, node)| matches!(node.op, Op::KvAppend { .. })).map(|(id, _)| id);
+    let mut for_all = needed_by(graph, appends);
     // Tokens are not values of a kernel's; whoever needs them for the asked row reads them for all.
     for (id, node) in graph.iter() {
         for_all[id.index()] |= matches!(node.op, Op::Tokens | Op::Gather { .. });

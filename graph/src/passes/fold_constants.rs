@@ -3,6 +3,7 @@
 //! A factor never moves into a stored tensor. The embedding's would be tempting, but the table is also the head's matrix, and
 //! the logits would be scaled with it.
 
+use crate::dataflow::needed_by;
 use crate::fused::{Fused, Kind};
 use crate::graph::{Graph, NodeId};
 use crate::op::Op;
@@ -57,15 +58,9 @@ fn fold(graph: &Graph, _: Goal, log: &mut Log) -> Graph {
 
 /// The graph without nodes that nothing needs.
 pub(super) fn drop_unused(graph: Graph) -> Graph {
-    let mut needed = vec![false; graph.nodes.len()];
-    for (id, node) in graph.iter().rev() {
-        // An append is needed for what it leaves in the cache, also where nobody reads it in this pass.
-        let keep = graph.output == Some(id) || matches!(node.op, Op::KvAppend { .. });
-        needed[id.index()] |= keep;
-        if needed[id.index()] {
-            node.inputs.iter().for_each(|input| needed[input.index()] = true);
-        }
-    }
+    // An append is needed for what it leaves in the cache, also where nobody reads it in this pass.
+    let appends = graph.iter().filter(|(_, node)| matches!(node.op, Op::KvAppend { .. })).map(|(id, _)| id);
+    let needed = needed_by(&graph, appends.chain(graph.output));
     let mut now = vec![NodeId(0); graph.nodes.len()];
     let mut nodes = Vec::new();
     for (id, node) in graph.iter().filter(|(id, _)| needed[id.index()]) {

@@ -1,0 +1,80 @@
+//! Where the reference data is, and what is in it.
+//!
+//! It is no part of the repository. Where it is, all of it must be: a test that found nothing to compare with would pass. Where it
+//! is not, tests that need it are left out in silence; one test of `tests/golden.rs` says so for all of them.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// Set to a folder, it is used in place of the one beside the repository.
+pub const VARIABLE: &str = "GEMMA4C_GOLDEN";
+
+/// Small random models of the shapes Gemma 4 comes in: `NAME.gguf`, `NAME.golden.safetensors`, `NAME.tokens.json`.
+pub const TEXT: [&str; 10] = [
+    "d_tiny_bf16",
+    "d_tiny_q4_k",
+    "d_tiny_q4_k_m_lq",
+    "d_tiny_q6_k",
+    "d_tiny_q8_0",
+    "e_tiny_q4_0",
+    "e_tiny_q4_0_lq",
+    "e_tiny_q8_0",
+    "m_tiny_q4_0",
+    "m_tiny_q8_0",
+];
+/// Two channels of their residual are thousands of times the others, as in trained models.
+pub const MASSIVE: [&str; 2] = ["massive/o_tiny_q4_0", "massive/o_tiny_q8_0"];
+/// A small model that was trained.
+pub const TRAINED: [&str; 2] = ["trained/austen_q4_0", "trained/austen_q8_0"];
+
+/// Vocabulary and chat templates of the real models.
+const REAL: [&str; 7] = [
+    "ggml-vocab-gemma-4.gguf",
+    "ggml-vocab-gemma-4.gguf.inp",
+    "ggml-vocab-gemma-4.gguf.out",
+    "google-gemma-4-31B-it.jinja",
+    "google-gemma-4-31B-it.chat.json",
+    "google-gemma-4-31B-it-interleaved.jinja",
+    "google-gemma-4-31B-it-interleaved.chat.json",
+];
+
+/// All models with golden logits, as paths below the folder without their endings.
+pub fn models() -> Vec<&'static str> {
+    [&TEXT[..], &MASSIVE, &TRAINED].concat()
+}
+
+/// The folder, if there is one.
+pub fn folder() -> Option<PathBuf> {
+    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    FOLDER.get_or_init(find).clone()
+}
+
+fn find() -> Option<PathBuf> {
+    let folder = match std::env::var_os(VARIABLE) {
+        Some(given) => PathBuf::from(given),
+        None => Some(beside_the_repository()).filter(|folder| folder.is_dir())?,
+    };
+    let missing: Vec<String> = expected().into_iter().filter(|file| !folder.join(file).is_file()).collect();
+    assert!(
+        missing.is_empty(),
+        "{} should have the reference data, but lacks {}",
+        folder.display(),
+        missing.join(", ")
+    );
+    Some(folder)
+}
+
+/// The repository is the first folder upwards with a lock file: crates of the workspace have none.
+fn beside_the_repository() -> PathBuf {
+    let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let repository = above.find(|folder| folder.join("Cargo.lock").is_file()).expect("a Cargo.lock");
+    repository.join("../shared/golden")
+}
+
+/// Every file that a test reads.
+fn expected() -> Vec<String> {
+    let of_models =
+        models().into_iter().flat_map(|name| ["gguf", "golden.safetensors"].map(|end| format!("{name}.{end}")));
+    let of_texts = TEXT.iter().map(|name| format!("{name}.tokens.json"));
+    of_models.chain(of_texts).chain(REAL.map(str::to_owned)).collect()
+}
