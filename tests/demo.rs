@@ -33,6 +33,12 @@ fn it_writes_english_and_says_how() {
     ] {
         assert!(output.lines().any(|l| l.starts_with(line)), "{line} is not in\n{output}");
     }
+    // The README shows this, but for what depends on the machine.
+    let readme = include_str!("../README.md");
+    let depends = |line: &str| ["device", "plan ", "speed"].iter().any(|word| line.starts_with(word));
+    for line in output.lines().filter(|line| !depends(line)) {
+        assert!(readme.lines().any(|shown| shown == line), "the README does not show {line:?}");
+    }
     // Again in the same folder.
     assert_eq!(text(&place.ok("demo --device cpu")), TEXT);
 }
