@@ -24,6 +24,15 @@ pub fn new_file(path: &Path) -> Result<NamedTempFile> {
     file.with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// Writes a file under its name only once it is complete.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let cannot_write = || format!("cannot write {}", path.display());
+    let mut file = new_file(path)?;
+    file.write_all(bytes).with_context(cannot_write)?;
+    file.persist(path).with_context(cannot_write)?;
+    Ok(())
+}
+
 /// Refuses what would fail after much work, or take the place of a folder, a device or a pipe: a file renamed to `/dev/null`
 /// would be the new one.
 pub fn may_be_written(path: &Path) -> Result<()> {

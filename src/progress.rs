@@ -17,3 +17,12 @@ pub fn tokens(what: &str, total: u64) -> ProgressBar {
         .unwrap_or_else(|_| ProgressStyle::default_bar());
     bar.with_style(style).with_message(what.to_string())
 }
+
+/// A sign that something takes a while, where nobody knows how long.
+pub fn waiting(what: &str) -> ProgressBar {
+    let style =
+        ProgressStyle::with_template("{spinner} {msg} {elapsed}").unwrap_or_else(|_| ProgressStyle::default_spinner());
+    let bar = ProgressBar::new_spinner().with_style(style).with_message(what.to_string());
+    bar.enable_steady_tick(std::time::Duration::from_millis(120));
+    bar
+}

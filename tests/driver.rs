@@ -253,14 +253,23 @@ fn the_demo_runs_on_the_gpu_or_says_why_not() {
     let (on_gpu, log) = run(&place, "demo", &[]);
     assert_eq!(on_gpu.code, Some(0), "{}{}", on_gpu.stdout, on_gpu.stderr);
     assert!(on_gpu.stdout.contains("device   Stand-in GPU, sm_90a by NVRTC"), "{}", on_gpu.stdout);
-    assert!(on_gpu.stdout.contains("launches a token for sm_90a") && on_gpu.stdout.contains("on Stand-in GPU"));
-    assert_eq!(log["cuGraphLaunch"], 64, "twice 32 tokens");
+    assert!(on_gpu.stdout.contains("plan     6 layers, ") && on_gpu.stdout.contains(" launches a token, "));
+    assert_eq!(log["cuGraphLaunch"], 2 * (66 + 1), "twice 66 tokens, and the last logits each time");
+    let page = String::from_utf8(place.read("gemma4c-demo/plan.html")).unwrap();
+    assert!(page.contains("Compiled for sm_90a by NVRTC"));
     for (why, settings) in [
         ("the CPU, because the driver sees no GPU", ("DRIVER_GPUS", "0")),
         ("the CPU, because nothing can be compiled for Stand-in GPU: ", ("GEMMA4C_NVRTC", "nowhere.so")),
     ] {
         let (on_cpu, _) = run(&place, "demo", &[settings]);
         assert_eq!(on_cpu.code, Some(0), "{}{}", on_cpu.stdout, on_cpu.stderr);
-        assert!(on_cpu.stdout.contains(why) && on_cpu.stdout.contains("ms, on cpu\n"), "{}", on_cpu.stdout);
+        assert!(
+            on_cpu.stdout.contains(why) && on_cpu.stdout.contains("said Elizabeth, \"you are"),
+            "{}",
+            on_cpu.stdout
+        );
+        let (refused, _) = run(&place, "demo --device cuda", &[settings]);
+        assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""));
+        assert!(refused.stderr.starts_with("error: --device cuda: "), "{}", refused.stderr);
     }
 }

@@ -57,8 +57,11 @@ fn a_phase_is_told_launch_by_launch() {
 
 #[test]
 fn what_a_plan_has_not_cannot_be_shown() {
-    for line in ["--phase decode", "--cuda folder", "--html page.html"] {
-        for (file, what) in [("cpu.bin", "is a plan for the CPU"), ("model.gguf", "is a model")] {
+    let (cpu, model) = (("cpu.bin", "is a plan for the CPU"), ("model.gguf", "is a model"));
+    for (line, files) in
+        [("--phase decode", &[cpu, model][..]), ("--cuda folder", &[cpu, model]), ("--html page.html", &[model])]
+    {
+        for (file, what) in files {
             let refused = BY_HAND.refused(&format!("inspect {file} {line}"));
             assert!(refused.contains(what), "{refused}");
         }
@@ -173,12 +176,12 @@ fn attributes<'a>(page: &'a str, name: &str) -> Vec<&'a str> {
 
 #[test]
 fn the_page_is_whole_and_needs_no_other_file() {
-    let mut places = vec![&*BY_HAND];
-    places.extend(COMPILED.as_ref());
-    for place in places {
-        assert_eq!(place.ok("inspect plan.bin --html page.html"), "");
+    let mut plans = vec![(&*BY_HAND, "plan.bin"), (&*BY_HAND, "cpu.bin")];
+    plans.extend(COMPILED.as_ref().map(|place| (place, "plan.bin")));
+    for (place, plan) in plans {
+        assert_eq!(place.ok(&format!("inspect {plan} --html page.html")), "");
         let page = String::from_utf8(place.read("page.html")).expect("text");
-        place.ok("inspect plan.bin --html again.html");
+        place.ok(&format!("inspect {plan} --html again.html"));
         assert_eq!(page.as_bytes(), place.read("again.html"), "the same plan, the same page");
         assert!(page.starts_with("<!doctype html>") && page.len() < 5_000_000, "{} bytes", page.len());
         check_nesting(&page);
@@ -191,14 +194,32 @@ fn the_page_is_whole_and_needs_no_other_file() {
         for link in attributes(&page, "href") {
             assert!(unique.contains(link.strip_prefix('#').expect("a link within the page")), "{link} leads nowhere");
         }
-        let plan = json(place);
-        for kernel in plan["kernels"].as_array().expect("kernels") {
+        // A plan for the CPU has none.
+        let plan: Value = serde_json::from_str(&place.ok(&format!("inspect {plan} --json"))).expect("JSON");
+        for kernel in plan["kernels"].as_array().into_iter().flatten() {
             let label = kernel["label"].as_str().expect("a label");
             assert!(unique.contains(format!("k-{label}").as_str()), "{label}");
         }
         let drawings = page.matches("<svg class=\"layer\"").count();
         assert!(drawings >= 2, "a sliding and a global layer, not {drawings}");
     }
+}
+
+/// What the page of a CPU plan counts is what the plan says.
+#[test]
+fn the_page_of_a_cpu_plan_counts_its_bytes() {
+    BY_HAND.ok("inspect cpu.bin --html page.html");
+    let page = String::from_utf8(BY_HAND.read("page.html")).expect("text");
+    let plan: Value = serde_json::from_str(&BY_HAND.ok("inspect cpu.bin --json")).expect("JSON");
+    for part in ["weights", "kv", "arena"] {
+        let digits = plan["memory"][part].as_u64().expect("bytes").to_string();
+        let shown: String = page.chars().filter(|c| *c != '\u{202f}').collect();
+        assert!(shown.contains(&format!(">{digits} B<")), "{part}: {digits} bytes");
+    }
+    let steps = plan["phases"][0]["launches"].as_u64().expect("steps");
+    assert!(page.contains(&format!("<b>{steps}</b><span>steps, one an operation</span>")));
+    let graph = BY_HAND.ok("inspect cpu.bin --graph");
+    assert!(graph.lines().all(|line| page.contains(&line.replace('>', "&gt;"))), "the graph is shown whole");
 }
 
 /// A model's name may be anything.

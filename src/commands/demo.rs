@@ -1,124 +1,285 @@
-//! `gemma4c demo`: the whole way on a tiny random model, on whatever this machine has.
+//! `gemma4c demo`: the whole way from a model to text, on whatever this machine has.
+//!
+//! The model is inside the program: a small Gemma 4 that was trained on Jane Austen's novels (`assets/README.md`). It is
+//! written to a folder, together with its plan and the plan's page, so that the other commands can go on from there. Weights
+//! are mapped from that file, as those of any model are: nothing about this one is special to the compiler or the runtime.
 
-use std::time::Instant;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use gemma4c_blocks::DType;
+use anyhow::{Context, Result, anyhow, ensure};
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::nvrtc::Toolchain;
 use gemma4c_models::gguf::Gguf;
-use gemma4c_models::synth::{self, Preset};
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
 use gemma4c_plan::cuda::KvType;
-use gemma4c_runtime::{ModelLocation, Request, RuntimeError, Sampler, Session, machine};
+use gemma4c_plan::{Plan, Sampling};
+use gemma4c_runtime::{ModelLocation, machine};
 
-use super::{Outcome, plan_file};
+use super::Outcome;
+use super::generation::{Generation, SamplingArgs, Speed};
+use super::plan_file::{self, Device};
 use crate::compile::{self, CudaOptions};
 use crate::output::{self, print};
+use crate::progress;
+use crate::report::html;
 
-/// Make a tiny random model, compile it, run it and report.
+/// Write a little English with the model inside this program, and say how.
 ///
-/// On this machine's GPU, where there is one and NVRTC to compile for it; else on the CPU, and it says why.
+/// The model is small: a Gemma 4 of 11 million parameters that has read Jane Austen and nothing else. It is compiled for this
+/// machine's GPU, where there is one and NVRTC to compile for it, else for the CPU; then it runs twice, and both runs must
+/// agree. The model, its plan and a page that draws the plan are left in a folder for the other commands to go on with. The plan
+/// samples at temperature 0.7 of the 40 likeliest tokens, because so small a model writes better that way.
 #[derive(clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// The text to continue.
+    #[arg(short, long, value_name = "TEXT", default_value = PROMPT)]
+    prompt: String,
 
-const PROMPT: &str = "The sky above the port was";
-const TOKENS: usize = 32;
+    /// Tokens to generate at most; generation ends earlier at a stop token or a full context.
+    #[arg(short, value_name = "N", default_value_t = 66)]
+    n: u32,
 
-pub fn run(_: &Args) -> Result<Outcome> {
-    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
-    let (model, plan_path) = (folder.path().join("tiny-e.gguf"), folder.path().join("plan.bin"));
+    #[command(flatten)]
+    sampling: SamplingArgs,
 
-    let started = Instant::now();
-    let options = synth::Options { seed: 4, ..synth::Options::new(Preset::TinyE, DType::Q8_0) };
-    let summary = synth::write(&options, &model, &|_, _| {})?;
-    let size = output::bytes(summary.file_bytes);
-    print(&format!("synth    tiny-e q8_0: {} tensors, {size} in {} ms\n", summary.tensors, ms(started)))?;
+    /// What to compile for and run on.
+    #[arg(long, value_enum, default_value = "auto")]
+    device: Device,
 
-    let (cuda, device) = choose_device();
-    print(&format!("device   {device}\n"))?;
+    /// The folder for the model, its plan and the page. One that is there already is used again.
+    #[arg(short, long, value_name = "DIR", default_value = "gemma4c-demo")]
+    output: PathBuf,
+}
 
-    let started = Instant::now();
-    let device = if cuda.is_some() { plan_file::Device::Cuda } else { plan_file::Device::Cpu };
-    let options = compile::Options { context: Some(512), cuda, ..compile::Options::default() };
-    let plan = compile::compile(&Gguf::open(&model)?, folder.path(), &options)?;
-    let bytes = plan_file::write(&plan, &plan_path)?;
-    let (layers, size) = (plan.model.layers, output::bytes(bytes));
-    let what = match plan.cuda.as_ref().map(|cuda| &cuda.program) {
-        Some(program) => {
-            let launches = program.phases.first().map_or(0, |phase| phase.steps.len());
-            format!("{launches} launches a token for {}", program.architectures.join(", "))
-        }
-        None => format!("{} steps for the cpu", plan.program.steps.len()),
-    };
-    print(&format!("compile  {layers} layers, {what}, {size} in {} ms\n", ms(started)))?;
+/// As in `assets/README.md`.
+const MODEL: &[u8] = include_bytes!("../../assets/austen_q4_0.gguf");
 
-    let started = Instant::now();
-    let plan = plan_file::read(&plan_path)?;
-    let location = ModelLocation { plan: plan_path, given: None };
-    let vocab = plan.vocab.clone().context("the synthetic model has a vocabulary")?;
+const PROMPT: &str = "\"Tell me, Mr. Darcy,\" said Elizabeth,";
+
+/// A model this small is sure of little: at the temperature of 1 that large ones are made for, it soon loses its thread.
+const SAMPLING: Sampling = Sampling { temperature: 0.7, top_k: 40, top_p: 0.95 };
+
+pub fn run(args: &Args) -> Result<Outcome> {
+    debug_assert_eq!((SAMPLING.temperature, SAMPLING.top_k), (0.7, 40), "the help text says so");
+    ensure!(args.n > 0, "-n 0: the demo has nothing to show without a token");
+    let files = Files::in_folder(&args.output)?;
+    let choice = choose_device(args.device)?;
+    write(&files.model, MODEL)?;
+
+    let compiling = Instant::now();
+    let plan = compile(&files, choice.cuda)?;
+    let plan_bytes = plan_file::write(&plan, &files.plan)?;
+    let compiling = compiling.elapsed();
+
+    let vocab = plan.vocab.clone().context("the model inside this program has no vocabulary")?;
     let tokenizer = Tokenizer::new(&vocab)?;
-    let mut session = plan_file::open(plan, &location, device)?;
-    let name = session.device_name();
-    print(&format!("load     plan, vocabulary and weights in {} ms, on {name}\n", ms(started)))?;
+    let location = ModelLocation { plan: files.plan.clone(), given: None };
+    let session = plan_file::open(plan.clone(), &location, choice.device)?;
+    let sampler = args.sampling.sampler(plan.sampling, vocab.suppress.clone())?;
+    let mut generation = Generation { session, sampler, stop: vocab.stop.clone(), most: args.n };
 
-    let mut first = generate(&mut session, &tokenizer)?;
-    let (text, seconds) = (std::mem::take(&mut first.text), first.seconds);
-    session.reset();
-    let again = generate(&mut session, &tokenizer)?;
-    let same = again.text == text && again.ids == first.ids;
-    print(&format!("run      {:?} + {TOKENS} tokens, {:.0} tokens/s\n", PROMPT, TOKENS as f64 / seconds))?;
-    print(&format!("         {text:?}\n"))?;
-    print(&format!("check    a second run gave {}\n", if same { "the same tokens" } else { "OTHER tokens" }))?;
-    print("\nThe weights are random, so the text is noise. Next: gemma4c compile MODEL.gguf -o plan.bin\n")?;
+    let prompt = tokenizer.encode(&args.prompt, EncodeOptions { add_bos: true, parse_special: false });
+    let (tokens, context) = (prompt.len(), plan.program.context);
+    ensure!(
+        tokens <= context as usize,
+        "-p: the text has {tokens} tokens, and the model {context} positions: give less"
+    );
+    print(&args.prompt)?;
+    let first = generation.stream(&prompt, &tokenizer)?;
+    let first = Run { logits: last_logits(&mut generation, &prompt, &first.tokens)?, tokens: first.tokens };
+    generation.session.reset();
+    let (second, speed) = run_again(&mut generation, &prompt)?;
+
+    speed.report_full_context();
+    write(&files.page, html::page(&plan, None).as_bytes())?;
+    let device = generation.session.device_name();
+    let report = Report { plan: &plan, plan_bytes, compiling, why: &choice.words, device: &device, speed: &speed };
+    print(&format!("\n{report}"))?;
+    let same = first == second;
+    print(&format!("check    {}\n", agreement(&first, &second)))?;
+    print(&format!("\n{}", next(&files)))?;
     Ok(if same { Outcome::Done } else { Outcome::CheckFailed })
 }
 
-/// What to compile for besides the CPU, and in words where it will run, or why not on a GPU.
-fn choose_device() -> (Option<CudaOptions>, String) {
-    let on_cpu = |why: String| (None, format!("the CPU, because {why}"));
-    let gpu = match machine::gpus() {
-        Ok(gpus) => gpus.into_iter().next(),
-        Err(why) => return on_cpu(why.to_string()),
-    };
-    let Some(gpu) = gpu else { return on_cpu("the driver sees no GPU".into()) };
-    let Some(arch) = Arch::for_capability(gpu.compute_capability) else {
-        return on_cpu(format!("{} is older than any architecture kernels are made for", gpu.name));
-    };
-    match Toolchain::find() {
-        Ok(toolchain) => {
-            let said = format!("{}, {} by NVRTC {}", gpu.name, arch.name(), toolchain.version());
-            let options = CudaOptions { architectures: vec![arch], kv: KvType::F16, vram: None, disabled: Vec::new() };
-            (Some(options), said)
+/// What the demo leaves behind.
+struct Files {
+    folder: PathBuf,
+    model: PathBuf,
+    plan: PathBuf,
+    page: PathBuf,
+}
+
+impl Files {
+    /// Makes the folder where it is not there.
+    fn in_folder(folder: &Path) -> Result<Files> {
+        let not_possible = || format!("cannot put the demo's files in {}", folder.display());
+        fs::create_dir_all(folder).with_context(not_possible)?;
+        let files = Files {
+            folder: folder.to_owned(),
+            model: folder.join("austen.gguf"),
+            plan: folder.join("plan.bin"),
+            page: folder.join("plan.html"),
+        };
+        for path in [&files.model, &files.plan, &files.page] {
+            output::may_be_written(path).with_context(not_possible)?;
         }
-        Err(why) => {
-            let why = why.to_string();
-            let first = why.lines().next().unwrap_or_default().trim_end_matches('.');
-            on_cpu(format!("nothing can be compiled for {}: {first} (`gemma4c doctor` says more)", gpu.name))
-        }
+        Ok(files)
     }
 }
 
-struct Generated {
-    ids: Vec<u32>,
-    text: String,
-    seconds: f64,
+/// Writes a file whole or not at all. One that has these bytes already is left alone: a plan may be using it.
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let is_there = fs::metadata(path).is_ok_and(|info| info.len() == bytes.len() as u64);
+    if is_there && fs::read(path).is_ok_and(|found| found == bytes) {
+        return Ok(());
+    }
+    output::write_whole(path, bytes)
 }
 
-fn generate(session: &mut Session, tokenizer: &Tokenizer) -> Result<Generated> {
-    let mut sampler = Sampler::new(session.plan().sampling, 4, Vec::new())?;
-    let prompt = tokenizer.encode(PROMPT, EncodeOptions { add_bos: true, parse_special: false });
-    let request = Request { prompt: &prompt, most: TOKENS as u32, stop: &[] };
-    let mut ids = Vec::new();
-    let started = Instant::now();
-    session.generate(request, &mut sampler, &mut |token| {
-        ids.push(token);
-        Ok::<(), RuntimeError>(())
+fn compile(files: &Files, cuda: Option<CudaOptions>) -> Result<Plan> {
+    let bar = cuda.as_ref().map(|_| progress::waiting("compiling kernels with NVRTC"));
+    let options = compile::Options { cuda, ..compile::Options::default() };
+    let plan = compile::compile(&Gguf::open(&files.model)?, &files.folder, &options);
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    Ok(Plan { sampling: SAMPLING, ..plan? })
+}
+
+/// What is compiled for, what runs it, and why that.
+struct Choice {
+    /// `None`: for the CPU alone.
+    cuda: Option<CudaOptions>,
+    device: Device,
+    words: String,
+}
+
+fn choose_device(wanted: Device) -> Result<Choice> {
+    let on_cpu = |words: String| Choice { cuda: None, device: Device::Cpu, words };
+    match wanted {
+        Device::Cpu => Ok(on_cpu("as asked for".into())),
+        Device::Sim => {
+            Ok(Choice { cuda: Some(options(Arch::Sm90a)), device: Device::Sim, words: "sm_90a, as asked for".into() })
+        }
+        Device::Cuda => find_gpu().map_err(|why| anyhow!("--device cuda: {why}")),
+        Device::Auto => Ok(find_gpu().unwrap_or_else(|why| on_cpu(format!("because {why}")))),
+    }
+}
+
+/// This machine's GPU, or why nothing can be compiled for one.
+fn find_gpu() -> Result<Choice, String> {
+    let gpu = machine::gpus().map_err(|why| why.to_string())?.into_iter().next();
+    let gpu = gpu.ok_or("the driver sees no GPU")?;
+    let arch = Arch::for_capability(gpu.compute_capability)
+        .ok_or_else(|| format!("{} is older than any architecture kernels are made for", gpu.name))?;
+    let toolchain = Toolchain::find().map_err(|why| {
+        let why = why.to_string();
+        let first = why.lines().next().unwrap_or_default().trim_end_matches('.');
+        format!("nothing can be compiled for {}: {first} (`gemma4c doctor` says more)", gpu.name)
     })?;
-    let seconds = started.elapsed().as_secs_f64();
-    Ok(Generated { text: tokenizer.decode(&ids, true)?, ids, seconds })
+    let words = format!("{} by NVRTC {}", arch.name(), toolchain.version());
+    Ok(Choice { cuda: Some(options(arch)), device: Device::Cuda, words })
 }
 
-fn ms(since: Instant) -> u128 {
-    since.elapsed().as_millis()
+fn options(arch: Arch) -> CudaOptions {
+    CudaOptions { architectures: vec![arch], kv: KvType::F16, vram: None, disabled: Vec::new() }
+}
+
+/// What two runs are compared by.
+#[derive(PartialEq)]
+struct Run {
+    tokens: Vec<u32>,
+    /// Bits of the logits at the last position.
+    logits: Vec<u32>,
+}
+
+fn run_again(generation: &mut Generation, prompt: &[u32]) -> Result<(Run, Speed)> {
+    let mut tokens = Vec::new();
+    let speed = generation.answer(prompt, &mut |id| {
+        tokens.push(id);
+        Ok(())
+    })?;
+    let logits = last_logits(generation, prompt, &tokens)?;
+    Ok((Run { tokens, logits }, speed))
+}
+
+/// Decodes the sequence's last token once more, because generation keeps no logits, and returns the bits of what comes out.
+fn last_logits(generation: &mut Generation, prompt: &[u32], generated: &[u32]) -> Result<Vec<u32>> {
+    let session = &mut generation.session;
+    let last = session.position() - 1;
+    let token = prompt.iter().chain(generated).nth(last as usize).context("a session has seen what it was fed")?;
+    session.truncate(last)?;
+    let mut bits = Vec::new();
+    session.decode(*token, |row| bits = row.iter().map(|logit| logit.to_bits()).collect())?;
+    Ok(bits)
+}
+
+fn agreement(first: &Run, second: &Run) -> String {
+    let (tokens, logits) = (first.tokens.len(), first.logits.len());
+    match (first.tokens == second.tokens, first.logits == second.logits) {
+        (true, true) => format!(
+            "a second run gave the same {tokens} tokens, and the same bits in all {logits} logits of the last position"
+        ),
+        (true, false) => format!("a second run gave the same {tokens} tokens, but OTHER logits at the last position"),
+        (false, _) => "a second run gave OTHER tokens".into(),
+    }
+}
+
+/// What was run, and how fast.
+struct Report<'a> {
+    plan: &'a Plan,
+    plan_bytes: u64,
+    compiling: Duration,
+    why: &'a str,
+    device: &'a str,
+    speed: &'a Speed,
+}
+
+impl std::fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let plan = self.plan;
+        let parameters: u64 = plan.weights.iter().map(|weight| weight.dims.iter().product::<u64>()).sum();
+        let size = output::bytes(MODEL.len() as u64);
+        let millions = parameters as f64 / 1e6;
+        writeln!(f, "model    a Gemma 4 of {millions:.1} million parameters, trained on Jane Austen; {size} in Q4_0")?;
+        let name = if self.device == "cpu" { "the CPU" } else { self.device };
+        writeln!(f, "device   {name}, {}", self.why)?;
+        let what = match plan.cuda.as_ref().map(|cuda| &cuda.program) {
+            Some(program) => {
+                let launches = program.phases.first().map_or(0, |phase| phase.steps.len());
+                format!("{launches} launches a token, {} kernels", program.kernels.len())
+            }
+            None => format!("{} steps", plan.program.steps.len()),
+        };
+        let (layers, size) = (plan.model.layers, output::bytes(self.plan_bytes));
+        writeln!(f, "plan     {layers} layers, {what}, {size}; compiled in {:.3} s", self.compiling.as_secs_f64())?;
+        writeln!(
+            f,
+            "speed    prefill {:.0} tokens/s ({} tokens), decode {:.0} tokens/s ({} tokens)",
+            self.speed.prefill_rate(),
+            self.speed.prompt,
+            self.speed.decode_rate(),
+            self.speed.written
+        )
+    }
+}
+
+/// Where to look next.
+fn next(files: &Files) -> String {
+    let (folder, plan, page) = (files.folder.display(), files.plan.display(), files.page.display());
+    let rows = [
+        (page.to_string(), "the plan as a page: open it in a browser"),
+        (format!("gemma4c inspect {plan}"), "the plan as text"),
+        (format!("gemma4c run {plan} -p \"She was\""), "more text from this plan"),
+        ("gemma4c demo -p \"Your own words\"".to_owned(), "words of yours, continued"),
+        ("gemma4c compile MODEL.gguf -o plan.bin".to_owned(), "a Gemma 4 model of yours"),
+    ];
+    let width = rows.iter().map(|(command, _)| command.chars().count()).max().unwrap_or(0);
+    let mut out = format!("The model, its plan and the plan's page are in {folder}. Next:\n");
+    for (command, what) in rows {
+        out += &format!("  {command:<width$}  {what}\n");
+    }
+    out
 }

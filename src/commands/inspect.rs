@@ -1,6 +1,5 @@
 //! `gemma4c inspect`: what is in a plan or a model.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -55,7 +54,7 @@ struct View {
     #[arg(long, value_name = "NAME")]
     phase: Option<String>,
 
-    /// Of a GPU plan: writes a page to read in a browser. It is one file and needs no other.
+    /// Of a plan: writes a page to read in a browser. It is one file and needs no other.
     #[arg(long, value_name = "OUT.html")]
     html: Option<PathBuf>,
 
@@ -110,6 +109,10 @@ fn of_plan(args: &Args) -> Result<String> {
     if view.check_weights {
         return check_weights(args, &plan);
     }
+    if let Some(path) = &view.html {
+        output::write_whole(path, html::page(&plan, args.gpu).as_bytes())?;
+        return Ok(String::new());
+    }
     let Some(facts) = Facts::of(&plan) else { return of_cpu_plan(args, &plan) };
     let gpu = args.gpu.unwrap_or_else(|| Gpu::for_architectures(&facts.program().architectures));
     if let Some(name) = &view.phase {
@@ -118,13 +121,6 @@ fn of_plan(args: &Args) -> Result<String> {
             bail!("there is no phase `{name}`: the plan has {}", names.join(", "));
         };
         return Ok(text::steps(&facts, phase, gpu));
-    }
-    if let Some(path) = &view.html {
-        let mut file = output::new_file(path)?;
-        let cannot_write = || format!("cannot write {}", path.display());
-        file.write_all(html::page(&facts, gpu).as_bytes()).with_context(cannot_write)?;
-        file.persist(path).with_context(cannot_write)?;
-        return Ok(String::new());
     }
     match &view.cuda {
         Some(folder) => write_sources(&facts, folder),
@@ -135,7 +131,7 @@ fn of_plan(args: &Args) -> Result<String> {
 
 fn of_cpu_plan(args: &Args, plan: &Plan) -> Result<String> {
     let view = &args.view;
-    if view.phase.is_some() || view.html.is_some() || view.cuda.is_some() {
+    if view.phase.is_some() || view.cuda.is_some() {
         bail!("{} is a plan for the CPU: it has no kernels and no phases to show", args.file.display());
     }
     if view.json { pretty(&cpu::json(plan)) } else { Ok(cpu::text(plan)) }

@@ -6,6 +6,7 @@ mod completions;
 mod demo;
 mod diff;
 mod doctor;
+mod generation;
 mod inspect;
 mod kernels;
 mod logits;

@@ -1,7 +1,7 @@
 //! Plans on disk: reading one with errors that name it, writing one whole or not at all.
 
 use std::fs::{self, File, Metadata};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -131,9 +131,6 @@ pub fn read(path: &Path) -> Result<Plan> {
 /// Writes a plan under its name only once it is complete.
 pub fn write(plan: &Plan, path: &Path) -> Result<u64> {
     let bytes = plan.to_bytes()?;
-    let cannot_write = || format!("cannot write {}", path.display());
-    let mut file = output::new_file(path)?;
-    file.write_all(&bytes).with_context(cannot_write)?;
-    file.persist(path).with_context(cannot_write)?;
+    output::write_whole(path, &bytes)?;
     Ok(bytes.len() as u64)
 }

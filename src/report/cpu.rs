@@ -3,15 +3,72 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use gemma4c_plan::Plan;
+use gemma4c_plan::{Op, Plan, Step};
 use serde_json::{Value, json};
 
+use super::facts::CacheFacts;
 use super::text::{header, memory_table};
 
 /// Bytes of weights, keys and values, and activations; all of it is known before anything runs.
-fn memory(plan: &Plan) -> (u64, u64, u64) {
+pub fn memory(plan: &Plan) -> (u64, u64, u64) {
     let weights = plan.weights.iter().map(|w| w.bytes).sum();
     (weights, plan.program.cache_bytes().unwrap_or(u64::MAX), plan.program.arena_bytes)
+}
+
+/// Keys and values by the layer that owns them.
+pub fn caches(plan: &Plan) -> Vec<CacheFacts> {
+    let caches = plan.program.caches.iter();
+    caches.map(|c| CacheFacts { layer: c.layer, window: c.window, bytes: c.bytes().unwrap_or(u64::MAX) }).collect()
+}
+
+/// What a step takes for one token, as far as weights go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Of weights that are read.
+    pub bytes: u64,
+    /// Multiplications and additions of a product.
+    pub flops: u64,
+}
+
+impl Cost {
+    pub fn of(plan: &Plan, step: &Step) -> Cost {
+        let weight = |index: u32| &plan.weights[index as usize];
+        let all = |index: u32| Cost { bytes: weight(index).bytes, flops: 0 };
+        match step.op {
+            Op::MatMul { weight: w } => {
+                let products = weight(w).dims.iter().fold(2u64, |n, dim| n.saturating_mul(*dim));
+                Cost { bytes: weight(w).bytes, flops: products }
+            }
+            // One row of the table.
+            Op::Gather { table } => {
+                let rows = weight(table).dims.get(1).copied().unwrap_or(1);
+                Cost { bytes: weight(table).bytes / rows.max(1), flops: 0 }
+            }
+            // Some rows of the experts that the token goes to.
+            Op::ExpertMatMul { weight: w, len, .. } => {
+                let [width, rows, experts] = [0, 1, 2].map(|at| weight(w).dims.get(at).copied().unwrap_or(1));
+                let chosen = plan.program.values[step.inputs[1] as usize].width as u64;
+                let outputs = (len as u64).saturating_mul(chosen);
+                let row_bytes = weight(w).bytes / rows.saturating_mul(experts).max(1);
+                Cost {
+                    bytes: row_bytes.saturating_mul(outputs),
+                    flops: outputs.saturating_mul(width).saturating_mul(2),
+                }
+            }
+            Op::RmsNorm { weight: Some(w), .. } | Op::MulWeight { weight: w } => all(w),
+            Op::ExpertSum { scale: Some(w) } | Op::Rope { factors: Some(w), .. } => all(w),
+            _ => Cost::default(),
+        }
+    }
+}
+
+impl std::iter::Sum for Cost {
+    fn sum<I: Iterator<Item = Cost>>(costs: I) -> Cost {
+        costs.fold(Cost::default(), |a, b| Cost {
+            bytes: a.bytes.saturating_add(b.bytes),
+            flops: a.flops.saturating_add(b.flops),
+        })
+    }
 }
 
 /// For people.
@@ -57,4 +114,59 @@ pub fn json(plan: &Plan) -> Value {
         "memory": {"weights": weights, "kv": kv, "arena": arena, "host": 0,
                    "total": weights.saturating_add(kv).saturating_add(arena)},
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use gemma4c_blocks::DType;
+    use gemma4c_models::gguf::Gguf;
+    use gemma4c_models::synth::{self, Preset};
+
+    use super::*;
+    use crate::compile::{Options, compile};
+
+    fn tiny(preset: Preset) -> Plan {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("model.gguf");
+        let options = synth::Options { preset, dtype: DType::Q8_0, seed: 0, layers: None, vocab: None };
+        synth::write(&options, &path, &|_, _| {}).expect("a model");
+        compile(&Gguf::open(&path).expect("a model"), folder.path(), &Options::default()).expect("a plan")
+    }
+
+    #[test]
+    fn a_token_reads_every_matrix_once_and_a_row_of_a_table() {
+        let plan = tiny(Preset::TinyE);
+        let token: Cost = plan.program.steps.iter().map(|step| Cost::of(&plan, step)).sum();
+        let table = plan.weights.iter().find(|w| w.name == "per_layer_token_embd.weight").expect("a table");
+        let row = |name: &str| {
+            let w = plan.weights.iter().find(|w| w.name == name).expect("a table");
+            w.bytes / w.dims[1]
+        };
+        let all: u64 = plan.weights.iter().map(|w| w.bytes).sum();
+        let rope = plan.weights.iter().find(|w| w.name == "rope_freqs.weight").expect("factors").bytes;
+        let is_rope_with_factors = |step: &&Step| matches!(step.op, Op::Rope { factors: Some(_), .. });
+        let ropes = plan.program.steps.iter().filter(is_rope_with_factors).count() as u64;
+        // The embedding is the LM head's matrix too; the factors are read by every rotation that has some.
+        let rows = row("per_layer_token_embd.weight") + row("token_embd.weight");
+        assert_eq!(token.bytes, all - table.bytes + rows + (ropes - 1) * rope);
+    }
+
+    #[test]
+    fn a_token_reads_the_experts_it_goes_to() {
+        let plan = tiny(Preset::TinyMoe);
+        let mut read: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+        for step in &plan.program.steps {
+            let Op::ExpertMatMul { weight, .. } = step.op else { continue };
+            let tensor = &plan.weights[weight as usize];
+            let chosen = plan.program.values[step.inputs[1] as usize].width as u64;
+            let entry = read.entry(weight).or_insert((0, tensor.bytes / tensor.dims[2] * chosen));
+            entry.0 += Cost::of(&plan, step).bytes;
+        }
+        assert!(read.len() >= 2, "gate, up and down of every layer: {read:?}");
+        for (weight, (found, expected)) in read {
+            assert_eq!(found, expected, "{}", plan.weights[weight as usize].name);
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{Argument, LoadPart, Range, Region};
 
 use super::facts::Facts;
@@ -38,7 +39,7 @@ impl WeightGroup {
 
     pub const fn name(self) -> &'static str {
         match self {
-            WeightGroup::Embedding => "embedding and head",
+            WeightGroup::Embedding => "embedding and LM head",
             WeightGroup::PerLayerTable => "per-layer table",
             WeightGroup::PerLayer => "per-layer gates",
             WeightGroup::Attention => "attention",
@@ -67,6 +68,15 @@ impl Kept {
             Kept::OnHost => "in the host's memory",
         }
     }
+}
+
+/// Bytes in the model's file, by group of tensors.
+pub fn in_file(plan: &Plan) -> BTreeMap<WeightGroup, u64> {
+    let mut groups = BTreeMap::new();
+    for weight in &plan.weights {
+        *groups.entry(WeightGroup::of(&weight.name)).or_default() += weight.bytes;
+    }
+    groups
 }
 
 /// What the weights' memory is spent on: by group of tensors and by what is kept of them.

@@ -43,7 +43,7 @@ impl Source {
 }
 
 /// The names tidy reads; what else is in the tree (models, pictures) is none of its business.
-const TEXTS: [&str; 12] = ["rs", "md", "toml", "sh", "snap", "json", "jsonl", "stderr", "cu", "cuh", "h", "cpp"];
+const TEXTS: [&str; 13] = ["rs", "md", "toml", "sh", "py", "snap", "json", "jsonl", "stderr", "cu", "cuh", "h", "cpp"];
 
 /// Every text file of the project in order of their paths, without what is built, cached or hidden, and without the programs that
 /// macros must refuse (`ui` folders): those break rules on purpose.

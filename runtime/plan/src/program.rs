@@ -60,6 +60,14 @@ pub struct Cache {
     pub capacity: u32,
 }
 
+impl Cache {
+    /// Bytes of its keys and values; `None` on overflow.
+    pub fn bytes(&self) -> Option<u64> {
+        let row = (self.kv_heads as u64).checked_mul(self.head_dim as u64)?.checked_mul(2 * 4)?;
+        row.checked_mul(self.capacity as u64)
+    }
+}
+
 /// One operation; the meanings are those of the compiler's graph.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Op {
@@ -163,9 +171,6 @@ impl Program {
 
     /// Bytes of all keys and values at full context; `None` on overflow.
     pub fn cache_bytes(&self) -> Option<u64> {
-        self.caches.iter().try_fold(0u64, |sum, c| {
-            let row = (c.kv_heads as u64).checked_mul(c.head_dim as u64)?.checked_mul(2 * 4)?;
-            sum.checked_add(row.checked_mul(c.capacity as u64)?)
-        })
+        self.caches.iter().try_fold(0u64, |sum, cache| sum.checked_add(cache.bytes()?))
     }
 }

@@ -1,15 +1,17 @@
-//! The arena over a phase: which launch writes a range, and which is the last to read it.
+//! The arena over time: which step writes a range, and which is the last to read it.
 //!
-//! A plan says which ranges a launch is given, not which of them it writes; that stands in the kernel's own text, where what
-//! is only read is `const`.
+//! A GPU plan says which ranges a launch is given, not which of them it writes; that stands in the kernel's own text, where
+//! what is only read is `const`.
 
 use std::fmt::Write;
 
 use gemma4c_plan::cuda::{Argument, Range, Region};
+use gemma4c_plan::{Kind, Plan};
 
 use super::{Hues, escape};
 use crate::output;
 use crate::report::facts::{Facts, PhaseFacts, StepFacts};
+use crate::report::fold::layer_of;
 
 /// A range from its first writer to its last reader.
 #[derive(Clone, Debug, PartialEq)]
@@ -122,12 +124,48 @@ const WIDTH: f64 = 1100.0;
 const HEIGHT: f64 = 240.0;
 const LEFT: f64 = 64.0;
 
-pub fn picture(facts: &Facts<'_>, phase: &PhaseFacts<'_>, hues: &Hues) -> String {
+/// The arena over the launches of a phase.
+pub fn of_phase(facts: &Facts<'_>, phase: &PhaseFacts<'_>, hues: &Hues) -> String {
     let places = &facts.program().places;
     let logits_end = places.logits + facts.plan.model.vocab_size as u64 * 4;
     let outputs = phase.steps.iter().flat_map(|step| &step.step.outputs).map(|output| output.place.offset);
     let base = outputs.filter(|offset| *offset >= logits_end).min().unwrap_or(logits_end);
+    let layers: Vec<Option<u32>> = phase.steps.iter().map(|step| step.layer).collect();
     let lives = lives(facts, phase, hues, base);
+    let note = format!(
+        "A box is a value, from the launch that writes it to the last that reads it; small values are drawn larger than they \
+         are. The first {}, not drawn, are fixed places: tokens, state, the ring of picked tokens, logits, counters, and the \
+         pick's scratch.",
+        output::bytes(base)
+    );
+    let label = format!("The arena over the launches of {}", phase.phase.name);
+    picture(&lives, base, &layers, "launches", &label) + &format!("<p class=\"note\">{note}</p>")
+}
+
+/// The arena over the steps of a CPU plan; `hue` colours the value of a step.
+pub fn of_steps(plan: &Plan, hue: impl Fn(usize) -> usize) -> String {
+    let program = &plan.program;
+    let mut last_read: Vec<Option<usize>> = vec![None; program.values.len()];
+    for (at, step) in program.steps.iter().enumerate() {
+        step.inputs.iter().for_each(|input| last_read[*input as usize] = Some(at));
+    }
+    let mut lives = Vec::new();
+    for (at, step) in program.steps.iter().enumerate() {
+        let value = &program.values[step.output as usize];
+        let Kind::Floats { offset } = value.kind else { continue };
+        let bytes = (program.max_rows(value.rows) as u64 * 4).saturating_mul(value.width as u64);
+        let last = last_read[step.output as usize].unwrap_or(at);
+        lives.push(Life { offset, bytes, first: at, last, what: value.name.clone(), hue: hue(at) });
+    }
+    let layers: Vec<Option<u32>> =
+        program.steps.iter().map(|step| layer_of(&program.values[step.output as usize].name)).collect();
+    let note = "A box is a value at the largest chunk, from the step that writes it to the last that reads it; small values \
+                are drawn larger than they are.";
+    picture(&lives, 0, &layers, "steps", "The arena over the steps") + &format!("<p class=\"note\">{note}</p>")
+}
+
+/// Boxes from `base` on: across, the steps, of which `layers` has each one's; down, the bytes.
+fn picture(lives: &[Life], base: u64, layers: &[Option<u32>], steps_are: &str, label: &str) -> String {
     // Bytes are drawn small beside logits and scratch, so heights grow slower than sizes: piece by piece between all the
     // borders there are.
     let mut borders: Vec<u64> =
@@ -141,20 +179,20 @@ pub fn picture(facts: &Facts<'_>, phase: &PhaseFacts<'_>, hues: &Hues) -> String
         heights.push(heights[heights.len() - 1] + piece(pair) / whole * HEIGHT);
     }
     let y = |offset: u64| heights[borders.binary_search(&offset).unwrap_or(0)];
-    let steps = phase.steps.len().max(1) as f64;
+    let steps = layers.len().max(1) as f64;
     let x = |step: f64| LEFT + step / steps * (WIDTH - LEFT);
     let mut out = format!(
-        "<div class=\"scroll\"><svg class=\"arena\" viewBox=\"0 0 {WIDTH} {:.0}\" role=\"img\" aria-label=\"The arena over the launches of {}\">\
+        "<div class=\"scroll\"><svg class=\"arena\" viewBox=\"0 0 {WIDTH} {:.0}\" role=\"img\" aria-label=\"{}\">\
          <rect class=\"ground\" x=\"{LEFT}\" y=\"0\" width=\"{:.0}\" height=\"{HEIGHT}\"/>",
         HEIGHT + 46.0,
-        escape(&phase.phase.name),
+        escape(label),
         WIDTH - LEFT
     );
-    for life in &lives {
+    for life in lives {
         let (top, end) = (y(life.offset), y(life.offset + life.bytes));
         let _ = write!(
             out,
-            "<rect class=\"h{}\" x=\"{:.2}\" y=\"{top:.2}\" width=\"{:.2}\" height=\"{:.2}\"><title>{}: {}, launches {} to {}</title></rect>",
+            "<rect class=\"h{}\" x=\"{:.2}\" y=\"{top:.2}\" width=\"{:.2}\" height=\"{:.2}\"><title>{}: {}, {steps_are} {} to {}</title></rect>",
             life.hue,
             x(life.first as f64),
             x(life.last as f64 + 1.0) - x(life.first as f64),
@@ -172,25 +210,19 @@ pub fn picture(facts: &Facts<'_>, phase: &PhaseFacts<'_>, hues: &Hues) -> String
     out += &text(LEFT - 6.0, 10.0, "axis end", &output::bytes(base));
     out += &text(LEFT - 6.0, HEIGHT, "axis end", &output::bytes(end));
     let mut last = None;
-    let every = facts.plan.model.layers.div_ceil(24).max(1);
-    for (at, step) in phase.steps.iter().enumerate() {
-        if step.layer != last {
-            last = step.layer;
-            if let Some(layer) = step.layer.filter(|layer| layer % every == 0) {
+    let count = layers.iter().flatten().max().map_or(0, |last| last + 1);
+    let every = count.div_ceil(24).max(1);
+    for (at, step_layer) in layers.iter().enumerate() {
+        if *step_layer != last {
+            last = *step_layer;
+            if let Some(layer) = step_layer.filter(|layer| layer % every == 0) {
                 let _ = write!(out, "<path class=\"tick\" d=\"M{0:.1} {HEIGHT}v5\"/>", x(at as f64));
                 out += &text(x(at as f64), HEIGHT + 17.0, "axis", &layer.to_string());
             }
         }
     }
-    out += &text(LEFT, HEIGHT + 36.0, "axis start", "launches in order, by layer →");
-    let note = format!(
-        "A box is a value, from the launch that writes it to the last that reads it; small values are drawn larger than they \
-         are. The first {}, not drawn, are fixed places: tokens, state, the ring of picked tokens, logits, counters, and the \
-         pick's scratch.",
-        output::bytes(base)
-    );
-    let _ = write!(out, "</svg></div><p class=\"note\">{note}</p>");
-    out
+    out += &text(LEFT, HEIGHT + 36.0, "axis start", &format!("{steps_are} in order, by layer →"));
+    out + "</svg></div>"
 }
 
 #[cfg(test)]

@@ -1,14 +1,10 @@
-//! A layer's drawing as SVG: on the left what was declared, on the right what is launched, one band for each launch.
+//! A layer's drawing as SVG: on the left what was declared, in bands from top to bottom; on the right a card for each band.
 
 use std::fmt::Write;
 
 use super::layer::{Layer, Role};
 use super::layout::{Layout, NODE_HEIGHT, NODE_WIDTH};
-use super::{Hues, compact, escape, floor_mark, shorten};
-use crate::output;
-use crate::report::facts::{Facts, PhaseFacts};
-use crate::report::fold::local_name;
-use crate::report::gpus::{Gpu, flops};
+use super::{escape, shorten};
 
 const CARD_WIDTH: f64 = 340.0;
 const CARD_HEIGHT: f64 = 88.0;
@@ -17,37 +13,49 @@ const HEAD: f64 = 30.0;
 /// Room for edges that pass cards by.
 const SIDE: f64 = 46.0;
 
-pub fn layer(facts: &Facts<'_>, phase: &PhaseFacts<'_>, layer: &Layer, hues: &Hues, gpu: &Gpu) -> String {
+/// What is said of a band.
+pub struct Card {
+    /// The number of its colour's class.
+    pub hue: usize,
+    /// Shown where the mouse rests.
+    pub hover: String,
+    pub title: String,
+    /// From [`super::floor_mark`].
+    pub floor: Option<String>,
+    pub lines: [String; 3],
+}
+
+/// One card a band. The captions stand above the two sides.
+pub fn layer(layer: &Layer, label: &str, captions: [&str; 2], cards: &[Card]) -> String {
     let layout = Layout::of(layer);
-    let cards = layout.width + GAP;
-    let (width, height) = (cards + CARD_WIDTH + SIDE, layout.height + HEAD + 6.0);
-    let mut out = String::new();
-    let _ = write!(
-        out,
-        "<svg class=\"layer\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" role=\"img\" \
-         aria-label=\"Layer {} before and after fusion\">",
-        layer.index
+    let card_left = layout.width + GAP;
+    let (width, height) = (card_left + CARD_WIDTH + SIDE, layout.height + HEAD + 6.0);
+    let mut out = format!(
+        "<svg class=\"layer\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" role=\"img\" aria-label=\"{}\">",
+        escape(label)
     );
     let _ = write!(
         out,
-        "<text class=\"cap\" x=\"{:.0}\" y=\"18\">declared</text><text class=\"cap\" x=\"{:.0}\" y=\"18\">launched</text>",
+        "<text class=\"cap\" x=\"{:.0}\" y=\"18\">{}</text><text class=\"cap\" x=\"{:.0}\" y=\"18\">{}</text>",
         layout.width / 2.0,
-        cards + CARD_WIDTH / 2.0
+        captions[0],
+        card_left + CARD_WIDTH / 2.0,
+        captions[1]
     );
     let _ = write!(out, "<g transform=\"translate(0 {HEAD})\">");
-    for (launch, (top, band)) in layout.bands.iter().enumerate() {
-        let hue = hues.of(&phase.steps[layer.launches[launch]]);
+    for (card, (top, band)) in cards.iter().zip(&layout.bands) {
         let _ = write!(
             out,
-            "<rect class=\"band h{hue}\" x=\"0\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" rx=\"8\"/>",
+            "<rect class=\"band h{}\" x=\"0\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" rx=\"8\"/>",
+            card.hue,
             top + 2.0,
-            cards + CARD_WIDTH + 8.0,
+            card_left + CARD_WIDTH + 8.0,
             band - 4.0
         );
     }
-    out += &edges(layer, &layout, |launch| hues.of(&phase.steps[layer.launches[launch]]));
+    out += &edges(layer, &layout, |band| cards[band].hue);
     for (node, (x, y)) in layer.nodes.iter().zip(&layout.nodes) {
-        let hue = hues.of(&phase.steps[layer.launches[node.launch]]);
+        let hue = cards[node.band].hue;
         let class = match node.role {
             Role::Own => "own",
             Role::Neighbour => "other",
@@ -73,30 +81,29 @@ pub fn layer(facts: &Facts<'_>, phase: &PhaseFacts<'_>, layer: &Layer, hues: &Hu
             escape(&shorten(&below, 26)),
         );
     }
-    let card_top = |launch: usize| layout.bands[launch].0 + (layout.bands[launch].1 - CARD_HEIGHT) / 2.0;
-    out += &card_edges(layer, cards, card_top);
-    for launch in 0..layer.launches.len() {
-        let band = layout.bands[launch];
-        let link = band.0 + band.1 / 2.0;
+    let card_top = |band: usize| layout.bands[band].0 + (layout.bands[band].1 - CARD_HEIGHT) / 2.0;
+    out += &card_edges(layer, card_left, card_top);
+    for (at, (card, (top, band))) in cards.iter().zip(&layout.bands).enumerate() {
         let _ = write!(
             out,
-            "<path class=\"link h{}\" d=\"M{:.1} {link:.1}H{:.1}\"/>",
-            hues.of(&phase.steps[layer.launches[launch]]),
+            "<path class=\"link h{}\" d=\"M{:.1} {:.1}H{:.1}\"/>",
+            card.hue,
             layout.width + 4.0,
-            cards - 3.0
+            top + band / 2.0,
+            card_left - 3.0
         );
-        out += &card(facts, phase, layer, launch, (cards, card_top(launch)), hues, gpu);
+        out += &draw_card(card, at + 1, (card_left, card_top(at)));
     }
     out + "</g></svg>"
 }
 
-/// Edges inside a launch have its colour: what they carry never reaches memory.
+/// Edges inside a band have its colour.
 fn edges(layer: &Layer, layout: &Layout, hue: impl Fn(usize) -> usize) -> String {
     let mut out = String::new();
     for edge in &layout.edges {
         let (from, to) = (&layer.nodes[edge.from], &layer.nodes[edge.to]);
-        let inside = from.launch == to.launch && from.role != Role::Input;
-        let class = if inside { format!("edge in h{}", hue(from.launch)) } else { "edge".to_owned() };
+        let inside = from.band == to.band && from.role != Role::Input;
+        let class = if inside { format!("edge in h{}", hue(from.band)) } else { "edge".to_owned() };
         let ((sx, sy), (tx, ty)) = (layout.nodes[edge.from], layout.nodes[edge.to]);
         let (sy, ty) = (sy + NODE_HEIGHT, ty - 1.0);
         let path = match edge.lane {
@@ -122,15 +129,15 @@ fn edges(layer: &Layer, layout: &Layout, hue: impl Fn(usize) -> usize) -> String
     out
 }
 
-/// Which launch reads what another left in memory.
-fn card_edges(layer: &Layer, cards: f64, top: impl Fn(usize) -> f64) -> String {
+/// Which band reads what another one computes.
+fn card_edges(layer: &Layer, card_left: f64, top: impl Fn(usize) -> f64) -> String {
     let mut out = String::new();
     let mut beside = 0;
-    for to in 0..layer.launches.len() {
+    for to in 0..layer.bands {
         for from in layer.reads(to) {
             let (sy, ty) = (top(from) + CARD_HEIGHT, top(to));
             if from + 1 == to {
-                let x = cards + CARD_WIDTH / 2.0;
+                let x = card_left + CARD_WIDTH / 2.0;
                 let _ = write!(
                     out,
                     "<path class=\"edge\" d=\"M{x:.1} {sy:.1}V{:.1}\"/><path class=\"edge tip\" d=\"M{:.1} {:.1}h7l-3.5 5z\"/>",
@@ -139,7 +146,7 @@ fn card_edges(layer: &Layer, cards: f64, top: impl Fn(usize) -> f64) -> String {
                     ty - 6.0
                 );
             } else {
-                let x = cards + CARD_WIDTH;
+                let x = card_left + CARD_WIDTH;
                 let far = x + 14.0 + (beside % 4) as f64 * 7.0;
                 beside += 1;
                 let (sy, ty) = (sy - 18.0, ty + 16.0 + (beside % 3) as f64 * 8.0);
@@ -159,64 +166,31 @@ fn card_edges(layer: &Layer, cards: f64, top: impl Fn(usize) -> f64) -> String {
     out
 }
 
-fn card(
-    facts: &Facts<'_>,
-    phase: &PhaseFacts<'_>,
-    layer: &Layer,
-    launch: usize,
-    (x, y): (f64, f64),
-    hues: &Hues,
-    gpu: &Gpu,
-) -> String {
-    let step = &phase.steps[layer.launches[launch]];
-    let values = &facts.plan.program.values;
-    let mut leaves: Vec<&str> =
-        step.step.outputs.iter().map(|output| local_name(&values[output.value as usize].name)).collect();
-    leaves.dedup();
-    // A router's choice has no form of its own.
-    let made = step.nodes.last().map_or("nothing new", |name| local_name(name));
-    let leaves = if leaves.is_empty() { format!("makes {made}") } else { format!("leaves {}", compact(&leaves, ", ")) };
-    let whose = match step.layer {
-        Some(own) if own == layer.index => String::new(),
-        Some(other) => format!("layer {other}"),
-        None => "the head".to_owned(),
-    };
+fn draw_card(card: &Card, number: usize, (x, y): (f64, f64)) -> String {
     let text = |class: &str, dx: f64, dy: f64, text: &str| {
         format!("<text class=\"{class}\" x=\"{:.1}\" y=\"{:.1}\">{}</text>", x + dx, y + dy, escape(text))
     };
     let mut out = format!(
         "<g class=\"card h{}\"><title>{}</title><rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{CARD_WIDTH}\" height=\"{CARD_HEIGHT}\" rx=\"8\"/>",
-        hues.of(step),
-        escape(&step.choice())
+        card.hue,
+        escape(&card.hover)
     );
     let _ = write!(
         out,
-        "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"10\"/><text class=\"no\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+        "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"10\"/><text class=\"no\" x=\"{:.1}\" y=\"{:.1}\">{number}</text>",
         x + 20.0,
         y + 20.0,
         x + 20.0,
-        y + 24.0,
-        launch + 1
+        y + 24.0
     );
-    out += &text("kernel", 38.0, 25.0, &step.kernel.name);
-    let (bytes, flop) = (step.step.bytes, step.step.flops);
-    let _ = write!(
-        out,
-        "<text class=\"floor\" x=\"{:.1}\" y=\"{:.1}\" {}</text>",
-        x + CARD_WIDTH - 14.0,
-        y + 25.0,
-        floor_mark(gpu, bytes, flop)
-    );
-    let label = facts.label(step).strip_prefix(step.kernel.name.as_str()).unwrap_or("").trim_start_matches('-');
-    let label = match (label.is_empty(), whose.is_empty()) {
-        (_, false) => format!("counted for {whose}"),
-        (true, _) => "the only one of its name".to_owned(),
-        (false, true) => label.replace('-', " · "),
-    };
-    out += &text("small", 14.0, 45.0, &shorten(&label, 53));
-    let grid = step.grid().replace('x', "×");
-    let work = format!("{grid} blocks × {} threads · {} · {}", step.kernel.block, output::bytes(bytes), flops(flop));
-    out += &text("work", 14.0, 62.0, &work);
-    out += &text("small", 14.0, 78.0, &shorten(&leaves, 53));
+    out += &text("kernel", 38.0, 25.0, &card.title);
+    if let Some(floor) = &card.floor {
+        let (x, y) = (x + CARD_WIDTH - 14.0, y + 25.0);
+        let _ = write!(out, "<text class=\"floor\" x=\"{x:.1}\" y=\"{y:.1}\" {floor}</text>");
+    }
+    let [first, work, last] = &card.lines;
+    out += &text("small", 14.0, 45.0, &shorten(first, 53));
+    out += &text("work", 14.0, 62.0, work);
+    out += &text("small", 14.0, 78.0, &shorten(last, 53));
     out + "</g>"
 }

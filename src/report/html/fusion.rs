@@ -2,39 +2,61 @@
 
 use std::fmt::Write;
 
+use super::draw::{self, Card};
 use super::layer::{Layer, kinds};
-use super::{Hues, draw, escape};
-use crate::report::facts::{Facts, PhaseFacts};
+use super::{Hues, compact, escape, floor_mark, tabs};
+use crate::output;
+use crate::report::facts::{Facts, PhaseFacts, StepFacts};
 use crate::report::fold::{fold, layer_of, local_name};
-use crate::report::gpus::Gpu;
+use crate::report::gpus::{Gpu, flops};
 
 /// A layer of each kind, as decode computes it, one shown at a time.
 pub fn layers(facts: &Facts<'_>, hues: &Hues, gpu: &Gpu) -> String {
     let Some(decode) = facts.phases.first() else { return String::new() };
-    let found: Vec<(String, Layer)> = kinds(facts.plan)
-        .into_iter()
-        .filter_map(|(word, index)| Some((word, Layer::of(facts.plan, decode, index)?)))
-        .collect();
-    let mut out =
-        "<p>On the left, what the model declares: every box is an operation and would be a launch. On the right, what \
-                   a decoded token launches. A coloured edge is a value that never reaches memory, a grey one a value \
-                   that does; dashed boxes are of other layers.</p><div class=\"tabs\">"
-            .to_owned();
-    for (at, (word, layer)) in found.iter().enumerate() {
-        let own = layer.launches.iter().filter(|step| decode.steps[**step].layer == Some(layer.index)).count();
-        let _ = write!(
-            out,
-            "<input type=\"radio\" name=\"layer\" id=\"tab{at}\"{}><label for=\"tab{at}\"><b>Layer {}</b> {}<small>{} operations → {own} launches</small></label>",
-            if at == 0 { " checked" } else { "" },
-            layer.index,
-            escape(word),
-            layer.declared,
-        );
+    let mut panes = Vec::new();
+    for (word, index) in kinds(facts.plan) {
+        let Some((layer, launches)) = Layer::launched(facts.plan, decode, index) else { continue };
+        let steps: Vec<&StepFacts<'_>> = launches.iter().map(|at| &decode.steps[*at]).collect();
+        let own = steps.iter().filter(|step| step.layer == Some(index)).count();
+        let title = format!("<b>Layer {index}</b> {}", escape(&word));
+        let below = format!("{} operations → {own} launches", layer.declared);
+        let cards: Vec<Card> = steps.iter().map(|step| card(facts, index, step, hues, gpu)).collect();
+        let label = format!("Layer {index} before and after fusion");
+        panes.push((title, below, draw::layer(&layer, &label, ["declared", "launched"], &cards)));
     }
-    for (_, layer) in &found {
-        let _ = write!(out, "<div class=\"pane scroll\">{}</div>", draw::layer(facts, decode, layer, hues, gpu));
+    "<p>On the left, what the model declares: every box is an operation and would be a launch. On the right, what a decoded \
+     token launches. A coloured edge is a value that never reaches memory, a grey one a value that does; dashed boxes are of \
+     other layers.</p>"
+        .to_owned()
+        + &tabs(&panes)
+}
+
+/// A launch, as the drawing of a layer shows it.
+fn card(facts: &Facts<'_>, layer: u32, step: &StepFacts<'_>, hues: &Hues, gpu: &Gpu) -> Card {
+    let values = &facts.plan.program.values;
+    let mut outputs: Vec<&str> =
+        step.step.outputs.iter().map(|output| local_name(&values[output.value as usize].name)).collect();
+    outputs.dedup();
+    // A router's choice has no form of its own.
+    let made = step.nodes.last().map_or("nothing new", |name| local_name(name));
+    let outputs = if outputs.is_empty() { made.to_owned() } else { compact(&outputs, ", ") };
+    let label = facts.label(step).strip_prefix(step.kernel.name.as_str()).unwrap_or("").trim_start_matches('-');
+    let label = match step.layer {
+        Some(own) if own == layer && label.is_empty() => "this kernel has a single instance".to_owned(),
+        Some(own) if own == layer => label.replace('-', " · "),
+        Some(other) => format!("counted for layer {other}"),
+        None => "counted for the LM head".to_owned(),
+    };
+    let (bytes, flop) = (step.step.bytes, step.step.flops);
+    let grid = step.grid().replace('x', "×");
+    let work = format!("{grid} blocks × {} threads · {} · {}", step.kernel.block, output::bytes(bytes), flops(flop));
+    Card {
+        hue: hues.of(step),
+        hover: step.choice(),
+        title: step.kernel.name.clone(),
+        floor: Some(floor_mark(gpu, bytes, flop)),
+        lines: [label, work, format!("writes {outputs}")],
     }
-    out + "</div>"
 }
 
 pub fn section(facts: &Facts<'_>, hues: &Hues) -> String {

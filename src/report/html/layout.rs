@@ -1,6 +1,6 @@
 //! Where the nodes of a layer's drawing go, and which way its edges take.
 //!
-//! A launch is a band from left to right, and bands lie in the order they run; within a band a node lies below what it reads.
+//! Bands go from left to right and lie in the order they run; within a band a node lies below what it reads.
 //! From side to side a node lies below the middle of its inputs, as far as its neighbours let it. An edge that would run
 //! through another node takes a lane beside them all.
 
@@ -11,7 +11,7 @@ pub const NODE_HEIGHT: f64 = 32.0;
 const COLUMN: f64 = NODE_WIDTH + 14.0;
 const RANK: f64 = NODE_HEIGHT + 20.0;
 const BAND_PADDING: f64 = 14.0;
-/// So that a launch's card fits beside its band.
+/// So that a card fits beside its band.
 const BAND_LEAST: f64 = 112.0;
 const LANE: f64 = 10.0;
 
@@ -39,16 +39,16 @@ impl Layout {
         let ranks = ranks(layer);
         let mut bands = Vec::new();
         let mut top = 0.0;
-        for launch in 0..layer.launches.len() {
-            let in_band = layer.nodes.iter().zip(&ranks).filter(|(node, _)| node.launch == launch);
+        for band in 0..layer.bands {
+            let in_band = layer.nodes.iter().zip(&ranks).filter(|(node, _)| node.band == band);
             let rows = in_band.map(|(_, rank)| rank + 1).max().unwrap_or(1) as f64;
             let needed = rows * RANK - (RANK - NODE_HEIGHT) + 2.0 * BAND_PADDING;
             bands.push((top, needed.max(BAND_LEAST)));
             top += needed.max(BAND_LEAST);
         }
         let y = |at: usize| {
-            let (top, height) = bands[layer.nodes[at].launch];
-            let in_band = layer.nodes.iter().zip(&ranks).filter(|(node, _)| node.launch == layer.nodes[at].launch);
+            let (top, height) = bands[layer.nodes[at].band];
+            let in_band = layer.nodes.iter().zip(&ranks).filter(|(node, _)| node.band == layer.nodes[at].band);
             let rows = in_band.map(|(_, rank)| rank + 1).max().unwrap_or(1) as f64;
             let slack = height - (rows * RANK - (RANK - NODE_HEIGHT));
             top + slack / 2.0 + ranks[at] as f64 * RANK
@@ -73,14 +73,14 @@ impl Layout {
 fn ranks(layer: &Layer) -> Vec<usize> {
     let mut ranks = vec![0_usize; layer.nodes.len()];
     for (at, node) in layer.nodes.iter().enumerate() {
-        let above = node.inputs.iter().filter(|input| layer.nodes[**input].launch == node.launch);
+        let above = node.inputs.iter().filter(|input| layer.nodes[**input].band == node.band);
         ranks[at] = above.map(|input| ranks[*input] + 1).max().unwrap_or(0);
     }
     // An input of a band lies right above what reads it, not at the band's top.
     for at in 0..ranks.len() {
         if layer.nodes[at].role == Role::Input {
             let readers = (0..ranks.len()).filter(|reader| {
-                layer.nodes[*reader].launch == layer.nodes[at].launch && layer.nodes[*reader].inputs.contains(&at)
+                layer.nodes[*reader].band == layer.nodes[at].band && layer.nodes[*reader].inputs.contains(&at)
             });
             ranks[at] = readers.map(|reader| ranks[reader]).min().map_or(0, |rank| rank.saturating_sub(1));
         }
@@ -92,19 +92,18 @@ fn ranks(layer: &Layer) -> Vec<usize> {
 fn columns(layer: &Layer, ranks: &[usize]) -> Vec<f64> {
     let mut x = vec![0.0; layer.nodes.len()];
     let mut placed = vec![false; layer.nodes.len()];
-    for launch in 0..layer.launches.len() {
-        let last =
-            (0..ranks.len()).filter(|at| layer.nodes[*at].launch == launch).map(|at| ranks[at]).max().unwrap_or(0);
+    for band in 0..layer.bands {
+        let last = (0..ranks.len()).filter(|at| layer.nodes[*at].band == band).map(|at| ranks[at]).max().unwrap_or(0);
         for rank in 0..=last {
             let row: Vec<usize> =
-                (0..ranks.len()).filter(|at| layer.nodes[*at].launch == launch && ranks[*at] == rank).collect();
+                (0..ranks.len()).filter(|at| layer.nodes[*at].band == band && ranks[*at] == rank).collect();
             let mut wanted: Vec<(f64, usize)> = row
                 .iter()
                 .map(|at| {
-                    // The residual stream comes from far away and would pull everything to itself.
+                    // The residual comes from far away and would pull everything to itself.
                     let node = &layer.nodes[*at];
                     let known: Vec<usize> = node.inputs.iter().copied().filter(|input| placed[*input]).collect();
-                    let is_near = |input: &usize| launch - layer.nodes[*input].launch <= 1;
+                    let is_near = |input: &usize| band - layer.nodes[*input].band <= 1;
                     let near: Vec<f64> = known.iter().filter(|input| is_near(input)).map(|input| x[*input]).collect();
                     let pulls = if near.is_empty() { known.iter().map(|input| x[*input]).collect() } else { near };
                     let middle = pulls.iter().sum::<f64>() / pulls.len().max(1) as f64;
@@ -183,19 +182,19 @@ mod tests {
     use super::*;
     use crate::report::html::layer::Node;
 
-    /// A layer of nodes given as (launch, inputs), where a negative launch makes an input of it.
+    /// A layer of nodes given as (band, inputs), where a negative band makes an input of it.
     fn layer(nodes: &[(i32, &[usize])]) -> Layer {
-        let node = |(launch, inputs): &(i32, &[usize])| Node {
+        let node = |(band, inputs): &(i32, &[usize])| Node {
             name: "a.b".into(),
             layer: Some(0),
             op: "add",
             width: 1,
-            role: if *launch < 0 { Role::Input } else { Role::Own },
-            launch: if *launch < 0 { (-launch - 1) as usize } else { *launch as usize },
+            role: if *band < 0 { Role::Input } else { Role::Own },
+            band: if *band < 0 { (-band - 1) as usize } else { *band as usize },
             inputs: inputs.to_vec(),
         };
-        let launches = nodes.iter().map(|(launch, _)| *launch + 1).max().unwrap_or(0) as usize;
-        Layer { index: 0, nodes: nodes.iter().map(node).collect(), launches: (0..launches).collect(), declared: 0 }
+        let bands = nodes.iter().map(|(band, _)| *band + 1).max().unwrap_or(0) as usize;
+        Layer { index: 0, nodes: nodes.iter().map(node).collect(), bands, declared: 0 }
     }
 
     #[test]
@@ -227,7 +226,7 @@ mod tests {
                     (x - other_x).abs() < NODE_WIDTH && (y - other_y).abs() < NODE_HEIGHT
                 };
                 assert!(!layout.nodes[at + 1..].iter().any(meets), "{at} of {:?}", layout.nodes);
-                let (top, height) = layout.bands[layer.nodes[at].launch];
+                let (top, height) = layout.bands[layer.nodes[at].band];
                 assert!(*y >= top && y + NODE_HEIGHT <= top + height, "{at} is outside its band");
             }
             for edge in &layout.edges {

@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use super::{Hues, arena};
 use crate::output;
-use crate::report::facts::Facts;
+use crate::report::facts::{CacheFacts, Facts};
 use crate::report::fold::layer_of;
 use crate::report::weights::{Kept, groups};
-use gemma4c_plan::Kind;
+use gemma4c_plan::{Kind, Plan};
 
 pub fn section(facts: &Facts<'_>, hues: &Hues) -> String {
     let memory = &facts.program().memory;
@@ -22,27 +22,27 @@ pub fn section(facts: &Facts<'_>, hues: &Hues) -> String {
     out += "<h3>Weights</h3>";
     out += &weights(facts);
     out += "<h3>Keys and values, layer by layer</h3>";
-    out += &caches(facts);
+    out += &caches(facts.plan, &facts.caches());
     if let Some(decode) = facts.phases.first() {
         out += "<h3>Activations in decode</h3>";
-        out += &arena::picture(facts, decode, hues);
+        out += &arena::of_phase(facts, decode, hues);
     }
     if let Some(largest) = facts.phases.iter().skip(1).max_by_key(|phase| phase.phase.arena_bytes) {
         let _ = write!(out, "<h3>Activations in {}</h3>", super::escape(&largest.phase.name));
-        out += &arena::picture(facts, largest, hues);
+        out += &arena::of_phase(facts, largest, hues);
     }
     out
 }
 
 /// A part of a bar.
-struct Piece {
-    what: String,
-    bytes: u64,
-    class: String,
+pub struct Piece {
+    pub what: String,
+    pub bytes: u64,
+    pub class: String,
 }
 
 /// Parts side by side, as long as they are large, and their legend.
-fn bar(pieces: &[Piece]) -> String {
+pub fn bar(pieces: &[Piece]) -> String {
     let total = pieces.iter().map(|piece| piece.bytes as f64).sum::<f64>().max(1.0);
     let mut out = "<div class=\"bar\">".to_owned();
     let present = || pieces.iter().filter(|piece| piece.bytes > 0);
@@ -112,11 +112,10 @@ fn weights(facts: &Facts<'_>) -> String {
 }
 
 /// A column a layer; layers without keys of their own say whose they read.
-fn caches(facts: &Facts<'_>) -> String {
-    let caches = facts.caches();
+pub fn caches(plan: &Plan, caches: &[CacheFacts]) -> String {
     let most = caches.iter().map(|cache| cache.bytes).max().unwrap_or(1).max(1);
     let mut out = "<div class=\"columns\">".to_owned();
-    for layer in 0..facts.plan.model.layers {
+    for layer in 0..plan.model.layers {
         let (class, height, title) = match caches.iter().find(|cache| cache.layer == layer) {
             Some(cache) => {
                 let (class, reach) = match cache.window {
@@ -127,7 +126,7 @@ fn caches(facts: &Facts<'_>) -> String {
                 (class, height, format!("layer {layer}, {reach}: {}", output::bytes(cache.bytes)))
             }
             None => {
-                let donor = donor(facts, layer).map_or(String::new(), |donor| format!(" of layer {donor}"));
+                let donor = donor(plan, layer).map_or(String::new(), |donor| format!(" of layer {donor}"));
                 ("shared", 0.0, format!("layer {layer} reads the keys and values{donor}"))
             }
         };
@@ -141,7 +140,7 @@ fn caches(facts: &Facts<'_>) -> String {
         (of_kind.clone().count(), output::bytes(of_kind.map(|cache| cache.bytes).sum()))
     };
     let ((sliding, sliding_bytes), (global, global_bytes)) = (sum(true), sum(false));
-    let shared = facts.plan.model.layers as usize - (sliding + global).min(facts.plan.model.layers as usize);
+    let shared = plan.model.layers as usize - (sliding + global).min(plan.model.layers as usize);
     let kinds = [
         ("h5", sliding, format!("with a window <b>{sliding_bytes}</b>")),
         ("h2", global, format!("global <b>{global_bytes}</b>")),
@@ -156,8 +155,8 @@ fn caches(facts: &Facts<'_>) -> String {
 }
 
 /// The layer whose keys another one reads.
-fn donor(facts: &Facts<'_>, layer: u32) -> Option<u32> {
-    let program = &facts.plan.program;
+fn donor(plan: &Plan, layer: u32) -> Option<u32> {
+    let program = &plan.program;
     let of_layer =
         program.steps.iter().filter(|step| layer_of(&program.values[step.output as usize].name) == Some(layer));
     of_layer.flat_map(|step| &step.inputs).find_map(|input| match program.values[*input as usize].kind {

@@ -1,9 +1,11 @@
-//! A GPU plan as one page for a browser: no other file, no network, readable without scripts.
+//! A plan as one page for a browser: no other file, no network, readable without scripts.
 //!
-//! What the page shows is drawn here, as SVG and HTML; its one small script recomputes the floors when another GPU is chosen.
-//! A launch has the same colour everywhere: that of the value it computes last.
+//! What the page shows is drawn here, as SVG and HTML. The page of a GPU plan has one small script, which recomputes the floors
+//! when another GPU is chosen; there a launch has the same colour everywhere, that of the value it computes last. The page of
+//! a CPU plan is in `cpu.rs`.
 
 mod arena;
+mod cpu;
 mod cuda_text;
 mod draw;
 mod fusion;
@@ -15,6 +17,8 @@ mod schedule;
 
 use std::fmt::Write;
 
+use gemma4c_plan::Plan;
+
 use super::facts::{Facts, StepFacts};
 use super::fold::local_name;
 use super::gpus::{GPUS, Gpu, time};
@@ -24,8 +28,15 @@ use crate::output;
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// The page.
-pub fn page(facts: &Facts<'_>, gpu: &Gpu) -> String {
+/// The page of a plan. Of a GPU plan, `gpu` gives the floors; the best known one of its architecture where none is given.
+pub fn page(plan: &Plan, gpu: Option<&Gpu>) -> String {
+    match Facts::of(plan) {
+        Some(facts) => gpu_page(&facts, gpu.unwrap_or_else(|| Gpu::for_architectures(&facts.program().architectures))),
+        None => cpu::page(plan),
+    }
+}
+
+fn gpu_page(facts: &Facts<'_>, gpu: &Gpu) -> String {
     let hues = Hues::of_plan(facts);
     let name = escape(facts.plan.model.name.as_deref().unwrap_or("(unnamed)"));
     let sections = [
@@ -35,22 +46,46 @@ pub fn page(facts: &Facts<'_>, gpu: &Gpu) -> String {
         ("memory", "Memory, to the byte", memory::section(facts, &hues)),
         ("kernels", "The kernels", kernels::section(facts)),
     ];
+    document(&name, &gpu_choice(gpu), &header(facts, &name, gpu), &sections, SCRIPT)
+}
+
+/// A page of sections, each with its name in the address, its title and its body; `choice` stands in the bar above them.
+fn document(name: &str, choice: &str, header: &str, sections: &[(&str, &str, String)], script: &str) -> String {
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>{name}: a plan</title>\
          <style>\n{STYLE}</style></head><body>\n<nav><a class=\"home\" href=\"#top\">gemma4c</a>"
     );
-    for (id, title, _) in &sections {
+    for (id, title, _) in sections {
         let _ = write!(out, "<a href=\"#{id}\" title=\"{title}\">{id}</a>");
     }
-    out += &gpu_choice(gpu);
+    out += choice;
     out += "</nav>\n<main id=\"top\">";
-    out += &header(facts, &name, gpu);
-    for (id, title, body) in &sections {
+    out += header;
+    for (id, title, body) in sections {
         let _ = write!(out, "\n<section id=\"{id}\"><h2>{title}</h2>{body}</section>");
     }
-    let _ = write!(out, "\n</main><script>\n{SCRIPT}</script></body></html>\n");
-    out
+    out += "\n</main>";
+    if !script.is_empty() {
+        let _ = write!(out, "<script>\n{script}</script>");
+    }
+    out + "</body></html>\n"
+}
+
+/// Panes of which one is shown at a time, each with its title, what stands below that, and its body.
+fn tabs(panes: &[(String, String, String)]) -> String {
+    let mut out = "<div class=\"tabs\">".to_owned();
+    for (at, (title, below, _)) in panes.iter().enumerate() {
+        let _ = write!(
+            out,
+            "<input type=\"radio\" name=\"layer\" id=\"tab{at}\"{}><label for=\"tab{at}\">{title}<small>{below}</small></label>",
+            if at == 0 { " checked" } else { "" },
+        );
+    }
+    for (_, _, body) in panes {
+        let _ = write!(out, "<div class=\"pane scroll\">{body}</div>");
+    }
+    out + "</div>"
 }
 
 /// The GPUs, for the script to choose among.
@@ -81,9 +116,7 @@ fn header(facts: &Facts<'_>, name: &str, gpu: &Gpu) -> String {
         files.join("</code>, <code>"),
         plan.model.fingerprint
     );
-    let mut tile = |value: String, what: &str| {
-        let _ = write!(out, "<div class=\"tile\"><b>{value}</b><span>{what}</span></div>");
-    };
+    let mut tile = |value: String, what: &str| out += &tile(&value, what);
     if let Some(decode) = facts.phases.first() {
         let floor = decode.floor(gpu);
         let rate = if floor > 0.0 { 1.0 / floor } else { 0.0 };
@@ -95,30 +128,43 @@ fn header(facts: &Facts<'_>, name: &str, gpu: &Gpu) -> String {
         tile(format!("<span class=\"rate\" data-of=\"strip0\">{rate:.0}</span>"), "tokens/s at most, batch 1");
     }
     tile(output::bytes(program.memory.device().unwrap_or(u64::MAX)), "on the device");
-    out += "</div><dl class=\"facts\">";
-    let types = by_type(plan.weights.iter().map(|w| (w.dtype, w.bytes)));
-    let vocabulary = plan.vocab.as_ref().map_or("none: runs on token ids".to_owned(), |v| {
+    out += "</div>";
+    out += &described(&[
+        ("layers", format!("{}, {} with keys of their own", plan.model.layers, plan.program.caches.len())),
+        ("hidden", plan.model.hidden.to_string()),
+        ("vocabulary", vocabulary(plan)),
+        ("context", format!("{} of {} trained", plan.program.context, plan.model.trained_context)),
+        ("keys and values", program.kv.name().to_owned()),
+        ("weights", by_type(plan.weights.iter().map(|w| (w.dtype, w.bytes)))),
+        ("phases", program.phases.iter().map(|phase| phase.name.clone()).collect::<Vec<_>>().join(", ")),
+        ("kernels", program.kernels.len().to_string()),
+    ]);
+    out + "</header>"
+}
+
+/// A number and what it counts.
+fn tile(value: &str, what: &str) -> String {
+    format!("<div class=\"tile\"><b>{value}</b><span>{what}</span></div>")
+}
+
+/// Words and what they stand for.
+fn described(facts: &[(&str, String)]) -> String {
+    let mut out = "<dl class=\"facts\">".to_owned();
+    for (what, value) in facts {
+        let _ = write!(out, "<div><dt>{what}</dt><dd>{}</dd></div>", escape(value));
+    }
+    out + "</dl>"
+}
+
+fn vocabulary(plan: &Plan) -> String {
+    plan.vocab.as_ref().map_or("none: runs on token ids".to_owned(), |v| {
         format!(
             "{} tokens, {} merges{}",
             v.tokens.len(),
             v.merges.len(),
             v.chat_template.as_ref().map_or("", |_| ", chat template")
         )
-    });
-    let facts = [
-        ("layers", format!("{}, {} with keys of their own", plan.model.layers, plan.program.caches.len())),
-        ("hidden", plan.model.hidden.to_string()),
-        ("vocabulary", vocabulary),
-        ("context", format!("{} of {} trained", plan.program.context, plan.model.trained_context)),
-        ("keys and values", program.kv.name().to_owned()),
-        ("weights", types),
-        ("phases", program.phases.iter().map(|phase| phase.name.clone()).collect::<Vec<_>>().join(", ")),
-        ("kernels", program.kernels.len().to_string()),
-    ];
-    for (what, value) in facts {
-        let _ = write!(out, "<div><dt>{what}</dt><dd>{}</dd></div>", escape(&value));
-    }
-    out + "</dl></header>"
+    })
 }
 
 /// Colours of launches, by the value each computes last.

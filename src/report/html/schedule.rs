@@ -130,15 +130,15 @@ impl PartialEq for Alike<'_> {
 
 fn all(facts: &Facts<'_>, phase: &PhaseFacts<'_>, hues: &Hues, gpu: &Gpu) -> String {
     let mut out = "<div class=\"scroll\"><table class=\"all\"><thead><tr><th class=\"n\">step</th><th class=\"n\">layer</th><th>kernel</th>\
-                   <th>leaves</th><th class=\"n\">grid × block</th><th class=\"n\">bytes</th><th class=\"n\">FLOPs</th><th class=\"n\">floor</th></tr></thead><tbody>"
+                   <th>writes</th><th class=\"n\">grid × block</th><th class=\"n\">bytes</th><th class=\"n\">FLOPs</th><th class=\"n\">floor</th></tr></thead><tbody>"
         .to_owned();
     let values = &facts.plan.program.values;
     for (at, step) in phase.steps.iter().enumerate() {
         if phase.phase.rows > 1 && at == phase.phase.asked_from as usize {
             out += "<tr class=\"asked\"><td colspan=\"8\">from here on, the asked row alone</td></tr>";
         }
-        let mut leaves: Vec<&str> = step.step.outputs.iter().map(|o| values[o.value as usize].name.as_str()).collect();
-        leaves.dedup();
+        let mut outputs: Vec<&str> = step.step.outputs.iter().map(|o| values[o.value as usize].name.as_str()).collect();
+        outputs.dedup();
         let _ = write!(
             out,
             "<tr title=\"{}\"><td class=\"n\">{at}</td><td class=\"n\">{}</td><td><i class=\"dot h{}\"></i><code>{}</code></td><td class=\"does\">{}</td>\
@@ -147,7 +147,7 @@ fn all(facts: &Facts<'_>, phase: &PhaseFacts<'_>, hues: &Hues, gpu: &Gpu) -> Str
             step.layer.map_or(String::new(), |layer| layer.to_string()),
             hues.of(step),
             escape(facts.label(step)),
-            escape(&leaves.join(", ")),
+            escape(&outputs.join(", ")),
             step.grid().replace('x', "×"),
             step.kernel.block,
             output::bytes(step.step.bytes),

@@ -1,0 +1,169 @@
+//! Text from a session, as `run` and `demo` write it: a prompt is read, tokens are picked and given out one by one.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use gemma4c_models::tokenizer::Tokenizer;
+use gemma4c_plan::Sampling;
+use gemma4c_runtime::{Asked, End, Request, RuntimeError, Sampler, Session};
+
+use crate::{output, progress};
+
+/// How the next token is picked; what is not given is as the plan says.
+#[derive(clap::Args)]
+pub struct SamplingArgs {
+    /// 0 always takes the likeliest token [default: the plan's; Gemma 4 advises 1.0]
+    #[arg(long, value_name = "T")]
+    temp: Option<f32>,
+
+    /// Consider only the K likeliest tokens; 0 considers all [default: the plan's; Gemma 4 advises 64]
+    #[arg(long, value_name = "K")]
+    top_k: Option<u32>,
+
+    /// Consider the likeliest tokens that together have this probability [default: the plan's; Gemma 4 advises 0.95]
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+
+    /// The same seed gives the same text.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+impl SamplingArgs {
+    /// The plan's rule where nothing else was given. Tokens in `suppress` are never picked.
+    pub fn sampler(&self, plan: Sampling, suppress: Vec<u32>) -> Result<Sampler, RuntimeError> {
+        let sampling = Sampling {
+            temperature: self.temp.unwrap_or(plan.temperature),
+            top_k: self.top_k.unwrap_or(plan.top_k),
+            top_p: self.top_p.unwrap_or(plan.top_p),
+        };
+        Sampler::new(sampling, self.seed, suppress)
+    }
+}
+
+/// A session that answers prompts one after another.
+pub struct Generation {
+    pub session: Session,
+    pub sampler: Sampler,
+    pub stop: Vec<u32>,
+    pub most: u32,
+}
+
+impl Generation {
+    /// Generates after `prompt` and prints the text as it comes; returns it.
+    pub fn stream(&mut self, prompt: &[u32], tokenizer: &Tokenizer) -> Result<Answer> {
+        let (mut text, mut tokens) = (String::new(), Vec::new());
+        let mut detokenizer = tokenizer.detokenizer(false);
+        let speed = self.answer(prompt, &mut |id| {
+            tokens.push(id);
+            let ready = detokenizer.push(id)?;
+            text.push_str(ready);
+            output::print(ready)
+        })?;
+        let rest = detokenizer.finish();
+        output::print(&format!("{rest}\n"))?;
+        Ok(Answer { text: text + &rest, tokens, speed })
+    }
+
+    /// Generates after `prompt`, one call of `each` a token, until a stop token, the limit or the end of the context.
+    pub fn answer(&mut self, prompt: &[u32], each: &mut dyn FnMut(u32) -> Result<()>) -> Result<Speed> {
+        // What the session has seen already need not be fed again.
+        let kept = self.session.keep_prefix(prompt);
+        let started = Instant::now();
+        let prompt = self.prefill(&prompt[kept..])?;
+        let (mut first_token, mut written) = (None, 0);
+        let request = Request { prompt: prompt.last_chunk, most: self.most, stop: &self.stop };
+        let end = self.session.generate(request, &mut self.sampler, &mut |token| {
+            first_token.get_or_insert_with(Instant::now);
+            written += 1;
+            each(token)
+        })?;
+        let ended = Instant::now();
+        let first_token = first_token.unwrap_or(ended);
+        let full = (end == End::Context).then(|| self.session.plan().program.context as usize);
+        Ok(Speed { prompt: prompt.tokens, prefill: first_token - started, written, decode: ended - first_token, full })
+    }
+
+    /// Feeds all but the last chunk of a prompt, with a bar.
+    fn prefill<'a>(&mut self, prompt: &'a [u32]) -> Result<Prompt<'a>> {
+        self.check_room(prompt.len())?;
+        let chunk = self.session.chunk() as usize;
+        let (first, last_chunk) = prompt.split_at(prompt.len().div_ceil(chunk).saturating_sub(1) * chunk);
+        let bar = progress::tokens("reading", prompt.len() as u64);
+        for piece in first.chunks(chunk) {
+            self.session.feed(piece, Asked::None, None, |_, _| {})?;
+            bar.inc(piece.len() as u64);
+        }
+        bar.finish_and_clear();
+        Ok(Prompt { tokens: prompt.len(), last_chunk })
+    }
+
+    /// A prompt that does not fit is refused before its first chunk is computed.
+    fn check_room(&self, tokens: usize) -> Result<()> {
+        let (context, used) = (self.session.plan().program.context, self.session.position());
+        let wanted = used as u64 + tokens as u64;
+        match wanted > context as u64 {
+            true => Err(RuntimeError::ContextOverflow { context, used, wanted }.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// What was generated, and how that went.
+pub struct Answer {
+    pub text: String,
+    pub tokens: Vec<u32>,
+    pub speed: Speed,
+}
+
+/// A prompt of which only the last chunk is still to be fed.
+struct Prompt<'a> {
+    tokens: usize,
+    last_chunk: &'a [u32],
+}
+
+/// How an answer went.
+pub struct Speed {
+    /// Tokens of the prompt that were computed.
+    pub prompt: usize,
+    prefill: Duration,
+    pub written: u32,
+    decode: Duration,
+    /// The context, where it ended the answer.
+    full: Option<usize>,
+}
+
+impl Speed {
+    /// Tokens a second.
+    pub fn prefill_rate(&self) -> f64 {
+        per_second(self.prompt as f64, self.prefill)
+    }
+
+    /// Tokens a second. The first one comes out of the prompt's pass.
+    pub fn decode_rate(&self) -> f64 {
+        per_second(self.written.saturating_sub(1) as f64, self.decode)
+    }
+
+    /// For a person, on stderr.
+    pub fn report(&self) {
+        self.report_full_context();
+        eprintln!(
+            "[prefill: {} tokens, {:.1} tokens/s; decode: {} tokens, {:.1} tokens/s]",
+            self.prompt,
+            self.prefill_rate(),
+            self.written,
+            self.decode_rate()
+        );
+    }
+
+    /// Says so where the context ended the answer.
+    pub fn report_full_context(&self) {
+        if let Some(context) = self.full {
+            eprintln!("[the context of {context} positions is full]");
+        }
+    }
+}
+
+fn per_second(n: f64, time: Duration) -> f64 {
+    if n > 0.0 { n / time.as_secs_f64().max(1e-9) } else { 0.0 }
+}
