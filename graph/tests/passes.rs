@@ -17,9 +17,9 @@ use gemma4c_graph::{
     Builder, Cache, Epilogue, Fused, Graph, GroupError, Kind, Product, Rows, Value, fused_text, verify, verify_groups,
 };
 
-fn build(make: impl FnOnce(&mut Builder) -> Value) -> Graph {
+fn build(declare: impl FnOnce(&mut Builder) -> Value) -> Graph {
     let mut g = Builder::new();
-    let output = make(&mut g);
+    let output = declare(&mut g);
     g.output(output);
     g.finish().unwrap()
 }
@@ -41,8 +41,8 @@ fn check(fused: &Fused) {
 #[test]
 fn each_refusal_has_its_words() {
     let mut texts = String::new();
-    for (pass, obstacle, make) in CASES {
-        let (free, hindered) = (build(|g| make(g, false)), build(|g| make(g, true)));
+    for (pass, obstacle, declare) in CASES {
+        let (free, hindered) = (build(|g| declare(g, false)), build(|g| declare(g, true)));
         let (fused, log) = alone(pass, &free, Goal::Decode);
         assert!(log.applied > 0, "{pass} without {obstacle}\n{}", fused_text(&fused, None));
         assert_eq!(log.refused, [], "{pass} without {obstacle}");

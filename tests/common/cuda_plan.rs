@@ -166,8 +166,8 @@ fn phase(plan: &Plan, kernels: &mut Vec<Kernel>, name: &str, rows: u32, groups: 
     let value = |name: &str| plan.program.values.iter().position(|v| v.name == name).map(|at| at as u32);
     let mut steps: Vec<CudaStep> = Vec::new();
     let mut add = |instance: &str, nodes: Vec<u32>, layer: Option<u32>| {
-        let known = kernels.iter().position(|kernel| kernel.instance == instance);
-        let kernel_index = known.unwrap_or_else(|| {
+        let existing = kernels.iter().position(|kernel| kernel.instance == instance);
+        let kernel_index = existing.unwrap_or_else(|| {
             kernels.push(kernel(instance));
             kernels.len() - 1
         });

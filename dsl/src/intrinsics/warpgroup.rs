@@ -52,14 +52,14 @@ fn accumulate(sums: &mut [f32], thread: &Thread, operands: &Operands) {
 
 /// The operands of a product, which the first thread that asks for them reads.
 fn operands(thread: &Thread, number: u32, read: impl FnOnce() -> Operands) -> Rc<Operands> {
-    let mut known = thread.warpgroup().operands.borrow_mut();
-    if let Some((_, operands)) = known.iter().find(|(of, _)| *of == number) {
+    let mut recent = thread.warpgroup().operands.borrow_mut();
+    if let Some((_, operands)) = recent.iter().find(|(of, _)| *of == number) {
         return Rc::clone(operands);
     }
     let operands = Rc::new(read());
-    known.push_back((number, Rc::clone(&operands)));
-    if known.len() > KEPT {
-        known.pop_front();
+    recent.push_back((number, Rc::clone(&operands)));
+    if recent.len() > KEPT {
+        recent.pop_front();
     }
     operands
 }

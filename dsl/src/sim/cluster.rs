@@ -374,7 +374,7 @@ impl Scheduler<'_> {
     }
 }
 
-fn said(payload: &dyn std::any::Any) -> String {
+fn panic_message(payload: &dyn std::any::Any) -> String {
     let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("a panic without a message").to_string()
 }
@@ -389,7 +389,7 @@ fn watch_panics() {
                 return previous(info);
             }
             let line = info.location().map_or_else(|| spelled(None), |at| format!("{}:{}", at.file(), at.line()));
-            let message = said(info.payload());
+            let message = panic_message(info.payload());
             PANIC.set(Some((line, message)));
         }));
     });

@@ -200,11 +200,11 @@ fn rope_tables(steps: &[Step], vectors: &[Vec<f32>]) -> Vec<Option<Arc<RopeTable
     let mut table_of = |step: &Step| {
         let Op::Rope { head_dim, base, factors } = step.op else { return None };
         let table = RopeTable::new(base, head_dim as usize, factors.map(|w| vectors[w as usize].as_slice()));
-        let known = tables.iter().position(|known| known.same_as(&table)).unwrap_or_else(|| {
+        let index = tables.iter().position(|other| other.same_as(&table)).unwrap_or_else(|| {
             tables.push(Arc::new(table));
             tables.len() - 1
         });
-        Some(tables[known].clone())
+        Some(tables[index].clone())
     };
     steps.iter().map(&mut table_of).collect()
 }

@@ -9,12 +9,12 @@ use super::numbers::Numbers;
 
 /// The most that a step alone may be off, by the worst row's relative rms.
 pub fn alone(content: Content, rounding: Rounding) -> f64 {
-    let made: f64 = match rounding {
+    let computed: f64 = match rounding {
         Rounding::None => 1e-4,
         Rounding::Product | Rounding::Attention => 0.015,
         Rounding::Gated => 0.025,
     };
-    let kept: f64 = match content {
+    let stored: f64 = match content {
         Content::Numbers(Numbers::F32) => 0.0,
         Content::Numbers(Numbers::F16) => 1e-3,
         Content::Numbers(Numbers::BF16) => 5e-3,
@@ -22,7 +22,7 @@ pub fn alone(content: Content, rounding: Rounding) -> f64 {
         // Routers compute in f32; scores that are closer than this are as good as equal.
         Content::Experts => return 1e-3,
     };
-    made.hypot(kept)
+    computed.hypot(stored)
 }
 
 /// What rounding adds to the result of a product or an attention: a plan whose activations are not rounded only rounds keys and

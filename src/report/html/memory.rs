@@ -104,9 +104,9 @@ fn weights(facts: &Facts<'_>) -> String {
             ),
         })
         .collect();
-    let known: u64 = groups.values().sum();
+    let listed: u64 = groups.values().sum();
     let memory = &facts.program().memory;
-    let rest = (memory.weights + memory.host).saturating_sub(known);
+    let rest = (memory.weights + memory.host).saturating_sub(listed);
     pieces.push(Piece { what: "computed tables and padding".into(), bytes: rest, class: "h11".into() });
     bar(&pieces)
 }
