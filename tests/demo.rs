@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Place, golden_folder};
+use common::{Place, golden};
 
 /// What the embedded model writes on a CPU when nobody asks for anything else. A CPU's results are the same everywhere.
 const TEXT: &str = r#""Tell me, Mr. Darcy," said Elizabeth, "you are not uncommon."
@@ -96,7 +96,7 @@ fn what_cannot_be_done_is_said_before_a_word_is_written() {
 /// The figures that `assets/README.md` gives were taken from the reference's file.
 #[test]
 fn the_embedded_model_is_the_one_that_was_measured() {
-    let Some(folder) = golden_folder() else { return };
+    let Some(folder) = golden::folder() else { return };
     let reference = std::fs::read(folder.join("trained/austen_q4_0.gguf")).expect("the trained model");
     let place = Place::new();
     place.ok("demo --device cpu -n 1");

@@ -16,7 +16,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use common::gguf::{Key, rewrite, same};
-use common::{Place, Random, Tensors, finish, golden_folder, ids, random_tokens};
+use common::{Place, Random, Tensors, finish, golden, ids, random_tokens};
 use gemma4c_models::gguf::Value;
 use gemma4c_plan::Plan;
 use gemma4c_runtime::argmax;
@@ -61,7 +61,7 @@ fn two_plans() -> Place {
 /// What transformers computes from the same weights: the mean, and every single token, by prefill and by decode.
 #[test]
 fn a_trained_models_likelihoods_are_the_golden_ones() {
-    let Some(folder) = golden_folder() else { return };
+    let Some(folder) = golden::folder() else { return };
     let place = Place::new();
     for (name, expected) in [("austen_q8_0", 3.587098), ("austen_q4_0", 3.612617)] {
         let model = folder.join(format!("trained/{name}.gguf"));
