@@ -67,7 +67,7 @@ vectorised! {
 /// Steps that a tile takes at a time: B rows of them stay in the first-level cache while all rows of `a` pass.
 const STEPS: usize = 32;
 
-/// A piece of B rows, moved together and to a boundary that vectors do not straddle.
+/// Steps of B rows, packed and aligned so that no vector load straddles a cache line.
 #[repr(align(64))]
 struct Panel<const B: usize>([[Step; STEPS]; B]);
 
