@@ -40,7 +40,7 @@ fn decode_keeps_its_budget_of_launches() {
         (Preset::E4b, DType::Q8_0, 7, 6),
         (Preset::Dense12b, DType::Q4_0, 5, 6),
         (Preset::Dense31b, DType::Q4_0, 5, 6),
-        // A router more: it stands between attention and the mixture.
+        // One launch more: the router between attention and the mixture.
         (Preset::Moe26bA4b, DType::Q4_0, 6, 6),
     ] {
         let plan = inspected(&place, preset, dtype, &LowerOptions::default());
@@ -83,7 +83,7 @@ fn experts_are_read_once_by_all_rows_and_copied_where_memory_allows() {
     assert!(bytes > values * 9 / 16 && bytes < weights + around, "{bytes} bytes");
 }
 
-/// The layers without keys of their own, and the head, are computed for the asked row alone.
+/// The layers without keys of their own, and the LM head, are computed for the asked row alone.
 #[test]
 fn prefill_leaves_dead_rows_out() {
     let place = Place::new();

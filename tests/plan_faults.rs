@@ -130,7 +130,7 @@ fn what_cannot_be_compiled_for_a_gpu() {
     let place = &faults.place;
     place.ok("compile model.gguf -o cpu.bin --target cpu --ctx 64");
     place.ok("synth tiny-dense -q f32 --layers 2 -o floats.gguf");
-    // A feed-forward that is not whole groups of 32 values wide.
+    // A feed-forward whose width is not a multiple of the quantisation block of 32.
     rewrite(
         &place.path("floats.gguf"),
         &place.path("odd.gguf"),

@@ -42,7 +42,7 @@ const F32: Limits = Limits { rms: 1e-3, row_rms: 1e-3, largest: 1e-3, clear_marg
 /// An expert can change places where a router is closer to another choice than this.
 const CLEAR_GAP: f32 = 0.2;
 
-/// Compares the rows of one fixture. `feed` is told the prompt's length and gives the lengths of its pieces, which of their
+/// Compares the rows of one fixture. `feed` takes the prompt's length and returns the lengths of its pieces, which of their
 /// rows are asked for, and how many tokens there are in all: of the prompt, then of its golden continuation.
 fn check(
     folder: &Path,

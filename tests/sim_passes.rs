@@ -120,7 +120,7 @@ fn experts_in_single_steps_compute_the_same() {
         .unwrap_or_else(|wrong| panic!("{wrong}"));
 }
 
-/// Enough rows that experts have several tiles of them: by warpgroups over bf16 copies, and over streams.
+/// Enough rows that experts have several tiles of them: by wgmma over bf16 copies, and over repacked weight planes.
 #[test]
 fn experts_of_many_rows_compute_the_same() {
     let place = Place::new();
@@ -129,7 +129,7 @@ fn experts_of_many_rows_compute_the_same() {
     for (what, options) in [("by warpgroups", options.clone()), ("over streams", options.without(&["bf16-copies"]))] {
         check_pieces(&place.path("model.gguf"), &format!("tiny-moe {what}"), &options, ROUNDED, &[200, 20])
             .unwrap_or_else(|wrong| panic!("{wrong}"));
-        // In phases of 512, and of 32 and 128 rows: whoever else is in the chunk leaves no trace.
+        // In phases of 512, and of 32 and 128 rows: the result of a row does not depend on the other rows of its chunk.
         let plan = lowered::plan(&place.path("model.gguf"), &options);
         let tokens = random_tokens(3, 160, plan.model.vocab_size);
         let last_row = |pieces: Vec<usize>| {
@@ -155,7 +155,7 @@ fn all_passes_switched_off_compute_the_same() {
     }
 }
 
-/// So many keys that several blocks share a decoded row's: their parts meet in a cluster, or in memory.
+/// So many keys that decode splits them over several blocks (split-KV): the parts are merged in a cluster, or in global memory.
 #[test]
 fn attention_of_several_blocks_computes_the_same() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! What is true of many layers, said once: equal entries under the ranges of layers they are in.
+//! Folds equal entries of many layers into one, with the ranges of layers it applies to.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ pub fn local_name(name: &str) -> &str {
     }
 }
 
-/// Something that was said of layers, or of none.
+/// An entry, and the layers it applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Folded<T> {
     pub what: T,

@@ -1,5 +1,5 @@
-//! A GPU plan made by hand, from the CPU plan of a small model: a launch for each group of values it is told, and numbers that
-//! no change of a kernel moves. It cannot run; it can be shown and compared.
+//! A GPU plan made by hand, from the CPU plan of a small model: a launch for each given group of values, and figures that do not
+//! change with the kernels. It cannot run; it can be inspected and compared.
 
 use gemma4c_plan::cuda::{
     Argument, Code, Cuda, CudaProgram, CudaStep, Form, Image, Kernel, KvType, Launch, Load, LoadArgument, LoadPart,

@@ -203,7 +203,7 @@ pub fn floor_mark(gpu: &Gpu, bytes: u64, flops: u64) -> String {
     format!("data-b=\"{bytes}\" data-f=\"{flops}\">{}", time(gpu.floor(bytes, flops)))
 }
 
-/// Names one after the other; a module is said once for all that follow: `attention.q_raw, k_raw`.
+/// Joins names; consecutive names of one module have its prefix once: `attention.q_raw, k_raw`.
 pub fn compact(names: &[&str], between: &str) -> String {
     let mut module = None;
     let mut short_names = Vec::new();
