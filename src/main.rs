@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     match commands::run(Cli::parse().command) {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::CheckFailed) => ExitCode::from(1),
-        // Whoever reads our output has seen enough.
+        // The reader of our output has closed the pipe.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", output::message(&error));

@@ -1,4 +1,4 @@
-//! Results, on stdout and in files. A closed pipe is an end, not an accident, so nothing here panics on it as `println!` would.
+//! Results, on stdout and in files. A closed pipe ends the program quietly, so nothing here panics on it as `println!` would.
 
 use std::fs::{self, Permissions};
 use std::io::{self, Write};

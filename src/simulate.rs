@@ -1,7 +1,7 @@
 //! A GPU plan without a GPU: its launches run in the simulator.
 //!
-//! The simulator needs the kernels as Rust functions, which no plan can hold. So they are made again from the model, and must
-//! come out as the plan names them. What is launched, and on which memory, is what the plan says.
+//! The simulator needs the kernels as Rust functions, which a plan cannot hold. So the model is lowered again, and its kernels must
+//! have the plan's names. The launches and their memory are the plan's own.
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_codegen::arch::Arch;

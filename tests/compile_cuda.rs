@@ -15,14 +15,14 @@ use common::Place;
 use gemma4c_blocks::DType;
 use gemma4c_codegen::nvrtc::Toolchain;
 use gemma4c_models::synth::Preset;
-use lowered::{Told, header};
+use lowered::{LowerOptions, header};
 use serde_json::Value;
 
 /// `inspect --json` of the plan of a full size.
-fn inspected(place: &Place, preset: Preset, dtype: DType, told: &Told) -> Value {
+fn inspected(place: &Place, preset: Preset, dtype: DType, options: &LowerOptions) -> Value {
     let model = place.path("model.gguf");
     header(&model, preset, dtype);
-    let plan = lowered::plan(&model, told);
+    let plan = lowered::plan(&model, options);
     place.write("plan.bin", plan.to_bytes().expect("a plan that can be written"));
     serde_json::from_str(&place.ok("inspect plan.bin --json")).expect("JSON")
 }
@@ -40,10 +40,10 @@ fn decode_keeps_its_budget_of_launches() {
         (Preset::E4b, DType::Q8_0, 7, 6),
         (Preset::Dense12b, DType::Q4_0, 5, 6),
         (Preset::Dense31b, DType::Q4_0, 5, 6),
-        // A router more: it stands between attention and the mixture.
+        // One launch more: the router between attention and the mixture.
         (Preset::Moe26bA4b, DType::Q4_0, 6, 6),
     ] {
-        let plan = inspected(&place, preset, dtype, &Told::default());
+        let plan = inspected(&place, preset, dtype, &LowerOptions::default());
         let decode = &plan["phases"][0];
         assert_eq!(decode["name"], "decode");
         let (most, around) = (number(decode, "launches_per_layer"), number(decode, "launches_outside_layers"));
@@ -57,7 +57,8 @@ fn decode_keeps_its_budget_of_launches() {
 #[test]
 fn experts_are_read_once_by_all_rows_and_copied_where_memory_allows() {
     let place = Place::new();
-    let plan = |vram| inspected(&place, Preset::Moe26bA4b, DType::Q4_0, &Told { vram, ..Told::default() });
+    let plan =
+        |vram| inspected(&place, Preset::Moe26bA4b, DType::Q4_0, &LowerOptions { vram, ..LowerOptions::default() });
     let prefill = |plan: &Value| plan["phases"].as_array().expect("phases").last().expect("a phase").clone();
     // Kernels of a layer's steps, and whether they read copies.
     let copied = |plan: &Value, node: &str| -> bool {
@@ -82,13 +83,13 @@ fn experts_are_read_once_by_all_rows_and_copied_where_memory_allows() {
     assert!(bytes > values * 9 / 16 && bytes < weights + around, "{bytes} bytes");
 }
 
-/// The layers without keys of their own, and the head, are computed for the asked row alone.
+/// The layers without keys of their own, and the LM head, are computed for the asked row alone.
 #[test]
 fn prefill_leaves_dead_rows_out() {
     let place = Place::new();
     for (preset, own_keys, percent) in [(Preset::E4b, 24, 58.0), (Preset::E2b, 15, 30.0)] {
-        let plan = inspected(&place, preset, DType::Q8_0, &Told::default());
-        let full = inspected(&place, preset, DType::Q8_0, &Told::default().without(&["dead-rows"]));
+        let plan = inspected(&place, preset, DType::Q8_0, &LowerOptions::default());
+        let full = inspected(&place, preset, DType::Q8_0, &LowerOptions::default().without(&["dead-rows"]));
         let phases = |plan: &Value| plan["phases"].as_array().expect("phases").clone();
         for (phase, full) in phases(&plan).iter().zip(&phases(&full)).skip(1) {
             let steps = phase["steps"].as_array().expect("steps");
@@ -127,9 +128,9 @@ fn the_readme_tells_the_memory_of_full_sizes() {
     ] {
         let mut shortest: Option<Vec<(bool, u64)>> = None;
         for context in [4096, 32_768, longest] {
-            let told = Told { context: Some(context), ..Told::default() };
-            let plan = inspected(&place, preset, dtype, &told);
-            let without_copies = lowered::plan(&place.path("model.gguf"), &told.without(&["bf16-copies"]));
+            let options = LowerOptions { context: Some(context), ..LowerOptions::default() };
+            let plan = inspected(&place, preset, dtype, &options);
+            let without_copies = lowered::plan(&place.path("model.gguf"), &options.without(&["bf16-copies"]));
             let least = without_copies.cuda.expect("a GPU plan").program.memory;
             let bytes = |part: &str| gigabytes(number(&plan["memory"], part));
             let parts = ["weights", "kv", "arena", "host", "total"].map(bytes).join(" | ");
@@ -148,10 +149,12 @@ fn the_readme_tells_the_memory_of_full_sizes() {
             assert!(caches.iter().any(|(slides, _)| *slides), "{name} has sliding layers");
         }
         // Copies lie behind all that is loaded, so that a plan with its weights has none of them in its file.
-        let told = Told { context: Some(4096), ..Told::default() };
-        let program = |told: &Told| lowered::plan(&place.path("model.gguf"), told).cuda.expect("a GPU plan").program;
-        let without_copies = program(&told.clone().without(&["bf16-copies"])).memory.weights;
-        assert!(program(&told).loaded_bytes() <= without_copies, "{name}: a file would have copies in it");
+        let options = LowerOptions { context: Some(4096), ..LowerOptions::default() };
+        let program = |options: &LowerOptions| {
+            lowered::plan(&place.path("model.gguf"), options).cuda.expect("a GPU plan").program
+        };
+        let without_copies = program(&options.clone().without(&["bf16-copies"])).memory.weights;
+        assert!(program(&options).loaded_bytes() <= without_copies, "{name}: a file would have copies in it");
         // A window of 1024 and a chunk of 2048; 8 heads of 256, keys and values, two bytes each.
         if preset == Preset::Dense12b {
             let of_a_window = shortest.expect("caches").into_iter().find(|(slides, _)| *slides).expect("it slides").1;

@@ -187,16 +187,16 @@ fn without_sizes(text: &str) -> String {
 fn whatever_the_driver_answers_ends_in_one_error() {
     let Some(place) = place() else { return };
     let mut texts = String::new();
-    let mut meet = |what: &str, line: &str, settings: &[(&str, &str)]| {
+    let mut record_refusal = |what: &str, line: &str, settings: &[(&str, &str)]| {
         let (ran, _) = run(&place, line, settings);
         assert_eq!((ran.code, ran.stdout.trim()), (Some(2), ""), "{what}\n{}{}", ran.stdout, ran.stderr);
         assert_eq!(ran.stderr.matches("error: ").count(), 1, "{what}\n{}", ran.stderr);
         texts += &format!("-- {what}\n{}", without_sizes(&ran.stderr));
     };
     let line = "run plan.bin --device cuda --tokens 2,3,4,5 -n 8 --temp 0";
-    meet("no GPU", line, &[("DRIVER_GPUS", "0")]);
-    meet("a driver of long ago", line, &[("DRIVER_VERSION", "12020")]);
-    meet("a small GPU", line, &[("DRIVER_MEMORY", "65536")]);
+    record_refusal("no GPU", line, &[("DRIVER_GPUS", "0")]);
+    record_refusal("a driver of long ago", line, &[("DRIVER_VERSION", "12020")]);
+    record_refusal("a small GPU", line, &[("DRIVER_MEMORY", "65536")]);
     for (what, fail) in [
         ("a GPU that does not open", "cuDevicePrimaryCtxRetain:1:46"),
         ("memory that is gone at the last moment", "cuMemAlloc:2:2"),
@@ -208,7 +208,7 @@ fn whatever_the_driver_answers_ends_in_one_error() {
         ("a launch that the GPU has no room for", "cuLaunchKernelEx:1:701"),
         ("a graph that cannot be made", "cuGraphInstantiate:1:2"),
     ] {
-        meet(what, line, &[("DRIVER_FAIL", fail)]);
+        record_refusal(what, line, &[("DRIVER_FAIL", fail)]);
     }
     let place = Place::new();
     place.ok("synth tiny-e -q q8_0 -o model.gguf");

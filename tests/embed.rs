@@ -23,7 +23,7 @@ use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::cuda::{Argument, Launch, Range, Region};
 use gemma4c_plan::{Plan, START, own_bytes};
 use gemma4c_runtime::{ModelLocation, RuntimeError, Session};
-use lowered::Told;
+use lowered::LowerOptions;
 
 /// A place with a tiny model and its plan for the CPU, with weights and without.
 fn for_the_cpu(preset: &str, dtype: &str) -> Place {
@@ -35,21 +35,21 @@ fn for_the_cpu(preset: &str, dtype: &str) -> Place {
 }
 
 /// A place with a tiny model and its plan for GPUs, `plan.bin`, and with weights, `whole.bin`. Neither has machine code.
-fn for_gpus(preset: &str, dtype: &str, told: &Told) -> Place {
+fn for_gpus(preset: &str, dtype: &str, options: &LowerOptions) -> Place {
     let place = Place::new();
     place.ok(&format!("synth {preset} -q {dtype} -o model.gguf"));
-    let mut plan = lowered::plan(&place.path("model.gguf"), told);
+    let mut plan = lowered::plan(&place.path("model.gguf"), options);
     place.write("plan.bin", plan.to_bytes().unwrap());
     let model = Gguf::open(place.path("model.gguf")).unwrap();
-    let mut told = (0, 0);
-    let bytes = embed::write(&mut plan, &model, &place.path("whole.bin"), &mut |done, total| told = (done, total));
+    let mut progress = (0, 0);
+    let bytes = embed::write(&mut plan, &model, &place.path("whole.bin"), &mut |done, total| progress = (done, total));
     assert_eq!(bytes.unwrap(), std::fs::metadata(place.path("whole.bin")).unwrap().len());
-    assert!(told.0 == told.1 && told.1 > 0, "{told:?}");
+    assert!(progress.0 == progress.1 && progress.1 > 0, "{progress:?}");
     place
 }
 
-fn short() -> Told {
-    Told { context: Some(64), chunk: Some(32), ..Told::default() }
+fn short() -> LowerOptions {
+    LowerOptions { context: Some(64), chunk: Some(32), ..LowerOptions::default() }
 }
 
 #[test]
@@ -162,20 +162,21 @@ fn each_fault_of_a_plan_with_its_weights_has_its_words() {
     place.write("sums.bin", with(own_bytes(&whole[..START]).unwrap() as usize - 4));
     place.write("flipped.bin", with(start + weights.bytes as usize / 2));
     let mut texts = String::new();
-    let mut meet = |line: &str| texts += &format!("$ gemma4c {line}\n{}", without_numbers(&place.refused(line)));
+    let mut record_refusal =
+        |line: &str| texts += &format!("$ gemma4c {line}\n{}", without_numbers(&place.refused(line)));
     for name in ["cut", "cut-at-the-weights", "longer", "header", "sums"] {
-        meet(&format!("inspect {name}.bin"));
+        record_refusal(&format!("inspect {name}.bin"));
     }
-    meet("inspect flipped.bin --check-weights");
-    meet("run flipped.bin --device sim --tokens 1 -n 1");
-    meet("inspect plan.bin --check-weights");
-    meet("inspect model.gguf --check-weights");
-    meet("compile whole.bin -o out.bin --embed-weights");
-    meet("compile model.gguf -o nowhere/out.bin --embed-weights");
+    record_refusal("inspect flipped.bin --check-weights");
+    record_refusal("run flipped.bin --device sim --tokens 1 -n 1");
+    record_refusal("inspect plan.bin --check-weights");
+    record_refusal("inspect model.gguf --check-weights");
+    record_refusal("compile whole.bin -o out.bin --embed-weights");
+    record_refusal("compile model.gguf -o nowhere/out.bin --embed-weights");
     std::fs::remove_file(place.path("model.gguf")).unwrap();
-    meet("run whole.bin --device cpu --tokens 1 -n 1");
-    meet("run whole.bin --device sim --tokens 1 -n 1");
-    meet("verify whole.bin --device sim");
+    record_refusal("run whole.bin --device cpu --tokens 1 -n 1");
+    record_refusal("run whole.bin --device sim --tokens 1 -n 1");
+    record_refusal("verify whole.bin --device sim");
     assert_text!("errors", "embedded", texts);
 }
 

@@ -25,8 +25,8 @@ impl Faults {
         self.texts += &format!("{}-- {what}\n", if self.texts.is_empty() { "" } else { "\n" });
     }
 
-    /// Runs a command that must be refused and keeps its words.
-    fn meet(&mut self, line: &str) {
+    /// Runs a command that must be refused and appends its message to the snapshot.
+    fn record_refusal(&mut self, line: &str) {
         let words = without_fingerprints(&self.place.refused(line));
         self.texts += &format!("$ gemma4c {line}\n{words}");
     }
@@ -95,26 +95,26 @@ fn a_model_that_cannot_be_compiled() {
 
     faults.about("no model");
     for name in ["absent", "folder", "pipe", "archive", "empty", "newer", "cut", "cut-header"] {
-        faults.meet(&format!("compile {name}.gguf -o out.bin"));
+        faults.record_refusal(&format!("compile {name}.gguf -o out.bin"));
     }
-    faults.meet("compile plan.bin -o out.bin");
+    faults.record_refusal("compile plan.bin -o out.bin");
     faults.about("not this kind of model");
     for name in ["llama", "no-layers", "other-tokenizer", "odd-heads", "missing", "misshapen"] {
-        faults.meet(&format!("compile {name}.gguf -o out.bin"));
+        faults.record_refusal(&format!("compile {name}.gguf -o out.bin"));
     }
     faults.about("what the compiler is asked for");
     for options in ["--ctx 0", "--ctx 8193", "--chunk 0"] {
-        faults.meet(&format!("compile model.gguf -o out.bin {options}"));
+        faults.record_refusal(&format!("compile model.gguf -o out.bin {options}"));
     }
-    faults.meet("compile model.gguf -o nowhere/out.bin");
-    faults.meet("compile model.gguf -o folder.gguf");
-    faults.meet("compile model.gguf -o pipe.gguf");
+    faults.record_refusal("compile model.gguf -o nowhere/out.bin");
+    faults.record_refusal("compile model.gguf -o folder.gguf");
+    faults.record_refusal("compile model.gguf -o pipe.gguf");
     faults.about("looking at it");
     for line in ["absent.gguf", "pipe.gguf", "empty.gguf", "cut.gguf --json", "missing.gguf --graph"] {
-        faults.meet(&format!("inspect {line}"));
+        faults.record_refusal(&format!("inspect {line}"));
     }
-    faults.meet("inspect model.gguf --dot 2");
-    faults.meet("inspect plan.bin --dot 0");
+    faults.record_refusal("inspect model.gguf --dot 2");
+    faults.record_refusal("inspect plan.bin --dot 0");
     assert!(!faults.place.path("out.bin").exists(), "a failed compile leaves nothing");
     assert_text!("errors", "compile", faults.texts);
 }
@@ -137,24 +137,24 @@ fn a_plan_that_cannot_be_run() {
 
     faults.about("no plan");
     for name in ["absent", "archive", "newer", "cut", "cut-header", "flipped", "empty"] {
-        faults.meet(&format!("run {name}.bin -p hello"));
+        faults.record_refusal(&format!("run {name}.bin -p hello"));
     }
-    faults.meet("run model.gguf -p hello");
-    faults.meet("run folder -p hello");
+    faults.record_refusal("run model.gguf -p hello");
+    faults.record_refusal("run folder -p hello");
     faults.about("another model under it");
-    faults.meet("run plan.bin -p hello --model folder");
-    faults.meet("run plan.bin -p hello --model folder/model.gguf");
-    faults.meet("run plan.bin -p hello --model smaller.gguf");
-    faults.meet("run plan.bin -p hello --model absent.gguf");
+    faults.record_refusal("run plan.bin -p hello --model folder");
+    faults.record_refusal("run plan.bin -p hello --model folder/model.gguf");
+    faults.record_refusal("run plan.bin -p hello --model smaller.gguf");
+    faults.record_refusal("run plan.bin -p hello --model absent.gguf");
     faults.place.write("model.gguf", &model[..model.len() - 32]);
-    faults.meet("run plan.bin -p hello");
+    faults.record_refusal("run plan.bin -p hello");
     // As large, but of another seed.
     let other = faults.place.read("folder/model.gguf");
     assert_eq!(other.len(), model.len());
     faults.place.write("model.gguf", other);
-    faults.meet("run plan.bin -p hello");
+    faults.record_refusal("run plan.bin -p hello");
     std::fs::remove_file(faults.place.path("model.gguf")).expect("the model can go");
-    faults.meet("run plan.bin -p hello");
+    faults.record_refusal("run plan.bin -p hello");
     assert_text!("errors", "plan-and-model", faults.texts);
 }
 
@@ -181,55 +181,55 @@ fn a_request_that_makes_no_sense() {
     let long = (0..65).map(|i| i.to_string()).collect::<Vec<_>>().join(",");
 
     faults.about("tokens");
-    faults.meet("run plan.bin --tokens 1,2,1024");
-    faults.meet("run plan.bin --tokens ''");
-    faults.meet("run plan.bin --tokens 1,two");
-    faults.meet("run plan.bin --tokens=-1");
-    faults.meet(&format!("run plan.bin --tokens {long}"));
-    faults.meet("logits plan.bin -o out.safetensors --tokens 1024");
-    faults.meet("logits plan.bin -o out.safetensors --tokens ''");
-    faults.meet(&format!("logits plan.bin -o out.safetensors --tokens {long}"));
+    faults.record_refusal("run plan.bin --tokens 1,2,1024");
+    faults.record_refusal("run plan.bin --tokens ''");
+    faults.record_refusal("run plan.bin --tokens 1,two");
+    faults.record_refusal("run plan.bin --tokens=-1");
+    faults.record_refusal(&format!("run plan.bin --tokens {long}"));
+    faults.record_refusal("logits plan.bin -o out.safetensors --tokens 1024");
+    faults.record_refusal("logits plan.bin -o out.safetensors --tokens ''");
+    faults.record_refusal(&format!("logits plan.bin -o out.safetensors --tokens {long}"));
     faults.about("what logits are asked for");
-    faults.meet("logits plan.bin -o out.safetensors --tokens 1,2 --prefill 0");
-    faults.meet("logits plan.bin -o out.safetensors --tokens 1,2 --prefill 3");
-    faults.meet("logits plan.bin -o out.safetensors --tokens 1,2 --chunk 0");
-    faults.meet("logits plan.bin -o out.safetensors --tokens 1,2 --tap blk.9.layer.out");
-    faults.meet("logits plan.bin -o out.safetensors --tokens 1,2 --tap blk.0.attention.kv");
-    faults.meet("logits plan.bin -o nowhere/out.safetensors --tokens 1,2");
-    faults.meet("logits plan.bin -o folder --tokens 1,2");
+    faults.record_refusal("logits plan.bin -o out.safetensors --tokens 1,2 --prefill 0");
+    faults.record_refusal("logits plan.bin -o out.safetensors --tokens 1,2 --prefill 3");
+    faults.record_refusal("logits plan.bin -o out.safetensors --tokens 1,2 --chunk 0");
+    faults.record_refusal("logits plan.bin -o out.safetensors --tokens 1,2 --tap blk.9.layer.out");
+    faults.record_refusal("logits plan.bin -o out.safetensors --tokens 1,2 --tap blk.0.attention.kv");
+    faults.record_refusal("logits plan.bin -o nowhere/out.safetensors --tokens 1,2");
+    faults.record_refusal("logits plan.bin -o folder --tokens 1,2");
     faults.about("sampling");
     for option in ["--temp=-1", "--temp nan", "--temp 101", "--top-p 0", "--top-p 1.5", "--top-p nan"] {
-        faults.meet(&format!("run plan.bin -p hello {option}"));
+        faults.record_refusal(&format!("run plan.bin -p hello {option}"));
     }
     faults.about("text");
-    faults.meet("run plan.bin");
-    faults.meet("run silent.bin -p hello");
-    faults.meet("run silent.bin --chat -p hello");
-    faults.meet("run base.bin --chat -p hello");
-    faults.meet("tokenize silent.gguf -p hello");
-    faults.meet("tokenize silent.bin -p hello");
-    faults.meet("tokenize plan.bin --decode 1024");
-    faults.meet("tokenize plan.bin --decode 5,x");
-    faults.meet("tokenize plan.bin -f absent.txt");
-    faults.meet("tokenize plan.bin -f latin1.txt");
-    faults.meet("tokenize absent.bin -p hello");
-    faults.meet("tokenize folder -p hello");
+    faults.record_refusal("run plan.bin");
+    faults.record_refusal("run silent.bin -p hello");
+    faults.record_refusal("run silent.bin --chat -p hello");
+    faults.record_refusal("run base.bin --chat -p hello");
+    faults.record_refusal("tokenize silent.gguf -p hello");
+    faults.record_refusal("tokenize silent.bin -p hello");
+    faults.record_refusal("tokenize plan.bin --decode 1024");
+    faults.record_refusal("tokenize plan.bin --decode 5,x");
+    faults.record_refusal("tokenize plan.bin -f absent.txt");
+    faults.record_refusal("tokenize plan.bin -f latin1.txt");
+    faults.record_refusal("tokenize absent.bin -p hello");
+    faults.record_refusal("tokenize folder -p hello");
     faults.about("measuring, and where");
-    faults.meet("run plan.bin -p hello --device cuda");
-    faults.meet("bench plan.bin -p 16 -n 64");
-    faults.meet("bench plan.bin -p 16 -n 8 -d 60");
-    faults.meet("bench plan.bin -p 16 -r 0");
-    faults.meet("bench plan.bin -p 16,many");
-    faults.meet("profile plan.bin");
-    faults.meet("profile plan.bin --ceiling-gbs 0");
-    faults.meet("profile plan.bin --trace folder");
+    faults.record_refusal("run plan.bin -p hello --device cuda");
+    faults.record_refusal("bench plan.bin -p 16 -n 64");
+    faults.record_refusal("bench plan.bin -p 16 -n 8 -d 60");
+    faults.record_refusal("bench plan.bin -p 16 -r 0");
+    faults.record_refusal("bench plan.bin -p 16,many");
+    faults.record_refusal("profile plan.bin");
+    faults.record_refusal("profile plan.bin --ceiling-gbs 0");
+    faults.record_refusal("profile plan.bin --trace folder");
     faults.about("random models");
-    faults.meet("synth tiny-e --layers 2 -o out.gguf");
-    faults.meet("synth tiny-e --layers 7 -o out.gguf");
-    faults.meet("synth tiny-e -o nowhere/out.gguf");
-    faults.meet("synth tiny-e -o folder");
-    faults.meet("synth tiny-e -o out.gguf --vocab absent.gguf");
-    faults.meet("synth tiny-e -o out.gguf --vocab silent.gguf");
+    faults.record_refusal("synth tiny-e --layers 2 -o out.gguf");
+    faults.record_refusal("synth tiny-e --layers 7 -o out.gguf");
+    faults.record_refusal("synth tiny-e -o nowhere/out.gguf");
+    faults.record_refusal("synth tiny-e -o folder");
+    faults.record_refusal("synth tiny-e -o out.gguf --vocab absent.gguf");
+    faults.record_refusal("synth tiny-e -o out.gguf --vocab silent.gguf");
     for left in ["out.safetensors", "out.gguf", "out.gguf.partial"] {
         assert!(!faults.place.path(left).exists(), "{left} is left behind");
     }

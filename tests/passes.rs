@@ -20,7 +20,7 @@ use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_models::synth::Preset;
 use gemma4c_plan::Plan;
-use lowered::{Told, header};
+use lowered::{LowerOptions, header};
 
 const TINY: [Preset; 3] = [Preset::TinyE, Preset::TinyDense, Preset::TinyMoe];
 
@@ -37,9 +37,9 @@ fn after(graph: &Graph, goal: Goal, count: usize) -> (Fused, Vec<Report>) {
     fuse(graph, goal, &later)
 }
 
-/// What has changed, place by place: the lines that are gone and the new ones. Equal changes are told once.
+/// What has changed, place by place: the lines that are gone and the new ones. Equal changes are listed once.
 fn changes(before: &BTreeMap<Option<u32>, String>, now: &BTreeMap<Option<u32>, String>) -> String {
-    let mut told: Vec<(String, Vec<u32>, bool)> = Vec::new();
+    let mut changes: Vec<(String, Vec<u32>, bool)> = Vec::new();
     for (layer, text) in now {
         let old = before.get(layer).map_or("", String::as_str);
         let missing = |from: &str, to: &str, mark: &str| -> String {
@@ -50,9 +50,9 @@ fn changes(before: &BTreeMap<Option<u32>, String>, now: &BTreeMap<Option<u32>, S
         if change.is_empty() {
             continue;
         }
-        match told.iter_mut().find(|(known, _, outside)| *known == change && *outside == layer.is_none()) {
+        match changes.iter_mut().find(|(seen, _, outside)| *seen == change && *outside == layer.is_none()) {
             Some((_, layers, _)) => layers.extend(layer),
-            None => told.push((change, layer.iter().copied().collect(), layer.is_none())),
+            None => changes.push((change, layer.iter().copied().collect(), layer.is_none())),
         }
     }
     let place = |layers: &[u32], outside: bool| match (outside, layers.len()) {
@@ -60,7 +60,7 @@ fn changes(before: &BTreeMap<Option<u32>, String>, now: &BTreeMap<Option<u32>, S
         (false, 1) => format!("layer {}", layers[0]),
         (false, _) => format!("layers {}", layer_ranges(layers)),
     };
-    told.iter().map(|(change, layers, outside)| format!("  {}\n{change}", place(layers, *outside))).collect()
+    changes.iter().map(|(change, layers, outside)| format!("  {}\n{change}", place(layers, *outside))).collect()
 }
 
 fn layers_of(graph: &Graph) -> Vec<Option<u32>> {
@@ -153,11 +153,11 @@ fn before_and_after_each_choice_of_the_lowering() {
     let place = Place::new();
     let model = place.path("model.gguf");
     header(&model, Preset::TinyE, DType::Q8_0);
-    let told = Told { context: Some(128), chunk: Some(32), ..Told::default() };
-    let now = lowered::plan(&model, &told);
+    let options = LowerOptions { context: Some(128), chunk: Some(32), ..LowerOptions::default() };
+    let now = lowered::plan(&model, &options);
     let mut text = String::new();
     for (name, about) in Pass::ALL.map(|pass| (pass.name(), pass.about())) {
-        let before = lowered::plan(&model, &told.clone().without(&[name]));
+        let before = lowered::plan(&model, &options.clone().without(&[name]));
         writeln!(text, "{name}: {about}").expect("a string");
         for (phase, of) in now.cuda.iter().flat_map(|cuda| &cuda.program.phases).enumerate() {
             let changed = changes(&launches(&before, phase), &launches(&now, phase));
@@ -173,18 +173,18 @@ fn before_and_after_each_choice_of_the_lowering() {
 fn the_lowering_reports_what_it_did() {
     let place = Place::new();
     let model = place.path("model.gguf");
-    let told = Told { context: Some(128), chunk: Some(32), ..Told::default() };
+    let options = LowerOptions { context: Some(128), chunk: Some(32), ..LowerOptions::default() };
     let mut text = String::new();
-    for (preset, dtype, told) in [
-        (Preset::TinyE, DType::Q8_0, told.clone()),
-        (Preset::TinyDense, DType::BF16, told.clone()),
-        (Preset::TinyMoe, DType::Q4_0, told.clone()),
-        (Preset::TinyDense, DType::Q8_0, told.without(&["int8", "attention-step"])),
+    for (preset, dtype, options) in [
+        (Preset::TinyE, DType::Q8_0, options.clone()),
+        (Preset::TinyDense, DType::BF16, options.clone()),
+        (Preset::TinyMoe, DType::Q4_0, options.clone()),
+        (Preset::TinyDense, DType::Q8_0, options.without(&["int8", "attention-step"])),
     ] {
         header(&model, preset, dtype);
-        let plan = lowered::plan(&model, &told);
+        let plan = lowered::plan(&model, &options);
         let program = plan.cuda.expect("a GPU plan").program;
-        writeln!(text, "{} {dtype}{}", preset.name(), without(&told.disabled)).expect("a string");
+        writeln!(text, "{} {dtype}{}", preset.name(), without(&options.disabled)).expect("a string");
         for pass in program.passes.iter().filter(|pass| Pass::ALL.iter().any(|known| known.name() == pass.name)) {
             writeln!(text, "  {}: {}", pass.name, if pass.enabled { pass.applied.to_string() } else { "off".into() })
                 .expect("a string");
@@ -215,19 +215,24 @@ fn without(passes: &[String]) -> String {
 #[test]
 fn what_the_lowering_leaves_alone_has_its_reason() {
     let place = Place::new();
-    let told = Told { context: Some(128), chunk: Some(32), ..Told::default() };
-    let reason = |preset: Preset, dtype: DType, told: &Told, phase: &str, kernel: &str, value: &str| -> String {
-        header(&place.path("model.gguf"), preset, dtype);
-        let plan = lowered::plan(&place.path("model.gguf"), told);
-        let program = &plan.cuda.as_ref().expect("a GPU plan").program;
-        let phase = program.phases.iter().find(|known| known.name == phase).expect("a phase");
-        let computes = |step: &&gemma4c_plan::cuda::CudaStep| {
-            let names = step.nodes.iter().any(|v| plan.program.values[*v as usize].name == value);
-            names && program.kernels[step.launch.kernel as usize].name == kernel
+    let options = LowerOptions { context: Some(128), chunk: Some(32), ..LowerOptions::default() };
+    let reason =
+        |preset: Preset, dtype: DType, options: &LowerOptions, phase: &str, kernel: &str, value: &str| -> String {
+            header(&place.path("model.gguf"), preset, dtype);
+            let plan = lowered::plan(&place.path("model.gguf"), options);
+            let program = &plan.cuda.as_ref().expect("a GPU plan").program;
+            let phase = program.phases.iter().find(|known| known.name == phase).expect("a phase");
+            let computes = |step: &&gemma4c_plan::cuda::CudaStep| {
+                let names = step.nodes.iter().any(|v| plan.program.values[*v as usize].name == value);
+                names && program.kernels[step.launch.kernel as usize].name == kernel
+            };
+            let step = phase.steps.iter().find(computes).unwrap_or_else(|| panic!("no {kernel} computes {value}"));
+            format!(
+                "{}\n    instead of: {}",
+                step.reason,
+                if step.runner_up.is_empty() { "-" } else { &step.runner_up }
+            )
         };
-        let step = phase.steps.iter().find(computes).unwrap_or_else(|| panic!("no {kernel} computes {value}"));
-        format!("{}\n    instead of: {}", step.reason, if step.runner_up.is_empty() { "-" } else { &step.runner_up })
-    };
     let mut text = String::new();
     let mut tell = |what: &str, reason: String| writeln!(text, "{what}\n    {reason}").expect("a string");
     tell(
@@ -235,7 +240,7 @@ fn what_the_lowering_leaves_alone_has_its_reason() {
         reason(
             Preset::TinyMoe,
             DType::Q8_0,
-            &told.clone().without(&["mixtures"]),
+            &options.clone().without(&["mixtures"]),
             "decode",
             "rms_norm",
             "blk.0.mixture_of_experts.expert_input",
@@ -243,13 +248,13 @@ fn what_the_lowering_leaves_alone_has_its_reason() {
     );
     tell(
         "absorb-norms: a norm of many rows",
-        reason(Preset::TinyDense, DType::Q8_0, &told, "prefill 32", "residual_norm", "blk.0.mlp.normed"),
+        reason(Preset::TinyDense, DType::Q8_0, &options, "prefill 32", "residual_norm", "blk.0.mlp.normed"),
     );
     tell(
         "attention-step: heads of many rows",
-        reason(Preset::TinyDense, DType::Q8_0, &told, "prefill 32", "heads", "blk.0.attention.q"),
+        reason(Preset::TinyDense, DType::Q8_0, &options, "prefill 32", "heads", "blk.0.attention.q"),
     );
-    let f32_keys = Told { kv: gemma4c_plan::cuda::KvType::F32, ..told.clone() };
+    let f32_keys = LowerOptions { kv: gemma4c_plan::cuda::KvType::F32, ..options.clone() };
     tell(
         "tensor cores for attention: keys and values in f32",
         reason(Preset::TinyDense, DType::Q8_0, &f32_keys, "prefill 32", "attention_plain", "blk.0.attention.mixed"),
@@ -259,7 +264,7 @@ fn what_the_lowering_leaves_alone_has_its_reason() {
         reason(
             Preset::TinyDense,
             DType::Q8_0,
-            &told.clone().without(&["bf16-copies"]),
+            &options.clone().without(&["bf16-copies"]),
             "prefill 32",
             "product",
             "blk.0.attention.projected",

@@ -20,7 +20,7 @@ use common::{Place, Random, Tensors, finish, golden, ids, random_tokens};
 use gemma4c_models::gguf::Value;
 use gemma4c_plan::Plan;
 use gemma4c_runtime::argmax;
-use lowered::Told;
+use lowered::LowerOptions;
 use serde_json::Value as Json;
 
 /// The figures, as JSON.
@@ -275,8 +275,8 @@ fn windows_in(text: &str) -> usize {
 fn a_simulated_gpu_is_scored_by_the_phase_it_is_fed_through() {
     let place = Place::new();
     place.ok("synth tiny-dense -q q8_0 --layers 2 -o model.gguf");
-    let told = Told { context: Some(64), chunk: Some(32), ..Told::default() };
-    place.write("plan.bin", lowered::plan(&place.path("model.gguf"), &told).to_bytes().unwrap());
+    let options = LowerOptions { context: Some(64), chunk: Some(32), ..LowerOptions::default() };
+    place.write("plan.bin", lowered::plan(&place.path("model.gguf"), &options).to_bytes().unwrap());
     place.write("ids.txt", lines(&[random_tokens(7, 6, 1024)]));
     let line = "plan.bin --tokens ids.txt --device sim --against plan.bin --against-device cpu";
     let (prefill, decode) = (figures(&place, line), figures(&place, &format!("{line} --decode")));
@@ -297,7 +297,7 @@ struct Refusals {
 }
 
 impl Refusals {
-    fn meet(&mut self, line: &str) {
+    fn record_refusal(&mut self, line: &str) {
         let words = self.place.refused(&format!("perplexity {line}"));
         self.texts += &format!("$ gemma4c perplexity {line}\n{}", common::without_numbers(&words));
     }
@@ -364,7 +364,7 @@ fn what_cannot_be_scored_is_refused() {
         "q8_0.bin --tokens ids.txt --checkpoint nowhere/state",
         "q8_0.bin --tokens ids.txt --checkpoint prose.txt",
     ] {
-        refusals.meet(line);
+        refusals.record_refusal(line);
     }
     assert_eq!(
         text(&refusals.place, "prose.txt"),
@@ -387,13 +387,13 @@ impl Refusals {
             "q8_0.bin --tokens ids.txt --checkpoint state --decode",
             "q8_0.bin --tokens ids.txt --checkpoint state --against q4_0.bin",
         ] {
-            self.meet(line);
+            self.record_refusal(line);
             assert_eq!(text(&self.place, "state"), state, "{line}: it is left as it was");
         }
         self.place.write("simulated", state.replace("device: cpu", "device: a simulated GPU"));
-        self.meet("q8_0.bin --tokens ids.txt --checkpoint simulated");
+        self.record_refusal("q8_0.bin --tokens ids.txt --checkpoint simulated");
         self.place.write("older", state.replace("checkpoint 1", "checkpoint 0"));
-        self.meet("q8_0.bin --tokens ids.txt --checkpoint older");
+        self.record_refusal("q8_0.bin --tokens ids.txt --checkpoint older");
         let second = state.lines().last().unwrap();
         for (name, changed) in [
             ("header", state.replace("phase: prefill\n", "phase: prefill\nmore: 1\n")),
@@ -406,11 +406,11 @@ impl Refusals {
         ] {
             assert_ne!(changed, state, "{name}");
             self.place.write(name, changed);
-            self.meet(&format!("q8_0.bin --tokens ids.txt --checkpoint {name}"));
+            self.record_refusal(&format!("q8_0.bin --tokens ids.txt --checkpoint {name}"));
         }
         let held = std::fs::File::open(self.place.path("state")).unwrap();
         held.lock().unwrap();
-        self.meet("q8_0.bin --tokens ids.txt --checkpoint state");
+        self.record_refusal("q8_0.bin --tokens ids.txt --checkpoint state");
     }
 }
 

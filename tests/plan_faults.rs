@@ -15,7 +15,7 @@ use common::gguf::{Key, rewrite, same};
 use common::{Place, without_numbers};
 use gemma4c_models::gguf::Value;
 use gemma4c_plan::Plan;
-use lowered::Told;
+use lowered::LowerOptions;
 
 /// The sections of a plan, in the order of its table.
 const SECTIONS: [&str; 9] = ["model", "target", "weights", "program", "text", "report", "cuda", "code", "embedded"];
@@ -30,8 +30,8 @@ impl Faults {
     fn new() -> Faults {
         let place = Place::new();
         place.ok("synth tiny-dense -q q8_0 --layers 2 -o model.gguf");
-        let told = Told { context: Some(64), chunk: Some(16), ..Told::default() };
-        let plan = lowered::plan(&place.path("model.gguf"), &told);
+        let options = LowerOptions { context: Some(64), chunk: Some(16), ..LowerOptions::default() };
+        let plan = lowered::plan(&place.path("model.gguf"), &options);
         place.write("plan.bin", plan.to_bytes().expect("a plan that can be written"));
         Faults { place, texts: String::new() }
     }
@@ -40,8 +40,8 @@ impl Faults {
         self.texts += &format!("{}-- {what}\n", if self.texts.is_empty() { "" } else { "\n" });
     }
 
-    /// Runs a command that must be refused and keeps its words.
-    fn meet(&mut self, line: &str) {
+    /// Runs a command that must be refused and appends its message to the snapshot.
+    fn record_refusal(&mut self, line: &str) {
         let words = without_numbers(&self.place.refused(line));
         self.texts += &format!("$ gemma4c {line}\n{words}");
     }
@@ -68,14 +68,14 @@ fn a_damaged_plan() {
     for (name, at) in places(&plan) {
         let file = format!("{name}.bin");
         faults.place.write(&file, with(at, plan[at] ^ 1));
-        faults.meet(&format!("inspect {file}"));
+        faults.record_refusal(&format!("inspect {file}"));
     }
     faults.about("of a later version");
     faults.place.write("newer.bin", with(8, plan[8] + 1));
-    faults.meet("run newer.bin -p hello --device sim");
+    faults.record_refusal("run newer.bin -p hello --device sim");
     faults.about("cut");
     faults.place.write("cut.bin", &plan[..plan.len() - 1]);
-    faults.meet("run cut.bin -p hello --device cuda");
+    faults.record_refusal("run cut.bin -p hello --device cuda");
     assert_text!("errors", "gpu-plans-damaged", faults.texts);
 }
 
@@ -90,9 +90,9 @@ fn another_model_under_a_plan() {
     place.ok("synth tiny-dense -q q4_0 --layers 2 -o smaller.gguf");
     for device in ["sim", "cpu"] {
         faults.about(&format!("on {device}"));
-        faults.meet(&format!("run plan.bin --device {device} --tokens 1 -n 1 --model folder"));
-        faults.meet(&format!("run plan.bin --device {device} --tokens 1 -n 1 --model smaller.gguf"));
-        faults.meet(&format!("run plan.bin --device {device} --tokens 1 -n 1 --model absent.gguf"));
+        faults.record_refusal(&format!("run plan.bin --device {device} --tokens 1 -n 1 --model folder"));
+        faults.record_refusal(&format!("run plan.bin --device {device} --tokens 1 -n 1 --model smaller.gguf"));
+        faults.record_refusal(&format!("run plan.bin --device {device} --tokens 1 -n 1 --model absent.gguf"));
     }
     faults.about("changed where it lies");
     let plan = Plan::from_bytes(&faults.place.read("plan.bin")).expect("a plan");
@@ -101,10 +101,10 @@ fn another_model_under_a_plan() {
     let mut changed = model.clone();
     changed[last] ^= 1;
     faults.place.write("model.gguf", changed);
-    faults.meet("run plan.bin --device sim --tokens 1 -n 1");
+    faults.record_refusal("run plan.bin --device sim --tokens 1 -n 1");
     faults.about("gone");
     std::fs::remove_file(faults.place.path("model.gguf")).expect("the model can go");
-    faults.meet("run plan.bin --device sim --tokens 1 -n 1");
+    faults.record_refusal("run plan.bin --device sim --tokens 1 -n 1");
     assert_text!("errors", "gpu-plans-and-models", faults.texts);
 }
 
@@ -130,7 +130,7 @@ fn what_cannot_be_compiled_for_a_gpu() {
     let place = &faults.place;
     place.ok("compile model.gguf -o cpu.bin --target cpu --ctx 64");
     place.ok("synth tiny-dense -q f32 --layers 2 -o floats.gguf");
-    // A feed-forward that is not whole groups of 32 values wide.
+    // A feed-forward whose width is not a multiple of the quantisation block of 32.
     rewrite(
         &place.path("floats.gguf"),
         &place.path("odd.gguf"),
@@ -147,14 +147,14 @@ fn what_cannot_be_compiled_for_a_gpu() {
         },
     );
     faults.about("what is asked of the compiler");
-    faults.meet("compile model.gguf -o out.bin --target cuda --disable-pass fuse-everything");
-    faults.meet("compile model.gguf -o out.bin --target cuda --ctx 64 --vram 3MB");
-    faults.meet("compile model.gguf -o out.bin --target cpu --arch sm_90a");
-    faults.meet("compile model.gguf -o out.bin --target cuda --kv q8_0");
+    faults.record_refusal("compile model.gguf -o out.bin --target cuda --disable-pass fuse-everything");
+    faults.record_refusal("compile model.gguf -o out.bin --target cuda --ctx 64 --vram 3MB");
+    faults.record_refusal("compile model.gguf -o out.bin --target cpu --arch sm_90a");
+    faults.record_refusal("compile model.gguf -o out.bin --target cuda --kv q8_0");
     faults.about("a shape that no kernel takes");
-    faults.meet("compile odd.gguf -o out.bin --target cuda --ctx 64");
+    faults.record_refusal("compile odd.gguf -o out.bin --target cuda --ctx 64");
     faults.about("where it runs");
-    faults.meet("run cpu.bin --device sim --tokens 1");
+    faults.record_refusal("run cpu.bin --device sim --tokens 1");
     assert!(!faults.place.path("out.bin").exists(), "a failed compile leaves nothing");
     assert_text!("errors", "gpu-plans-requests", faults.texts);
 }

@@ -23,7 +23,7 @@ use std::time::Instant;
 use common::{Tensors, golden};
 use gemma4c_plan::cuda::KvType;
 use gemma4c_runtime::{Asked, argmax};
-use lowered::Told;
+use lowered::LowerOptions;
 use simulated::{Distance, Feed, each, exhaustive, on_simulator};
 
 /// What the golden data's description allows.
@@ -42,12 +42,12 @@ const F32: Limits = Limits { rms: 1e-3, row_rms: 1e-3, largest: 1e-3, clear_marg
 /// An expert can change places where a router is closer to another choice than this.
 const CLEAR_GAP: f32 = 0.2;
 
-/// Compares the rows of one fixture. `feed` is told the prompt's length and gives the lengths of its pieces, which of their
+/// Compares the rows of one fixture. `feed` takes the prompt's length and returns the lengths of its pieces, which of their
 /// rows are asked for, and how many tokens there are in all: of the prompt, then of its golden continuation.
 fn check(
     folder: &Path,
     name: &str,
-    told: &Told,
+    options: &LowerOptions,
     feed: impl Fn(usize) -> (Vec<usize>, Asked, usize),
     limits: &Limits,
 ) -> Result<(), String> {
@@ -57,7 +57,7 @@ fn check(
     let prompt = file.ids("tokens");
     let tokens = [&prompt[..], &file.ids("greedy.tokens")].concat();
     let (pieces, asked, count) = feed(prompt.len());
-    let mut session = on_simulator(lowered::plan(&model, told), &model);
+    let mut session = on_simulator(lowered::plan(&model, options), &model);
     let ours = Feed { tokens: &tokens[..count], pieces, asked }.rows(&mut session);
 
     let mut all = Distance::default();
@@ -66,7 +66,7 @@ fn check(
         let (expected, gap) = golden_row(&file, *at, prompt.len());
         let distance = Distance::of(row, expected);
         all = all.and(distance);
-        let what = format!("{name} without {:?}: row {at}", told.disabled);
+        let what = format!("{name} without {:?}: row {at}", options.disabled);
         let (best, margin) = best_and_margin(expected);
         agreed += usize::from(argmax(row) == Some(best));
         if gap < CLEAR_GAP {
@@ -81,7 +81,7 @@ fn check(
     }
     let report = format!(
         "{name:<19} without {:?}: {} rows, rms {:.5}, worst row {worst:.5}, largest {largest:.5}, same best {agreed}, {:.0} s",
-        told.disabled,
+        options.disabled,
         ours.len(),
         all.rms(),
         started.elapsed().as_secs_f32()
@@ -124,7 +124,7 @@ fn best_and_margin(row: &[f32]) -> (u32, f32) {
 #[test]
 fn every_fixture_agrees_as_it_is_compiled() {
     let Some(folder) = golden::folder() else { return };
-    let told = Told { context: Some(128), chunk: Some(24), ..Told::default() };
+    let options = LowerOptions { context: Some(128), chunk: Some(24), ..LowerOptions::default() };
     each(&golden::TEXT, |name| {
         let limits = if name.ends_with("bf16") { &BF16 } else { &INT8 };
         let feed = |prompt: usize| match exhaustive() {
@@ -132,7 +132,7 @@ fn every_fixture_agrees_as_it_is_compiled() {
             // A whole chunk, a short one, a single row, and what is left.
             false => (pieces(prompt, &[24, 9, 1], 24), Asked::Last, prompt + 2),
         };
-        check(&folder, name, &told, feed, limits)
+        check(&folder, name, &options, feed, limits)
     });
 }
 
@@ -141,13 +141,13 @@ fn every_fixture_agrees_as_it_is_compiled() {
 #[test]
 fn trained_models_agree_as_they_are_compiled() {
     let Some(folder) = golden::folder() else { return };
-    let told = Told { context: Some(256), chunk: Some(4), ..Told::default() };
+    let options = LowerOptions { context: Some(256), chunk: Some(4), ..LowerOptions::default() };
     each(&golden::TRAINED, |name| {
         let feed = |prompt: usize| match exhaustive() {
             true => (pieces(prompt, &[], 4), Asked::All, prompt + 31),
             false => (vec![4], Asked::Last, 6),
         };
-        check(&folder, name, &told, feed, &INT8)
+        check(&folder, name, &options, feed, &INT8)
     });
 }
 
@@ -156,7 +156,8 @@ fn trained_models_agree_as_they_are_compiled() {
 #[test]
 fn every_fixture_agrees_in_f32() {
     let Some(folder) = golden::folder() else { return };
-    let told = Told { context: Some(128), chunk: Some(4), kv: KvType::F32, ..Told::default() }.without(&["int8"]);
+    let options = LowerOptions { context: Some(128), chunk: Some(4), kv: KvType::F32, ..LowerOptions::default() }
+        .without(&["int8"]);
     each(&[&golden::TEXT[..], &golden::MASSIVE].concat(), |name| {
         let feed = |prompt: usize| match exhaustive() {
             true => (pieces(prompt, &[], 4), Asked::All, prompt + 31),
@@ -164,6 +165,6 @@ fn every_fixture_agrees_in_f32() {
             false if name.ends_with("q8_0") && golden::TEXT.contains(name) => (vec![4, 1, 3], Asked::All, 24),
             false => (vec![4, 3], Asked::Last, 9),
         };
-        check(&folder, name, &told, feed, &F32)
+        check(&folder, name, &options, feed, &F32)
     });
 }

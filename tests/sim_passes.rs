@@ -25,7 +25,7 @@ use gemma4c_graph::passes::PASSES;
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{KvType, Phase};
 use gemma4c_runtime::Asked;
-use lowered::Told;
+use lowered::LowerOptions;
 use simulated::{Distance, Feed, each, exhaustive, on_cpu, on_simulator};
 
 /// The kinds of models, as small as they come, and the passes that must make a difference to each.
@@ -50,20 +50,20 @@ fn phases(plan: &Plan) -> &[Phase] {
 }
 
 /// Compares a plan in the simulator with its meaning.
-fn check(model: &Path, what: &str, told: &Told, limits: (f64, f32)) -> Result<(), String> {
-    check_pieces(model, what, told, limits, &[4, 1])
+fn check(model: &Path, what: &str, options: &LowerOptions, limits: (f64, f32)) -> Result<(), String> {
+    check_pieces(model, what, options, limits, &[4, 1])
 }
 
 /// The same for a prompt in these pieces, and two tokens after it.
 fn check_pieces(
     model: &Path,
     what: &str,
-    told: &Told,
+    options: &LowerOptions,
     (rms, largest): (f64, f32),
     pieces: &[usize],
 ) -> Result<(), String> {
     let started = Instant::now();
-    let plan = lowered::plan(model, told);
+    let plan = lowered::plan(model, options);
     let tokens = random_tokens(7, pieces.iter().sum::<usize>() + 2, plan.model.vocab_size);
     let feed = Feed { tokens: &tokens, pieces: pieces.to_vec(), asked: Asked::Last };
     let expected = feed.rows(&mut on_cpu(plan.clone(), model));
@@ -83,7 +83,7 @@ fn check_pieces(
 #[test]
 fn each_pass_switched_off_computes_the_same() {
     let place = Place::new();
-    let whole = Told { context: Some(64), chunk: Some(4), ..Told::default() };
+    let whole = LowerOptions { context: Some(64), chunk: Some(4), ..LowerOptions::default() };
     let mut jobs = Vec::new();
     for (index, (synth, must_differ)) in MODELS.iter().enumerate() {
         let file = format!("{index}.gguf");
@@ -101,12 +101,12 @@ fn each_pass_switched_off_computes_the_same() {
                 jobs.push((file.clone(), format!("{preset} without {pass}"), without, ROUNDED));
             }
             if pass == "int8" || exhaustive() {
-                let exact = Told { kv: KvType::F32, ..whole.clone() }.without(&["int8", pass]);
+                let exact = LowerOptions { kv: KvType::F32, ..whole.clone() }.without(&["int8", pass]);
                 jobs.push((file.clone(), format!("{preset} in f32 without {pass}"), exact, EXACT));
             }
         }
     }
-    each(&jobs, |(file, what, told, limits)| check(&place.path(file), what, told, *limits));
+    each(&jobs, |(file, what, options, limits)| check(&place.path(file), what, options, *limits));
 }
 
 /// Experts whose results are summed by a kernel of its own, for all rows, by a router in single steps.
@@ -114,23 +114,23 @@ fn each_pass_switched_off_computes_the_same() {
 fn experts_in_single_steps_compute_the_same() {
     let place = Place::new();
     place.ok("synth tiny-moe -q q4_k --layers 2 -o model.gguf");
-    let told = Told { context: Some(64), chunk: Some(4), ..Told::default() };
-    let told = told.without(&["router", "expert-sums", "dead-rows"]);
-    check(&place.path("model.gguf"), "tiny-moe in single steps", &told, ROUNDED)
+    let options = LowerOptions { context: Some(64), chunk: Some(4), ..LowerOptions::default() };
+    let options = options.without(&["router", "expert-sums", "dead-rows"]);
+    check(&place.path("model.gguf"), "tiny-moe in single steps", &options, ROUNDED)
         .unwrap_or_else(|wrong| panic!("{wrong}"));
 }
 
-/// Enough rows that experts have several tiles of them: by warpgroups over bf16 copies, and over streams.
+/// Enough rows that experts have several tiles of them: by wgmma over bf16 copies, and over repacked weight planes.
 #[test]
 fn experts_of_many_rows_compute_the_same() {
     let place = Place::new();
     place.ok("synth tiny-moe -q q4_0 --layers 2 -o model.gguf");
-    let told = Told { context: Some(512), chunk: Some(512), ..Told::default() };
-    for (what, told) in [("by warpgroups", told.clone()), ("over streams", told.without(&["bf16-copies"]))] {
-        check_pieces(&place.path("model.gguf"), &format!("tiny-moe {what}"), &told, ROUNDED, &[200, 20])
+    let options = LowerOptions { context: Some(512), chunk: Some(512), ..LowerOptions::default() };
+    for (what, options) in [("by warpgroups", options.clone()), ("over streams", options.without(&["bf16-copies"]))] {
+        check_pieces(&place.path("model.gguf"), &format!("tiny-moe {what}"), &options, ROUNDED, &[200, 20])
             .unwrap_or_else(|wrong| panic!("{wrong}"));
-        // In phases of 512, and of 32 and 128 rows: whoever else is in the chunk leaves no trace.
-        let plan = lowered::plan(&place.path("model.gguf"), &told);
+        // In phases of 512, and of 32 and 128 rows: the result of a row does not depend on the other rows of its chunk.
+        let plan = lowered::plan(&place.path("model.gguf"), &options);
         let tokens = random_tokens(3, 160, plan.model.vocab_size);
         let last_row = |pieces: Vec<usize>| {
             let mut session = on_simulator(plan.clone(), &place.path("model.gguf"));
@@ -148,21 +148,21 @@ fn all_passes_switched_off_compute_the_same() {
     let passes: Vec<&str> = PASSES.iter().map(|pass| pass.name).collect();
     for (synth, _) in MODELS {
         place.ok(&format!("synth {synth} -o model.gguf"));
-        let told = Told { context: Some(64), chunk: Some(4), kv: KvType::F32, ..Told::default() };
-        let told = told.without(&[&passes[..], &["int8"]].concat());
-        check(&place.path("model.gguf"), &format!("{synth} without any pass"), &told, EXACT)
+        let options = LowerOptions { context: Some(64), chunk: Some(4), kv: KvType::F32, ..LowerOptions::default() };
+        let options = options.without(&[&passes[..], &["int8"]].concat());
+        check(&place.path("model.gguf"), &format!("{synth} without any pass"), &options, EXACT)
             .unwrap_or_else(|wrong| panic!("{wrong}"));
     }
 }
 
-/// So many keys that several blocks share a decoded row's: their parts meet in a cluster, or in memory.
+/// So many keys that decode splits them over several blocks (split-KV): the parts are merged in a cluster, or in global memory.
 #[test]
 fn attention_of_several_blocks_computes_the_same() {
     let place = Place::new();
     place.ok("synth tiny-e -q q8_0 --layers 3 -o model.gguf");
-    let told = Told { context: Some(300), chunk: Some(128), ..Told::default() };
-    for (what, told) in [("in clusters", told.clone()), ("in memory", told.without(&["clusters"]))] {
-        check_pieces(&place.path("model.gguf"), &format!("tiny-e, {what}"), &told, ROUNDED, &[128, 1, 1])
+    let options = LowerOptions { context: Some(300), chunk: Some(128), ..LowerOptions::default() };
+    for (what, options) in [("in clusters", options.clone()), ("in memory", options.without(&["clusters"]))] {
+        check_pieces(&place.path("model.gguf"), &format!("tiny-e, {what}"), &options, ROUNDED, &[128, 1, 1])
             .unwrap_or_else(|wrong| panic!("{wrong}"));
     }
 }

@@ -13,16 +13,16 @@ mod lowered;
 use common::Place;
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{Argument, CudaStep, Phase, Range, Region};
-use lowered::Told;
+use lowered::LowerOptions;
 
 /// A plan for a GPU, but for its machine code.
-fn plan(place: &Place, model: &str, told: Told) -> Plan {
+fn plan(place: &Place, model: &str, options: LowerOptions) -> Plan {
     place.ok(&format!("synth {model} -o model.gguf"));
-    lowered::plan(&place.path("model.gguf"), &Told { context: Some(64), ..told })
+    lowered::plan(&place.path("model.gguf"), &LowerOptions { context: Some(64), ..options })
 }
 
-fn chunks_of(rows: u32) -> Told {
-    Told { chunk: Some(rows), ..Told::default() }
+fn chunks_of(rows: u32) -> LowerOptions {
+    LowerOptions { chunk: Some(rows), ..LowerOptions::default() }
 }
 
 /// Verifies a plan and returns the exit code and the report.

@@ -1,6 +1,6 @@
 //! The decoders the CPU runs: one small type a format, shaped so that the compiler vectorises it.
 //!
-//! Every product here is exact in f32: a half-precision factor has 11 significant bits, a group's integer scale at most
+//! Every product here is exact in f32: a half-precision factor has 11 significant bits, a sub-block's integer scale at most
 //! 7, a code at most 8, and no format's three add up to more than 24. So `scale * code + minimum` is rounded once,
 //! whether or not a machine fuses it, and these decoders are bit-equal to [`crate::reference`].
 
@@ -9,8 +9,8 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use crate::{DType, layout::IQ4_LEVELS};
 
-/// Values in the small blocks, and in a group of a large one that shares a scale.
-const GROUP: usize = 32;
+/// Values in a small block, and in a sub-block (the part of a large block that shares a scale).
+const SUB_BLOCK: usize = 32;
 
 /// A block format that can be decoded.
 pub trait BlockFormat {
@@ -72,20 +72,20 @@ pub const fn half_to_f32(bits: u16) -> f32 {
     const SMALLEST_NORMAL: u32 = (127 - 14) << 23;
     let exponent = bits & 0x7c00;
     let shifted = (bits as u32 & 0x7fff) << 13;
-    // As a denormal operand would cost a hundred cycles, a subnormal becomes the fraction of a normal that is taken off again.
+    // A subnormal becomes the fraction of a normal number, which is then subtracted: a denormal operand would cost a hundred cycles.
     let subnormal = (f32::from_bits(shifted + SMALLEST_NORMAL) - f32::from_bits(SMALLEST_NORMAL)).to_bits();
     let infinity = if exponent == 0x7c00 { REBIAS } else { 0 };
     let magnitude = if exponent == 0 { subnormal } else { shifted + REBIAS + infinity };
     f32::from_bits(magnitude | (bits as u32 & 0x8000) << 16)
 }
 
-/// What makes a half's exponent, moved into place, a single's.
+/// Rebiases a half's exponent, already shifted into place, to a single's.
 const REBIAS: u32 = (127 - 15) << 23;
 
 /// Every half as a single.
 ///
-/// A block's scale comes alone, where [`half_to_f32`] would be half of the block's work. Here it is one load, spread to a vector
-/// on the way; and the halves of one matrix are so much alike that the few lines they lie in stay in the first-level cache.
+/// A table, for the scale of a block: converting one value with [`half_to_f32`] would be half of the block's work. A look-up is one
+/// broadcast load, and the scales of one matrix are so much alike that the few cache lines they use stay in L1.
 static SINGLES: [f32; 1 << 16] = {
     let mut singles = [0.0; 1 << 16];
     let mut bits = 0;
@@ -107,10 +107,10 @@ fn bytes<const N: usize>(block: &[u8], offset: usize) -> &[u8; N] {
     block[offset..].first_chunk().expect("blocks have the length their format states")
 }
 
-/// Sets values `first` and on, N of them, as one unit of vector code.
+/// Sets N values from `first` on, as one unit of vector code.
 ///
-/// The fence costs no instruction. It keeps the compiler from looking for vectors across units and blocks: what it finds there
-/// gathers bytes one by one.
+/// The fence costs no instruction. It keeps the compiler from vectorising across units and blocks, which would gather bytes
+/// one by one.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "the form that vectorises for every format")]
 fn set<const N: usize>(out: &mut [f32], first: usize, value: impl Fn(usize) -> f32) {
@@ -127,8 +127,8 @@ macro_rules! float_format {
 
         impl BlockFormat for $name {
             const DTYPE: DType = DType::$name;
-            const LEN: usize = GROUP;
-            const BYTES: usize = $width * GROUP;
+            const LEN: usize = SUB_BLOCK;
+            const BYTES: usize = $width * SUB_BLOCK;
 
             #[inline(always)]
             fn decode(block: &[u8], out: &mut [f32]) {
@@ -226,8 +226,8 @@ block_format!(IQ4NL, 32 values in 18 bytes, |block, out| {
     planar(bytes(block, 2), out, 0, |_, nibble| scale * level(nibble));
 });
 
-/// Hides where `scales` come from: each is then read where it lies, spread to a vector on the way, instead of being shuffled
-/// out of the register they were computed in.
+/// Hides where `scales` come from, so that the compiler reads each with a broadcast load instead of shuffling it out of the register
+/// they were computed in.
 #[inline(always)]
 fn in_memory<const N: usize>(scales: &[f32; N]) -> &[f32; N] {
     black_box(scales)
@@ -246,7 +246,7 @@ block_format!(IQ4XS, 256 values in 136 bytes, |block, out| {
     }
 });
 
-/// Scales and minima of the eight groups of a block that packs them, 6 bits each, behind two halves.
+/// Scales and minima of the eight sub-blocks of a K-quant block: packed, 6 bits each, after two halves.
 ///
 /// The first four pairs lie in the low six bits of eight bytes, the last four in the nibbles of four more and in the two bits
 /// left above. All are unpacked at once, as bytes of words.
@@ -263,7 +263,7 @@ fn packed_scales(block: &[u8]) -> ([f32; 8], [f32; 8]) {
 block_format!(Q4K, 256 values in 144 bytes, |block, out| {
     let (scales, minima) = packed_scales(block);
     let (scales, minima) = (in_memory(&scales), in_memory(&minima));
-    // Two groups share 32 bytes: one has the low nibbles, one the high ones.
+    // Two sub-blocks share 32 bytes: one has the low nibbles, one the high ones.
     for group in 0..8 {
         let (scale, minimum) = (scales[group], minima[group]);
         let packed: &[u8; 32] = bytes(block, 16 + 32 * (group / 2));

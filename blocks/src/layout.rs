@@ -58,21 +58,21 @@ pub enum Codes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
     One,
-    /// One half-precision factor a block.
+    /// One half-precision factor for the block.
     Half {
         offset: usize,
     },
-    /// `half * s`, `s` one of eight 6-bit integers packed with the minima into 12 bytes, one a group of 32.
+    /// `half * s`, `s` one of eight 6-bit integers packed with the minima into 12 bytes, one for each sub-block of 32.
     Packed6 {
         half: usize,
         packed: usize,
     },
-    /// `half * s`, `s` a signed byte a group of 16.
+    /// `half * s`, `s` a signed byte for each sub-block of 16.
     Bytes16 {
         half: usize,
         bytes: usize,
     },
-    /// `half * (s - 32)`, `s` = 4 low bits from `low`, 2 high bits from the u16 at `high`, one a group of 32.
+    /// `half * (s - 32)`, `s` = 4 low bits from `low`, 2 high bits from the u16 at `high`, one for each sub-block of 32.
     Split6 {
         half: usize,
         high: usize,
@@ -84,11 +84,11 @@ pub enum Scale {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Minimum {
     Zero,
-    /// One half-precision addend a block.
+    /// One half-precision addend for the block.
     Half {
         offset: usize,
     },
-    /// `-half * m`, `m` the 6-bit minimum of the group of 32, packed beside the scales.
+    /// `-half * m`, `m` the 6-bit minimum of the sub-block of 32, packed beside the scales.
     Packed6 {
         half: usize,
         packed: usize,

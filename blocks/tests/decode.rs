@@ -30,7 +30,7 @@ fn finite_half() -> impl Strategy<Value = u16> {
 fn row_of(dtype: DType) -> impl Strategy<Value = Vec<u8>> {
     let layout = dtype.layout();
     (1usize..4).prop_flat_map(move |blocks| {
-        // Rows of floats end in an incomplete group.
+        // Rows of floats may end in fewer than 32 values.
         let blocks = if layout.len == 1 { blocks * 29 } else { blocks };
         let fields = half_fields(dtype);
         let halves = prop::collection::vec(finite_half(), blocks * fields.len());

@@ -8,7 +8,7 @@ use crate::sim;
 /// What a kernel does with a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Constant for the whole launch and before it: read on the non-coherent path, also before the dependency wait.
+    /// Constant since before the launch: read through the non-coherent path, also before the dependency wait.
     Weights,
     /// Read; written by an earlier kernel, so not before the dependency wait.
     Input,
@@ -94,11 +94,11 @@ pub struct SharedDef {
 pub struct LaunchContract {
     /// Threads of a block, a multiple of 32.
     pub block: fn(&Values) -> u32,
-    /// Blocks of a cluster, which lie one after the other along y and can read each other's shared memory. `None`: the kernel
-    /// knows no clusters.
+    /// Blocks in a cluster. They are consecutive along y and exchange data through distributed shared memory (DSMEM). `None`: the
+    /// kernel does not use clusters.
     pub cluster: Option<fn(&Values) -> u32>,
-    /// Launched with programmatic stream serialisation: the kernel starts before its predecessor ends, and executes
-    /// `grid_dependency_wait()` in every thread before it touches anything but weights.
+    /// Launched with programmatic dependent launch (PDL): the kernel may start before its predecessor in the stream ends.
+    /// Every thread executes `grid_dependency_wait()` before it touches anything but weights.
     pub dependent: bool,
     /// Shared arrays live in dynamic shared memory, whose size the launch must state.
     pub dynamic_shared: bool,
@@ -159,7 +159,7 @@ impl KernelDef {
     }
 }
 
-/// Rows and definitions are named once; the name is their identity.
+/// Intrinsics and definitions have unique names, so comparing names is enough.
 impl PartialEq for KernelDef {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name && self.cuda == other.cuda

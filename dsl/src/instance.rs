@@ -319,7 +319,7 @@ impl Instance {
         (self.def.launch.block)(&self.values)
     }
 
-    /// Blocks of a cluster; 1 where every block is for itself.
+    /// Blocks in a cluster; 1 for a kernel without clusters.
     pub fn cluster(&self) -> u32 {
         self.def.launch.cluster.map_or(1, |blocks| blocks(&self.values))
     }
@@ -341,7 +341,7 @@ impl Instance {
         (offsets.collect(), end)
     }
 
-    /// It multiplies by whole warpgroups, which Hopper alone can: no other architecture compiles it.
+    /// The instance uses wgmma, which only Hopper has: no other architecture compiles it.
     pub fn needs_warpgroups(&self) -> bool {
         let functions = self.functions().unwrap_or_default();
         functions.intrinsics.iter().any(|row| row.scope == Scope::Warpgroup)
@@ -401,10 +401,10 @@ impl Instance {
     }
 }
 
-/// Blocks of the largest cluster that any GPU takes.
+/// Blocks in the largest cluster that any GPU supports.
 const MOST_PEERS: u32 = 16;
 
-/// Arrays in dynamic shared memory start where a 128-byte access may,
+/// Alignment of arrays in dynamic shared memory: enough for a 128-byte access,
 const SHARED_ALIGNMENT: usize = 128;
-/// or, where warpgroups multiply, where the pattern of a swizzled tile starts over.
+/// or, for operands of wgmma, for a whole period of the 128-byte swizzle.
 const SWIZZLED_ALIGNMENT: usize = 1024;

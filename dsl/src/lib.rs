@@ -12,7 +12,7 @@
 //! use gemma4c_dsl::prelude::*;
 //! use gemma4c_dsl::{Instance, harness::{Bound, Case}};
 //!
-//! /// Adds what the layer was given: fills a slot. The slot's values come first, then arguments of its own.
+//! /// Adds the residual: a function for a slot. The slot's values come first, then arguments of its own.
 //! #[device]
 //! fn add_residual(value: f32, row: u32, residual: Input<f32>) -> f32 {
 //!     value + residual[row]
@@ -59,10 +59,10 @@
 //! ```
 //!
 //! - **The head.** `block` is the number of threads, an expression over compile-time parameters. `dependent`: launched with
-//!   programmatic dependent launch, so every thread executes `grid_dependency_wait()`. `min_blocks`, another: the second
-//!   operand of `__launch_bounds__`. `cluster`, a third: blocks, one after the other along y, that wait for each other and read
-//!   each other's shared memory (`cluster_barrier`, `load_peer`); one where there is no such key. `dynamic_shared`: shared arrays
-//!   live in dynamic shared memory (needed above 48 KiB, and in clusters); the launch states [`Instance::shared_bytes`]. `slots(…)`: named places, called like functions.
+//!   programmatic dependent launch, so every thread executes `grid_dependency_wait()`. `min_blocks`, also an
+//!   expression: the second operand of `__launch_bounds__`. `cluster`, also an expression: the number of blocks, consecutive along y,
+//!   that wait for each other and read each other's shared memory (`cluster_barrier`, `load_peer`); 1 if not given. `dynamic_shared`: shared
+//!   arrays live in dynamic shared memory (needed above 48 KiB, and in clusters); the launch states [`Instance::shared_bytes`]. `slots(…)`: named places, called like functions.
 //! - **Compile-time parameters** are const generics (`u32`, `i32`, `f32`, `bool`): `constexpr` in the text, so loops over them
 //!   unroll and arrays may have their length. In Rust they are variables that the instance fills, so one compiled test runs
 //!   every instance. A device function names the ones it needs in the same way and gets the instance's.
@@ -75,8 +75,8 @@
 //! - **Registers**: `let mut acc = regs(0.0f32, N);`, `&mut Regs<f32>` as a parameter. Index them with unrolled loops alone: a
 //!   run-time index spills them.
 //! - **Slots**: an instance fills each with device functions whose first parameters are the slot's; extra parameters become launch
-//!   arguments called `<slot>_<parameter>`, after the kernel's own. A slot that gives what its first value is may stay empty
-//!   or chain several functions; any other must be filled with one.
+//!   arguments called `<slot>_<parameter>`, after the kernel's own. A slot whose result has the type of its first value may stay
+//!   empty or chain several functions; any other must be filled with one.
 //! - **Device functions** are inlined. They take values, handles, `&mut value` and `&mut Regs<T>`, and return a value or nothing.
 //!
 //! # The language
@@ -118,7 +118,7 @@
 //! recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast`), [`intrinsics::atomics`] (`atomic_add atomic_max atomic_min
 //! last_block last_block_of`), [`intrinsics::asynchronous`] (`cp_async16 cp_async_commit cp_async_wait`), [`intrinsics::tensor`] (`ldmatrix_x1 …
 //! mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k32_s8`), [`intrinsics::warpgroup`] (`wgmma_bf16 wgmma_fence wgmma_commit wgmma_wait
-//! fence_proxy_async`: Hopper alone), [`intrinsics::grid`] (`grid_dependency_wait grid_launch_dependents`).
+//! fence_proxy_async`: Hopper only), [`intrinsics::grid`] (`grid_dependency_wait grid_launch_dependents`).
 //! Warp, warpgroup and block intrinsics need all their threads at the same line; shuffles and reductions of a warp do not order memory.
 
 pub use gemma4c_dsl_macros::dataflow;

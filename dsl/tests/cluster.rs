@@ -6,7 +6,7 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::sim::{Fault, FaultKind, LaunchError, Order};
 use gemma4c_dsl::{Instance, InstanceError, KernelDef};
 
-/// Each block of a cluster sums up what one thread of every block of it has, by one peer after the other and by four at once.
+/// Each block sums one value of every block of its cluster, read from one peer after the other and four at once.
 #[kernel(block = 64, cluster = PEERS, dynamic_shared)]
 fn sum_of_peers<const PEERS: u32>(x: Input<f32>, out: Output<f32>) {
     let own = shared::<f32>(256);
@@ -157,7 +157,7 @@ fn a_cluster_waits_at_one_place() {
     assert!(found.message.contains("all threads of a cluster"), "{found}");
 }
 
-/// A block that nobody reads may leave; the other does not wait for it.
+/// A block that no other reads may return early; the cluster barrier does not wait for it.
 #[kernel(block = 32, cluster = 2, dynamic_shared)]
 fn leaves_early(out: Output<f32>) {
     let own = shared::<f32>(32);

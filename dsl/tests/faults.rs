@@ -322,9 +322,9 @@ fn integer_overflow_is_a_fault_with_a_line() {
     assert!(found.message.contains("subtract with overflow"), "{}", found.message);
 }
 
-/// Adds one, in the simulator; the emitted text is then spoilt below.
+/// Uses a mask and a cast, which the test below removes from the emitted text.
 #[kernel(block = 32)]
-fn mixes(x: Input<u32>, out: Output<u32>) {
+fn masks_and_casts(x: Input<u32>, out: Output<u32>) {
     let i = thread_idx();
     out[i] = (x[i] & 7 == 3) as u32 + (x[i] as u8 as u32);
 }
@@ -334,16 +334,20 @@ fn mixes(x: Input<u32>, out: Output<u32>) {
 fn a_wrong_precedence_or_cast_in_the_text_is_caught() {
     let x: Vec<u32> = (0..32).map(|i| i * 77).collect();
     let expected: Vec<u32> = x.iter().map(|x| u32::from(x & 7 == 3) + u32::from(*x as u8)).collect();
-    let right = case(mixes::DEF).buffer("x", x).expect("out", expected, Bound::Exact);
+    let right = case(masks_and_casts::DEF).buffer("x", x).expect("out", expected, Bound::Exact);
     right.assert();
     for (from, to) in [("(x[i] & 7) == 3", "x[i] & 7 == 3"), ("(u32)(u8)x[i]", "(u32)x[i]")] {
-        assert!(mixes::DEF.cuda.contains(from), "{from} is not in\n{}", mixes::DEF.cuda);
-        let spoilt = Box::leak(Box::new(mixes::DEF.with_cuda(mixes::DEF.cuda.replace(from, to).leak())));
+        assert!(masks_and_casts::DEF.cuda.contains(from), "{from} is not in\n{}", masks_and_casts::DEF.cuda);
+        let spoilt =
+            Box::leak(Box::new(masks_and_casts::DEF.with_cuda(masks_and_casts::DEF.cuda.replace(from, to).leak())));
         let mut wrong = right.clone();
         wrong.instance = Instance::of(spoilt).build().unwrap();
         match wrong.check() {
             Err(CaseError::Mismatch { executor, kernel, param, .. }) => {
-                assert_eq!((executor.as_str(), kernel, param.as_str()), ("host-compiled text", "mixes", "out"));
+                assert_eq!(
+                    (executor.as_str(), kernel, param.as_str()),
+                    ("host-compiled text", "masks_and_casts", "out")
+                );
             }
             other => panic!("{to}: {other:?}"),
         }

@@ -109,7 +109,7 @@ fn atomics_and_the_last_block() {
         .assert();
 }
 
-/// Blocks of a column meet; those without work do not come.
+/// `last_block_of` over the blocks of a column; blocks without work do not arrive.
 #[kernel(block = 32)]
 fn column_sums(x: Input<u32>, parts: InOut<u32>, counters: InOut<u32>, out: InOut<u32>, used: u32) {
     if block_idx_y() >= used {

@@ -146,7 +146,7 @@ fn device_functions_take_registers_references_and_shared_memory() {
         .assert();
 }
 
-/// GGUF blocks of 34 bytes (an F16 scale, then 32 signed bytes) to two streams.
+/// Splits GGUF blocks of 34 bytes (an F16 scale, then 32 signed bytes) into two planes.
 #[kernel(block = 64)]
 fn unpack_q8_0(blocks: Weights<u8>, quants: Output<i8>, scales: Output<f32>, count: u32) {
     let block = block_idx() * 64 + thread_idx();

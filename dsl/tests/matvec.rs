@@ -5,7 +5,7 @@ use gemma4c_dsl::harness::{Bound, Case, Random};
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, Instance};
 
-/// Adds what the layer was given.
+/// Adds the residual.
 #[device]
 fn add_residual(value: f32, row: u32, residual: Input<f32>) -> f32 {
     value + residual[row]
@@ -24,8 +24,8 @@ fn dot16(a: U32x4, b: U32x4) -> i32 {
     dp4a(a.w, b.w, dp4a(a.z, b.z, lower))
 }
 
-/// `out = W · x`, W in Q8_0 as two streams: quants, and one F16 scale for each 32 of them. A warp takes ROWS rows; a lane
-/// takes 16 quants of each at a time.
+/// `out = W · x`, W in Q8_0 as two planes: quants, and one F16 scale for each 32 of them. A warp computes ROWS weight rows; a
+/// lane takes 16 quants of each at a time.
 #[kernel(block = WARPS * 32, dependent, slots(epilogue(value: f32, row: u32) -> f32))]
 pub fn matvec_q8_0<const K: u32, const ROWS: u32, const WARPS: u32>(
     quants: Weights<i8>,

@@ -1,8 +1,8 @@
 //! Builds a graph, one call an operation, types inferred on the way.
 //!
-//! The calls return plain values so that a model reads like its equations; a mistake (shapes that do not fit) is kept and
-//! returned by [`Builder::finish`], the first one with the name of the binding it happened in. After it the graph under
-//! construction is garbage, but building goes on without panicking.
+//! The calls return plain values so that a model reads like its equations; the first mistake (shapes that
+//! do not fit) is returned by [`Builder::finish`], with the name of the binding it happened in. After a mistake the graph under
+//! construction is meaningless, but building goes on without panicking.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,7 +14,7 @@ use crate::op::{Op, Part};
 use crate::types::{Rows, Type};
 use crate::verify::{VerifyError, verify};
 
-/// What a node makes, as the next operation's input.
+/// A node's output, as input of the next operation.
 pub type Value = NodeId;
 
 /// A place in the order of construction: see [`Builder::bind`].
@@ -93,7 +93,7 @@ impl Builder {
         self.group_norm(x, weight, group, eps)
     }
 
-    /// RMS norm over each `group` consecutive values: heads, or a layer's slice.
+    /// RMS norm over each `group` consecutive values of a row: attention heads, or a layer's slice of the per-layer inputs.
     pub fn group_norm(&mut self, x: Value, weight: Option<WeightId>, group: u32, eps: f32) -> Value {
         self.push(Op::RmsNorm { weight, group, eps }, &[x])
     }

@@ -1,12 +1,12 @@
-//! A graph's edges as petgraph has them, for questions of order and reachability. The graph itself stays three vectors: a pass
-//! that rewrites it builds new ones, and asks again.
+//! A graph's edges as a petgraph graph, for questions of order and reachability. The graph itself stays three vectors: a pass
+//! that rewrites it builds new ones, and derives the edges again.
 
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::{Dfs, Reversed, VisitMap};
 
 use crate::graph::{Graph, NodeId};
 
-/// A node's place among petgraph's: its own id.
+/// A node's index in petgraph: its own id.
 pub(crate) fn index_of(id: NodeId) -> NodeIndex {
     NodeIndex::new(id.index())
 }

@@ -5,14 +5,14 @@ use petgraph::graph::DiGraph;
 
 use crate::graph::{Graph, NodeId};
 
-/// The nodes of the layers for which `keep` says yes, all that they read, and those outside any layer that read them.
-pub fn to_dot(graph: &Graph, keep: impl Fn(u32) -> bool) -> String {
+/// Draws the nodes of the layers for which `is_drawn` is true, everything they read, and the nodes outside all layers that read them.
+pub fn to_dot(graph: &Graph, is_drawn: impl Fn(u32) -> bool) -> String {
     let mut drawn = vec![false; graph.nodes.len()];
     for (id, node) in graph.iter() {
-        let inside = node.layer.is_some_and(&keep);
+        let inside = node.layer.is_some_and(&is_drawn);
         drawn[id.index()] |= inside;
         for input in &node.inputs {
-            let reads_inside = node.layer.is_none() && graph.node(*input).layer.is_some_and(&keep);
+            let reads_inside = node.layer.is_none() && graph.node(*input).layer.is_some_and(&is_drawn);
             drawn[input.index()] |= inside;
             drawn[id.index()] |= reads_inside;
         }

@@ -1,8 +1,8 @@
-//! A graph whose nodes are gathered into groups: what one launch computes.
+//! A graph whose nodes are gathered into fusion groups. One launch computes a group.
 //!
 //! Fusion moves no node and invents no operation. A group is a set of nodes of the graph, so its meaning is that small graph
-//! itself: whoever wants to check a kernel runs the group's nodes one by one. What a pass adds is a [`Kind`]: which pattern
-//! the nodes form and which of them plays which part, so that nobody has to recognise it again.
+//! itself: a kernel is checked by running the group's nodes one by one. What a pass adds is a [`Kind`]: which pattern the
+//! nodes form and which node plays which part, so that the lowering need not recognise the pattern again.
 
 use petgraph::Direction::Incoming;
 use petgraph::algo::toposort;
@@ -20,15 +20,15 @@ pub enum Kind {
     Single,
     /// A row of a table, times a factor.
     Embed { table: WeightId, tokens: NodeId, factor: f32 },
-    /// What all layers are told of a token.
+    /// The per-layer inputs of all layers, from a token's embedding and the per-layer table.
     PerLayerInputs(PerLayerInputs),
     /// Matrix products that share their input, as one.
     Product(Product),
     /// Residual, norms and layer scale between two products.
     Norm(Norm),
-    /// Norms and rotation of heads, and the store into the cache.
+    /// Norms and RoPE of attention heads, and the store into the KV cache.
     Heads(Heads),
-    /// Which experts a row goes to, from the residual stream.
+    /// A mixture's router: from the residual to the experts chosen for a row.
     Router(Router),
     /// `gelu(gate) * up` of the chosen experts.
     ExpertGateUp { weight: WeightId, input: NodeId, routing: NodeId },
@@ -88,6 +88,7 @@ pub struct Epilogue {
 }
 
 /// `normed = norm(sum) * next`, `sum = (stream + norm(input) * post) * scale`; without the residual, `sum` is `input`.
+/// `stream` is the residual before the update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
     pub input: NodeId,
@@ -105,7 +106,7 @@ pub struct Residual {
     /// `input` is the norm of `Norm::input` plus the norm of another value, each with its weight.
     pub branch: Option<Branch>,
     pub scale: Option<WeightId>,
-    /// The residual stream after it.
+    /// The residual after the update.
     pub sum: NodeId,
 }
 
@@ -117,7 +118,7 @@ pub struct Branch {
     pub other_weight: WeightId,
 }
 
-/// Heads on their way from a product to attention.
+/// Queries, keys and values between their product and attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Heads {
     pub dim: u32,
@@ -128,7 +129,7 @@ pub struct Heads {
     pub kv: Option<KeyValueHeads>,
 }
 
-/// Raw queries, their norm's weight, and what becomes of them.
+/// Raw queries, their norm's weight, and the normed and rotated result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueryHeads {
     pub raw: NodeId,
@@ -136,7 +137,7 @@ pub struct QueryHeads {
     pub out: NodeId,
 }
 
-/// Raw keys and values on their way into a cache. They may be the same node.
+/// Raw keys and values before their store into a cache. They may be the same node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyValueHeads {
     pub k: NodeId,
@@ -231,8 +232,8 @@ impl Fused {
         found
     }
 
-    /// Makes one group of `nodes`, and of the groups they are in already. Refused where something outside would have to run
-    /// both before and after it.
+    /// Merges `nodes`, and the groups they are in already, into one group. Refused if a group outside would have to run both
+    /// before and after it.
     pub fn merge(&mut self, kind: Kind, nodes: &[NodeId]) -> Result<(), String> {
         let mut parts: Vec<NodeIndex> = nodes.iter().map(|id| self.owner[id.index()]).collect();
         parts.sort_unstable();
@@ -261,7 +262,7 @@ impl Fused {
     /// A group outside `parts` that reads one of them and that another depends on: merged, they would be in a cycle with it.
     fn lies_between(&self, parts: &[NodeIndex]) -> Option<NodeIndex> {
         let needed = |group: NodeIndex| self.groups.neighbors_directed(group, Incoming);
-        // Backwards from what the parts need, never through one of them.
+        // Walks backwards from the inputs of the parts, never through a part.
         let mut walk = Dfs::empty(&self.groups);
         for part in parts {
             walk.discovered.visit(*part);
@@ -277,7 +278,7 @@ impl Fused {
 
     /// The groups in an order in which they can run: that of their first nodes, but what a group needs comes before it.
     pub fn ordered(&self) -> Vec<Group> {
-        // A search follows the oldest edge of a group first: so that the order is the groups' own, they are added in it.
+        // The search visits edges oldest first, so they are added in the groups' own order.
         let mut edges: Vec<_> =
             self.groups.edge_indices().filter_map(|edge| self.groups.edge_endpoints(edge)).collect();
         edges.sort_unstable();

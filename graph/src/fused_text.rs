@@ -1,6 +1,6 @@
 //! The groups of a fused graph as text, a line each: what the snapshots of passes show.
 //!
-//! A line says which pattern the group forms, what it reads, what it leaves for others, and which nodes it does on the way.
+//! A line says which pattern the group forms, what it reads, what it writes for other groups, and which nodes stay inside it.
 //! Names of the layer's own are short; `prev.` and `next.` stand for its neighbours, so that equal layers have equal texts.
 
 use std::fmt::Write;

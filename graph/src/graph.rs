@@ -20,7 +20,7 @@ macro_rules! id {
 }
 
 id!(
-    /// A node, and the value it makes.
+    /// A node, and its output value.
     NodeId
 );
 id!(
@@ -54,7 +54,7 @@ impl Weight {
     }
 }
 
-/// Keys and values of one layer: state that outlives a step.
+/// The KV cache of one layer: state that outlives a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cache {
     /// The layer that writes it.
@@ -80,7 +80,7 @@ pub struct Node {
     pub ty: Type,
     /// The layer it belongs to; `None` before the first and after the last.
     pub layer: Option<u32>,
-    /// Where it stands in the model's source, e.g. `attention.q`; empty if nobody named it.
+    /// Where it stands in the model's source, e.g. `attention.q`; empty for an anonymous node.
     pub name: String,
     /// Line of that binding, for a reader who wants to look it up. Not part of any stable text.
     pub line: u32,
@@ -114,7 +114,7 @@ impl Graph {
         self.nodes.iter().enumerate().map(|(i, n)| (NodeId(i as u32), n))
     }
 
-    /// The name people meet: `blk.3.attention.q`, or `%17` for a node nobody named.
+    /// The name shown in texts and errors: `blk.3.attention.q`, or `%17` for an anonymous node.
     pub fn full_name(&self, id: NodeId) -> String {
         let node = self.node(id);
         match (node.layer, node.name.is_empty()) {

@@ -3,7 +3,7 @@
 //! First fit, largest value first, ties in the order given: simple, deterministic, and within a few per cent of the densest
 //! moment on every model we have. The result is checked by [`overlap`], which shares no code with the search.
 
-/// When a value is alive, in steps, both ends included, and how large it is.
+/// A value's lifetime in steps (first and last, inclusive) and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
     pub first: usize,

@@ -1,4 +1,4 @@
-//! The closed set of operations, in groups. Each has exactly one output and a meaning a CPU can run on its own.
+//! The closed set of operations. Each has exactly one output and a meaning a CPU can run on its own.
 
 use crate::graph::{CacheId, WeightId};
 
@@ -31,7 +31,7 @@ pub enum Op {
     ExpertMatMul { weight: WeightId, part: Part },
 
     // -- Reductions ----------------------------------------------------------------------------------------------------
-    /// `x * (mean(x²) + eps)^-½ [* w]` over consecutive groups of `group` values. Inputs: x.
+    /// `x * (mean(x²) + eps)^-½ [* w]` over each `group` consecutive values (a whole row, or an attention head). Inputs: x.
     RmsNorm { weight: Option<WeightId>, group: u32, eps: f32 },
     /// The `top_k` largest logits with the softmax over just these. Inputs: logits.
     Route { top_k: u32 },

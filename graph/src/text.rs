@@ -1,7 +1,7 @@
 //! The stable text of a graph: what snapshots and `inspect` show.
 //!
 //! Layers that are the same but for their number are printed once, under a line that lists them; inside, `N` stands for the
-//! layer's number and `prev` for what the layer before it (or, in the first, the input) hands on. No line numbers, ids or
+//! layer's number and `prev` for the output of the layer before it (in the first layer, the input). No line numbers, ids or
 //! paths, so that the text changes only when the graph does.
 
 use std::collections::BTreeMap;

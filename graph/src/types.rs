@@ -14,7 +14,7 @@ pub enum Elem {
     Routing {
         experts: u32,
     },
-    /// The state of a cache once this step's rows are in it; its rows are the context, not the chunk.
+    /// The state of a KV cache after this chunk's append; its rows are the context, not the chunk.
     Kv(CacheId),
 }
 

@@ -23,11 +23,11 @@ pub enum VerifyError {
     Order { node: String, input: String },
     #[error("node {node}: {source}")]
     Type { node: String, source: TypeError },
-    #[error("node {node} says it makes {found}, but it makes {expected}")]
+    #[error("node {node} is declared as {found}, but its operation gives {expected}")]
     WrongType { node: String, expected: Type, found: Type },
     #[error("node {node} reads the cache of layer {layer}, which only attention may")]
     CacheRead { node: String, layer: u32 },
-    #[error("the cache of layer {layer} is appended to {times} times a step, not once")]
+    #[error("the cache of layer {layer} is appended to {times} times in one pass, not once")]
     Appends { layer: u32, times: usize },
     #[error("the graph has no output of f32 rows")]
     Output,

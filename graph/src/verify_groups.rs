@@ -2,7 +2,7 @@
 //!
 //! 1. Every node is in exactly one group, and a group's nodes are in the graph's order.
 //! 2. There is an order in which every group finds what it reads.
-//! 3. What others read of a group is what its pattern leaves behind: a kernel keeps the rest to itself.
+//! 3. Other groups read only what the group's pattern writes to memory: the kernel keeps its other values in registers.
 
 use crate::fused::{Fused, Group, Kind};
 use crate::graph::NodeId;
@@ -14,7 +14,7 @@ pub enum GroupError {
     Cover { node: String, times: usize },
     #[error("node {node} reads {input}, whose group has not run")]
     Order { node: String, input: String },
-    #[error("node {node} is read by others, but its group, a {kind}, does not leave it behind")]
+    #[error("node {node} is read by other groups, but its own group, a {kind}, does not write it to memory")]
     Hidden { node: String, kind: &'static str },
 }
 
@@ -31,8 +31,8 @@ pub fn verify_groups(fused: &Fused) -> Result<(), GroupError> {
             }
             times[id.index()] += 1;
         }
-        let left = leaves(&group);
-        if let Some(id) = fused.outputs(&group).into_iter().find(|id| !left.contains(id)) {
+        let outputs = outputs_of(&group);
+        if let Some(id) = fused.outputs(&group).into_iter().find(|id| !outputs.contains(id)) {
             return Err(GroupError::Hidden { node: name(id), kind: group.kind.name() });
         }
     }
@@ -42,8 +42,8 @@ pub fn verify_groups(fused: &Fused) -> Result<(), GroupError> {
     }
 }
 
-/// What a kernel for this pattern can leave in memory.
-fn leaves(group: &Group) -> Vec<NodeId> {
+/// The values that a kernel for this pattern writes to memory.
+fn outputs_of(group: &Group) -> Vec<NodeId> {
     let last = || group.nodes.last().copied().into_iter().collect();
     match &group.kind {
         Kind::Product(product) if !product.geglu && product.epilogue.is_empty() => product.matmuls.clone(),

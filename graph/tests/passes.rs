@@ -17,9 +17,9 @@ use gemma4c_graph::{
     Builder, Cache, Epilogue, Fused, Graph, GroupError, Kind, Product, Rows, Value, fused_text, verify, verify_groups,
 };
 
-fn build(make: impl FnOnce(&mut Builder) -> Value) -> Graph {
+fn build(declare: impl FnOnce(&mut Builder) -> Value) -> Graph {
     let mut g = Builder::new();
-    let output = make(&mut g);
+    let output = declare(&mut g);
     g.output(output);
     g.finish().unwrap()
 }
@@ -41,8 +41,8 @@ fn check(fused: &Fused) {
 #[test]
 fn each_refusal_has_its_words() {
     let mut texts = String::new();
-    for (pass, obstacle, make) in CASES {
-        let (free, hindered) = (build(|g| make(g, false)), build(|g| make(g, true)));
+    for (pass, obstacle, declare) in CASES {
+        let (free, hindered) = (build(|g| declare(g, false)), build(|g| declare(g, true)));
         let (fused, log) = alone(pass, &free, Goal::Decode);
         assert!(log.applied > 0, "{pass} without {obstacle}\n{}", fused_text(&fused, None));
         assert_eq!(log.refused, [], "{pass} without {obstacle}");
@@ -70,7 +70,7 @@ fn each_refusal_has_its_words() {
     }, { insta::assert_snapshot!("refusals", texts) });
 }
 
-/// Two layers of attention, the second over the first's keys, and a head.
+/// Two layers of attention, the second over the first's keys, and an LM head.
 fn shared_keys(g: &mut Builder) -> Value {
     let mut h = rows(g, 8);
     let (norm, head_norm) = (g.weight("norm", F32, &[8]), g.weight("head_norm", F32, &[4]));
@@ -154,7 +154,7 @@ fn heads_of_different_rows_are_fused_apart() {
     }
 }
 
-/// A group must not need what needs it.
+/// A merge that would create a cycle between groups is refused.
 #[test]
 fn what_would_run_before_and_after_itself_is_not_merged() {
     let graph = build(|g| {
@@ -189,13 +189,13 @@ fn a_cycle_through_a_group_that_starts_earlier_is_seen() {
     fused.merge(Kind::Single, &[id("early"), id("late")]).unwrap();
     let refused = fused.merge(Kind::Single, &[id("a"), id("b")]).unwrap_err();
     assert_eq!(refused, "late needs a part of it and is needed by another");
-    // `early` and `late` wait for `a`, which stands after their first node.
+    // `early` and `late` depend on `a`, which comes after their first node.
     let order: Vec<Vec<String>> =
         (fused.ordered().iter()).map(|group| group.nodes.iter().map(|id| graph.full_name(*id)).collect()).collect();
     assert_eq!(order[2..5], [vec!["a"], vec!["early", "late"], vec!["between"]]);
 }
 
-/// The check of groups is not blind: a pattern that hides what somebody reads is found.
+/// `verify_groups` finds a pattern that hides a value which another group reads.
 #[test]
 fn a_group_that_hides_what_others_read_is_found() {
     let graph = build(|g| {

@@ -171,7 +171,7 @@ const MISFITS: [(&str, Build); 30] = [
     }),
 ];
 
-/// Attention over a cache, and a head: all that the rules about order, state and output need.
+/// Attention over a cache, and an LM head: all that the rules about order, state and output need.
 fn model() -> Graph {
     let mut g = Builder::new();
     let x = rows(&mut g, 8);

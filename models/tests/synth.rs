@@ -148,7 +148,7 @@ fn a_real_vocabulary_is_taken_over() {
 }
 
 #[test]
-fn progress_reaches_the_end_and_mistakes_are_told() {
+fn progress_reaches_the_end_and_mistakes_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     let plain = options(Preset::TinyMoe, DType::Q4_0);
@@ -160,12 +160,12 @@ fn progress_reaches_the_end_and_mistakes_are_told() {
     .unwrap();
     assert_eq!(most.into_inner(), total.into_inner());
 
-    let told = |options: Options, path: &Path| synth::write(&options, path, &|_, _| {}).unwrap_err().to_string();
-    let layers = told(Options { layers: Some(1), ..plain.clone() }, &path);
+    let error_of = |options: Options, path: &Path| synth::write(&options, path, &|_, _| {}).unwrap_err().to_string();
+    let layers = error_of(Options { layers: Some(1), ..plain.clone() }, &path);
     assert_eq!(layers, "tiny-moe with 1 layers: it must have 2 to 3");
     let error = synth::write(&Options { vocab: Some(folder.path().into()), ..plain.clone() }, &path, &|_, _| {});
     assert!(matches!(error, Err(SynthError::Vocabulary(_))));
-    assert!(told(plain, &folder.path().join("absent/model.gguf")).starts_with("cannot write"));
+    assert!(error_of(plain, &folder.path().join("absent/model.gguf")).starts_with("cannot write"));
 }
 
 #[test]

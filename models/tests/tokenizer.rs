@@ -171,7 +171,7 @@ proptest! {
         prop_assert_eq!(tokenizer.decode(&ids, true).unwrap(), text.replace('▁', " "));
     }
 
-    /// Pieces of a stream, joined, are the whole text.
+    /// The pieces, joined, are the whole text.
     #[test]
     fn streaming_equals_decoding(ids in prop::collection::vec(0u32..265, 0..40), show_control: bool) {
         let tokenizer = Tokenizer::new(&small_vocab(&[])).unwrap();

@@ -1,7 +1,7 @@
 //! What can run the launches of a plan: a GPU, or whatever stands in for one.
 //!
-//! Little is asked of it: memory that can be written and read by range, launches that happen in order, and single words that
-//! come back later. Which tokens go where, in which chunks and phases, is decided once for all of them, in `feed`.
+//! A backend has memory that can be written and read by range, launches that run in order, and single words that are copied
+//! back asynchronously. Which tokens go through which phases, in which chunks, is decided once for all backends, in `feed`.
 
 use gemma4c_plan::cuda::Range;
 
@@ -10,7 +10,7 @@ use crate::RuntimeError;
 /// How the next token is picked after a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pick {
-    /// Not at all: the logits are what is wanted.
+    /// No pick: the caller wants the logits.
     None,
     /// [`pick_largest`](gemma4c_plan::cuda::CudaProgram::pick_largest).
     Largest,
@@ -33,7 +33,7 @@ pub struct Run {
 ///
 /// Ranges are the caller's promise to lie in their regions, as a checked plan's do.
 pub trait Backend {
-    /// What it is, for a person.
+    /// The device's name, for a person.
     fn name(&self) -> String;
 
     /// Copies bytes to the start of a range, after everything queued before.
@@ -45,10 +45,10 @@ pub trait Backend {
     /// Queues launches.
     fn run(&mut self, run: Run) -> Result<(), RuntimeError>;
 
-    /// Queues one word's way back to the host; the word stays as it is until it is received.
+    /// Queues the copy of one word to the host. The word must not change until it is received.
     fn send_back(&mut self, from: Range) -> Result<(), RuntimeError>;
 
-    /// The oldest word sent back and not yet received, once it is there.
+    /// Waits for the oldest word that was sent and not yet received.
     fn receive(&mut self) -> Result<u32, RuntimeError>;
 
     /// Waits until everything queued is done.

@@ -1,4 +1,4 @@
-//! The weights that a plan has with it, behind it in its own file.
+//! Embedded weights: they follow the plan in its own file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use crate::weights::map_file;
 use crate::{ModelLocation, RuntimeError};
 
-/// Chunks that are compared before anybody is told how far that is.
+/// Chunks that are compared between two reports of progress.
 const AT_ONCE: usize = 64;
 
 /// The last bytes of a plan's file, mapped.

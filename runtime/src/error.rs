@@ -54,7 +54,9 @@ pub enum RuntimeError {
     LongRow { tensor: String, bytes: usize, most: usize },
     #[error("the plan has no steps for {0:?}")]
     NoSuchRun(Run),
-    #[error("position {to} cannot be gone back to from {from}: sliding layers have forgotten what it needs")]
+    #[error(
+        "position {to} cannot be restored from position {from}: the sliding layers' KV rings no longer hold the rows it needs"
+    )]
     Forgotten { to: u32, from: u32 },
     #[error("intermediate values can be seen only on the CPU: use --device cpu")]
     NoTaps,

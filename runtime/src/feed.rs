@@ -1,8 +1,8 @@
 //! Tokens through the phases of a plan, whatever backend runs them.
 //!
-//! A prompt goes through the prefill phases, even if it is one token: what a row's numbers are depends on its phase, so they
-//! must not depend on how a prompt was cut. A generated token goes through the first phase, which picks its successor on
-//! the device; the host queues a few of those ahead and reads the tokens as they come.
+//! A prompt goes through the prefill phases, even if it is one token: decode rounds differently, and the results must not depend
+//! on how a prompt is cut into chunks. A generated token goes through the first phase (decode), which picks the next token on
+//! the device; the host queues a few of these ahead and reads the tokens as they arrive.
 
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{Places, Range, Region};
@@ -10,7 +10,7 @@ use gemma4c_plan::cuda::{Places, Range, Region};
 use crate::backend::{Backend, Pick, Run};
 use crate::{Asked, RuntimeError, Sampler};
 
-/// Replays queued before the first of their tokens is looked at: enough that the device never waits for the host, few
+/// Replays of decode queued before the host reads the first of their tokens: enough that the device never waits for the host, few
 /// enough that little is computed in vain after a stop token.
 const AHEAD: u32 = 4;
 
@@ -18,7 +18,7 @@ const AHEAD: u32 = 4;
 pub(crate) enum Want<'a> {
     /// The logits of these rows, each given to the function with its token's index.
     Logits(Asked, &'a mut dyn FnMut(usize, &[f32])),
-    /// The next token, on its way to the host.
+    /// The next token, copied to the host.
     Token(Pick),
 }
 
@@ -62,9 +62,9 @@ impl Feeder {
         self.phases.last().map_or(1, |phase| phase.rows)
     }
 
-    /// Tokens that may be on their way to the host at the same time.
+    /// Tokens in flight to the host, at most.
     pub fn ahead(&self) -> u32 {
-        // A token beyond the last one kept writes over the oldest rows of a ring, which has room for one chunk.
+        // A token decoded in vain overwrites the oldest rows of a sliding layer's ring, which has room for one chunk.
         AHEAD.min(self.chunk()).min(self.places.history_len)
     }
 
@@ -101,7 +101,7 @@ impl Feeder {
         let rows = tokens.len() as u32;
         let phase = self.prompt_phase(rows);
         let Shape { asked_from, steps, .. } = self.phases[phase];
-        // The first phase has one row, so all of it is for every row and for the asked one.
+        // The first phase has one row, which is the asked one.
         let asked_from = if phase == 0 { steps } else { asked_from };
         let run = |steps, pick| Run { phase, steps, pick };
         self.write(backend, self.places.tokens, tokens)?;
@@ -147,12 +147,12 @@ impl Feeder {
         self.send_back(backend, position + 1)
     }
 
-    /// How many tokens the device can be told never to pick.
+    /// How many suppressed tokens the device has room for.
     pub fn most_suppressed(&self) -> usize {
         self.places.suppress_len as usize
     }
 
-    /// What picks go by, from now on.
+    /// Writes the sampling parameters for the following picks.
     pub fn set(&self, backend: &mut dyn Backend, sampler: &Sampler) -> Result<(), RuntimeError> {
         let (sampling, seed) = (sampler.sampling(), sampler.seed());
         let (temperature, top_p) = (sampling.temperature.to_bits(), sampling.top_p.to_bits());
@@ -178,7 +178,7 @@ impl Feeder {
         backend.write(arena(offset, bytes.len()), &bytes)
     }
 
-    /// The token for `position` starts on its way to the host.
+    /// Queues the copy of the token for `position` to the host.
     fn send_back(&self, backend: &mut dyn Backend, position: u32) -> Result<(), RuntimeError> {
         let place = self.places.history + 4 * (position % self.places.history_len) as u64;
         backend.send_back(arena(place, 4))

@@ -13,7 +13,7 @@ pub struct Sampler {
     sampling: Sampling,
     seed: u64,
     suppress: Vec<u32>,
-    /// Candidates of the row at hand, kept to spare an allocation a token.
+    /// Candidates of the current row, kept between calls to save an allocation for each token.
     candidates: Vec<(f32, u32)>,
 }
 

@@ -32,7 +32,7 @@ pub struct Session {
     written: u32,
 }
 
-/// What computes.
+/// What runs the plan.
 enum Engine {
     Cpu(Box<Executor>),
     Cuda(Feeder, Box<CudaBackend>),
@@ -90,7 +90,7 @@ impl Session {
         &self.plan
     }
 
-    /// What computes, for a person.
+    /// The device's name, for a person.
     pub fn device_name(&self) -> String {
         match &self.engine {
             Engine::Cpu(_) => "cpu".into(),

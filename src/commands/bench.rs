@@ -19,30 +19,30 @@ use report::{Report, Row, Start};
 
 /// Measure how fast a plan runs: prompts, generation, start, memory.
 ///
-/// Tokens are random, so it runs without a vocabulary; what a token is changes no time. Every measurement is repeated after one
-/// that does not count.
+/// Tokens are random, so it runs without a vocabulary; which token it is does not change the time. Every measurement starts with a
+/// warm-up run that does not count.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     plan: PlanArgs,
 
-    /// Prompt lengths to read; 0 for none.
+    /// Prompt lengths to measure (prefill); 0 for none.
     #[arg(short = 'p', long = "prompt", value_name = "N,N...", default_value = "512,2048")]
     prompts: String,
 
-    /// Numbers of tokens to generate; 0 for none.
+    /// Numbers of tokens to generate (decode); 0 for none.
     #[arg(short = 'n', long = "generate", value_name = "N,N...", default_value = "128")]
     generate: String,
 
-    /// Tokens that the sequence has before.
+    /// Tokens already in the sequence when a measurement starts.
     #[arg(short = 'd', long = "depth", value_name = "N,N...", default_value = "0")]
     depths: String,
 
-    /// How often each is measured.
+    /// How often each measurement is repeated.
     #[arg(short = 'r', long = "repeat", value_name = "N", default_value_t = 5)]
     repeat: usize,
 
-    /// How to print it.
+    /// The format of the output.
     #[arg(short = 'o', long = "output", value_enum, default_value = "md")]
     output: Format,
 
@@ -55,7 +55,7 @@ pub struct Args {
 pub enum Format {
     /// A table in Markdown.
     Md,
-    /// Everything that was measured, as JSON.
+    /// All measurements as JSON.
     Json,
 }
 
@@ -147,7 +147,7 @@ fn numbers(option: &str, text: &str) -> Result<Vec<u32>> {
 struct Runner {
     session: Session,
     sampler: Sampler,
-    /// What the sequence is made of: always the same token at the same position.
+    /// The tokens of the sequence: always the same token at the same position.
     tokens: Vec<u32>,
 }
 

@@ -15,8 +15,8 @@ use crate::{embed, output, progress};
 
 /// Compile a GGUF model to a plan.
 ///
-/// The plan holds everything but the weights, which stay in the model file unless they are to be embedded. Split models are given by
-/// any of their parts.
+/// The plan holds everything but the weights, which stay in the model file unless --embed-weights is given. For a split model, give
+/// any of its parts.
 #[derive(clap::Args)]
 pub struct Args {
     /// The model: a GGUF file of a Gemma 4 text model.
@@ -39,11 +39,11 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     ctx: Option<u32>,
 
-    /// Prompt tokens taken in one pass: more is faster and needs more memory [default: 256 on a CPU, 2048 on a GPU]
+    /// Prompt tokens computed in one pass: more is faster and needs more memory [default: 256 on a CPU, 2048 on a GPU]
     #[arg(long, value_name = "N")]
     chunk: Option<u32>,
 
-    /// Type of stored keys and values on a GPU.
+    /// Element type of the KV cache on a GPU.
     #[arg(long, value_enum, default_value = "f16")]
     kv: Kv,
 
@@ -51,11 +51,12 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     vram: Option<u64>,
 
-    /// Leaves a pass of the compiler out; `gemma4c inspect` lists them. May be given several times.
+    /// Skip a compiler pass, by name; `gemma4c inspect` lists them. May be repeated.
     #[arg(long = "disable-pass", value_name = "NAME")]
     disable_pass: Vec<String>,
 
-    /// Packs the weights into the plan, which then runs without the model file: as a GPU's memory holds them, or for a CPU as they are.
+    /// Store the weights in the plan, which then runs without the model file. A GPU plan has them in the GPU's memory layout, a CPU
+    /// plan as they are in the model file.
     #[arg(long)]
     embed_weights: bool,
 }
@@ -65,7 +66,7 @@ enum Kv {
     F16,
     Bf16,
     F32,
-    /// Known by name, so that whoever asks for it is told.
+    /// Not supported yet; accepted as a name so that the error can say so.
     #[value(name = "q8_0", hide = true)]
     Q8_0,
 }

@@ -25,11 +25,11 @@ use crate::output::{self, print};
 use crate::progress;
 use crate::report::html;
 
-/// Write a little English with the model inside this program, and say how.
+/// Write a little English with the model embedded in this program, and show how it ran.
 ///
 /// The model is small: a Gemma 4 of 11 million parameters that has read Jane Austen and nothing else. It is compiled for this
-/// machine's GPU, where there is one and NVRTC to compile for it, else for the CPU; then it runs twice, and both runs must
-/// agree. The model, its plan and a page that draws the plan are left in a folder for the other commands to go on with. The plan
+/// machine's GPU if there is one and NVRTC is found, else for the CPU. Then it runs twice, and both runs must give the same
+/// bits. The model, its plan and a page that draws the plan are left in a folder for the other commands to go on with. The plan
 /// samples at temperature 0.7 of the 40 likeliest tokens, because so small a model writes better that way.
 #[derive(clap::Args)]
 pub struct Args {
@@ -48,7 +48,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "auto")]
     device: Device,
 
-    /// The folder for the model, its plan and the page. One that is there already is used again.
+    /// The folder for the model, its plan and the page. An existing folder is used again.
     #[arg(short, long, value_name = "DIR", default_value = "gemma4c-demo")]
     output: PathBuf,
 }

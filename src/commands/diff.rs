@@ -8,20 +8,20 @@ use super::{Outcome, plan_file};
 use crate::output;
 use crate::report::diff;
 
-/// Say how two plans differ: fusion, launches, bytes, memory, kernels.
+/// Show how two plans differ: fusion, launches, bytes, memory, kernels.
 ///
-/// It says "no difference" where there is none.
+/// Prints "no difference" if there is none.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The plan as it was.
+    /// The old plan.
     #[arg(value_name = "A.bin")]
     old: PathBuf,
 
-    /// The plan as it is now.
+    /// The new plan.
     #[arg(value_name = "B.bin")]
     new: PathBuf,
 
-    /// Ends with code 1 where the plans differ.
+    /// Exit with code 1 if the plans differ.
     #[arg(long)]
     check: bool,
 }

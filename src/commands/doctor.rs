@@ -7,7 +7,7 @@ use gemma4c_runtime::machine;
 use super::Outcome;
 use crate::output::{self, print};
 
-/// Look for what gemma4c can use: processor, memory, NVIDIA driver and GPUs, NVRTC.
+/// Show what gemma4c finds on this machine: processor, memory, NVIDIA driver and GPUs, NVRTC.
 #[derive(clap::Args)]
 pub struct Args {}
 

@@ -18,8 +18,8 @@ use crate::{output, progress};
 
 /// Show what is in a plan or in a GGUF model.
 ///
-/// A plan for a GPU says what was fused and what was not and why, every launch with what it costs at least, and every byte
-/// of memory.
+/// For a GPU plan: what was fused, what was not and why, every launch with the least time it can take (its floor), and every
+/// byte of memory.
 #[derive(clap::Args)]
 pub struct Args {
     /// A plan or a GGUF model.
@@ -29,7 +29,7 @@ pub struct Args {
     #[command(flatten)]
     view: View,
 
-    /// The GPU whose limits give the floors [default: the best known of the plan's architecture]
+    /// The GPU whose bandwidth and FLOP/s give the floors [default: a GPU of the plan's architecture]
     #[arg(long, value_name = "NAME", value_parser = Gpu::find)]
     gpu: Option<&'static Gpu>,
 }
@@ -38,31 +38,31 @@ pub struct Args {
 #[derive(clap::Args)]
 #[group(multiple = false)]
 struct View {
-    /// For programs.
+    /// Print everything as JSON.
     #[arg(long)]
     json: bool,
 
-    /// The dataflow graph as text, equal layers folded.
+    /// Print the dataflow graph as text, equal layers folded.
     #[arg(long)]
     graph: bool,
 
-    /// Of a model: one layer's dataflow as a Graphviz drawing.
+    /// For a model: print one layer's dataflow as a Graphviz drawing.
     #[arg(long, value_name = "LAYER")]
     dot: Option<u32>,
 
-    /// Of a GPU plan: the launches of one phase, such as decode.
+    /// For a GPU plan: list the launches of one phase, such as decode.
     #[arg(long, value_name = "NAME")]
     phase: Option<String>,
 
-    /// Of a plan: writes a page to read in a browser. It is one file and needs no other.
+    /// For a plan: write a page for a browser. It is one self-contained file.
     #[arg(long, value_name = "OUT.html")]
     html: Option<PathBuf>,
 
-    /// Of a GPU plan: writes the CUDA C text of every kernel into this folder, a file each.
+    /// For a GPU plan: write the CUDA C text of every kernel into this folder, one file each.
     #[arg(long, value_name = "DIR")]
     cuda: Option<PathBuf>,
 
-    /// Of a plan that has its weights with it: reads all of them and compares their checksums, which a start does for a few alone.
+    /// For a plan with embedded weights: read all of them and compare their checksums (opening a plan compares a few).
     #[arg(long)]
     check_weights: bool,
 }

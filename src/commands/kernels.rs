@@ -16,7 +16,7 @@ use gemma4c_dsl::KernelDef;
 use super::Outcome;
 use crate::output::print;
 
-/// List the kernels, print their texts, check them, measure them.
+/// List the kernels, print their source, check them, measure them.
 ///
 /// A kernel is one Rust function. Its CUDA C text is printed from it; an instance chooses its compile-time parameters.
 #[derive(clap::Args)]
@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(long, value_name = "LABEL", requires = "cuda")]
     instance: Option<String>,
 
-    /// Compile every instance, and show what each takes of a multiprocessor. Needs NVRTC and no GPU.
+    /// Compile every instance, and show its registers, spills, shared memory and occupancy. Needs NVRTC and no GPU.
     #[arg(long, conflicts_with_all = ["rust", "cuda"])]
     sass_stats: bool,
 
@@ -57,7 +57,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "sim")]
     device: check::Where,
 
-    /// Measure on the GPU how fast kernels stream weights, beside the fastest it can read at all.
+    /// Measure on the GPU the bandwidth at which kernels read weights, beside the GPU's highest read bandwidth.
     #[arg(long, conflicts_with_all = ["rust", "cuda", "sass_stats", "check"])]
     bench: bool,
 }

@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     tap: Vec<String>,
 
-    /// Where to write them.
+    /// Where to write the logits.
     #[arg(short, long, value_name = "OUT.safetensors")]
     output: PathBuf,
 }

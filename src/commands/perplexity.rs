@@ -47,29 +47,29 @@ pub struct Args {
     #[arg(long, conflicts_with = "tokens")]
     all: bool,
 
-    /// Feed the tokens one by one, as generated ones are, instead of as a prompt. On a GPU the two round differently.
+    /// Feed the tokens one by one (decode) instead of as a prompt (prefill). On a GPU the two round differently.
     #[arg(long)]
     decode: bool,
 
-    /// Another plan of the same vocabulary, the reference to compare with. On the CPU it always reads prompts: the bits are
-    /// the same.
+    /// Another plan with the same vocabulary, the reference to compare with. On the CPU it always uses prefill, even with --decode: the
+    /// bits are the same.
     #[arg(long, value_name = "OTHER.bin")]
     against: Option<PathBuf>,
 
-    /// Where to run the other plan.
+    /// The device to run the other plan on.
     #[arg(long, value_enum, value_name = "DEVICE", default_value = "auto", requires = "against")]
     against_device: Device,
 
-    /// Where the other plan's model file lies, if it has moved: the file or its folder.
+    /// The other plan's model file, or its folder, if it has moved.
     #[arg(long, value_name = "PATH", requires = "against")]
     against_model: Option<PathBuf>,
 
-    /// Keep every finished window in this file. The same command with the same file goes on after the last one, to the
-    /// same figures.
+    /// Keep every finished window in this file. The same command with the same file continues after the last one, and ends with
+    /// the same figures.
     #[arg(long, value_name = "FILE")]
     checkpoint: Option<PathBuf>,
 
-    /// How to print it.
+    /// The format of the output.
     #[arg(short = 'o', long = "output", value_enum, default_value = "text")]
     output: Format,
 }

@@ -16,11 +16,11 @@ const LARGEST: u64 = 1 << 30;
 /// Which device runs the plan.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Device {
-    /// What the plan was compiled for; the processor where there is no GPU.
+    /// What the plan was compiled for; the CPU if there is no GPU.
     Auto,
     /// The first NVIDIA GPU.
     Cuda,
-    /// This machine's processor.
+    /// This machine's CPU.
     Cpu,
     /// A simulated GPU, for plans of tiny models: slow, and it checks every access.
     Sim,
@@ -33,11 +33,11 @@ pub struct PlanArgs {
     #[arg(value_name = "PLAN.bin")]
     pub plan: PathBuf,
 
-    /// Where the model file lies, if it has moved: the file or its folder.
+    /// The model file, or its folder, if it has moved.
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
-    /// Where to run it.
+    /// The device to run on.
     #[arg(long, value_enum, default_value = "auto")]
     pub device: Device,
 }

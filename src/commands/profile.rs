@@ -17,31 +17,31 @@ use table::{Ceilings, Launched, table};
 
 /// Show where a plan's time goes on this machine's GPU, kernel by kernel.
 ///
-/// Each launch is timed after the one before it has ended; the shares are of the sum. In the whole, which is timed too,
-/// launches overlap, so it takes less. A kernel's floor is what its bytes and operations would take at the GPU's
-/// ceilings.
+/// Each launch is timed alone, after its predecessor has ended; the shares are of the sum of these times. The phase as a whole is
+/// timed too: there launches overlap, so it takes less than the sum. A kernel's floor is the time its bytes and operations would
+/// take at the GPU's ceilings.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     plan: PlanArgs,
 
-    /// Which phase: its name, or the rows it takes. `gemma4c inspect` lists them.
+    /// The phase: its name, or its number of rows. `gemma4c inspect` lists them.
     #[arg(long, default_value = "decode")]
     phase: String,
 
-    /// Tokens that the sequence has before.
+    /// Tokens already in the sequence.
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     depth: u32,
 
-    /// How often it is measured.
+    /// How often the phase is measured.
     #[arg(short, long, value_name = "N", default_value_t = 20)]
     repeat: usize,
 
-    /// GB/s the GPU reads at best. What is measured on an H200 by `gemma4c kernels --bench` is the default.
+    /// The GPU's highest read bandwidth in GB/s. The default was measured on an H200 with `gemma4c kernels --bench`.
     #[arg(long, value_name = "GB/s", default_value_t = 4400.0)]
     ceiling_gbs: f64,
 
-    /// TFLOP/s the GPU multiplies at best. What cuBLAS reaches in bf16 on an H200 is the default.
+    /// The GPU's highest bf16 throughput in TFLOP/s. The default is what cuBLAS reaches on an H200.
     #[arg(long, value_name = "TFLOP/s", default_value_t = 790.0)]
     ceiling_tflops: f64,
 

@@ -26,7 +26,7 @@ pub struct Args {
     #[arg(short, long, value_name = "TEXT", conflicts_with = "tokens")]
     prompt: Option<String>,
 
-    /// Token ids to continue instead of a text; ids are printed, and none is held back. For models without a vocabulary.
+    /// Token ids to continue instead of a text. Ids are printed, and no token is suppressed. For models without a vocabulary.
     #[arg(long, value_name = "IDS", conflicts_with = "chat")]
     tokens: Option<String>,
 
@@ -41,11 +41,11 @@ pub struct Args {
     #[arg(long)]
     chat: bool,
 
-    /// With --chat: what the model is told before the conversation.
+    /// With --chat: the system prompt.
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
 
-    /// With --chat: let the model think before it answers, and show it.
+    /// With --chat: let the model think before it answers, and show its thoughts.
     #[arg(long, requires = "chat")]
     thinking: bool,
 }

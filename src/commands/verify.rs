@@ -1,8 +1,8 @@
 //! `gemma4c verify`: a plan's result on this machine against the CPU's, step by step.
 //!
-//! A launch stands for values of the unfused program, which the CPU computes one by one. So every launch can be judged alone:
-//! it is given the CPU's values, and what it leaves is compared with the CPU's. Then all of them run on each other's
-//! results, launch by launch and as they run otherwise. With `--golden` the logits are compared with another program's instead.
+//! A launch computes values of the unfused program, which the CPU computes one by one. So every launch can be judged alone:
+//! its inputs are the CPU's values, and its outputs are compared with the CPU's. Then all of them run on each other's
+//! results, launch by launch and as CUDA graphs. With `--golden` the logits are compared with another program's instead.
 
 mod compare;
 mod drift;
@@ -25,7 +25,7 @@ use crate::{progress, random};
 use drift::Drift;
 use golden::GoldenArgs;
 use meaning::Meaning;
-use reference::{Kept, Reference};
+use reference::{Recorded, Reference};
 use report::Report;
 use walk::{Together, Walk};
 
@@ -34,9 +34,9 @@ const USUAL: u32 = 24;
 
 /// Compare what a plan computes on this machine with the CPU, step by step.
 ///
-/// Random tokens are read by every prefill phase, and a few more are decoded. Every launch is judged alone, on the CPU's
-/// values, then all of them together; it is also checked that each one ran, that the tokens picked are right, and that what
-/// runs as a graph gives the same bits as launch after launch. Exit code 1 if anything is off.
+/// Every prefill phase reads random tokens, and a few more are decoded. Every launch is first compared alone, with the CPU's
+/// values as its inputs, then all launches together. It is also checked that each launch ran, that the tokens picked are right,
+/// and that CUDA graphs give the same bits as single launches. Exits with code 1 if anything is off.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -50,7 +50,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 4)]
     decode: u32,
 
-    /// Only this phase: its name, or the rows it takes. `gemma4c inspect` lists them.
+    /// Only this phase: its name, or its number of rows. `gemma4c inspect` lists them.
     #[arg(long)]
     phase: Option<String>,
 
@@ -58,7 +58,7 @@ pub struct Args {
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     tolerance: f64,
 
-    /// How many of the values that came out well to list, the worst first.
+    /// How many of the values within their limits to list, the worst first.
     #[arg(long, value_name = "N", default_value_t = 10)]
     worst: usize,
 
@@ -88,11 +88,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
     ensure!(device.backend().is_some(), "the plan runs on the CPU here: there is nothing to compare with it");
 
     let mut cpu = Session::on_cpu(plan.clone(), &args.plan.location())?;
-    let kept = Kept::of(&plan);
+    let recorded = Recorded::of(&plan);
     let bar = progress::tokens("computing on the CPU", 2 * tokens.len() as u64);
     let mut compute = |tokens: &[u32]| {
         bar.inc(tokens.len() as u64);
-        Reference::compute(&mut cpu, tokens, &kept)
+        Reference::compute(&mut cpu, tokens, &recorded)
     };
     let pieces = tokens[..prompt].chunks(if selection.prefill.is_empty() { 1 } else { prompt });
     let prompt: Vec<Reference> = pieces.map(&mut compute).collect::<Result<_>>()?;
@@ -116,7 +116,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
             report.add_findings(selected.phase, findings);
         }
     }
-    // Their logits, as the device itself gives them otherwise: from here on its caches are its own.
+    // All launches on each other's results: from here on the KV cache holds the device's own values.
     let mut last: Vec<Together> = Vec::new();
     for (selected, pass) in selection.runs(&prompt, &decoded) {
         let ran = walk.together(selected.phase, pass)?;

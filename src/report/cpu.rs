@@ -130,7 +130,7 @@ mod tests {
     fn tiny(preset: Preset) -> Plan {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("model.gguf");
-        let options = synth::Options { preset, dtype: DType::Q8_0, seed: 0, layers: None, vocab: None };
+        let options = synth::Options::new(preset, DType::Q8_0);
         synth::write(&options, &path, &|_, _| {}).expect("a model");
         compile(&Gguf::open(&path).expect("a model"), folder.path(), &Options::default()).expect("a plan")
     }

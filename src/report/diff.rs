@@ -21,7 +21,7 @@ pub fn diff(old: &Plan, new: &Plan) -> Option<String> {
         return None;
     }
     let mut out = String::new();
-    let mut phases_told = false;
+    let mut phases_reported = false;
     out += &section("", 0, identity(old, new));
     match (Facts::of(old), Facts::of(new)) {
         (Some(old), Some(new)) => {
@@ -29,7 +29,7 @@ pub fn diff(old: &Plan, new: &Plan) -> Option<String> {
             for phase in &new.phases {
                 if let Some(before) = old.phases.iter().find(|p| p.phase.name == phase.phase.name) {
                     let lines = phase_lines(before, phase);
-                    phases_told |= !lines.is_empty();
+                    phases_reported |= !lines.is_empty();
                     out += &section(&phase.phase.name, 2, lines);
                 }
             }
@@ -39,7 +39,7 @@ pub fn diff(old: &Plan, new: &Plan) -> Option<String> {
         }
         _ => out += &section("steps", 2, counts(&cpu::kinds(old), &cpu::kinds(new))),
     }
-    out += &section("also different", 2, rest(old, new, phases_told));
+    out += &section("also different", 2, rest(old, new, phases_reported));
     Some(out)
 }
 
@@ -110,10 +110,10 @@ fn passes(old: &Facts<'_>, new: &Facts<'_>) -> Vec<String> {
     let (old, new) = (states(old), states(new));
     let mut lines = Vec::new();
     for (name, state) in &new {
-        let before = old.iter().find(|(known, _)| known == name).map_or("not there", |(_, state)| state);
+        let before = old.iter().find(|(other, _)| other == name).map_or("not there", |(_, state)| state);
         lines.extend(change(&format!("{name} "), before, state));
     }
-    let gone = old.iter().filter(|(name, _)| !new.iter().any(|(known, _)| known == name));
+    let gone = old.iter().filter(|(name, _)| !new.iter().any(|(other, _)| other == name));
     lines.extend(gone.map(|(name, state)| format!("{name:<16}{state} -> not there")));
     lines
 }
@@ -134,8 +134,9 @@ fn phase_lines(old: &PhaseFacts<'_>, new: &PhaseFacts<'_>) -> Vec<String> {
     let (before, after) = (groups(old), groups(new));
     let alone = |this: &Groups<'_>, other: &Groups<'_>, sign: char| {
         let steps = this.iter().filter(|(group, _)| find(other, group).is_none()).map(|(_, step)| *step);
-        let told = steps.map(|step| (step.layer, format!("{sign} {}: {}", step.kernel.name, spoken(&step.nodes))));
-        told.collect::<Vec<_>>()
+        let lines =
+            steps.map(|step| (step.layer, format!("{sign} {}: {}", step.kernel.name, local_names(&step.nodes))));
+        lines.collect::<Vec<_>>()
     };
     let groups = fold(alone(&before, &after, '-').into_iter().chain(alone(&after, &before, '+')));
     if !groups.is_empty() {
@@ -147,9 +148,9 @@ fn phase_lines(old: &PhaseFacts<'_>, new: &PhaseFacts<'_>) -> Vec<String> {
     // The same values from another kernel, or from another instance of it.
     let mut swaps = Vec::new();
     for (group, step) in &after {
-        let known = find(&before, group).filter(|known| known.kernel.instance != step.kernel.instance);
-        if let Some(known) = known {
-            swaps.push((step.layer, format!("{}: {}", swap(known.kernel, step.kernel), spoken(&step.nodes))));
+        let replaced = find(&before, group).filter(|old| old.kernel.instance != step.kernel.instance);
+        if let Some(old) = replaced {
+            swaps.push((step.layer, format!("{}: {}", swap(old.kernel, step.kernel), local_names(&step.nodes))));
         }
     }
     if !swaps.is_empty() {
@@ -164,14 +165,14 @@ type Groups<'a> = Vec<(Group<'a>, &'a StepFacts<'a>)>;
 type Group<'a> = (&'a [&'a str], usize);
 
 fn find<'a>(groups: &Groups<'a>, group: &Group<'_>) -> Option<&'a StepFacts<'a>> {
-    groups.iter().find(|(known, _)| known == group).map(|(_, step)| *step)
+    groups.iter().find(|(other, _)| other == group).map(|(_, step)| *step)
 }
 
 fn groups<'a>(phase: &'a PhaseFacts<'a>) -> Groups<'a> {
     let mut groups = Groups::new();
     for step in phase.steps.iter().filter(|step| !step.nodes.is_empty()) {
         let nodes = step.nodes.as_slice();
-        let number = groups.iter().filter(|((known, _), _)| *known == nodes).count();
+        let number = groups.iter().filter(|((other, _), _)| *other == nodes).count();
         groups.push(((nodes, number), step));
     }
     groups
@@ -184,9 +185,9 @@ fn swap(old: &Kernel, new: &Kernel) -> String {
     }
     let (before, after) = (choices(&old.instance), choices(&new.instance));
     let value = |choices: &[(&str, &str)], name: &str| {
-        choices.iter().find(|(known, _)| *known == name).map_or("none".to_owned(), |(_, value)| (*value).to_owned())
+        choices.iter().find(|(other, _)| *other == name).map_or("none".to_owned(), |(_, value)| (*value).to_owned())
     };
-    let added = after.iter().filter(|(name, _)| !before.iter().any(|(known, _)| known == name));
+    let added = after.iter().filter(|(name, _)| !before.iter().any(|(other, _)| other == name));
     let changes = before.iter().chain(added).filter_map(|(name, _)| {
         let (old, new) = (value(&before, name), value(&after, name));
         (old != new).then(|| format!("{name} {old} -> {new}"))
@@ -199,7 +200,7 @@ fn place_of(layers: &[u32], place: &str) -> String {
 }
 
 /// Values without their layers; a step that ends one layer and begins the next says so.
-fn spoken(nodes: &[&str]) -> String {
+fn local_names(nodes: &[&str]) -> String {
     let last = nodes.last().and_then(|name| layer_of(name));
     let one = |name: &&str| match (layer_of(name), last) {
         (Some(layer), Some(last)) if layer < last => format!("{} of the layer before", local_name(name)),
@@ -233,8 +234,8 @@ fn memory(old: &Facts<'_>, new: &Facts<'_>) -> Vec<String> {
 fn kernels(old: &Facts<'_>, new: &Facts<'_>) -> Vec<String> {
     let mut lines = Vec::new();
     let alone = |this: &Facts<'_>, other: &Facts<'_>, sign: char| -> Vec<String> {
-        let known = |instance: &str| other.program().kernels.iter().any(|kernel| kernel.instance == instance);
-        let kernels = this.program().kernels.iter().filter(|kernel| !known(&kernel.instance));
+        let has_instance = |instance: &str| other.program().kernels.iter().any(|kernel| kernel.instance == instance);
+        let kernels = this.program().kernels.iter().filter(|kernel| !has_instance(&kernel.instance));
         kernels.map(|kernel| format!("{sign} {}", kernel.instance)).collect()
     };
     lines.extend(alone(old, new, '-'));
@@ -245,8 +246,8 @@ fn kernels(old: &Facts<'_>, new: &Facts<'_>) -> Vec<String> {
     };
     let before = texts(old);
     for (at, kernel) in new.program().kernels.iter().enumerate() {
-        let Some(known) = before.get(&kernel.instance) else { continue };
-        let (a, b) = (&old.cuda.code[*known], &new.cuda.code[at]);
+        let Some(old_at) = before.get(&kernel.instance) else { continue };
+        let (a, b) = (&old.cuda.code[*old_at], &new.cuda.code[at]);
         match (a.source != b.source, a.cubins != b.cubins) {
             (true, _) => lines.push(format!("other text: {}", kernel.instance)),
             (false, true) => lines.push(format!("other machine code: {}", kernel.instance)),
@@ -262,8 +263,8 @@ fn counts(old: &BTreeMap<&'static str, usize>, new: &BTreeMap<&'static str, usiz
     names.into_iter().filter_map(|name| counted(name, count(old, name), count(new, name))).collect()
 }
 
-/// What is different and has no words above. Launches that were told to be others have other arguments, too.
-fn rest(old: &Plan, new: &Plan, phases_told: bool) -> Vec<String> {
+/// Differences that no section above covers. Where a section reports other launches, their arguments differ too and are not listed again.
+fn rest(old: &Plan, new: &Plan, phases_reported: bool) -> Vec<String> {
     let (a, b) = (old.cuda.as_ref().map(|c| &c.program), new.cuda.as_ref().map(|c| &c.program));
     let both = a.zip(b);
     let parts = [
@@ -280,7 +281,7 @@ fn rest(old: &Plan, new: &Plan, phases_told: bool) -> Vec<String> {
             both.is_some_and(|(a, b)| (&a.pick_largest, &a.pick_sampled) != (&b.pick_largest, &b.pick_sampled)),
             "the pick of a token",
         ),
-        (!phases_told && both.is_some_and(|(a, b)| a.phases != b.phases), "arguments and grids of launches"),
+        (!phases_reported && both.is_some_and(|(a, b)| a.phases != b.phases), "arguments and grids of launches"),
     ];
     parts.into_iter().filter(|(differs, _)| *differs).map(|(_, what)| what.to_owned()).collect()
 }

@@ -124,7 +124,7 @@ impl<'a> PhaseFacts<'a> {
         if counts.is_empty() { 0.0 } else { counts.values().sum::<usize>() as f64 / counts.len() as f64 }
     }
 
-    /// Embedding, head, pick.
+    /// Embedding, LM head, pick.
     pub fn launches_outside_layers(&self) -> usize {
         self.launches() - self.launches_by_layer().values().sum::<usize>()
     }
@@ -144,7 +144,7 @@ impl<'a> PhaseFacts<'a> {
 }
 
 impl<'a> StepFacts<'a> {
-    /// What it is for, told without its layer: its kernel, and the values it computes.
+    /// Its purpose, without its layer: its kernel, and the values it computes.
     pub fn pattern(&self) -> (&'a str, Vec<&'a str>) {
         (&self.kernel.name, self.nodes.iter().map(|name| local_name(name)).collect())
     }
@@ -157,12 +157,12 @@ impl<'a> StepFacts<'a> {
         })
     }
 
-    /// What would have been taken otherwise.
+    /// The alternative that was not chosen.
     pub fn runner_up(&self) -> Option<&'a str> {
         Some(self.step.runner_up.as_str()).filter(|text| !text.is_empty())
     }
 
-    /// Why it is what it is, and what would have been taken otherwise, as one text.
+    /// Why this kernel was chosen, and the alternative, as one text.
     pub fn choice(&self) -> String {
         match self.runner_up() {
             Some(other) => format!("{}; instead of: {other}", self.step.reason),

@@ -1,4 +1,4 @@
-//! What is true of many layers, said once: equal entries under the ranges of layers they are in.
+//! Folds equal entries of many layers into one, with the ranges of layers it applies to.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ pub fn local_name(name: &str) -> &str {
     }
 }
 
-/// Something that was said of layers, or of none.
+/// An entry, and the layers it applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Folded<T> {
     pub what: T,
@@ -41,9 +41,9 @@ impl<T> Folded<T> {
 pub fn fold<T: PartialEq>(entries: impl IntoIterator<Item = (Option<u32>, T)>) -> Vec<Folded<T>> {
     let mut found: Vec<(Folded<T>, BTreeSet<u32>)> = Vec::new();
     for (layer, what) in entries {
-        let known =
+        let equal =
             found.iter_mut().find(|(folded, _)| folded.what == what && folded.layers.is_empty() == layer.is_none());
-        match (known, layer) {
+        match (equal, layer) {
             (Some((folded, layers)), _) => {
                 folded.count += 1;
                 layers.extend(layer);
@@ -72,7 +72,10 @@ mod tests {
     #[test]
     fn equal_entries_are_said_once() {
         let folded = fold([(Some(0), "a"), (Some(1), "b"), (None, "a"), (Some(2), "a"), (Some(0), "a"), (None, "a")]);
-        let told: Vec<_> = folded.iter().map(|f| (f.what, f.place(), f.count)).collect();
-        assert_eq!(told, [("a", "layers 0, 2".to_owned(), 3), ("b", "layer 1".to_owned(), 1), ("a", String::new(), 2)]);
+        let lines: Vec<_> = folded.iter().map(|f| (f.what, f.place(), f.count)).collect();
+        assert_eq!(
+            lines,
+            [("a", "layers 0, 2".to_owned(), 3), ("b", "layer 1".to_owned(), 1), ("a", String::new(), 2)]
+        );
     }
 }

@@ -38,8 +38,8 @@ pub static GPUS: [Gpu; 6] = [
 
 impl Gpu {
     pub fn find(key: &str) -> Result<&'static Gpu, String> {
-        let known = || GPUS.iter().map(|gpu| gpu.key).collect::<Vec<_>>().join(", ");
-        GPUS.iter().find(|gpu| gpu.key == key).ok_or_else(|| format!("there are {}", known()))
+        let names = || GPUS.iter().map(|gpu| gpu.key).collect::<Vec<_>>().join(", ");
+        GPUS.iter().find(|gpu| gpu.key == key).ok_or_else(|| format!("there are {}", names()))
     }
 
     /// The one that a plan for these architectures is most likely for.

@@ -1,4 +1,4 @@
-//! Plans and models told to people and to programs: texts, JSON, a page, and the difference of two plans.
+//! Reports on plans and models, for people and for programs: texts, JSON, a page, and the difference of two plans.
 //!
 //! Everything here is derived from a plan or a model file and from nothing else, so that what is shown is what will run.
 //! [`facts`] is the one place where a plan is counted; the others only phrase what it found.

@@ -1,4 +1,4 @@
-//! What the memory of a plan's weights is spent on: by group of tensors, and by what is kept of them.
+//! What the memory of a plan's weights is spent on: by group of tensors, and by the form they are held in.
 
 use std::collections::BTreeMap;
 
@@ -50,22 +50,22 @@ impl WeightGroup {
     }
 }
 
-/// What is kept of a tensor.
+/// The form in which a tensor is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kept {
+pub enum WeightForm {
     Stored,
     Repacked,
     Widened,
     OnHost,
 }
 
-impl Kept {
+impl WeightForm {
     pub const fn name(self) -> &'static str {
         match self {
-            Kept::Stored => "as in the file",
-            Kept::Repacked => "repacked for decode",
-            Kept::Widened => "bf16 copy for prefill",
-            Kept::OnHost => "in the host's memory",
+            WeightForm::Stored => "as in the file",
+            WeightForm::Repacked => "repacked for decode",
+            WeightForm::Widened => "bf16 copy for prefill",
+            WeightForm::OnHost => "in the host's memory",
         }
     }
 }
@@ -79,19 +79,19 @@ pub fn in_file(plan: &Plan) -> BTreeMap<WeightGroup, u64> {
     groups
 }
 
-/// What the weights' memory is spent on: by group of tensors and by what is kept of them.
-pub fn groups(facts: &Facts<'_>) -> BTreeMap<(WeightGroup, Kept), u64> {
+/// What the weights' memory is spent on: by group of tensors and by the form they are held in.
+pub fn groups(facts: &Facts<'_>) -> BTreeMap<(WeightGroup, WeightForm), u64> {
     let program = facts.program();
     let mut groups = BTreeMap::new();
     for load in &program.loads {
         let group = WeightGroup::of(&facts.plan.weights[load.weight as usize].name);
         for part in &load.parts {
-            let (kept, to) = match part {
-                LoadPart::Copy { to } if to.region == Region::Host => (Kept::OnHost, to),
-                LoadPart::Copy { to } => (Kept::Stored, to),
-                LoadPart::Kernel { to, .. } => (Kept::Repacked, to),
+            let (form, to) = match part {
+                LoadPart::Copy { to } if to.region == Region::Host => (WeightForm::OnHost, to),
+                LoadPart::Copy { to } => (WeightForm::Stored, to),
+                LoadPart::Kernel { to, .. } => (WeightForm::Repacked, to),
             };
-            *groups.entry((group, kept)).or_default() += to.bytes;
+            *groups.entry((group, form)).or_default() += to.bytes;
         }
     }
     for launch in &program.prepare {
@@ -107,7 +107,7 @@ pub fn groups(facts: &Facts<'_>) -> BTreeMap<(WeightGroup, Kept), u64> {
         };
         if let Some(load) = program.loads.iter().find(|load| load.parts.iter().any(is_source)) {
             let group = WeightGroup::of(&facts.plan.weights[load.weight as usize].name);
-            *groups.entry((group, Kept::Widened)).or_default() += to.bytes;
+            *groups.entry((group, WeightForm::Widened)).or_default() += to.bytes;
         }
     }
     groups

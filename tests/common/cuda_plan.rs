@@ -1,5 +1,5 @@
-//! A GPU plan made by hand, from the CPU plan of a small model: a launch for each group of values it is told, and numbers that
-//! no change of a kernel moves. It cannot run; it can be shown and compared.
+//! A GPU plan made by hand, from the CPU plan of a small model: a launch for each given group of values, and figures that do not
+//! change with the kernels. It cannot run; it can be inspected and compared.
 
 use gemma4c_plan::cuda::{
     Argument, Code, Cuda, CudaProgram, CudaStep, Form, Image, Kernel, KvType, Launch, Load, LoadArgument, LoadPart,
@@ -166,8 +166,8 @@ fn phase(plan: &Plan, kernels: &mut Vec<Kernel>, name: &str, rows: u32, groups: 
     let value = |name: &str| plan.program.values.iter().position(|v| v.name == name).map(|at| at as u32);
     let mut steps: Vec<CudaStep> = Vec::new();
     let mut add = |instance: &str, nodes: Vec<u32>, layer: Option<u32>| {
-        let known = kernels.iter().position(|kernel| kernel.instance == instance);
-        let kernel_index = known.unwrap_or_else(|| {
+        let existing = kernels.iter().position(|kernel| kernel.instance == instance);
+        let kernel_index = existing.unwrap_or_else(|| {
             kernels.push(kernel(instance));
             kernels.len() - 1
         });

@@ -1,7 +1,7 @@
-//! GPU plans before their kernels are compiled: everything the compiler decides, without machine code. They can be shown, and
-//! run in the simulator; no GPU would take them.
+//! GPU plans without machine code: everything the compiler decides before NVRTC compiles the kernels. Such a plan can be inspected and
+//! run in the simulator, but not on a GPU.
 //!
-//! Whoever takes this in also has `src/compile.rs` as the module `compile`.
+//! A test that includes this file also includes `src/compile.rs` as the module `compile`.
 
 use std::path::Path;
 
@@ -15,9 +15,9 @@ use gemma4c_plan::{Plan, Target};
 
 use crate::compile::{self, CudaOptions, Options};
 
-/// What `gemma4c compile` is told.
+/// The options of `gemma4c compile` that decide how a graph is lowered for a GPU.
 #[derive(Clone)]
-pub struct Told {
+pub struct LowerOptions {
     pub context: Option<u32>,
     pub chunk: Option<u32>,
     pub kv: KvType,
@@ -25,30 +25,30 @@ pub struct Told {
     pub disabled: Vec<String>,
 }
 
-impl Default for Told {
-    fn default() -> Told {
-        Told { context: None, chunk: None, kv: KvType::F16, vram: None, disabled: Vec::new() }
+impl Default for LowerOptions {
+    fn default() -> LowerOptions {
+        LowerOptions { context: None, chunk: None, kv: KvType::F16, vram: None, disabled: Vec::new() }
     }
 }
 
-impl Told {
-    pub fn without(self, passes: &[&str]) -> Told {
-        Told { disabled: passes.iter().map(|name| name.to_string()).collect(), ..self }
+impl LowerOptions {
+    pub fn without(self, passes: &[&str]) -> LowerOptions {
+        LowerOptions { disabled: passes.iter().map(|name| name.to_string()).collect(), ..self }
     }
 }
 
 /// The plan of a model for sm_90a.
-pub fn plan(model: &Path, told: &Told) -> Plan {
+pub fn plan(model: &Path, options: &LowerOptions) -> Plan {
     let file = Gguf::open(model).expect("a model");
     let graph = gemma4::graph(&file, &Config::read(&file).expect("a config")).expect("a graph");
     let architectures = vec![Arch::Sm90a];
-    let cuda = CudaOptions { architectures, kv: told.kv, vram: told.vram, disabled: told.disabled.clone() };
+    let cuda = CudaOptions { architectures, kv: options.kv, vram: options.vram, disabled: options.disabled.clone() };
     let folder = model.parent().expect("a folder");
-    // As for the GPU, so that the two programs have the same limits; then its own part, without NVRTC.
-    let chunk = Some(told.chunk.unwrap_or(compile::DEFAULT_CHUNK).min(compile::DEFAULT_CHUNK));
-    let options = Options { context: told.context, chunk, cuda: None };
-    let mut plan = compile::compile(&file, folder, &options).expect("a plan");
-    let chunk = told.chunk.unwrap_or(compile::DEFAULT_CUDA_CHUNK);
+    // The CPU program first, with the GPU's limits, then the GPU program without NVRTC.
+    let chunk = Some(options.chunk.unwrap_or(compile::DEFAULT_CHUNK).min(compile::DEFAULT_CHUNK));
+    let cpu_options = Options { context: options.context, chunk, cuda: None };
+    let mut plan = compile::compile(&file, folder, &cpu_options).expect("a plan");
+    let chunk = options.chunk.unwrap_or(compile::DEFAULT_CUDA_CHUNK);
     let lowered = compile::lower(&file, &graph, &plan.program, &cuda, chunk).expect("launches");
     let no_code = Code { source: "// not compiled\n".into(), cubins: vec![Image(vec![0])] };
     let code = vec![no_code; lowered.program.kernels.len()];
@@ -57,7 +57,7 @@ pub fn plan(model: &Path, told: &Told) -> Plan {
     plan
 }
 
-/// A model of full size whose weights are a hole.
+/// Writes a model of full size whose weights are a hole in a sparse file.
 pub fn header(path: &Path, preset: Preset, dtype: DType) {
     let options = synth::Options::new(preset, dtype);
     synth::write_header(&options, path).expect("a header is written");

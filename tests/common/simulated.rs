@@ -1,5 +1,5 @@
-//! Plans of tiny models in the simulator: tokens in, rows of logits out. Whoever takes this in also has `src/compile.rs`,
-//! `src/simulate.rs` and `common/lowered.rs` as modules of these names.
+//! Plans of tiny models in the simulator: tokens in, rows of logits out. A test that includes this file also includes
+//! `src/compile.rs`, `src/simulate.rs` and `common/lowered.rs` as modules of these names.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -100,7 +100,7 @@ pub fn each<T: Sync>(jobs: &[T], work: impl Fn(&T) -> Result<(), String> + Sync)
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// Everything is to be tested, however long it takes.
+/// Whether `GEMMA4C_EXHAUSTIVE` asks for every row to be compared.
 pub fn exhaustive() -> bool {
     std::env::var_os("GEMMA4C_EXHAUSTIVE").is_some()
 }

@@ -1,5 +1,5 @@
-//! Asynchronous copies from global to shared memory (`cp.async`). A copy lands when its group has been waited for, and is
-//! visible to the other threads after the next barrier. The simulator lets it land as late as that.
+//! Asynchronous copies from global to shared memory (`cp.async`). A copy is complete once its `cp.async` group has been waited
+//! for, and visible to the other threads after the next barrier. The simulator completes it no earlier than that.
 
 use super::row;
 use crate::Element;

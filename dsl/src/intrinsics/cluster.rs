@@ -1,10 +1,10 @@
-//! Clusters: blocks that run side by side and read each other's shared memory. Hopper and later have them.
+//! Clusters: blocks that run concurrently and read each other's shared memory (DSMEM). Hopper and later have them.
 //!
-//! A block must not return while another may still read its memory: a cluster ends with a `cluster_barrier`. Threads that
-//! have returned are not waited for, so a block that nobody reads may leave early.
+//! A block must not return while another may still read its shared memory, so a cluster ends with a `cluster_barrier`. The barrier
+//! does not wait for threads that have returned, so a block that no other reads may return early.
 //!
-//! Not in a cluster: `block_sum` and `block_max`. Their host text has one scratch for all blocks that run side by side, so a case would
-//! fail there.
+//! `block_sum` and `block_max` do not work in a cluster: their host text has one scratch array for all concurrent blocks, so
+//! a case would fail there.
 
 use super::{intrinsic, row};
 use crate::Element;

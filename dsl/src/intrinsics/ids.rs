@@ -1,4 +1,4 @@
-//! Who am I: positions of the thread in its block, warp and grid. Blocks are one-dimensional, grids up to three.
+//! Indices: the thread's position in its block, warp and grid. Blocks are one-dimensional, grids up to three.
 
 use super::intrinsic;
 use crate::sim::thread::Thread;

@@ -20,7 +20,7 @@ template <class V, class T, class I> __device__ __forceinline__ V load(weights<T
     host same
 }
 
-/// Memory that may be read past L1: constants alone.
+/// Memory that may be read with an L1-bypassing load: constants only.
 pub trait Streamed: Readable {}
 impl<T: Element> Streamed for Weights<T> {}
 

@@ -19,20 +19,20 @@ pub mod warpgroup;
 
 use crate::definition::Callee;
 
-/// Who must take part in an intrinsic.
+/// The threads that must execute an intrinsic together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// The thread alone.
     Thread,
     /// All 32 lanes of the warp, at the same place.
     Warp,
-    /// All 128 threads of four neighbouring warps, at the same place. Hopper alone has such intrinsics.
+    /// All 128 threads of a warpgroup (four consecutive warps), at the same place. Only Hopper has such intrinsics.
     Warpgroup,
     /// All threads of the block, at the same place.
     Block,
     /// All threads of the cluster that have not returned, at the same place. Hopper and later.
     Cluster,
-    /// Orders this grid against its neighbours in the stream.
+    /// Orders this grid against the grids before and after it in the stream.
     Grid,
 }
 

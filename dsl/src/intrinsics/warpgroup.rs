@@ -1,16 +1,16 @@
-//! Products of whole warpgroups, 128 threads: `wgmma`, which Hopper alone has.
+//! `wgmma`: asynchronous matrix products of whole warpgroups (128 threads), which only Hopper has.
 //!
-//! Both operands lie in shared memory as tiles of bf16, k innermost, 64 values (128 bytes) a row, swizzled: the 16-byte piece
-//! `p` of row `r` lies where piece `p ^ r % 8` would. A tile starts at a multiple of 1024 bytes; an operand starts `16 s`
+//! Both operands are bf16 tiles in shared memory, k innermost, 64 values (128 bytes) a row, with the 128-byte swizzle: the 16-byte
+//! piece `p` of row `r` is stored in the place of piece `p ^ r % 8`. A tile starts at a multiple of 1024 bytes; an operand starts `16 s`
 //! values into a tile's rows for step `s` along k. Products read shared memory and update their accumulator at any time
-//! between start and wait: nobody may touch either meanwhile. The simulator reads operands as late as the wait, and hides
+//! between start and wait: no thread may touch either meanwhile. The simulator reads operands as late as the wait, and hides
 //! the accumulator until then.
 //!
 //! The accumulator of a thread, with `g = lane / 4`, `t = lane % 4` and `w` its warp in the warpgroup: `sums[4 j …]` are
 //! (row `16 w + g`, column `8 j + 2 t`), the next column, and the same two of row `+ 8`.
 //!
-//! What was written to shared memory by ordinary stores and `cp_async` is visible to products after `fence_proxy_async` in
-//! the writing thread, then a barrier.
+//! Writes to shared memory by ordinary stores and `cp_async` become visible to wgmma (the async proxy) after `fence_proxy_async`
+//! in the writing thread, then a barrier.
 
 use super::{intrinsic, row};
 use crate::BF16;
@@ -29,7 +29,7 @@ const ROWS: usize = 64;
 const ROW_BYTES: usize = 128;
 /// Bytes after which the swizzle starts over.
 const PATTERN_BYTES: usize = 1024;
-/// Products whose operands are kept for the warpgroup's slower threads.
+/// Recent products whose operands stay cached for the warpgroup's slower threads.
 const KEPT: usize = 16;
 
 /// Where a tile's byte lies, both counted from a multiple of 1024.
@@ -50,16 +50,16 @@ fn accumulate(sums: &mut [f32], thread: &Thread, operands: &Operands) {
     }
 }
 
-/// The operands of a product, which the first thread that asks for them reads.
+/// The operands of a product. The first thread of the warpgroup that needs them reads them for all.
 fn operands(thread: &Thread, number: u32, read: impl FnOnce() -> Operands) -> Rc<Operands> {
-    let mut known = thread.warpgroup().operands.borrow_mut();
-    if let Some((_, operands)) = known.iter().find(|(of, _)| *of == number) {
+    let mut recent = thread.warpgroup().operands.borrow_mut();
+    if let Some((_, operands)) = recent.iter().find(|(of, _)| *of == number) {
         return Rc::clone(operands);
     }
     let operands = Rc::new(read());
-    known.push_back((number, Rc::clone(&operands)));
-    if known.len() > KEPT {
-        known.pop_front();
+    recent.push_back((number, Rc::clone(&operands)));
+    if recent.len() > KEPT {
+        recent.pop_front();
     }
     operands
 }

@@ -29,7 +29,7 @@ thread_local! {
 
 type GpuThread = Coroutine<(), Stop, (), DefaultStack>;
 
-/// A fault was left in the launch.
+/// The error after a fault, which is stored in the launch.
 pub(crate) struct Faulted;
 
 enum Status {
@@ -41,7 +41,7 @@ enum Status {
 /// The code of a GPU thread.
 pub(crate) type Program<'a> = &'a dyn Fn();
 
-/// Runs the cluster whose first block is `first` to its end. A fault is left in the launch, and the result is `Err`.
+/// Runs the cluster whose first block is `first` to its end. On a fault the result is `Err`, and the fault is stored in the launch.
 pub(crate) fn run(
     launch: &Launch<'_>,
     first: [u32; 3],
@@ -289,7 +289,7 @@ impl Scheduler<'_> {
         Ok(())
     }
 
-    /// Lets a group go on, if all of it stopped at the same place.
+    /// Resumes the threads of a collective, if all of them stopped at the same place.
     fn release(&mut self, group: impl Iterator<Item = usize> + Clone, stop: Stop) -> Result<(), Faulted> {
         for index in group.clone() {
             if let Status::Waiting(other) = &self.status[index]
@@ -323,7 +323,7 @@ impl Scheduler<'_> {
         let elsewhere = group.into_iter().find_map(|other| match waiting(other) {
             Some(at) if at.is_at(&stop) => None,
             Some(at) => Some(format!("{} waits at `{}`, {}", self.called(other), at.operation, spelled(at.line))),
-            // A cluster does not wait for those.
+            // A cluster barrier does not wait for blocks that have returned.
             None if stop.scope == StopScope::Cluster => None,
             None => Some(format!("{} has returned", self.called(other))),
         });
@@ -374,7 +374,7 @@ impl Scheduler<'_> {
     }
 }
 
-fn said(payload: &dyn std::any::Any) -> String {
+fn panic_message(payload: &dyn std::any::Any) -> String {
     let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("a panic without a message").to_string()
 }
@@ -389,7 +389,7 @@ fn watch_panics() {
                 return previous(info);
             }
             let line = info.location().map_or_else(|| spelled(None), |at| format!("{}:{}", at.file(), at.line()));
-            let message = said(info.payload());
+            let message = panic_message(info.payload());
             PANIC.set(Some((line, message)));
         }));
     });

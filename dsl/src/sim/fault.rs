@@ -24,9 +24,9 @@ pub enum FaultKind {
     MissingDependencyWait,
     /// A `cp_async` that no `cp_async_wait` waited for.
     UnfinishedCopy,
-    /// A product of a warpgroup that nobody waited for.
+    /// A wgmma that no `wgmma_wait` waited for.
     UnfinishedProduct,
-    /// A product of a warpgroup whose operands or registers no fence has put in order.
+    /// A wgmma whose operands or accumulator no fence has ordered.
     MissingFence,
     /// A Rust panic: integer overflow, division by zero, `require!`.
     Panic,

@@ -3,8 +3,8 @@
 //!
 //! What it finds: races within a block and between blocks, divergent barriers and collectives, accesses out of bounds or
 //! misaligned, shared memory read before it is written, outputs left unwritten, activations touched before the
-//! dependency wait, integer overflow. What it does not model: time, caches, weak memory beyond barriers, blocks that
-//! wait for each other (clusters of blocks run one after another; most clusters are a block).
+//! dependency wait, integer overflow. What it does not model: time, caches, weak memory beyond barriers, blocks of
+//! different clusters that wait for each other (clusters run one after another; most are a single block).
 
 mod cluster;
 mod fault;

@@ -27,7 +27,7 @@ pub(crate) struct Accessor {
     pub last_cluster_barrier: u32,
     pub last_block_barrier: u32,
     pub last_warp_barrier: u32,
-    /// The block has seen all other blocks arrive: what they did before is ordered.
+    /// The block was the last to arrive (`last_block`): everything the other blocks did before is ordered.
     pub after_all_blocks: bool,
     pub threads_per_block: u32,
     pub line: Line,

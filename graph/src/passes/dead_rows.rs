@@ -1,8 +1,8 @@
-//! Rows that nobody needs are not computed.
+//! Dead-code elimination by rows: rows whose values are not needed are not computed.
 //!
-//! In prefill every row leaves keys and values behind, but logits are asked for of one row at most. So a value is needed for
-//! all rows only if some cache depends on it; everything else (the layers that share keys and values, the last layer's
-//! feed-forward, the head) works on the asked row alone. Where the two meet, the asked row is taken out.
+//! In prefill every row is stored in the KV cache, but logits are asked for at most one row (the *asked row*). So a value is
+//! needed for all rows only if a KV cache depends on it. Everything else (the layers that share keys and values, the last
+//! layer's feed-forward, the LM head) is computed for the asked row alone. At the boundary a `take_asked` selects that row.
 
 use crate::dataflow::needed_by;
 use crate::graph::{Graph, Node, NodeId};
@@ -25,7 +25,7 @@ fn run(graph: &Graph, goal: Goal, log: &mut Log) -> Graph {
     }
     let appends = graph.iter().filter(|(_, node)| matches!(node.op, Op::KvAppend { .. })).map(|(id, _)| id);
     let mut for_all = needed_by(graph, appends);
-    // Tokens are not values of a kernel's; whoever needs them for the asked row reads them for all.
+    // No kernel computes the tokens: a node that needs them for the asked row reads those of all rows.
     for (id, node) in graph.iter() {
         for_all[id.index()] |= matches!(node.op, Op::Tokens | Op::Gather { .. });
     }
@@ -63,7 +63,7 @@ fn run(graph: &Graph, goal: Goal, log: &mut Log) -> Graph {
             })
             .collect();
         if node.op == Op::TakeAsked {
-            // Its input is the asked row already.
+            // Its input has only the asked row already.
             now.push(inputs[0]);
             continue;
         }
@@ -74,7 +74,7 @@ fn run(graph: &Graph, goal: Goal, log: &mut Log) -> Graph {
     drop_unused(out)
 }
 
-/// The same graph for a chunk of one row: to take the asked one changes nothing.
+/// The same graph for a chunk of one row, where selecting the asked row changes nothing.
 fn without_takes(graph: &Graph) -> Graph {
     let mut out = Graph { nodes: Vec::new(), ..graph.clone() };
     let mut now: Vec<NodeId> = Vec::new();

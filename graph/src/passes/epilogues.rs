@@ -1,4 +1,4 @@
-//! Element-wise operations on one value become what follows the product that made it: the logits' softcap.
+//! Element-wise operations on a product's result become its epilogue: the softcap of the logits.
 
 use crate::fused::{Epilogue, Fused, Kind, Product};
 use crate::graph::NodeId;

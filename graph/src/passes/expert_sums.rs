@@ -1,4 +1,4 @@
-//! The chosen experts' last product and their weighted sum, as one: their separate results are never stored.
+//! Fuses the chosen experts' down product with their weighted sum: the experts' separate results are never stored.
 
 use crate::fused::{Fused, Kind};
 use crate::graph::NodeId;

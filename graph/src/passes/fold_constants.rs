@@ -1,7 +1,7 @@
-//! Factors where they cost nothing: a factor of 1 is no operation, two in a row are one, and one after a gather is the gather's.
+//! Folds constant factors: a factor of 1 is dropped, two consecutive factors become one, and a factor after a gather becomes part of it.
 //!
-//! A factor never moves into a stored tensor. The embedding's would be tempting, but the table is also the head's matrix, and
-//! the logits would be scaled with it.
+//! A factor never moves into a stored tensor. For the embedding's factor it would be tempting, but the table is also the LM head's
+//! matrix, and the logits would be scaled too.
 
 use crate::dataflow::needed_by;
 use crate::fused::{Fused, Kind};
@@ -23,7 +23,7 @@ pub const EMBED: Pass = Pass {
 
 fn fold(graph: &Graph, _: Goal, log: &mut Log) -> Graph {
     let mut out = Graph { nodes: Vec::new(), ..graph.clone() };
-    // Where each node's value is now.
+    // The node that now computes each old node's value.
     let mut now: Vec<NodeId> = Vec::new();
     for (id, node) in graph.iter() {
         let inputs: Vec<NodeId> = node.inputs.iter().map(|i| now[i.index()]).collect();
@@ -58,7 +58,7 @@ fn fold(graph: &Graph, _: Goal, log: &mut Log) -> Graph {
 
 /// The graph without nodes that nothing needs.
 pub(super) fn drop_unused(graph: Graph) -> Graph {
-    // An append is needed for what it leaves in the cache, also where nobody reads it in this pass.
+    // An append is needed for what it stores in the KV cache, even if no node reads it in this pass.
     let appends = graph.iter().filter(|(_, node)| matches!(node.op, Op::KvAppend { .. })).map(|(id, _)| id);
     let needed = needed_by(&graph, appends.chain(graph.output));
     let mut now = vec![NodeId(0); graph.nodes.len()];

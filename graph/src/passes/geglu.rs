@@ -1,4 +1,4 @@
-//! Gate and up as one product whose rows are joined by `gelu(gate) * up`: of a dense layer, and of the chosen experts.
+//! Fuses the gate and up products with `gelu(gate) * up`: of a dense MLP, and of the chosen experts.
 
 use crate::fused::{Fused, Kind, Product};
 use crate::graph::NodeId;

@@ -1,6 +1,6 @@
-//! From raw queries, keys and values to attention: head norms, rotation and the store into the cache, as one.
+//! Fuses what lies between the QKV product and attention: head norms, RoPE and the store into the KV cache.
 //!
-//! Two norms (a layer that shares keys has queries alone), three (queries, keys, values), with values that may be the raw keys.
+//! A layer that shares another's keys has queries only; the others have queries, keys and values, where the values may be the raw keys.
 
 use crate::fused::{Fused, Heads, KeyValueHeads, Kind, QueryHeads};
 use crate::graph::NodeId;
@@ -19,7 +19,7 @@ fn run(fused: &mut Fused, log: &mut Log) {
     for attention in attentions {
         let (q, kv) = (fused.graph.node(attention).inputs[0], fused.graph.node(attention).inputs[1]);
         let queries = queries(fused, q);
-        // A donor's keys are fused where they are made.
+        // Shared keys are fused in the layer that computes them.
         let own = fused.graph.node(kv).layer == fused.graph.node(attention).layer;
         let keys = if own { keys(fused, kv) } else { None };
         match (queries, keys) {
@@ -45,7 +45,7 @@ fn run(fused: &mut Fused, log: &mut Log) {
     }
 }
 
-/// `rope(norm(raw))` of heads, each step for the next alone.
+/// `rope(norm(raw))` of heads, where no other node reads the intermediate values.
 fn queries(fused: &Fused, q: NodeId) -> Option<(Heads, Vec<NodeId>)> {
     let (heads, norm, raw, weight) = rotated(fused, q)?;
     Some((Heads { q: Some(QueryHeads { raw, weight, out: q }), ..heads }, vec![norm, q]))

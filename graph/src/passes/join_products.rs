@@ -1,4 +1,4 @@
-//! Products of the same rows by matrices of the same type become one: queries, keys and values are read by one launch.
+//! Products of the same activations with matrices of the same type become one: queries, keys and values take one launch.
 
 use crate::fused::{Fused, Kind, Product};
 use crate::graph::NodeId;

@@ -1,8 +1,8 @@
-//! What stands between two products: the norm of what was added, the residual, the layer's scale and the next norm, as one.
+//! Fuses what lies between two products: the norm of the update, the residual addition, the layer's scale and the next norm.
 //!
-//! It starts at a residual `stream + norm(x)` and takes what belongs to it: where x is itself a sum of two normed branches (the
-//! dense and the expert half of a mixture), their norms; after it, a scale of the whole stream, and the first norm that reads
-//! the result. Norms that are left stand alone.
+//! The pattern starts at an addition `residual + norm(x)`. If x is itself a sum of two normed branches (the dense and the expert
+//! half of a mixture), their norms belong to it. So do a scale of the whole residual after the addition and the first norm that
+//! reads the result. All other norms stay groups of their own.
 
 use crate::fused::{Branch, Fused, Kind, Norm, Residual};
 use crate::graph::{NodeId, WeightId};
@@ -34,7 +34,7 @@ fn run(fused: &mut Fused, log: &mut Log) {
     }
 }
 
-/// The pattern around the addition `add`; `None` where it is no residual.
+/// The pattern around the addition `add`; `None` if it is no residual addition.
 fn residual(fused: &Fused, add: NodeId) -> Option<Result<(Norm, Vec<NodeId>), &'static str>> {
     let graph = &fused.graph;
     let node = graph.node(add);
@@ -43,7 +43,7 @@ fn residual(fused: &Fused, add: NodeId) -> Option<Result<(Norm, Vec<NodeId>), &'
     }
     let (stream, update) = (node.inputs[0], node.inputs[1]);
     let (post, eps) = whole_norm(fused, update)?;
-    // Two normed branches: the sum that a residual starts from, not a residual.
+    // A sum of two normed branches: the update of a residual, not a residual addition.
     if whole_norm(fused, stream).is_some() && fused.sole_user(stream) == Some(add) {
         return None;
     }
@@ -96,7 +96,7 @@ fn whole_norm(fused: &Fused, id: NodeId) -> Option<(Option<WeightId>, f32)> {
     }
 }
 
-/// A factor of one element for the whole stream, right after the residual.
+/// A factor of one element for the whole residual, right after the addition.
 fn layer_scale(fused: &Fused, add: NodeId) -> Option<(NodeId, WeightId)> {
     let user = fused.sole_user(add)?;
     match fused.graph.node(user).op {
@@ -107,7 +107,7 @@ fn layer_scale(fused: &Fused, add: NodeId) -> Option<(NodeId, WeightId)> {
     }
 }
 
-/// `norm(x) + norm(other)`, each for the sum alone, and the sum for `update` alone.
+/// `norm(x) + norm(other)`, where only the sum reads the norms and only `update` reads the sum.
 fn branches(fused: &Fused, sum: NodeId, update: NodeId, eps: f32) -> Option<(NodeId, Branch, Vec<NodeId>)> {
     let node = fused.graph.node(sum);
     if node.op != Op::Add || !fused.is_single(sum) || fused.sole_user(sum) != Some(update) {

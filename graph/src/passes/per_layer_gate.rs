@@ -1,5 +1,5 @@
-//! The per-layer gate: `gelu(gate x)` times the layer's slice of the per-layer inputs, as what follows the product. The slice
-//! is read where it lies.
+//! The per-layer gate: GELU and the multiplication with the layer's slice of the per-layer inputs become the product's epilogue.
+//! The slice is read in place.
 
 use crate::fused::{Epilogue, Fused, Kind, Product};
 use crate::graph::NodeId;

@@ -1,4 +1,4 @@
-//! The inputs of all layers at once: the projection's norm, the table's row, their sum and three factors, as one.
+//! Fuses the per-layer inputs of all layers: the projection's norm, the table's row, their sum and three factors.
 
 use crate::fused::{Fused, Kind, PerLayerInputs};
 use crate::graph::NodeId;
@@ -23,7 +23,7 @@ fn run(fused: &mut Fused, log: &mut Log) {
     }
 }
 
-/// `None`: not even near the pattern.
+/// `None` where nothing of the pattern is there.
 fn pattern(fused: &Fused, norm: NodeId) -> Option<Result<(PerLayerInputs, Vec<NodeId>), &'static str>> {
     let graph = &fused.graph;
     let Op::RmsNorm { weight, group, eps } = graph.node(norm).op else { return None };

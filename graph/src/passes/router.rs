@@ -1,4 +1,4 @@
-//! A mixture's router, from the residual stream to the chosen experts, as one: all of it in f32.
+//! Fuses a mixture's router, from the residual to the chosen experts. All of it is f32.
 
 use crate::fused::{Fused, Kind, Router};
 use crate::graph::NodeId;

@@ -1,6 +1,6 @@
 //! The forward pass of Gemma 4, declared once. Every other form of it (CPU steps, CUDA kernels) is derived from this.
 //!
-//! Read it as the equations: `h` is the residual stream, one row a token. Bindings become the names of the nodes.
+//! Read it as the equations: `h` is the residual, one row for each token. Bindings become the names of the nodes.
 
 use gemma4c_dsl::dataflow;
 use gemma4c_graph::{Builder, Cache, Graph, Part, Value, VerifyError};
@@ -46,15 +46,15 @@ fn tokens(g: &mut Builder) -> Value {
     g.tokens()
 }
 
-/// The factor is exact here; the bf16 reference rounds it (39.25 for 39.19), which no norm after it notices much.
+/// The factor is exact here. The bf16 reference rounds it (39.25 for 39.19), which the following norms nearly cancel.
 #[dataflow]
 fn embedding(g: &mut Builder, config: &Config, w: &Weights, tokens: Value) -> Value {
     let rows = g.gather(w.token_embd, tokens);
     g.scale(rows, (config.hidden as f32).sqrt())
 }
 
-/// What every layer adds of its own for each token: a table's row and a projection of the embedding, normalised per layer.
-/// It depends on the embedding alone, so all layers' slices are made at once, before the first.
+/// The per-layer inputs: for each token a row of the per-layer table plus a projection of the embedding, normalised per layer.
+/// They depend on the embedding alone, so all layers' slices are computed at once, before the first layer.
 #[dataflow]
 fn per_layer_inputs(g: &mut Builder, config: &Config, p: &PerLayer, tokens: Value, embedding: Value) -> Value {
     let layers = config.layers.len() as u32;
@@ -88,7 +88,7 @@ fn layer(
         (Some(gate), Some(inputs)) => per_layer_gate(g, config, gate, index as u32, inputs, h),
         _ => h,
     };
-    // The whole residual stream is scaled, not what this layer added to it.
+    // The whole residual is scaled, not what this layer added to it.
     g.mul_weight(h, w.output_scale)
 }
 
@@ -151,7 +151,7 @@ fn gated(g: &mut Builder, w: &LayerWeights, x: Value) -> Value {
     g.matmul(w.down, product)
 }
 
-/// The dense MLP and the experts side by side; each branch has norms of its own and reads the same stream, the router too.
+/// The dense MLP and the experts side by side; each branch has norms of its own and reads the same residual, as does the router.
 #[dataflow]
 fn mixture_of_experts(
     g: &mut Builder,

@@ -1,7 +1,7 @@
 //! The tensors of a Gemma 4 model, by name and shape, declared to a graph builder.
 //!
-//! All that is missing or misshapen is collected and reported at once. Tensors that are there but not asked for (towers for
-//! images and sound, the unused K/V of layers that share another's) are nobody's business.
+//! Everything missing or misshapen is collected and reported at once. Tensors that the text model does not need (towers for
+//! images and sound, the unused K/V of layers that share another's) are ignored.
 
 use gemma4c_blocks::DType;
 use gemma4c_graph::{Builder, WeightId};
@@ -11,7 +11,7 @@ use crate::gguf::Gguf;
 
 pub(super) struct Weights {
     pub token_embd: WeightId,
-    /// `token_embd` again unless the file has an `output.weight`.
+    /// The LM head's matrix: `token_embd` again unless the file has an `output.weight`.
     pub head: WeightId,
     pub output_norm: WeightId,
     /// Divisors of the global layers' rotation frequencies.

@@ -36,7 +36,7 @@ pub(super) enum Massive {
     Rows(f32),
 }
 
-/// Channels of the residual: two of one group of 32, and one of another. Every preset is wide enough.
+/// Channels of the residual: two in one quantisation block of 32, and one in another. Every preset is wide enough.
 pub(super) const MASSIVE_CHANNELS: [u64; 3] = [37, 50, 200];
 
 /// What a tensor is filled with.
@@ -50,8 +50,8 @@ pub(super) enum Fill {
     RopeFactors { rotated: u32 },
 }
 
-/// What one embedding row, scaled by √d, is beside what a layer adds to the residual stream. Small, or else the tied head would
-/// see its own input again and a short model would only repeat it.
+/// The rms of an embedding row, scaled by √d, relative to what a layer adds to the residual. It is small: otherwise the tied LM head
+/// would see its own input again, and a short model would only repeat it.
 const EMBEDDING: f32 = 0.125;
 /// Standard deviation of the logits.
 const LOGITS: f32 = 3.0;
@@ -59,7 +59,7 @@ const LOGITS: f32 = 3.0;
 const SCORES: f32 = 1.5;
 /// Standard deviation of router logits.
 const ROUTER: f32 = 1.5;
-/// What a layer's branches add to the residual stream.
+/// The rms of what a layer's branches add to the residual.
 const BRANCH: f32 = 1.5;
 
 /// All tensors, with matrices as `dtype` where their rows allow it.
@@ -109,7 +109,7 @@ fn fitting(dtype: DType, row: u32) -> DType {
     }
 }
 
-/// How much of the mean square of a vector of this width massive channels are, for each unit of their own.
+/// The share of massive channels in the mean square of a vector of this width, for a size of 1.
 fn massive_share(width: u32) -> f32 {
     MASSIVE_CHANNELS.len() as f32 / width as f32
 }
@@ -135,8 +135,8 @@ impl List {
         }
     }
 
-    /// A norm of the residual before layer `layer`. With massive channels it weighs them down; and as they are most of what it
-    /// divides by, the others weigh more, the first layers' most: what layers add to the residual adds up.
+    /// A norm of the residual before layer `layer`. With massive channels its weights damp them. They also dominate the rms it divides
+    /// by, so the other channels get larger weights, most in the first layers: the residual grows with every layer.
     fn residual_norm(&mut self, name: &str, shape: &Shape, layer: u32, centre: f32) {
         let added = layer * if shape.ple > 0 { 3 } else { 2 };
         let centre = match self.massive.filter(|_| layer > 0) {

@@ -144,7 +144,8 @@ fn create(options: &Options, out: &Path) -> Result<(Body, Vec<TensorSpec>, Summa
 /// A tensor cut into pieces of whole blocks.
 struct Job {
     filler: Filler,
-    stream: u64,
+    /// Identifies the tensor's random numbers.
+    id: u64,
     len: u64,
     piece: u64,
     /// Number of its first piece among all pieces.
@@ -172,7 +173,7 @@ fn fill_tensors(
             let piece = PIECE - PIECE % tensor.dtype.layout().bytes as u64;
             let first = pieces;
             pieces += len.div_ceil(piece);
-            Job { filler, stream: xxh3_64(tensor.random.as_bytes()), len, piece, first }
+            Job { filler, id: xxh3_64(tensor.random.as_bytes()), len, piece, first }
         })
         .collect();
     let total = jobs.iter().map(|job| job.len).sum();
@@ -190,7 +191,7 @@ fn fill_tensors(
             let part = piece - job.first;
             let offset = part * job.piece;
             let out = &mut buffer[..job.piece.min(job.len - offset) as usize];
-            job.filler.fill(&mut Lanes::new(seed, job.stream, part), offset, out);
+            job.filler.fill(&mut Lanes::new(seed, job.id, part), offset, out);
             if let Err(error) = body.write_at(tensor, offset, out) {
                 // Nobody takes another piece after the first failure.
                 next.store(pieces, Ordering::Relaxed);

@@ -8,9 +8,9 @@ const LANES: usize = 8;
 const STEP: usize = LANES * 8;
 
 impl Lanes {
-    /// The generators of one part of one stream; the same three numbers give the same bytes on every machine.
-    pub fn new(seed: u64, stream: u64, part: u64) -> Lanes {
-        let mut state = mix(mix(mix(seed) ^ stream) ^ part);
+    /// The generators of one part of one tensor; the same three numbers give the same bytes on every machine.
+    pub fn new(seed: u64, tensor: u64, part: u64) -> Lanes {
+        let mut state = mix(mix(mix(seed) ^ tensor) ^ part);
         Lanes(std::array::from_fn(|_| {
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
             // Xorshift never leaves zero.
@@ -77,9 +77,9 @@ mod tests {
 
     #[test]
     fn parts_differ_and_a_tail_is_filled() {
-        let bytes = |stream, part| {
+        let bytes = |tensor, part| {
             let mut bytes = [0u8; 100];
-            Lanes::new(7, stream, part).fill(&mut bytes);
+            Lanes::new(7, tensor, part).fill(&mut bytes);
             bytes
         };
         assert_ne!(bytes(0, 0), bytes(0, 1));

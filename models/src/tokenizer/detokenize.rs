@@ -1,13 +1,13 @@
 //! From token ids back to text, as they come.
 //!
 //! A byte token may be a part of a character, so bytes wait until they are one. Bytes that cannot become UTF-8 turn into
-//! U+FFFD, as does what still waits when other text follows or the stream ends.
+//! U+FFFD, as do bytes that still wait when other text follows or the ids end.
 
 use gemma4c_plan::TokenKind;
 
 use super::{SPACE, Tokenizer, TokenizerError};
 
-/// Turns a stream of ids into a stream of text that never ends within a character.
+/// Turns ids, one by one, into pieces of text that never end within a character.
 #[derive(Debug)]
 pub struct Detokenizer<'t> {
     tokenizer: &'t Tokenizer,
@@ -22,7 +22,7 @@ impl<'t> Detokenizer<'t> {
         Detokenizer { tokenizer, show_control, waiting: Vec::new(), ready: String::new() }
     }
 
-    /// Takes one id; gives the text that is now certain, which may be empty.
+    /// Takes one id and returns the text that is now certain, which may be empty.
     pub fn push(&mut self, id: u32) -> Result<&str, TokenizerError> {
         self.ready.clear();
         let (text, kind) = self.tokenizer.token(id)?;
@@ -45,7 +45,7 @@ impl<'t> Detokenizer<'t> {
         Ok(&self.ready)
     }
 
-    /// Ends the stream: what still waited cannot become a character any more.
+    /// Ends the text: bytes that still wait cannot become a character any more.
     pub fn finish(mut self) -> String {
         self.ready.clear();
         self.give_up_waiting();

@@ -21,26 +21,26 @@ pub struct Cuda {
     pub code: Vec<Code>,
 }
 
-/// What is launched, and where everything lies.
+/// The launches and the memory map.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CudaProgram {
     /// "sm_90a", "sm_89": what there is machine code for.
     #[serde(deserialize_with = "at_most::<16, _, _>")]
     pub architectures: Vec<String>,
-    /// The compiler of that code.
+    /// The version of NVRTC that compiled it.
     pub toolchain: String,
     pub kv: KvType,
     pub memory: Memory,
     pub places: Places,
     #[serde(deserialize_with = "at_most::<4096, _, _>")]
     pub kernels: Vec<Kernel>,
-    /// How the weights get to the device, in the order of the file.
+    /// How each weight is loaded, in the order of the file.
     #[serde(deserialize_with = "at_most::<16384, _, _>")]
     pub loads: Vec<Load>,
     /// Tables the compiler computed.
     #[serde(deserialize_with = "at_most::<64, _, _>")]
     pub constants: Vec<Constant>,
-    /// Launched once, in order, when weights and tables are there: second copies of weights, made of the first.
+    /// Launched once, in order, after weights and tables are loaded: they derive bf16 copies from loaded weights.
     #[serde(deserialize_with = "at_most::<4096, _, _>")]
     pub prepare: Vec<Launch>,
     /// Decode first, then the prefill ladder from the fewest rows to the most.
@@ -54,13 +54,13 @@ pub struct CudaProgram {
     pub pick_sampled: Vec<Launch>,
     /// The most candidates that `pick_sampled` considers.
     pub most_candidates: u32,
-    /// What each pass did, and what it left alone.
+    /// What each pass did, and what it refused.
     #[serde(deserialize_with = "at_most::<64, _, _>")]
     pub passes: Vec<PassReport>,
 }
 
 impl CudaProgram {
-    /// Bytes of the weights' region up to where the last of what is loaded ends; what is behind it is made on the device.
+    /// Bytes of the weights' region that are loaded; what follows them is computed on the device.
     pub fn loaded_bytes(&self) -> u64 {
         let parts = self.loads.iter().flat_map(|load| &load.parts).map(|part| match part {
             LoadPart::Copy { to } | LoadPart::Kernel { to, .. } => to,
@@ -103,7 +103,7 @@ pub enum Region {
     Weights,
     /// On the device: keys and values of all layers.
     Kv,
-    /// On the device: activations, logits, and the loop's state.
+    /// On the device: activations, logits, and the state of the decode loop.
     Arena,
     /// Pinned memory of the host, which the device reads over the bus: tables too large for the budget.
     Host,
@@ -134,7 +134,7 @@ impl Memory {
     }
 }
 
-/// Where host and device meet: offsets in the arena. All words are u32, little-endian.
+/// What host and device exchange: offsets in the arena. All words are u32, little-endian.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Places {
     /// The chunk's token ids: as many as the largest phase has rows. Decode reads `state[2]` instead.
@@ -142,14 +142,15 @@ pub struct Places {
     /// [position of the chunk's first row, rows of the chunk, token]: written by the host before a chunk, and by the pick
     /// for the next decode.
     pub state: u64,
-    /// [position of the asked row, 1, its place in the chunk]: written by the host before a chunk.
+    /// The same for the asked row, the one whose logits are wanted: [its position, 1, its index in the chunk]. Written by the host
+    /// before a chunk.
     pub asked: u64,
     /// [temperature, top-k, top-p, seed's lower half, seed's upper half]: bits of f32 where not whole.
     pub settings: u64,
-    /// Tokens that are never picked; places without one hold `u32::MAX`.
+    /// Tokens that are never picked; unused entries hold `u32::MAX`.
     pub suppress: u64,
     pub suppress_len: u32,
-    /// A ring: the pick leaves the token for position p at p % `history_len`.
+    /// A ring: the pick writes the token for position p to entry p % `history_len`.
     pub history: u64,
     pub history_len: u32,
     /// The asked row's logits: f32, as many as the vocabulary has tokens.
@@ -234,18 +235,18 @@ pub struct Launch {
     pub grid: [u32; 3],
     #[serde(deserialize_with = "at_most::<64, _, _>")]
     pub arguments: Vec<Argument>,
-    /// The edge to the launch before it. Programmatic: it may start before that one ends, and waits for it itself.
+    /// Programmatic dependent launch: it may start before its predecessor ends, and waits for it itself.
     pub programmatic: bool,
 }
 
-/// One launch of a phase, and what it stands for.
+/// One launch of a phase, and the values it computes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CudaStep {
     pub launch: Launch,
     /// The values of the unfused program that it computes, inner ones too: its meaning.
     #[serde(deserialize_with = "at_most::<64, _, _>")]
     pub nodes: Vec<ValueIndex>,
-    /// Those of them that it leaves in memory.
+    /// Those of them that it writes to memory.
     #[serde(deserialize_with = "at_most::<16, _, _>")]
     pub outputs: Vec<StepOutput>,
     pub layer: Option<u32>,
@@ -254,11 +255,11 @@ pub struct CudaStep {
     pub flops: u64,
     /// Why this kernel, with these parameters.
     pub reason: String,
-    /// What would have been taken otherwise, and what is known of it; empty where there is no other.
+    /// The alternative that was not chosen, and what is known of it; empty if there is none.
     pub runner_up: String,
 }
 
-/// A value that a step leaves in memory.
+/// A value that a step writes to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepOutput {
     pub value: ValueIndex,
@@ -273,7 +274,7 @@ pub struct StepOutput {
 pub enum Form {
     F32,
     BF16,
-    /// Codes of one byte, and a scale and a sum for each 32.
+    /// int8 codes, with a scale and a sum for each quantisation block of 32.
     Int8,
     /// Of a routing: the ids of the experts a row goes to, as u32.
     Experts,
@@ -288,14 +289,14 @@ pub struct Phase {
     pub rows: u32,
     #[serde(deserialize_with = "at_most::<16384, _, _>")]
     pub steps: Vec<CudaStep>,
-    /// From this step on it is the asked row alone. A chunk of which no row is asked for ends here; several asked rows of one
-    /// chunk run the rest once each.
+    /// From this step on only the asked row is computed. A chunk without an asked row ends here; for several asked rows of one
+    /// chunk the remaining steps run once each.
     pub asked_from: u32,
     /// Bytes of the arena it uses.
     pub arena_bytes: u64,
 }
 
-/// How one tensor gets to the device.
+/// How one tensor is loaded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Load {
     pub weight: WeightIndex,
@@ -305,7 +306,7 @@ pub struct Load {
     pub parts: Vec<LoadPart>,
 }
 
-/// One thing that is made of a tensor's bytes.
+/// One destination of a tensor's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum LoadPart {
     /// The bytes as they are in the file.
@@ -324,18 +325,18 @@ pub enum LoadPart {
     },
 }
 
-/// What a kernel that loads is given.
+/// An argument of a kernel that loads weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LoadArgument {
-    /// The tensor's bytes, from the first of the rows at hand.
+    /// The tensor's bytes, from the first row of the batch.
     Blocks,
-    /// Where those rows go.
+    /// The destination of those rows.
     Out,
     /// `row_count` for all of them.
     Count,
 }
 
-/// A table that goes to the device as it is here.
+/// A table that is copied to the device unchanged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Constant {
     pub name: String,

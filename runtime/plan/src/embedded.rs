@@ -1,6 +1,6 @@
 //! Weights in the plan's own file, behind everything else.
 //!
-//! They are gigabytes, so nobody reads them to find out whether the file is whole: reading a plan compares sizes alone. Every
+//! They are gigabytes, so reading a plan does not read them and compares sizes only. Every
 //! [`CHUNK`] has a checksum in the plan; a start looks at [`spread`] of them, which notices a download that stopped half way, and
 //! `gemma4c inspect --check-weights` at all.
 
@@ -28,7 +28,7 @@ pub struct Embedded {
     pub sums: Sums,
 }
 
-/// How they lie there.
+/// Their layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EmbeddedForm {
     /// The tensors as they are in the model's files, in the order of the plan, whose offsets are among these: for a CPU.

@@ -1,4 +1,4 @@
-//! What a CPU plan runs: values with their places in the arena, and steps in order.
+//! The CPU program of a plan: values with their offsets in the arena, and steps in order.
 //!
 //! The plain twin of the compiler's graph: indices instead of references, and nothing a reader of an old plan would have to
 //! guess. One step is one node of the unfused graph.
@@ -17,9 +17,9 @@ pub type CacheIndex = u32;
 /// How many rows a value has when the plan runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RowCount {
-    /// One a token of the chunk.
+    /// One row for every token of the chunk.
     Chunk,
-    /// One a token whose logits are asked for.
+    /// One row for every token whose logits are asked for.
     Asked,
 }
 
@@ -145,9 +145,9 @@ pub struct Step {
 pub struct Program {
     /// Positions a sequence may have.
     pub context: u32,
-    /// Most rows one pass takes.
+    /// Rows of one pass, at most.
     pub chunk: u32,
-    /// Most rows one pass can give logits for.
+    /// Rows of one pass with logits, at most.
     pub asked: u32,
     pub arena_bytes: u64,
     #[serde(deserialize_with = "at_most::<4096, _, _>")]

@@ -134,8 +134,12 @@ fn check_loads(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
                 LoadPart::Kernel { kernel, to, row_count, row_bytes, per_block, .. } => {
                     check_range(program, &to, name)?;
                     let fits = row_bytes.checked_mul(load.rows).is_some_and(|bytes| bytes <= to.bytes);
-                    let known = (kernel as usize) < program.kernels.len();
-                    if !fits || !known || to.region != Region::Weights || per_block == 0 || row_count > u32::MAX as u64
+                    let kernel_exists = (kernel as usize) < program.kernels.len();
+                    if !fits
+                        || !kernel_exists
+                        || to.region != Region::Weights
+                        || per_block == 0
+                        || row_count > u32::MAX as u64
                     {
                         return Err(format!("{name}: {} rows of {row_bytes} bytes to {to:?}", load.rows));
                     }

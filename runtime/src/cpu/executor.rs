@@ -46,13 +46,13 @@ pub type Tap<'a> = dyn FnMut(&str, usize, &mut [f32]) + Send + 'a;
 pub struct Executor {
     plan: Arc<Plan>,
     weights: Weights,
-    /// Vectors of f32, decoded once: mapped bytes need not be aligned. Empty for matrices.
+    /// Weight vectors (f32), copied once because mapped bytes need not be aligned. Empty for matrices.
     vectors: Vec<Vec<f32>>,
-    /// One a step that rotates, shared by those that rotate alike.
+    /// One for each RoPE step, shared by steps with the same frequencies.
     ropes: Vec<Option<Arc<RopeTable>>>,
     arena: Aligned,
     caches: Vec<KvLayer>,
-    /// One a value that routes.
+    /// One for each value that is a routing.
     routes: Vec<Option<Routes>>,
 }
 
@@ -92,7 +92,7 @@ impl Executor {
 
     /// Runs every step and returns the logits of the asked rows.
     pub fn run(&mut self, pass: &Pass<'_>, tap: &mut Tap<'_>) -> &[f32] {
-        // On a thread of the pool: from any other, each product would be handed over and waited for.
+        // Runs on a pool thread: from any other thread each product would be handed over and waited for.
         rayon::scope(|_| self.walk(pass, tap));
         let output = &self.plan.program.values[self.plan.program.output as usize];
         place(output, pass).map_or(&[], |place| &self.arena.as_slice()[place])
@@ -194,17 +194,17 @@ impl Executor {
     }
 }
 
-/// The table of each step that rotates: one for all steps with the same frequencies, which then compute a pass's angles once.
+/// The table of each RoPE step. Steps with the same frequencies share one, so that the angles of a pass are computed once.
 fn rope_tables(steps: &[Step], vectors: &[Vec<f32>]) -> Vec<Option<Arc<RopeTable>>> {
     let mut tables: Vec<Arc<RopeTable>> = Vec::new();
     let mut table_of = |step: &Step| {
         let Op::Rope { head_dim, base, factors } = step.op else { return None };
         let table = RopeTable::new(base, head_dim as usize, factors.map(|w| vectors[w as usize].as_slice()));
-        let known = tables.iter().position(|known| known.same_as(&table)).unwrap_or_else(|| {
+        let index = tables.iter().position(|other| other.same_as(&table)).unwrap_or_else(|| {
             tables.push(Arc::new(table));
             tables.len() - 1
         });
-        Some(tables[known].clone())
+        Some(tables[index].clone())
     };
     steps.iter().map(&mut table_of).collect()
 }

@@ -1,4 +1,4 @@
-//! The keys and values one layer keeps, in f32.
+//! The KV cache of one layer, in f32.
 //!
 //! A ring of rows: position p lies in row `p % capacity`. A global layer's capacity is the context, so nothing is ever
 //! overwritten; a sliding layer's is its window plus the longest chunk, since a whole chunk is appended before its first row

@@ -1,7 +1,7 @@
 //! A plan on a GPU: loaded once, then replayed.
 //!
-//! Everything is allocated before the first token. Each sequence of launches becomes a graph when it is first asked for, and
-//! is replayed from then on; what changes from token to token lies in device memory, so no graph is ever changed.
+//! Everything is allocated before the first token. A sequence of launches is captured as a CUDA graph when it is first run, and
+//! replayed from then on. What changes from token to token lies in device memory, so no graph is ever updated.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,17 +15,17 @@ use super::load::{self, Loader};
 use super::load_image::load_image;
 use super::regions::Regions;
 use super::words::Words;
-use super::{Argument, CudaError, Device, Function, Graph, Lane, Launch, Pinned};
+use super::{Argument, CudaError, Device, Function, Graph, Launch, Pinned, Stream};
 use crate::backend::{Backend, Pick, Run};
 use crate::embedded::EmbeddedWeights;
 use crate::machine::{self, Gpu};
 use crate::weights::Weights;
 use crate::{ModelLocation, RuntimeError};
 
-/// Bytes on their way to the device at once: dozens of chunks' tokens.
+/// Bytes in flight to the device, at most: the tokens of dozens of chunks.
 const MAILBOX: usize = 1 << 20;
 
-/// How opening went.
+/// Times and sizes of opening a plan on a GPU.
 #[derive(Clone, Debug, Default)]
 pub struct Opened {
     /// Parts of the time, in order. The kernels are loaded while the weights are.
@@ -38,7 +38,7 @@ pub struct Opened {
 
 /// A plan on a GPU.
 pub struct CudaBackend {
-    // Dropped in this order: what runs, before what it runs on.
+    // Fields are dropped in this order: graphs and functions before the memory they use.
     graphs: HashMap<Run, Graph>,
     pub(super) functions: Vec<Function>,
     regions: Regions,
@@ -137,7 +137,7 @@ impl CudaBackend {
         Ok(backend)
     }
 
-    /// Launches what makes weights of weights.
+    /// Launches the kernels that derive weights from loaded ones (bf16 copies).
     fn prepare(&mut self) -> Result<(), CudaError> {
         let started = Instant::now();
         self.program().prepare.iter().try_for_each(|launch| self.launch(launch, false))?;
@@ -154,7 +154,7 @@ impl CudaBackend {
         &self.device
     }
 
-    /// Bytes of the device that were free before and are not now, whoever took them.
+    /// Device memory in use now that was free before the plan was opened, whichever process uses it.
     pub fn memory_taken(&self) -> Result<u64, CudaError> {
         Ok(self.opened.free_before.saturating_sub(self.device.memory()?.0 as u64))
     }
@@ -189,7 +189,7 @@ impl CudaBackend {
                 plan::Argument::F32(value) => Argument::F32(*value),
             })
             .collect();
-        // Older GPUs know no other edge than the full one.
+        // GPUs before Hopper have no programmatic edges.
         let dependent = launch.programmatic && may_overlap && self.device.gpu.compute_capability.0 >= 9;
         let block = self.program().kernels[launch.kernel as usize].block;
         // SAFETY: the ranges were checked against the regions, which live as long as `self`; that the kernel stays within
@@ -199,7 +199,7 @@ impl CudaBackend {
         }
     }
 
-    /// Whether a run is asked for again and again: everything, or all of a phase's two parts.
+    /// Whether a run will be repeated and is worth a graph: a whole phase, or one of its two parts.
     fn is_whole(&self, run: Run) -> bool {
         self.program().phases.get(run.phase).is_some_and(|phase| {
             let (asked_from, end) = (phase.asked_from as usize, phase.steps.len());
@@ -265,7 +265,7 @@ impl Backend for CudaBackend {
         for piece in bytes.chunks(MAILBOX) {
             let place = self.mailbox.put(&self.device, piece)?;
             // SAFETY: the range lies in its region; the mailbox writes nothing over it before it has left.
-            unsafe { self.mailbox.pinned.copy_to(place, address, Lane::Launches) }?;
+            unsafe { self.mailbox.pinned.copy_to(place, address, Stream::Launches) }?;
             address += piece.len() as u64;
         }
         Ok(())
@@ -281,7 +281,7 @@ impl Backend for CudaBackend {
         let mut address = self.regions.address(&from);
         for piece in bytes.chunks_mut(self.outbox.len()) {
             // SAFETY: the range lies in its region, and the device has been waited for before anybody looks.
-            unsafe { self.outbox.copy_from(address, 0..piece.len(), Lane::Launches) }?;
+            unsafe { self.outbox.copy_from(address, 0..piece.len(), Stream::Launches) }?;
             self.device.synchronize()?;
             piece.copy_from_slice(&self.outbox.as_slice()[..piece.len()]);
             address += piece.len() as u64;
@@ -314,19 +314,19 @@ impl Backend for CudaBackend {
 
 impl Drop for CudaBackend {
     fn drop(&mut self) {
-        // Nothing is freed under a kernel that still runs; should the GPU be lost, there is none.
+        // Memory must not be freed under a running kernel; if the GPU is lost, none runs.
         let _ = self.device.synchronize();
     }
 }
 
-/// Where bytes wait until the device has taken them, so that whoever writes need not.
+/// A pinned buffer for bytes on their way to the device, so that the writer need not wait for the copy.
 struct Mailbox {
     pinned: Pinned,
     used: usize,
 }
 
 impl Mailbox {
-    /// Puts at most [`MAILBOX`] bytes in; the place stays as it is until it is empty again, and it is emptied when full.
+    /// Adds at most [`MAILBOX`] bytes. They stay unchanged until the buffer is emptied, which happens when it is full.
     fn put(&mut self, device: &Device, bytes: &[u8]) -> Result<std::ops::Range<usize>, CudaError> {
         if self.used + bytes.len() > self.pinned.len() {
             device.synchronize()?;

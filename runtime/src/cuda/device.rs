@@ -37,9 +37,9 @@ const OLDEST_DRIVER: i32 = 12080;
 pub(super) struct Context {
     device: sys::CUdevice,
     context: sys::CUcontext,
-    /// Of launches, and of the copies between them.
+    /// The stream of launches, and of copies that are ordered with them.
     pub(super) stream: sys::CUstream,
-    /// Of copies that happen beside them.
+    /// The stream of copies that overlap with launches.
     pub(super) copies: sys::CUstream,
 }
 
@@ -132,7 +132,7 @@ impl Device {
         result::mem_get_info().map_err(CudaError::driver("asking for free memory"))
     }
 
-    /// Waits until everything queued is done, in both lanes.
+    /// Waits until everything queued is done, in both streams.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.context.enter()?;
         // SAFETY: the streams live as long as the context.
@@ -179,7 +179,7 @@ impl Buffer {
         self.bytes == 0
     }
 
-    /// Where kernels find it.
+    /// The device address.
     pub fn address(&self) -> u64 {
         self.address
     }

@@ -1,4 +1,4 @@
-//! Launches recorded once and replayed as one: between two kernels of a graph there is no host.
+//! CUDA graphs: launches captured once and replayed, with no host work between two kernels.
 
 use std::sync::Arc;
 

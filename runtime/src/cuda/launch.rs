@@ -7,14 +7,14 @@ use cudarc::driver::{result, sys};
 
 use super::device::{Buffer, Context, CudaError, Device};
 
-/// Blocks of a cluster that every GPU with clusters takes; larger ones must be asked for.
+/// The portable cluster size: larger clusters need a function attribute.
 const PORTABLE_CLUSTER: i32 = 8;
 
 /// A loaded cubin.
 pub struct Module {
     context: Arc<Context>,
     module: sys::CUmodule,
-    /// The GPU knows clusters.
+    /// The GPU has clusters.
     clusters: bool,
 }
 
@@ -52,7 +52,7 @@ impl Module {
         // SAFETY: the module is loaded for as long as `self` lives, and the function keeps it.
         #[allow(unsafe_code)]
         let function = unsafe { result::module::get_function(self.module, symbol) }.map_err(finding())?;
-        // The driver would load it at its first launch, which a recording must not meet.
+        // With lazy loading the driver would load it at its first launch, which must not happen during a capture.
         // SAFETY: found just now.
         #[allow(unsafe_code)]
         unsafe { sys::cuFuncLoad(function) }.result().map_err(CudaError::driver(format!("loading kernel {name}")))?;
@@ -70,7 +70,7 @@ impl Module {
         Ok(Function { module: Arc::clone(self), function, name: name.into(), shared })
     }
 
-    /// Larger clusters than every GPU takes are refused unless they are asked for.
+    /// Allows a cluster above the portable size.
     fn allow_large_clusters(&self, function: sys::CUfunction, name: &str) -> Result<(), CudaError> {
         let mut blocks = 0;
         let height = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT;
@@ -90,9 +90,9 @@ impl Module {
     }
 }
 
-/// Bytes of each of the first `count` parameters, as many as there are. The driver takes as many arguments as a kernel has
-/// parameters, whatever it is given; so what is given is compared before every launch. Nobody asks beyond it: the answer would
-/// be an error, which tools that watch the driver report.
+/// Bytes of each of the first `count` parameters, as many as there are. The driver reads as many arguments as a kernel has
+/// parameters, however many are passed; so they are compared before every launch. Parameters beyond `count` are not queried: the
+/// driver would return an error, which tools such as compute-sanitizer report.
 fn parameters(function: sys::CUfunction, count: usize) -> Vec<usize> {
     let size = |index: usize| {
         let (mut offset, mut size) = (0, 0);
@@ -131,7 +131,7 @@ unsafe impl Send for Function {}
 pub struct Launch {
     pub grid: [u32; 3],
     pub block: u32,
-    /// May start before its predecessor ends; the kernel waits for it itself.
+    /// Programmatic dependent launch: the kernel may start before its predecessor ends, and waits for it itself.
     pub dependent: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Weights on their way to the device: file → pinned slot → device, and through the kernels that lay them out.
+//! Loads the weights: file → pinned slot → device → repacking kernels.
 //!
 //! The bytes go in batches of whole rows, each as large as a slot. While the device copies and repacks one batch, all cores
 //! read the next from the file; an event says when a slot may be used again. Slots live only as long as this.
@@ -8,15 +8,15 @@ use gemma4c_plan::cuda::{CudaProgram, LoadArgument, LoadPart, Region};
 use rayon::prelude::*;
 
 use super::regions::Regions;
-use super::{Argument, Buffer, CudaError, Device, Event, Function, Lane, Launch, Pinned};
+use super::{Argument, Buffer, CudaError, Device, Event, Function, Launch, Pinned, Stream};
 use crate::RuntimeError;
 use crate::weights::Weights;
 
-/// Bytes of a slot: a few hundred microseconds of the bus, against which launches and waits do not count.
+/// Bytes of a slot: a few hundred microseconds of transfer, so that launches and waits do not count.
 pub(super) const SLOT: usize = 32 << 20;
 /// One is read, one is copied, one is repacked.
 pub(super) const SLOTS: usize = 3;
-/// Rows of one batch of one tensor start here: what any kernel may ask for.
+/// Alignment of a tensor's rows in a slot: enough for every load kernel.
 const ALIGNMENT: usize = 256;
 /// What one core reads at a time.
 pub(super) const READ: usize = 1 << 20;
@@ -141,7 +141,7 @@ impl Loader<'_> {
             done += batch.iter().map(|piece| piece.bytes() as u64).sum::<u64>();
             progress(done, total);
         }
-        // The device is busy with the last batches meanwhile.
+        // Runs while the device still works on the last batches.
         self.read_host_tables(done, total, progress)?;
         Ok(self.device.synchronize()?)
     }
@@ -173,7 +173,7 @@ impl Loader<'_> {
     /// Queues a filled slot's copies and the kernels that read them.
     #[allow(unsafe_code)]
     fn send(&self, batch: &[Piece], slot: &Slot) -> Result<(), CudaError> {
-        slot.used.holds(Lane::Copies)?;
+        slot.used.block_stream(Stream::Copies)?;
         for piece in batch {
             let bytes = piece.at..piece.at + piece.bytes();
             let parts = &self.program.loads[piece.load].parts;
@@ -182,17 +182,17 @@ impl Loader<'_> {
                     let to = self.regions.address(to) + piece.first_row * piece.row_bytes as u64;
                     // SAFETY: the part is as large as the tensor, as was checked; the slot is not filled again before
                     // `copied` has passed.
-                    unsafe { slot.pinned.copy_to(bytes.clone(), to, Lane::Copies) }?;
+                    unsafe { slot.pinned.copy_to(bytes.clone(), to, Stream::Copies) }?;
                 }
             }
             if parts.iter().any(|part| matches!(part, LoadPart::Kernel { .. })) {
                 let to = slot.staging.address() + piece.at as u64;
                 // SAFETY: a slot's two sides are equally large; else as above.
-                unsafe { slot.pinned.copy_to(bytes, to, Lane::Copies) }?;
+                unsafe { slot.pinned.copy_to(bytes, to, Stream::Copies) }?;
             }
         }
-        slot.copied.record(Lane::Copies)?;
-        slot.copied.holds(Lane::Launches)?;
+        slot.copied.record(Stream::Copies)?;
+        slot.copied.block_stream(Stream::Launches)?;
         for piece in batch {
             for part in &self.program.loads[piece.load].parts {
                 let LoadPart::Kernel { kernel, order, to, row_count, row_bytes, per_block } = *part else { continue };
@@ -213,7 +213,7 @@ impl Loader<'_> {
                 unsafe { function.launch(launch, &arguments) }?;
             }
         }
-        slot.used.record(Lane::Launches)
+        slot.used.record(Stream::Launches)
     }
 
     /// Bytes that stay on the host.

@@ -1,4 +1,4 @@
-//! Weights that a plan has with it, on their way to the device: they lie in the file as they will in memory, so they are only copied.
+//! Loads embedded weights. They are stored in the plan's file in their device layout, so they are only copied.
 
 use gemma4c_plan::cuda::{CudaProgram, Range, Region};
 use gemma4c_plan::embedded::host_start;
@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::load::{READ, SLOT, SLOTS};
 use super::regions::Regions;
-use super::{CudaError, Device, Event, Lane, Pinned};
+use super::{CudaError, Device, Event, Pinned, Stream};
 use crate::RuntimeError;
 use crate::embedded::EmbeddedWeights;
 
@@ -33,12 +33,12 @@ pub(super) fn load_image(
         read(inside, start, &mut pinned.as_mut_slice()[..bytes])?;
         let to = regions.address(&Range { region: Region::Weights, offset: start, bytes: bytes as u64 });
         // SAFETY: the region has these bytes; the slot is not filled again before `copied` has passed.
-        unsafe { pinned.copy_to(0..bytes, to, Lane::Copies) }?;
-        copied.record(Lane::Copies)?;
+        unsafe { pinned.copy_to(0..bytes, to, Stream::Copies) }?;
+        copied.record(Stream::Copies)?;
         progress(start + bytes as u64, total);
     }
     if host_bytes > 0 {
-        // The device is busy with the last batches meanwhile.
+        // Runs while the device still works on the last batches.
         let host = regions.host(&Range { region: Region::Host, offset: 0, bytes: host_bytes });
         // It did not overflow when the plan was checked.
         read(inside, host_start(program).unwrap_or(weights), host)?;

@@ -8,19 +8,19 @@
 mod backend;
 mod device;
 mod graph;
-mod lanes;
 mod launch;
 mod load;
 mod load_image;
 mod pinned;
 mod profile;
 mod regions;
+mod streams;
 mod words;
 
 pub use backend::{CudaBackend, Opened};
 pub use device::{Buffer, CudaError, Device};
 pub use graph::Graph;
-pub use lanes::{Event, Lane};
 pub use launch::{Argument, Function, Launch, Module};
 pub use pinned::Pinned;
 pub use profile::Profile;
+pub use streams::{Event, Stream};

@@ -1,5 +1,4 @@
-//! Memory of the host that stays where it is: the device copies from and to it while the host goes on, and kernels can read it
-//! over the bus.
+//! Pinned host memory: the device copies from and to it asynchronously, and kernels can read it over the bus (zero-copy).
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -9,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 
 use super::device::{Context, CudaError, Device};
-use super::lanes::Lane;
+use super::streams::Stream;
 
 /// Bytes of the host that the device may reach.
 pub struct Pinned {
@@ -55,7 +54,7 @@ impl Pinned {
         self.bytes == 0
     }
 
-    /// Where kernels find it.
+    /// The device address of the mapped memory.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -82,11 +81,11 @@ impl Pinned {
     /// # Safety
     /// As many bytes must lie at `to`, and the bytes here must not change before the copy is done.
     #[allow(unsafe_code)]
-    pub unsafe fn copy_to(&self, from: Range<usize>, to: u64, lane: Lane) -> Result<(), CudaError> {
+    pub unsafe fn copy_to(&self, from: Range<usize>, to: u64, stream: Stream) -> Result<(), CudaError> {
         self.context.enter()?;
         let bytes = &self.as_slice()[from];
         // SAFETY: the range lies in this memory; the rest is the caller's promise.
-        unsafe { result::memcpy_htod_async(to, bytes, self.context.stream_of(lane)) }
+        unsafe { result::memcpy_htod_async(to, bytes, self.context.handle_of(stream)) }
             .map_err(CudaError::driver(format!("copying {} bytes to the GPU", bytes.len())))
     }
 
@@ -95,9 +94,9 @@ impl Pinned {
     /// # Safety
     /// As many bytes must lie at `from`, and the bytes here must not be looked at before the copy is done.
     #[allow(unsafe_code)]
-    pub unsafe fn copy_from(&mut self, from: u64, to: Range<usize>, lane: Lane) -> Result<(), CudaError> {
+    pub unsafe fn copy_from(&mut self, from: u64, to: Range<usize>, stream: Stream) -> Result<(), CudaError> {
         self.context.enter()?;
-        let stream = self.context.stream_of(lane);
+        let stream = self.context.handle_of(stream);
         let bytes = &mut self.as_mut_slice()[to];
         let copying = CudaError::driver(format!("copying {} bytes from the GPU", bytes.len()));
         // SAFETY: the range lies in this memory; the rest is the caller's promise.

@@ -1,8 +1,8 @@
 //! How long each launch of a run takes, and how long the run takes as a whole.
 //!
-//! Two measurements, because neither says all: in the whole, launches overlap and none has a time of its own; one after the
-//! other, with an event between each two, they have, but their sum is more than the whole. Both are graphs, so the host is
-//! in neither.
+//! Two measurements, because neither is enough. Replayed as usual, launches overlap, so none has a time of its own. Serialised,
+//! with an event between each two, each has a time, but their sum is more than the whole. Both are CUDA graphs, so the host
+//! is in neither.
 
 use gemma4c_plan::cuda::{Range, Region};
 
@@ -22,8 +22,8 @@ pub struct Profile {
 /// Replays that do not count.
 const WARM_UP: usize = 3;
 
-/// Replays of decode that follow each other without a pause, as tokens do. A chunk stands alone: the one after it would find the state
-/// of a decoded token.
+/// Back-to-back replays of decode in one measurement, as in generation. A prefill chunk is measured alone: the next one would find
+/// the state of a decoded token.
 const IN_A_ROW: usize = 8;
 
 impl CudaBackend {
@@ -66,7 +66,7 @@ impl CudaBackend {
         Ok(f64::from(all) * 1000.0 / count as f64)
     }
 
-    /// The run with full edges and an event before, between and after its launches.
+    /// The run with full dependencies (no PDL) and an event before, between and after its launches.
     fn record_apart(&self, run: Run) -> Result<(Graph, Vec<Event>), RuntimeError> {
         let launches = self.launches(run)?;
         let events = (0..=launches.len()).map(|_| self.device.event(true)).collect::<Result<Vec<_>, CudaError>>()?;
@@ -87,7 +87,7 @@ fn replay(graph: &Graph) -> Result<(), CudaError> {
     unsafe { graph.replay() }
 }
 
-/// The mean of the middle half: events tick coarsely, so a median would only be one tick or the next.
+/// The interquartile mean: event timestamps are coarse, so a median would only be one tick or the next.
 fn middle(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     let cut = times.len() / 4;

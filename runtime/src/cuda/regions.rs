@@ -34,7 +34,7 @@ impl Regions {
         Ok(regions)
     }
 
-    /// Where kernels find a range.
+    /// The device address of a range.
     pub fn address(&self, range: &Range) -> u64 {
         let start = match range.region {
             Region::Weights => self.weights.address(),

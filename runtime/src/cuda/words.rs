@@ -1,23 +1,23 @@
-//! Single words that come back from the device while it goes on: the tokens of a loop that the host only watches.
+//! Single words copied back from the device while it keeps running: the tokens of the decode loop.
 
-use super::{CudaError, Device, Event, Lane, Pinned};
+use super::{CudaError, Device, Event, Pinned, Stream};
 
-/// Words on their way at once, at most.
+/// Words in flight, at most.
 const SLOTS: usize = 16;
 
-/// A ring of words in pinned memory. Each is copied beside the launches, after those queued before it.
+/// A ring of words in pinned memory. Each is copied in the copy stream, after the launches queued before it.
 pub(super) struct Words {
     ring: Pinned,
     slots: Vec<Slot>,
-    /// The oldest on its way, and how many are.
+    /// The oldest word in flight, and how many there are.
     first: usize,
     count: usize,
 }
 
 struct Slot {
-    /// What computes the word is done.
+    /// Passes when the launch that computes the word is done.
     ready: Event,
-    /// The word is here.
+    /// Passes when the word has arrived on the host.
     here: Event,
 }
 
@@ -34,11 +34,11 @@ impl Words {
         assert!(self.count < SLOTS, "{SLOTS} words are on their way and nobody receives them");
         let index = (self.first + self.count) % SLOTS;
         let slot = &self.slots[index];
-        slot.ready.record(Lane::Launches)?;
-        slot.ready.holds(Lane::Copies)?;
+        slot.ready.record(Stream::Launches)?;
+        slot.ready.block_stream(Stream::Copies)?;
         // SAFETY: the caller's address has a word; nobody looks at it here before `here` has passed.
-        unsafe { self.ring.copy_from(address, index * 4..index * 4 + 4, Lane::Copies) }?;
-        slot.here.record(Lane::Copies)?;
+        unsafe { self.ring.copy_from(address, index * 4..index * 4 + 4, Stream::Copies) }?;
+        slot.here.record(Stream::Copies)?;
         self.count += 1;
         Ok(())
     }

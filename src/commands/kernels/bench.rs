@@ -1,4 +1,4 @@
-//! `gemma4c kernels --bench`: how fast kernels stream their weights, beside the fastest this GPU can read at all, and how
+//! `gemma4c kernels --bench`: the bandwidth at which kernels read their weights, beside the highest this GPU reaches, and how
 //! fast they multiply many rows.
 //!
 //! A launch finds its weights in memory, not in L2: each takes another copy, and all copies together are far larger than any
@@ -118,7 +118,7 @@ fn read_ceiling(gpu: &Gpu) -> Result<f64> {
             let folded = gpu.upload(&vec![0; (blocks * instance.block() * 4) as usize])?;
             let arguments = vec![words.clone(), folded, Held::Scalar(Scalar::U32(groups))];
             let launches = [gpu.bind(&instance, [blocks, 1, 1], arguments)?];
-            // A kernel is loaded at its first launch, which a recording must not meet.
+            // The driver loads a kernel at its first launch, which must not happen during a graph capture.
             launches[0].launch(false)?;
             let microseconds = Chain::record(gpu, &launches, 2, false)?.microseconds(gpu)?;
             best = best.max(PROBED as f64 / microseconds / 1000.0);

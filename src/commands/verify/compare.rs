@@ -1,12 +1,12 @@
 //! How far what a device left is from what the CPU computed.
 //!
-//! A residual may have massive channels, thousands of times the others, which would be all that an rms tells of. So they are
-//! compared with themselves, and the others with the others; the worse of the two counts.
+//! A residual may have massive channels, thousands of times the others, which would dominate an rms. So massive values and the
+//! others are compared separately; the worse of the two counts.
 
 use super::numbers::Decoded;
 use super::reference::Routing;
 
-/// How many times a limit one value may be off: a product of two noisy factors is, where both are large.
+/// One value may be off by this many times the limit of its row: a product of two noisy factors is, where both are large.
 pub const PEAK: f64 = 20.0;
 
 /// The distance of some rows from what they should be.
@@ -25,7 +25,7 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// How much of a limit it takes: more than 1 is too much.
+    /// The error as a fraction of a limit: more than 1 is too much.
     pub fn share(&self, limit: f64) -> f64 {
         self.rms.max(self.peak / PEAK) / limit
     }
@@ -84,8 +84,8 @@ impl Apart {
     }
 }
 
-/// The size from which on a value is massive: fifty times that of one larger than nine tenths of all. (Not of the middle one: half of
-/// what comes out of a GELU is next to nothing.)
+/// The size from which a value counts as massive: fifty times the 90th percentile. (Not the median: half of the outputs of a GELU
+/// are nearly zero.)
 fn massive_from(values: &[f32]) -> f32 {
     let mut sizes: Vec<f32> = values.iter().map(|value| value.abs()).collect();
     let large = sizes.len() * 9 / 10;
@@ -140,8 +140,8 @@ fn ratio(difference: f64, whole: f64) -> f64 {
 pub struct Rerouted {
     /// Rows with other experts, whatever their order.
     pub rows: Vec<usize>,
-    /// The most that a row's choice lost: the CPU's scores of the expert taken and of the one that should have been, apart by
-    /// so much of their rms.
+    /// The largest loss of a row's choice: the difference of the CPU's scores of the right expert and of the chosen one, relative to
+    /// the rms of the scores.
     pub regret: f64,
     /// The place of that choice, and the two experts.
     pub row: usize,

@@ -1,8 +1,8 @@
-//! How far rounding carries: the CPU's own answer to noise.
+//! The end-to-end tolerance, measured: how far the CPU's own results drift under noise.
 //!
-//! A deep model amplifies small differences, one with random weights or with experts to choose from more than others: a right
-//! result can end far from the CPU's. So the CPU reads the same tokens once more with a little noise on everything that is
-//! rounded on its way to memory, and how far that takes it is how far rounding may take a device.
+//! A deep model amplifies small differences, most of all one with random weights or with experts to choose from: a right result can
+//! end far from the CPU's. So the CPU reads the same tokens once more with a little noise on everything that a device rounds.
+//! How far that takes it is how far rounding may take a device.
 
 use std::collections::{HashMap, HashSet};
 

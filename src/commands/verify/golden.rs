@@ -102,8 +102,8 @@ pub fn run(plan_args: &PlanArgs, args: &GoldenArgs, path: &Path) -> Result<Outco
     let prefill = args.prefill.unwrap_or(reference.tokens.len());
     ensure!((1..=tokens.len()).contains(&prefill), "--prefill {prefill} is out of range: 1 to {}", tokens.len());
     let plan = plan_file::read(&plan_args.plan)?;
-    let (known, wanted) = (reference.vocabulary, plan.model.vocab_size as usize);
-    ensure!(known == wanted, "{}: its logits are of {known} tokens, the plan's of {wanted}", path.display());
+    let (found, expected) = (reference.vocabulary, plan.model.vocab_size as usize);
+    ensure!(found == expected, "{}: its logits are of {found} tokens, the plan's of {expected}", path.display());
     let mut session = plan_file::open(plan, &plan_args.location(), plan_args.device)?;
     let limits = Limits::new(args, session.backend().is_none())?;
 

@@ -1,20 +1,20 @@
 //! How far a right result may be from the CPU's, which computes in f32 throughout.
 //!
 //! A step alone, from the CPU's values, is judged by what it rounds. All steps together are judged by depth: each layer adds
-//! its rounding to the noise of those before, so that noise grows like a random walk; and by how much this model makes of
-//! noise, which the CPU tells.
+//! its rounding to the noise of those before, so that noise grows like a random walk; and by how much this model amplifies
+//! noise, which is measured on the CPU (`drift`).
 
 use super::meaning::{Content, Rounding};
 use super::numbers::Numbers;
 
 /// The most that a step alone may be off, by the worst row's relative rms.
 pub fn alone(content: Content, rounding: Rounding) -> f64 {
-    let made: f64 = match rounding {
+    let computed: f64 = match rounding {
         Rounding::None => 1e-4,
         Rounding::Product | Rounding::Attention => 0.015,
         Rounding::Gated => 0.025,
     };
-    let kept: f64 = match content {
+    let stored: f64 = match content {
         Content::Numbers(Numbers::F32) => 0.0,
         Content::Numbers(Numbers::F16) => 1e-3,
         Content::Numbers(Numbers::BF16) => 5e-3,
@@ -22,18 +22,17 @@ pub fn alone(content: Content, rounding: Rounding) -> f64 {
         // Routers compute in f32; scores that are closer than this are as good as equal.
         Content::Experts => return 1e-3,
     };
-    made.hypot(kept)
+    computed.hypot(stored)
 }
 
-/// What rounding adds to the result of a product or an attention: a plan whose activations are not rounded only rounds keys and
-/// values.
+/// The relative noise that rounding adds to the result of a product or an attention. A plan whose activations are not rounded rounds
+/// only keys and values.
 pub const fn noise(is_exact: bool) -> f64 {
     if is_exact { 0.0005 } else { 0.005 }
 }
 
-/// The most that a layer's output may be off when everything before it has run on the device, by the rms over all rows: twice
-/// what noise makes of the CPU's (`drift`), or what it would grow to if no layer amplified it. One row scatters more than many
-/// together.
+/// The limit of a layer's error, as rms over all rows, when everything before it has run on the device: twice the drift that noise
+/// causes on the CPU, or what noise would grow to if no layer amplified it. One row scatters more than many together.
 pub fn together(layer: u32, rows: usize, is_exact: bool, drift: f64) -> f64 {
     let scatter = if rows == 1 { 1.5 } else { 1.0 };
     2.0 * scatter * drift.max(2.0 * noise(is_exact) * (1.0 + 0.6 * layer as f64).sqrt())

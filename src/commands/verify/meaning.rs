@@ -1,4 +1,4 @@
-//! What a step of a GPU's program means: the values it leaves, where, and what rounding has been at them.
+//! The meaning of a step of the GPU program: which values it writes, where, and how they have been rounded.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use gemma4c_plan::{Kind, Op, Plan, Step, ValueIndex};
 use super::numbers::Numbers;
 use super::reference::{Reference, Rows};
 
-/// Something that a step leaves in memory.
+/// A value that a step writes to memory.
 #[derive(Clone, Debug)]
 pub struct Left {
     pub value: ValueIndex,
@@ -34,7 +34,7 @@ pub enum Rounding {
     Product,
     /// Queries, keys, values and their weights in 16 bits, under an exponential.
     Attention,
-    /// Two such values, multiplied: of both the large ones are the noisy ones.
+    /// The product of two such values, whose errors multiply: large values are the noisy ones.
     Gated,
 }
 
@@ -66,7 +66,7 @@ impl<'a> Meaning<'a> {
         self.plan.program.values[value as usize].width as usize
     }
 
-    /// What a step of a phase leaves for the rows of a pass: its outputs, and the rows it stores into a cache.
+    /// Everything that a step of a phase writes for the rows of a pass: its outputs, and the rows it stores into a KV cache.
     pub fn left(&self, phase: &Phase, index: usize, pass: &Reference) -> Result<Vec<Left>> {
         let step = &phase.steps[index];
         let rows = if phase.rows > 1 && index >= phase.asked_from as usize { Rows::Asked } else { Rows::All };

@@ -11,7 +11,7 @@ pub enum Numbers {
     F32,
     BF16,
     F16,
-    /// One code a value; then the groups' scales; then the sums of their codes.
+    /// One code for each value; then the scales of the quantisation blocks; then the sums of their codes.
     Int8,
 }
 
@@ -19,7 +19,7 @@ pub enum Numbers {
 #[derive(Debug, PartialEq)]
 pub struct Decoded {
     pub values: Vec<f32>,
-    /// Of int8, one a group: what a code can be off by, twice over.
+    /// For int8, the scale of each quantisation block: twice the largest rounding error of a value.
     scales: Vec<f32>,
     pub fault: Option<Fault>,
 }
@@ -27,9 +27,9 @@ pub struct Decoded {
 /// What no rounding explains.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
-    /// The value at this index still is what memory was filled with before.
+    /// The value at this index was not written: it still has the bits that memory was filled with.
     NotWritten(usize),
-    /// The sum that goes with a group of codes is another.
+    /// The stored sum of a quantisation block's codes is wrong.
     Sum { group: usize, expected: i32, found: i32 },
 }
 

@@ -35,11 +35,11 @@ pub struct Routing<'a> {
 
 impl Reference {
     /// Feeds tokens to the CPU.
-    pub fn compute(cpu: &mut Session, tokens: &[u32], kept: &Kept) -> Result<Reference> {
+    pub fn compute(cpu: &mut Session, tokens: &[u32], recorded: &Recorded) -> Result<Reference> {
         let position = cpu.position();
         let mut values: HashMap<ValueIndex, Vec<f32>> = HashMap::new();
         let mut tap = |name: &str, _: usize, rows: &mut [f32]| {
-            if let Some(value) = kept.0.get(name) {
+            if let Some(value) = recorded.0.get(name) {
                 values.entry(*value).or_default().extend_from_slice(rows);
             }
         };
@@ -87,12 +87,12 @@ impl Reference {
     }
 }
 
-/// The values that are kept of a pass, by name: the others would only take memory.
-pub struct Kept(HashMap<String, ValueIndex>);
+/// The values that are recorded of a pass, by name: the others would only take memory.
+pub struct Recorded(HashMap<String, ValueIndex>);
 
-impl Kept {
-    /// What any step of the plan leaves behind, in memory or in a cache, and what routings are chosen by.
-    pub fn of(plan: &Plan) -> Kept {
+impl Recorded {
+    /// Everything that a step of the plan writes, to memory or to a KV cache, and the logits of routers.
+    pub fn of(plan: &Plan) -> Recorded {
         let phases = plan.cuda.iter().flat_map(|cuda| &cuda.program.phases);
         let left = phases.flat_map(|phase| &phase.steps).flat_map(|step| &step.outputs).map(|output| output.value);
         let inputs = plan.program.steps.iter().filter(|s| matches!(s.op, Op::KvAppend { .. } | Op::Route { .. }));
@@ -101,6 +101,6 @@ impl Kept {
             let name = plan.program.values[value as usize].name.clone();
             (name, value)
         });
-        Kept(named.collect())
+        Recorded(named.collect())
     }
 }

@@ -1,6 +1,6 @@
 //! A pass over a model on a device, launch by launch.
 //!
-//! Every place that a launch writes is filled with ones before it: a result that is there was made by this launch and no other.
+//! Every range that a launch writes is filled with ones before it, so that a result can only come from this launch.
 
 use std::collections::HashSet;
 
@@ -36,7 +36,7 @@ pub enum Outcome {
 }
 
 impl Finding {
-    /// How much of its limit it takes: more than 1 is too much.
+    /// The error as a fraction of its limit: more than 1 is too much.
     pub fn share(&self) -> f64 {
         match &self.outcome {
             Outcome::Numbers(difference) => difference.share(self.limit),
@@ -133,7 +133,7 @@ impl Walk<'_> {
         })
     }
 
-    /// Gives a place the CPU's values.
+    /// Writes the CPU's values to a range.
     fn put_right(&mut self, place: &Left, pass: &Reference) -> Result<()> {
         let bytes = match place.content {
             Content::Experts => {
@@ -223,7 +223,7 @@ impl Walk<'_> {
         Ok((picked, argmax(&ran.logits).unwrap_or(u32::MAX)))
     }
 
-    /// Runs one step over places that hold nothing.
+    /// Runs one step after filling its outputs with ones.
     fn launch(&mut self, phase: usize, step: usize, left: &[Left]) -> Result<()> {
         for part in left.iter().flat_map(|place| &place.parts) {
             self.backend.write(*part, &vec![0xff; part.bytes as usize])?;
@@ -231,7 +231,7 @@ impl Walk<'_> {
         Ok(self.backend.run(Run { phase, steps: (step, step + 1), pick: Pick::None })?)
     }
 
-    /// Tells the device what a pass is about.
+    /// Writes a pass's tokens and positions to the device.
     fn stage(&mut self, pass: &Reference) -> Result<()> {
         let places = self.meaning.program.places;
         let rows = pass.tokens.len() as u32;

@@ -61,7 +61,7 @@ fn ranges(facts: &Facts<'_>, step: &StepFacts<'_>) -> (Vec<Range>, Vec<Range>) {
     let code = &facts.cuda.code[step.step.launch.kernel as usize];
     let accesses = accesses(&code.source, &step.kernel.name);
     let arguments = &step.step.launch.arguments;
-    let known = accesses.len() == arguments.len();
+    let is_parsed = accesses.len() == arguments.len();
     let (mut reads, mut writes) = (Vec::new(), Vec::new());
     for (at, argument) in arguments.iter().enumerate() {
         let Argument::Memory(range) = argument else { continue };
@@ -69,7 +69,7 @@ fn ranges(facts: &Facts<'_>, step: &StepFacts<'_>) -> (Vec<Range>, Vec<Range>) {
             continue;
         }
         let is_output = step.step.outputs.iter().any(|output| output.place.offset == range.offset);
-        let writes_it = if known { accesses[at] == Access::Write } else { is_output };
+        let writes_it = if is_parsed { accesses[at] == Access::Write } else { is_output };
         if writes_it { writes.push(*range) } else { reads.push(*range) }
     }
     (reads, writes)

@@ -76,7 +76,7 @@ pub fn section(facts: &Facts<'_>, hues: &Hues) -> String {
 /// Launches that compute several values, equal layers folded.
 fn groups(phase: &PhaseFacts<'_>, hues: &Hues) -> String {
     let several = phase.steps.iter().filter(|step| step.nodes.len() > 1);
-    let told = fold(several.map(|step| {
+    let folded = fold(several.map(|step| {
         let names = step.nodes.iter().map(|name| match (layer_of(name), step.layer) {
             (Some(layer), Some(own)) if layer != own => (true, local_name(name)),
             (Some(_), None) => (true, local_name(name)),
@@ -85,7 +85,7 @@ fn groups(phase: &PhaseFacts<'_>, hues: &Hues) -> String {
         (step.layer, (step.kernel.name.as_str(), hues.of(step), names.collect::<Vec<_>>()))
     }));
     let mut out = "<div class=\"scroll\"><table class=\"groups\"><tbody>".to_owned();
-    for group in told {
+    for group in folded {
         let (kernel, hue, nodes) = &group.what;
         let place = if group.layers.is_empty() { "outside the layers".to_owned() } else { group.place() };
         let _ = write!(

@@ -102,10 +102,13 @@ fn columns(layer: &Layer, ranks: &[usize]) -> Vec<f64> {
                 .map(|at| {
                     // The residual comes from far away and would pull everything to itself.
                     let node = &layer.nodes[*at];
-                    let known: Vec<usize> = node.inputs.iter().copied().filter(|input| placed[*input]).collect();
+                    let placed_inputs: Vec<usize> =
+                        node.inputs.iter().copied().filter(|input| placed[*input]).collect();
                     let is_near = |input: &usize| band - layer.nodes[*input].band <= 1;
-                    let near: Vec<f64> = known.iter().filter(|input| is_near(input)).map(|input| x[*input]).collect();
-                    let pulls = if near.is_empty() { known.iter().map(|input| x[*input]).collect() } else { near };
+                    let near: Vec<f64> =
+                        placed_inputs.iter().filter(|input| is_near(input)).map(|input| x[*input]).collect();
+                    let pulls =
+                        if near.is_empty() { placed_inputs.iter().map(|input| x[*input]).collect() } else { near };
                     let middle = pulls.iter().sum::<f64>() / pulls.len().max(1) as f64;
                     // What nothing above leads to stands aside.
                     (if node.role == Role::Input { middle + COLUMN * 1.5 } else { middle }, *at)

@@ -6,7 +6,7 @@ use super::{Hues, arena};
 use crate::output;
 use crate::report::facts::{CacheFacts, Facts};
 use crate::report::fold::layer_of;
-use crate::report::weights::{Kept, groups};
+use crate::report::weights::{WeightForm, groups};
 use gemma4c_plan::{Kind, Plan};
 
 pub fn section(facts: &Facts<'_>, hues: &Hues) -> String {
@@ -89,24 +89,24 @@ fn weights(facts: &Facts<'_>) -> String {
     let groups = groups(facts);
     let mut pieces: Vec<Piece> = groups
         .iter()
-        .map(|((group, kept), bytes)| Piece {
-            what: format!("{}, {}", group.name(), kept.name()),
+        .map(|((group, form), bytes)| Piece {
+            what: format!("{}, {}", group.name(), form.name()),
             bytes: *bytes,
             class: format!(
                 "h{}{}",
                 *group as usize,
-                match kept {
-                    Kept::Stored => "",
-                    Kept::Repacked => " repacked",
-                    Kept::Widened => " widened",
-                    Kept::OnHost => " far",
+                match form {
+                    WeightForm::Stored => "",
+                    WeightForm::Repacked => " repacked",
+                    WeightForm::Widened => " widened",
+                    WeightForm::OnHost => " far",
                 }
             ),
         })
         .collect();
-    let known: u64 = groups.values().sum();
+    let listed: u64 = groups.values().sum();
     let memory = &facts.program().memory;
-    let rest = (memory.weights + memory.host).saturating_sub(known);
+    let rest = (memory.weights + memory.host).saturating_sub(listed);
     pieces.push(Piece { what: "computed tables and padding".into(), bytes: rest, class: "h11".into() });
     bar(&pieces)
 }

@@ -203,20 +203,20 @@ pub fn floor_mark(gpu: &Gpu, bytes: u64, flops: u64) -> String {
     format!("data-b=\"{bytes}\" data-f=\"{flops}\">{}", time(gpu.floor(bytes, flops)))
 }
 
-/// Names one after the other; a module is said once for all that follow: `attention.q_raw, k_raw`.
+/// Joins names; consecutive names of one module have its prefix once: `attention.q_raw, k_raw`.
 pub fn compact(names: &[&str], between: &str) -> String {
     let mut module = None;
-    let mut told = Vec::new();
+    let mut short_names = Vec::new();
     for name in names {
         match name.rsplit_once('.') {
-            Some((same, leaf)) if module == Some(same) => told.push(leaf),
+            Some((same, leaf)) if module == Some(same) => short_names.push(leaf),
             other => {
                 module = other.map(|(module, _)| module);
-                told.push(name);
+                short_names.push(name);
             }
         }
     }
-    told.join(between)
+    short_names.join(between)
 }
 
 /// Text for HTML.

@@ -6,7 +6,7 @@ use super::types::{KernelType, Role};
 use syn::{Expr, ExprCall, GenericArgument, PathArguments, Type};
 
 impl Printer<'_> {
-    /// Prints `let name = shared::<T>(N);` or `let name = regs(v, N);`. Gives `false` if `init` is neither.
+    /// Prints `let name = shared::<T>(N);` or `let name = regs(v, N);`. Returns `false` if `init` is neither.
     pub fn array(&mut self, name: &str, annotation: Option<&Type>, init: &Expr, top_level: bool) -> bool {
         let declared = if let Some(call) = call_of(init, "shared") {
             self.shared_array(name, call, top_level)

@@ -95,8 +95,8 @@ fn check_slots(slots: &[Slot], function: &Function, errors: &Errors) {
 fn rust_function(item: &ItemFn, constants: &[super::function::Constant], slots: &[Slot]) -> TokenStream {
     let ItemFn { attrs, vis, sig, block, .. } = item;
     let mut sig = sig.clone();
-    let kept = sig.generics.params.iter().filter(|p| !matches!(p, GenericParam::Const(_))).cloned().collect();
-    sig.generics.params = kept;
+    let type_params = sig.generics.params.iter().filter(|p| !matches!(p, GenericParam::Const(_))).cloned().collect();
+    sig.generics.params = type_params;
     if sig.generics.params.is_empty() {
         sig.generics.lt_token = None;
         sig.generics.gt_token = None;

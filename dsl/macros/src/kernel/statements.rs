@@ -60,8 +60,8 @@ impl Printer<'_> {
     fn constant(&mut self, constant: &syn::ItemConst, top_level: bool) {
         let ty = self.types().value(&constant.ty);
         let value = self.expression(&constant.expr);
-        let known = ty.clone().map(KernelType::Value);
-        let name = self.scopes.declare(&constant.ident.to_string(), known, false);
+        let value_type = ty.clone().map(KernelType::Value);
+        let name = self.scopes.declare(&constant.ident.to_string(), value_type, false);
         self.line(&format!("constexpr {} {name} = {value};", ty.unwrap_or_default()));
         if top_level {
             self.constants.push(constant.clone());
@@ -123,9 +123,9 @@ impl Printer<'_> {
                         "nothing says the type of this: write `let x: u32 = …`, or give the literal a suffix (`0u32`, `0.0f32`)",
                     );
                 }
-                let known = ty.clone().or_else(|| self.scopes.type_of(init));
+                let declared = ty.clone().or_else(|| self.scopes.type_of(init));
                 let value = self.expression(init);
-                let printed = self.scopes.declare(&name, known, calls(init, &name));
+                let printed = self.scopes.declare(&name, declared, calls(init, &name));
                 if mutable {
                     self.scopes.set_mutable(&name);
                 }
@@ -257,11 +257,11 @@ impl Printer<'_> {
             Pat::Wild(_) => None,
             other => return self.errors.refuse(other, "a loop variable is a plain name that the body does not change"),
         };
-        let known = [Some(&**start), Some(&**end), step]
+        let bound_type = [Some(&**start), Some(&**end), step]
             .into_iter()
             .flatten()
             .find_map(|bound| if literals::is_bare(bound) { None } else { self.scopes.type_of(bound) });
-        let declared = match &known {
+        let declared = match &bound_type {
             Some(KernelType::Value(ty)) => ty.clone(),
             _ if !literals::is_bare(start) => "auto".to_string(),
             _ => return self.errors.refuse(start, "nothing says the loop variable's type: write `0u32..n`"),
@@ -271,7 +271,7 @@ impl Printer<'_> {
         let base = name.as_deref().unwrap_or("repeat");
         let (last, by) = (self.bound(end, base, "end"), step.map(|step| self.bound(step, base, "step")));
         self.pragma(unroll);
-        let i = self.scopes.declare(base, known, false);
+        let i = self.scopes.declare(base, bound_type, false);
         let advance = by.map_or(format!("++{i}"), |by| format!("{i} += {by}"));
         self.line(&format!("for ({declared} {i} = {first}; {i} < {last}; {advance}) {{"));
         self.block(&each.body);

@@ -1,8 +1,8 @@
 //! Causal attention over a layer's keys and values, with scale 1.
 //!
-//! Keys are taken in segments of 256 absolute positions. What a segment gives a query (the largest score, the sum of the
-//! exponentials relative to it, the values weighted by them) depends on the query and the segment alone, and segments are
-//! folded in order. So a long context can be shared among threads, and a chunk of rows can walk through the segments
+//! Keys are taken in segments of 256 absolute positions, as in split-KV attention. A segment's result for a query (the largest
+//! score, the sum of the exponentials relative to it, the values weighted by them) depends on the query and the segment alone,
+//! and segments are merged in order. So a long context can be shared among threads, and a chunk of rows can walk through the segments
 //! together, with the same bits.
 
 use std::ops::Range;
@@ -31,7 +31,7 @@ pub fn attention(q: &[f32], kv: &KvLayer, first_position: usize, window: Option<
     let reach = window.map_or(first_position + rows, |window| (window + rows - 1).min(first_position + rows));
     assert!(reach <= kv.capacity(), "keys this call needs have been overwritten");
 
-    // The heads that share a key head lie side by side in a row.
+    // The query heads of a GQA group are adjacent in a row.
     let group_len = width / kv_heads;
     let mut blocks: Vec<Block> = (0..rows.div_ceil(ROWS) * kv_heads)
         .map(|i| Block { kv, head: i % kv_heads, group: heads / kv_heads, rows: Vec::with_capacity(ROWS) })
@@ -55,19 +55,19 @@ pub fn attention(q: &[f32], kv: &KvLayer, first_position: usize, window: Option<
 struct Block<'a> {
     kv: &'a KvLayer,
     head: usize,
-    /// Query heads that read this key head.
+    /// Query heads in the GQA group of this key head.
     group: usize,
     rows: Vec<Row<'a>>,
 }
 
 struct Row<'a> {
-    /// The queries of the group, one after the other.
+    /// The queries of the GQA group, one after the other.
     q: &'a [f32],
-    /// Where they look.
+    /// The positions they attend to.
     positions: Range<usize>,
 }
 
-/// What positions seen so far give each query of a block.
+/// The running softmax state of each query of a block.
 struct Partial {
     /// Per query: the largest score, and the sum of exponentials relative to it; zero if no position was in reach.
     weights: Vec<(f32, f32)>,
@@ -142,7 +142,7 @@ impl Block<'_> {
         partial
     }
 
-    /// Adds what a later segment gives: whichever of the two has the smaller largest score shrinks to the other's.
+    /// Merges the state of a later segment: the one with the smaller maximum score is rescaled to the other's.
     fn fold(&self, state: &mut Partial, later: &Partial) {
         let dim = self.kv.head_dim();
         let pairs = state.values.chunks_exact_mut(dim).zip(later.values.chunks_exact(dim));

@@ -1,4 +1,4 @@
-//! The one order in which products are summed.
+//! The one order in which products are summed. A lane here is a partial sum, as in a vector register.
 //!
 //! Element j of a row is accumulated in lane `j % 32` by a fused multiply-add, in the order of j, and the lanes are
 //! summed as a fixed tree. A loop that follows the definition literally, a vector of any width and a register

@@ -1,4 +1,4 @@
-//! Matrix products with encoded weights: `out = x · Wᵀ`, with one matrix for all rows or one of many experts a row.
+//! Matrix products with encoded weights: `out = x · Wᵀ`, with one matrix for all rows, or with the matrices of each row's experts.
 
 use std::ops::Range;
 
@@ -28,7 +28,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// One matrix an expert, one after the other.
+/// The matrices of all experts, one after the other.
 #[derive(Clone, Copy, Debug)]
 pub struct Experts<'a> {
     pub dtype: DType,
@@ -61,8 +61,8 @@ pub fn matmul(w: &Matrix, x: &[f32], out: &mut [f32]) {
 
 /// The rows `rows` of expert `ids[slot]` times the slot's input, into `out` (slots × the range's length).
 ///
-/// Inputs are shared by as many consecutive slots as there are slots to an input: with k experts a row, `x` may hold one row a
-/// row (n × cols) or one a slot (n × k × cols).
+/// With k experts for each of n rows there are n × k slots. `x` holds one input for each row, which its k slots share (n × cols), or
+/// one for each slot (n × k × cols).
 pub fn expert_matmul(w: &Experts, ids: &[u32], x: &[f32], rows: Range<usize>, out: &mut [f32]) {
     if out.is_empty() {
         return;

@@ -1,4 +1,4 @@
-//! Mixture of experts around its products: choosing the experts, and mixing what they return.
+//! Mixture of experts, without its products: choosing the experts, and the weighted sum of their results.
 
 use super::math;
 use super::parallel::rows_in_parallel;
@@ -33,7 +33,7 @@ pub fn route(logits: &[f32], experts: usize, k: usize) -> Routes {
     routes
 }
 
-/// `out = Σ weight · scale[expert] · expert's row` over each row's experts; `x` holds k rows of `width` a row of `out`.
+/// `out = Σ weight · scale[expert] · expert's row` over each row's experts; `x` holds k rows of `width` for each row of `out`.
 pub fn mix_experts(x: &[f32], routes: &Routes, scale: Option<&[f32]>, width: usize, out: &mut [f32]) {
     let k = routes.k;
     assert!(x.len() == routes.ids.len() * width && out.len() * k == x.len());

@@ -3,7 +3,7 @@
 use super::parallel::rows_in_parallel;
 use super::{lanes, vectorised};
 
-/// `out = x * (mean(x²) + eps)^-0.5 * weight` over consecutive groups of `group` values; no weight means ones.
+/// `out = x * (mean(x²) + eps)^-0.5 * weight` over each `group` consecutive values; no weight means ones.
 pub fn rms_norm(x: &[f32], weight: Option<&[f32]>, group: usize, eps: f32, out: &mut [f32]) {
     assert!(group > 0 && x.len() == out.len() && x.len().is_multiple_of(group));
     assert!(weight.is_none_or(|weight| weight.len() == group));

@@ -1,15 +1,15 @@
-//! Asks for weights before they are needed.
+//! Software prefetch of weights.
 //!
-//! A processor that streams through memory fetches ahead on its own, but not far, and not past the end of a page. Where each line is
-//! also decoded that leaves it waiting for a third of the time.
+//! The hardware prefetcher fetches ahead, but not far, and not past the end of a page. With the decoding of each cache line in between,
+//! the processor would wait for a third of the time.
 
-/// How far ahead, in bytes: several times what memory delivers while a request is on its way.
+/// How far ahead, in bytes: several times what memory delivers during its latency.
 const AHEAD: usize = 4096;
 
-/// Bytes that are fetched together.
+/// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Fetches the bytes that lie [`AHEAD`] of these, which may be another strip's, or nobody's.
+/// Prefetches the bytes [`AHEAD`] of these. They may belong to another strip, or lie outside the tensor.
 #[inline(always)]
 pub fn fetch_ahead(bytes: &[u8]) {
     for line in bytes.chunks(LINE) {

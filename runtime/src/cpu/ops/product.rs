@@ -1,8 +1,8 @@
 //! Rows of weights times rows of activations: what all matrix products come down to.
 //!
-//! Two ways, with equal bits (see [`lanes`]). A few activation rows, as in decoding: weights are decoded some blocks at a time
-//! into the first-level cache and multiplied at once. Many: a strip of weight rows is decoded into a scratch that stays in the
-//! second-level cache, then multiplied with all activation rows in register tiles.
+//! There are two ways, with equal bits (see [`lanes`]). For a few activation rows, as in decode, weights are decoded some blocks at a
+//! time into L1 and multiplied at once. For many, a strip of weight rows is decoded into a scratch buffer that stays in L2, then
+//! multiplied with all activation rows in register tiles.
 
 use gemma4c_blocks::decode::{BlockFormat, decode_row, decode_row_as};
 use gemma4c_blocks::{DType, with_format};
@@ -22,19 +22,18 @@ pub struct Task<'a> {
     pub outputs: Vec<&'a mut [f32]>,
 }
 
-/// As many activation rows as are multiplied while the weights are decoded.
+/// Up to this many activation rows are multiplied while the weights are decoded.
 const FEW: usize = 3;
 
-/// Of `rows` weight rows, those in a strip for `inputs` activation rows: several strips a thread, so that none waits long for
-/// another; but enough work in each to be worth a task, and no more than fits the second-level cache where a strip is decoded as a
-/// whole.
+/// The weight rows in a strip, of `rows` in all, for `inputs` activation rows: several strips a thread, so that threads end at about
+/// the same time; but enough work in each to be worth a task, and no more than fits L2 where a strip is decoded as a whole.
 pub fn strip_rows(dtype: DType, rows: usize, cols: usize, inputs: usize) -> usize {
     let layout = dtype.layout();
     let row_bytes = if inputs <= FEW { cols / layout.len * layout.bytes } else { cols * size_of::<f32>() };
     let (least, most) = if inputs <= FEW { (32 << 10, 256 << 10) } else { (128 << 10, 512 << 10) };
     let rows_in = |bytes: usize| (bytes / row_bytes.max(1)).max(1);
     let shared = rows.div_ceil(4 * rayon::current_num_threads()).clamp(rows_in(least), rows_in(most));
-    // Tiles are four rows high.
+    // A register tile has four weight rows.
     shared.next_multiple_of(4)
 }
 

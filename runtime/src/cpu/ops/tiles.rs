@@ -67,7 +67,7 @@ vectorised! {
 /// Steps that a tile takes at a time: B rows of them stay in the first-level cache while all rows of `a` pass.
 const STEPS: usize = 32;
 
-/// A piece of B rows, moved together and to a boundary that vectors do not straddle.
+/// Steps of B rows, packed and aligned so that no vector load straddles a cache line.
 #[repr(align(64))]
 struct Panel<const B: usize>([[Step; STEPS]; B]);
 
@@ -193,8 +193,8 @@ fn add_weighted(weights: &[f32], rows: &[&[f32]], out: &mut [f32]) {
 #[inline(always)]
 fn add_weighted_to_two(weights: &[f32], others: &[f32], rows: &[&[f32]], out: &mut [f32], other_out: &mut [f32]) {
     let whole = rows.len() / 4 * 4;
-    let fours = weights.as_chunks::<4>().0.iter().zip(others.as_chunks::<4>().0).zip(rows.as_chunks::<4>().0);
-    for ((w, v), [a, b, c, d]) in fours {
+    let chunks = weights.as_chunks::<4>().0.iter().zip(others.as_chunks::<4>().0).zip(rows.as_chunks::<4>().0);
+    for ((w, v), [a, b, c, d]) in chunks {
         let outs = out.iter_mut().zip(other_out.iter_mut());
         for (((((out, other), a), b), c), d) in outs.zip(*a).zip(*b).zip(*c).zip(*d) {
             *out = w[3].mul_add(*d, w[2].mul_add(*c, w[1].mul_add(*b, w[0].mul_add(*a, *out))));

@@ -1,4 +1,4 @@
-//! The two things a GPU does at the same time, launches and copies, and the events that order them.
+//! The two CUDA streams, one for launches and one for copies beside them, and the events that order them.
 
 use std::sync::Arc;
 
@@ -6,23 +6,23 @@ use cudarc::driver::{result, sys};
 
 use super::device::{Context, CudaError, Device};
 
-/// A queue of work. What is in one lane happens in order; two lanes know of each other only through [`Event`]s.
+/// A CUDA stream. Work in one stream runs in order; only [`Event`]s order the two streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
+pub enum Stream {
     Launches,
     Copies,
 }
 
 impl Context {
-    pub(super) fn stream_of(&self, lane: Lane) -> sys::CUstream {
-        match lane {
-            Lane::Launches => self.stream,
-            Lane::Copies => self.copies,
+    pub(super) fn handle_of(&self, stream: Stream) -> sys::CUstream {
+        match stream {
+            Stream::Launches => self.stream,
+            Stream::Copies => self.copies,
         }
     }
 }
 
-/// A moment in a lane. One that was never recorded has passed already.
+/// A CUDA event. One that was never recorded counts as passed.
 pub struct Event {
     context: Arc<Context>,
     pub(super) event: sys::CUevent,
@@ -46,16 +46,16 @@ impl Device {
 }
 
 impl Event {
-    /// Passes once everything queued in the lane so far is done.
-    pub fn record(&self, lane: Lane) -> Result<(), CudaError> {
+    /// Records the event: it passes once everything queued in the stream so far is done.
+    pub fn record(&self, stream: Stream) -> Result<(), CudaError> {
         self.context.enter()?;
         // SAFETY: event and stream are alive.
         #[allow(unsafe_code)]
-        unsafe { result::event::record(self.event, self.context.stream_of(lane)) }
+        unsafe { result::event::record(self.event, self.context.handle_of(stream)) }
             .map_err(CudaError::driver("recording an event"))
     }
 
-    /// The same as a step of a graph that is being recorded: it passes anew at every replay.
+    /// Records the event as a node of the graph that is being captured: it passes anew at every replay.
     pub fn record_in_graph(&self) -> Result<(), CudaError> {
         self.context.enter()?;
         let flags = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
@@ -66,17 +66,17 @@ impl Event {
             .map_err(CudaError::driver("recording an event in a graph"))
     }
 
-    /// What is queued in the lane from now on waits for the event; the host does not.
-    pub fn holds(&self, lane: Lane) -> Result<(), CudaError> {
+    /// Work queued in the stream from now on waits for the event; the host does not.
+    pub fn block_stream(&self, stream: Stream) -> Result<(), CudaError> {
         self.context.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: event and stream are alive.
         #[allow(unsafe_code)]
-        unsafe { result::stream::wait_event(self.context.stream_of(lane), self.event, flags) }
+        unsafe { result::stream::wait_event(self.context.handle_of(stream), self.event, flags) }
             .map_err(CudaError::driver("waiting for an event on the GPU"))
     }
 
-    /// Waits here until it has passed.
+    /// Blocks the host until the event has passed.
     pub fn wait(&self) -> Result<(), CudaError> {
         self.context.enter()?;
         // SAFETY: the event is alive.
