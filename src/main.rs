@@ -3,6 +3,7 @@
 mod commands;
 mod compile;
 mod embed;
+mod launched;
 mod output;
 mod progress;
 mod random;

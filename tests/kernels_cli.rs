@@ -60,8 +60,17 @@ fn texts_are_printed_as_they_are() {
     let both = printed(&["read_all", "--rust", "--cuda"]);
     assert!(both.contains(kernel.cuda.trim()) && both.contains(kernel.rust.trim()), "{both}");
 
-    let named = &family.instances()[0];
-    assert_eq!(printed(&["read_all", "--cuda", "--instance", &named.label]), named.source().text);
+    let named = &family.instances_of_cases()[0];
+    let label = format!("no plan, a case: {}", named.label);
+    assert_eq!(printed(&["read_all", "--cuda", "--instance", &label]), named.source().text);
+}
+
+/// Instances are what plans launch, called after the place.
+#[test]
+fn an_instance_of_a_plan_is_printed_by_its_place() {
+    let text = printed(&["pick", "--cuda", "--instance", "e2b q8_0, the largest logit"]);
+    assert!(text.contains("constexpr u32 KEPT = 1;") && text.contains("void __launch_bounds__"), "{text}");
+    assert!(text.contains(" pick("), "{text}");
 }
 
 #[test]

@@ -20,6 +20,7 @@ use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_models::synth::Preset;
 use gemma4c_plan::Plan;
+use gemma4c_plan::cuda::{CudaProgram, CudaStep};
 use lowered::{LowerOptions, header};
 
 const TINY: [Preset; 3] = [Preset::TinyE, Preset::TinyDense, Preset::TinyMoe];
@@ -37,9 +38,9 @@ fn after(graph: &Graph, goal: Goal, count: usize) -> (Fused, Vec<Report>) {
     fuse(graph, goal, &later)
 }
 
-/// What has changed, place by place: the lines that are gone and the new ones. Equal changes are listed once.
+/// What has changed, place by place: the lines that are gone and the new ones. Equal changes are options once.
 fn changes(before: &BTreeMap<Option<u32>, String>, now: &BTreeMap<Option<u32>, String>) -> String {
-    let mut changes: Vec<(String, Vec<u32>, bool)> = Vec::new();
+    let mut options: Vec<(String, Vec<u32>, bool)> = Vec::new();
     for (layer, text) in now {
         let old = before.get(layer).map_or("", String::as_str);
         let missing = |from: &str, to: &str, mark: &str| -> String {
@@ -50,9 +51,9 @@ fn changes(before: &BTreeMap<Option<u32>, String>, now: &BTreeMap<Option<u32>, S
         if change.is_empty() {
             continue;
         }
-        match changes.iter_mut().find(|(seen, _, outside)| *seen == change && *outside == layer.is_none()) {
+        match options.iter_mut().find(|(known, _, outside)| *known == change && *outside == layer.is_none()) {
             Some((_, layers, _)) => layers.extend(layer),
-            None => changes.push((change, layer.iter().copied().collect(), layer.is_none())),
+            None => options.push((change, layer.iter().copied().collect(), layer.is_none())),
         }
     }
     let place = |layers: &[u32], outside: bool| match (outside, layers.len()) {
@@ -60,7 +61,7 @@ fn changes(before: &BTreeMap<Option<u32>, String>, now: &BTreeMap<Option<u32>, S
         (false, 1) => format!("layer {}", layers[0]),
         (false, _) => format!("layers {}", layer_ranges(layers)),
     };
-    changes.iter().map(|(change, layers, outside)| format!("  {}\n{change}", place(layers, *outside))).collect()
+    options.iter().map(|(change, layers, outside)| format!("  {}\n{change}", place(layers, *outside))).collect()
 }
 
 fn layers_of(graph: &Graph) -> Vec<Option<u32>> {
@@ -168,6 +169,26 @@ fn before_and_after_each_choice_of_the_lowering() {
     assert_text!("passes", "lowering", text);
 }
 
+/// Products with 8-bit activations that a launch is, by what was compiled into its kernel.
+fn int8_products(program: &CudaProgram, step: &CudaStep) -> u32 {
+    let kernel = &program.kernels[step.launch.kernel as usize];
+    let has = |choice: &str| kernel.instance.contains(choice);
+    match kernel.name.as_str() {
+        "matvec" => u32::from(has("INTEGER = true")),
+        // Gate and projection.
+        "per_layer_step" => 2,
+        // Of the experts, and of a dense half that comes along.
+        "expert_geglu" | "expert_down" if has("INTEGER = true") => {
+            if has("DENSE = 0,") {
+                1
+            } else {
+                2
+            }
+        }
+        _ => 0,
+    }
+}
+
 /// How often each choice of the lowering applied, and where it did not and why: as the plan reports it.
 #[test]
 fn the_lowering_reports_what_it_did() {
@@ -179,11 +200,12 @@ fn the_lowering_reports_what_it_did() {
         (Preset::TinyE, DType::Q8_0, options.clone()),
         (Preset::TinyDense, DType::BF16, options.clone()),
         (Preset::TinyMoe, DType::Q4_0, options.clone()),
+        (Preset::TinyMoe, DType::Q8_0, options.clone().without(&["mixtures", "bf16-copies"])),
         (Preset::TinyDense, DType::Q8_0, options.without(&["int8", "attention-step"])),
     ] {
         header(&model, preset, dtype);
         let plan = lowered::plan(&model, &options);
-        let program = plan.cuda.expect("a GPU plan").program;
+        let program = plan.cuda.as_ref().expect("a GPU plan").program.clone();
         writeln!(text, "{} {dtype}{}", preset.name(), without(&options.disabled)).expect("a string");
         for pass in program.passes.iter().filter(|pass| Pass::ALL.iter().any(|known| known.name() == pass.name)) {
             writeln!(text, "  {}: {}", pass.name, if pass.enabled { pass.applied.to_string() } else { "off".into() })
@@ -203,6 +225,24 @@ fn the_lowering_reports_what_it_did() {
             |pass: Pass| program.passes.iter().find(|known| known.name == pass.name()).map_or(0, |p| p.applied);
         assert_eq!(applied(Pass::AttentionStep), launches(0, &["attention_step"]));
         assert_eq!(applied(Pass::Bf16Copies), launches(1, &["product_wide"]));
+        let integer: u32 = program.phases[0].steps.iter().map(|step| int8_products(&program, step)).sum();
+        assert_eq!(applied(Pass::Int8), integer, "products of a row with 8-bit activations, and nothing else");
+        for pass in &program.passes {
+            let mut nodes: Vec<&str> = pass.refused.iter().map(|refusal| refusal.node.as_str()).collect();
+            let all = nodes.len();
+            nodes.sort();
+            nodes.dedup();
+            assert_eq!(nodes.len(), all, "{}: a node is refused twice", pass.name);
+        }
+        // What decode multiplies in 8 bits is not refused, whatever prefill does with it.
+        let refused = |name: &str| {
+            let int8 = program.passes.iter().find(|pass| pass.name == Pass::Int8.name()).expect("a report");
+            int8.refused.iter().any(|refusal| refusal.node == name)
+        };
+        for step in program.phases[0].steps.iter().filter(|step| int8_products(&program, step) > 0) {
+            let names = step.nodes.iter().map(|index| plan.program.values[*index as usize].name.as_str());
+            assert!(!names.clone().any(refused), "{:?}", names.collect::<Vec<_>>());
+        }
     }
     assert_text!("passes", "lowering-counts", text);
 }
@@ -222,7 +262,7 @@ fn what_the_lowering_leaves_alone_has_its_reason() {
             let plan = lowered::plan(&place.path("model.gguf"), options);
             let program = &plan.cuda.as_ref().expect("a GPU plan").program;
             let phase = program.phases.iter().find(|known| known.name == phase).expect("a phase");
-            let computes = |step: &&gemma4c_plan::cuda::CudaStep| {
+            let computes = |step: &&CudaStep| {
                 let names = step.nodes.iter().any(|v| plan.program.values[*v as usize].name == value);
                 names && program.kernels[step.launch.kernel as usize].name == kernel
             };

@@ -3,7 +3,7 @@
 //! - `cpu` lowers a graph to the steps of a CPU plan, one a node;
 //! - `cuda` lowers a graph to the launches of a GPU plan, and compiles them;
 //! - `kernels` is the library of kernels, one family a file, and `cases` what each must do;
-//! - `measured` is what was tried on which GPU, as data that the choice of kernels goes by;
+//! - `measured` is what was measured on which GPU, as data that the constants of rules are taken from;
 //! - `arch` is the list of GPU architectures and the facts kernels are chosen by;
 //! - `nvrtc` finds NVIDIA's run-time compiler, calls it and keeps what it made.
 //!

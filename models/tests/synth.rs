@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use gemma4c_blocks::DType;
 use gemma4c_models::gguf::{Gguf, Value};
-use gemma4c_models::synth::{self, Options, Preset, SynthError};
+use gemma4c_models::synth::{self, Options, Preset, SynthError, Types};
 
 fn options(preset: Preset, dtype: DType) -> Options {
     Options { seed: 1, ..Options::new(preset, dtype) }
@@ -176,4 +176,43 @@ fn massive_channels_are_refused_where_they_make_no_sense() {
         let error = synth::write(&options, &folder.path().join("m.gguf"), &|_, _| {}).expect_err("not a size");
         assert!(error.to_string().starts_with("massive channels of "), "{error}");
     }
+}
+
+/// A model that is only described says what its file would, but for the vocabulary, and takes other types where it is told.
+#[test]
+fn a_described_model_says_what_its_file_would() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    for preset in [Preset::TinyE, Preset::TinyMoe, Preset::Dense31b] {
+        let options = options(preset, DType::Q4K);
+        synth::write_header(&options, &path).unwrap();
+        let file = Gguf::open(&path).unwrap();
+        let described = synth::describe(preset, Types::All(DType::Q4K)).unwrap();
+        for (known, found) in file.tensors().iter().zip(described.tensors()) {
+            assert_eq!((&known.name, known.dims(), known.len), (&found.name, found.dims(), found.len));
+            assert_eq!(known.dtype().unwrap(), found.dtype().unwrap(), "{}", known.name);
+        }
+        assert_eq!(file.tensors().len(), described.tensors().len());
+        let own = file.metadata().iter().filter(|(key, _)| !key.starts_with("tokenizer."));
+        assert!(own.map(|(key, _)| key).eq(described.metadata().iter().map(|(key, _)| key)));
+        assert_eq!(described.metadata().u32("gemma4.block_count").unwrap(), preset.layers());
+    }
+    // As llama-quantize has it: 667 tensors of 12B, 338 of them vectors, 45 of Q6_K with more bits for values and down.
+    let mixed = synth::describe(Preset::Dense12b, Types::Q4KMixed).unwrap();
+    let count = |dtype| mixed.tensors().iter().filter(|tensor| tensor.dtype().unwrap() == dtype).count();
+    assert_eq!([DType::F32, DType::Q4K, DType::Q6K].map(count), [338, 284, 45]);
+    let of = |types: Types, name: &str| {
+        let described = synth::describe(Preset::TinyE, types).unwrap();
+        described.tensor(name).map(|tensor| tensor.dtype().unwrap())
+    };
+    let trained = Types::Q4_0Trained;
+    assert_eq!(of(trained, "token_embd.weight"), Some(DType::Q6K));
+    assert_eq!(of(trained, "per_layer_model_proj.weight"), Some(DType::F16));
+    assert_eq!(of(trained, "blk.0.attn_q.weight"), Some(DType::Q4_0));
+    assert_eq!(of(Types::Q8_0WithTables(DType::Q5K), "blk.1.inp_gate.weight"), Some(DType::Q5K));
+    assert_eq!(of(Types::Q8_0WithTables(DType::Q5K), "blk.1.ffn_up.weight"), Some(DType::Q8_0));
+    // Blocks of 256 values do not divide the rows that an expert's down matrix has.
+    let experts = synth::describe(Preset::Moe26bA4b, Types::Q4KMixed).unwrap();
+    let down = |layer: u32| experts.tensor(&format!("blk.{layer}.ffn_down_exps.weight")).unwrap().dtype().unwrap();
+    assert_eq!([down(0), down(3)], [DType::Q8_0, DType::Q5_0]);
 }

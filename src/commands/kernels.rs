@@ -3,6 +3,7 @@
 mod bench;
 mod check;
 mod gpu;
+mod timed;
 
 use std::fmt::Write;
 
@@ -14,11 +15,13 @@ use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_dsl::KernelDef;
 
 use super::Outcome;
+use crate::launched;
 use crate::output::print;
 
-/// List the kernels, print their source, check them, measure them.
+/// List the kernels, print their texts, check them, measure them.
 ///
-/// A kernel is one Rust function. Its CUDA C text is printed from it; an instance chooses its compile-time parameters.
+/// A kernel is one Rust function. Its CUDA C text is printed from it; an instance chooses its compile-time parameters. Instances are those
+/// that plans of the five sizes launch, each under the place where it is launched first.
 #[derive(clap::Args)]
 pub struct Args {
     /// One kernel; all of them if not given.
@@ -41,11 +44,11 @@ pub struct Args {
     #[arg(long, value_name = "LABEL", requires = "cuda")]
     instance: Option<String>,
 
-    /// Compile every instance, and show its registers, spills, shared memory and occupancy. Needs NVRTC and no GPU.
+    /// Compile every instance, and show what each takes of a multiprocessor. Needs NVRTC and no GPU.
     #[arg(long, conflicts_with_all = ["rust", "cuda"])]
     sass_stats: bool,
 
-    /// The architecture for --sass-stats: sm_80, sm_89, sm_90a or sm_120a.
+    /// The architecture whose plans' instances are meant: sm_80, sm_89, sm_90a or sm_120a.
     #[arg(long, default_value = "sm_90a")]
     arch: Arch,
 
@@ -57,7 +60,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "sim")]
     device: check::Where,
 
-    /// Measure on the GPU the bandwidth at which kernels read weights, beside the GPU's highest read bandwidth.
+    /// Measure on the GPU the launches of decode plans of the five sizes, beside the fastest it can read at all, and products of prefill.
     #[arg(long, conflicts_with_all = ["rust", "cuda", "sass_stats", "check"])]
     bench: bool,
 }
@@ -70,9 +73,13 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let text = match () {
         () if args.bench => return bench::run(&selection),
         () if args.sass_stats => sass_stats(&selection, args.arch)?,
-        () if args.instance.is_some() => whole_text(&selection, args.instance.as_deref().unwrap_or_default())?,
+        () if args.instance.is_some() => {
+            whole_text(&selection, args.arch, args.instance.as_deref().unwrap_or_default())?
+        }
         () if args.rust || args.cuda => texts(&selection, args.rust, args.cuda),
-        () if args.name.is_some() => selection.kernels().map(|(_, kernel)| about(kernel)).collect(),
+        () if args.name.is_some() => {
+            selection.kernels().map(|kernel| about(kernel, args.arch)).collect::<Result<String>>()?
+        }
         () => list(&selection),
     };
     print(&text)?;
@@ -110,17 +117,12 @@ impl Selection {
         Ok(Selection { families })
     }
 
-    fn kernels(&self) -> impl Iterator<Item = (&'static Family, &'static KernelDef)> {
-        self.families.iter().flat_map(|(family, kernels)| kernels.iter().map(move |kernel| (*family, *kernel)))
+    fn kernels(&self) -> impl Iterator<Item = &'static KernelDef> {
+        self.families.iter().flat_map(|(_, kernels)| kernels.iter().copied())
     }
 
-    fn instances(&self) -> Vec<(&'static Family, NamedInstance)> {
-        let of = |(family, kernels): &(&'static Family, Vec<&'static KernelDef>)| {
-            let (family, kernels) = (*family, kernels.clone());
-            let named = family.instances().into_iter().filter(move |named| kernels.contains(&named.instance.def));
-            named.map(move |named| (family, named))
-        };
-        self.families.iter().flat_map(of).collect()
+    fn instances(&self, arch: Arch) -> Result<Vec<NamedInstance>> {
+        launched::instances(arch, &self.kernels().collect::<Vec<_>>())
     }
 }
 
@@ -149,7 +151,7 @@ fn list(selection: &Selection) -> String {
 }
 
 /// One kernel: what it does, what it takes, and the labels of its instances.
-fn about(kernel: &'static KernelDef) -> String {
+fn about(kernel: &'static KernelDef, arch: Arch) -> Result<String> {
     let mut text = format!("{}\n\n{}\n", kernel.name, kernel.doc);
     let _ = writeln!(text, "\nparameters");
     for param in kernel.params {
@@ -165,16 +167,15 @@ fn about(kernel: &'static KernelDef) -> String {
         let params: Vec<String> = slot.params.iter().map(|(name, ty)| format!("{name}: {ty}")).collect();
         let _ = writeln!(text, "\nslot {}({}) -> {}", slot.name, params.join(", "), slot.output);
     }
-    let _ = writeln!(text, "\ninstances");
-    let family = FAMILIES.iter().find(|family| family.kernels.contains(&kernel));
-    for named in family.into_iter().flat_map(Family::instances).filter(|named| named.instance.def == kernel) {
+    let _ = writeln!(text, "\ninstances for {arch}");
+    for named in launched::instances(arch, &[kernel])? {
         let _ = writeln!(text, "  {}", named.label);
     }
-    text
+    Ok(text)
 }
 
 fn texts(selection: &Selection, rust: bool, cuda: bool) -> String {
-    let one = |(_, kernel): (_, &KernelDef)| {
+    let one = |kernel: &KernelDef| {
         let parts = [(rust, kernel.rust), (cuda, kernel.cuda)];
         let parts: Vec<&str> = parts.into_iter().filter(|(wanted, _)| *wanted).map(|(_, text)| text.trim()).collect();
         parts.join("\n\n") + "\n"
@@ -182,21 +183,19 @@ fn texts(selection: &Selection, rust: bool, cuda: bool) -> String {
     selection.kernels().map(one).collect::<Vec<_>>().join("\n")
 }
 
-fn whole_text(selection: &Selection, label: &str) -> Result<String> {
-    let instances = selection.instances();
-    let found = instances.iter().find(|(_, named)| named.label == label);
-    found.map(|(_, named)| named.source().text).with_context(|| {
+fn whole_text(selection: &Selection, arch: Arch, label: &str) -> Result<String> {
+    let instances = selection.instances(arch)?;
+    let found = instances.iter().find(|named| named.label == label);
+    found.map(|named| named.source().text).with_context(|| {
         let labels: Vec<String> =
-            instances.iter().map(|(_, named)| format!("\n  {}: {}", named.instance.def.name, named.label)).collect();
+            instances.iter().map(|named| format!("\n  {}: {}", named.instance.def.name, named.label)).collect();
         format!("no instance is called `{label}`; there are{}", labels.concat())
     })
 }
 
 fn sass_stats(selection: &Selection, arch: Arch) -> Result<String> {
     let compiler = Compiler { toolchain: Toolchain::find()?, cache: Cache::from_env() };
-    let mut instances = selection.instances();
-    instances.retain(|(_, named)| arch.has_all_of(&named.instance));
-    let usages = measure(&compiler, arch, &instances).map_err(|errors| {
+    let usages = measure(&compiler, arch, &selection.instances(arch)?).map_err(|errors| {
         let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
         anyhow::anyhow!("{}", texts.join("\n\n"))
     })?;

@@ -4,14 +4,12 @@
 use gemma4c_blocks::{DType, Scale};
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 
-use super::Bench;
 use super::quantise::{Int8, activations, with_fine_codes};
+use crate::kernels::NORM_EPSILON;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::LaunchShape;
 use crate::kernels::matvec::{Product, Prologue, slots};
-use crate::kernels::shapes::NORM_EPSILON;
 use crate::kernels::streams::{Content, Repacked, Stream, streams};
-use crate::measured::H200;
 
 /// Random streams of a matrix: any codes, scales of a sane size (2^-8 to 2^-7, either sign). Fast enough for a real one.
 pub fn random_streams(dtype: DType, rows: usize, k: usize, seed: u64) -> Vec<(Stream, Vec<u8>)> {
@@ -416,50 +414,4 @@ pub fn fusions() -> Vec<Case> {
         products.into_iter().map(|product| Problem::new(product).fast(shape(8, 2, 2, 2, 2))).collect();
     cases.push(Problem::new(geglu(of(DType::Q4_1, 128, Prologue::Int8))).plain());
     cases
-}
-
-/// Products of E4B and 31B in the most common types. The larger ones take hundreds of megabytes.
-pub fn benches() -> Box<dyn Iterator<Item = Bench>> {
-    let shapes = bench_shapes().into_iter().map(|(shape, product)| {
-        let launch = product.shape_on(Some(&H200));
-        let instance = product.instance(launch).expect("a shape that fits the kernel");
-        let (rows, k) = (product.rows() as usize, product.k as usize);
-        let mut case = Case::new(shape.clone(), instance).grid([launch.blocks, 1, 1]);
-        for (stream, bytes) in random_streams(product.dtype, rows, k, k as u64) {
-            let param = if stream.name == "codes" { "codes".to_owned() } else { format!("side_{}", stream.name) };
-            case = case.buffer(&param, Data::new(stream.element(), bytes));
-        }
-        let case = Layer::random(k).give(&product, case).scalar("rows", product.outputs).expect(
-            "out",
-            vec![0.0f32; product.outputs as usize],
-            Bound::Exact,
-        );
-        Bench { shape, weights: product.dtype.to_string(), case, flops: None }
-    });
-    Box::new(shapes)
-}
-
-/// The products that are timed, by name.
-pub fn bench_shapes() -> Vec<(String, Product)> {
-    // (model, product, outputs, width, two rows an output)
-    let shapes = [
-        ("E4B", "q, k, v", 3072, 2560, false),
-        ("E4B", "gate, up", 10240, 2560, true),
-        ("E4B", "down", 2560, 10240, false),
-        ("E4B", "out", 2560, 2048, false),
-        ("E4B", "head", 262_144, 2560, false),
-        ("31B", "q, k, v", 16384, 5376, false),
-        ("31B", "gate, up", 21504, 5376, true),
-        ("31B", "down", 5376, 21504, false),
-        ("31B", "out", 5376, 8192, false),
-        ("31B", "head", 262_144, 5376, false),
-    ];
-    let mut named = Vec::new();
-    for (model, name, outputs, k, geglu) in shapes {
-        for dtype in [DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q6K] {
-            let product = Product { geglu, ..Product::new(dtype, outputs, k, Prologue::Int8) };
-            named.push((format!("{model} {name}, {} x {k}", product.rows()), product));
-        }
-    }
-    named
 }

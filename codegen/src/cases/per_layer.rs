@@ -7,12 +7,12 @@ use super::gather::{elements, table};
 use super::geglu;
 use super::matvec::{Layer, gelu, oracle, random_streams, rounded};
 use super::norm::normed;
+use crate::kernels::NORM_EPSILON;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::{Product, Prologue};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::per_layer;
 use crate::kernels::per_layer::step::Step;
-use crate::kernels::shapes::NORM_EPSILON;
 use crate::kernels::streams::Repacked;
 
 fn inputs(dtype: DType, dim: usize, layers: usize, tokens: &[u32]) -> Case {

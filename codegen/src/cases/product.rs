@@ -6,7 +6,6 @@ use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
 
 use super::matvec::random_streams;
 use super::{grouped, wide};
-use crate::kernels::matvec::TUNED_MULTIPROCESSORS;
 use crate::kernels::matvec::slots::then_add;
 use crate::kernels::product::{Product, Tile, round_rows_instance};
 use crate::kernels::streams::Repacked;
@@ -127,31 +126,6 @@ pub fn first_rows() -> Vec<Case> {
     let product = Product { dtype: DType::Q6K, k: 256, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
     let case = |rows, tile| Problem::new(product.clone(), 19, [rows, rows]).case(Some(tile));
     vec![case(1, Tile::SMALL), case(20, Tile::SMALL), case(2, Tile::MEDIUM), case(3, Tile::LARGE)]
-}
-
-/// A launch to be timed, and its tile. Random bytes repeat after a while: making them must not take longer than timing them.
-pub fn launch(dtype: DType, rows: u32, outputs: u32, k: u32) -> (Case, Tile) {
-    const RANDOM_ROWS: u32 = 256;
-    let product = Product { dtype, k, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
-    let tile = Tile::choose(rows, outputs, TUNED_MULTIPROCESSORS);
-    let mut case = Case::new("timed", product.instance(tile).expect("a shape that fits the kernel"));
-    for (stream, bytes) in random_streams(dtype, RANDOM_ROWS as usize, k as usize, k.into()) {
-        let param = if stream.name == "codes" { "codes".to_owned() } else { format!("side_{}", stream.name) };
-        let mut repeated = bytes.repeat(outputs.div_ceil(RANDOM_ROWS) as usize);
-        repeated.truncate(bytes.len() / RANDOM_ROWS as usize * outputs as usize);
-        case = case.buffer(&param, Data::new(stream.element(), repeated));
-    }
-    let x = Random::new(k.into()).floats((rows * k) as usize, -1.0, 1.0);
-    let case = case
-        .grid(tile.grid(rows, outputs))
-        .buffer("x", x.into_iter().map(BF16::from_f32).collect::<Vec<_>>())
-        .buffer("groups", Vec::<U32x4>::new())
-        .buffer("order", Vec::<u32>::new())
-        .buffer("state", vec![0, rows, 0])
-        .scalar("outputs", outputs)
-        .scalar("k", k)
-        .expect("out", vec![0.0f32; (rows * outputs) as usize], Bound::Exact);
-    (case, tile)
 }
 
 /// f32 to bf16: ties, signs, and a grid that goes round.

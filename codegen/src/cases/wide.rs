@@ -4,10 +4,8 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
 
-use super::Bench;
 use super::geglu::gelu;
 use super::matvec::random_streams;
-use crate::arch::Arch;
 use crate::kernels::matvec::slots::then_add;
 use crate::kernels::product::wide::{Wide, WideTile};
 use crate::kernels::product::widen;
@@ -167,79 +165,3 @@ pub fn first_rows() -> Vec<Case> {
     let of = |(rows, tile)| Problem::new(plain(ElementType::F32), 20, 448, [rows, rows]).case(tile);
     [1, 2, 3, 70, 9, 5, 66, 4].into_iter().zip(WideTile::ALL).map(of).collect()
 }
-
-/// Products of E4B and 31B at two sizes of chunk: over repacked Q8_0 weights, then over bf16 ones in the tiles that are worth
-/// a try. The one that a plan would choose is marked.
-pub fn benches() -> Box<dyn Iterator<Item = Bench>> {
-    let of = |BenchShape { name, wide, rows, outputs, k }: BenchShape| {
-        let chosen = wide.choose(rows, outputs, k, Arch::Sm90a);
-        let matrix_rows = wide.matrix_rows(outputs);
-        let flops = Some(2 * u64::from(rows) * u64::from(matrix_rows) * u64::from(k));
-        let (case, tile) = super::product::launch(DType::Q8_0, rows, matrix_rows, k);
-        let weights = format!("Q8_0, {} x {}", tile.rows, tile.columns);
-        let repacked = Bench { shape: name.clone(), weights, case, flops };
-        let tried = WideTile::ALL.into_iter().filter(move |tile| tile.warpgroups == 2 || chosen == Some(*tile));
-        let bf16 = tried.map(move |tile| {
-            let mark = if chosen == Some(tile) { " *" } else { "" };
-            let case = launch(&wide, tile, rows, outputs, k);
-            let weights = format!("bf16, {} x {}{mark}", tile.rows(), tile.columns);
-            Bench { shape: name.clone(), weights, case, flops }
-        });
-        std::iter::once(repacked).chain(bf16)
-    };
-    Box::new(bench_shapes().into_iter().flat_map(of))
-}
-
-/// A launch to be timed. Random values repeat after a while: making them must not take longer than timing them.
-fn launch(wide: &Wide, tile: WideTile, rows: u32, outputs: u32, k: u32) -> Case {
-    let some = Data::from(random_bf16(&mut Random::new(k.into()), 1 << 20, 1.0));
-    let values = |rows: u32| {
-        let bytes = rows as usize * k as usize * 2;
-        let mut repeated = some.bytes().repeat(bytes.div_ceil(some.bytes().len()));
-        repeated.truncate(bytes);
-        Data::new(ElementType::BF16, repeated)
-    };
-    let results = rows as usize * outputs as usize;
-    Case::new("timed", wide.instance(tile).expect("a tile that fits the kernel"))
-        .grid(wide.grid(tile, rows, outputs))
-        .buffer("weights", values(wide.matrix_rows(outputs)))
-        .buffer("x", values(rows))
-        .buffer("groups", Vec::<U32x4>::new())
-        .buffer("order", Vec::<u32>::new())
-        .buffer("state", vec![0, rows, 0])
-        .scalar("outputs", outputs)
-        .scalar("k", k)
-        .expect("out", Data::new(wide.out, vec![0; results * wide.out.size()]), Bound::Exact)
-}
-
-/// A product to be timed.
-struct BenchShape {
-    name: String,
-    wide: Wide,
-    rows: u32,
-    outputs: u32,
-    k: u32,
-}
-
-fn bench_shapes() -> Vec<BenchShape> {
-    let mut shapes = Vec::new();
-    for rows in [512, 2048] {
-        for (product, outputs, k, geglu) in MODEL_PRODUCTS {
-            let wide = if geglu { Wide { geglu, ..plain(ElementType::BF16) } } else { plain(ElementType::F32) };
-            shapes.push(BenchShape { name: format!("{product}, {rows} rows"), wide, rows, outputs, k });
-        }
-    }
-    shapes
-}
-
-/// (model and product, outputs that are stored, values of a row, gated)
-const MODEL_PRODUCTS: [(&str, u32, u32, bool); 8] = [
-    ("E4B q, k, v", 3072, 2560, false),
-    ("E4B gate, up", 10240, 2560, true),
-    ("E4B down", 2560, 10240, false),
-    ("E4B out", 2560, 2048, false),
-    ("31B q, k, v", 16384, 5376, false),
-    ("31B gate, up", 21504, 5376, true),
-    ("31B down", 5376, 21504, false),
-    ("31B out", 5376, 8192, false),
-];

@@ -4,7 +4,7 @@ use gemma4c_dsl::ElementType;
 use gemma4c_graph::{CacheId, Elem, Group, Heads, NodeId, Op};
 use gemma4c_plan::cuda::{Form, KvType, Range, Region};
 
-use super::choice::{self, Choice};
+use super::choice::Choice;
 use super::launch::Arg;
 use super::phase::{PhaseBuilder, Work, int8_arguments};
 use super::{LowerError, Pass};
@@ -12,7 +12,6 @@ use crate::kernels::attention::Attention;
 use crate::kernels::attention::step::StepOut;
 use crate::kernels::heads;
 use crate::kernels::outputs::Outputs;
-use crate::measured::Question;
 
 impl PhaseBuilder<'_, '_> {
     pub fn kv_element(&self) -> ElementType {
@@ -173,15 +172,20 @@ impl PhaseBuilder<'_, '_> {
         }
         let bytes = self.visible_bytes(cache);
         let work = Work { bytes, flops: bytes / self.common.kv.bytes() * layer.group as u64 * 2 };
-        let why = format!("one row: heads, {} splits of the keys and their merge in one launch", layer.splits());
-        let lost = choice::lost(self.common.measured, Question::AttentionLaunches, "three launches");
-        let why = Choice::because(why).over(lost);
+        let merge = match layer.peers() {
+            1 if layer.splits() == 1 => "no merge".to_owned(),
+            1 => "merged through memory".to_owned(),
+            peers => format!("merged in clusters of {peers} blocks"),
+        };
+        let (splits, keys) = (layer.splits(), layer.segment());
+        let why = format!("one row: heads, {splits} splits of {keys} keys at a time, {merge}: one launch");
+        let why = Choice::because(why).over("three launches: heads, splits, merge");
         let nodes = [&group.nodes[..], &[node]].concat();
-        self.common.tally.applied(Pass::AttentionStep);
+        self.applied(Pass::AttentionStep, group);
         match layer.peers() {
             1 if layer.splits() > 1 => self.refused(Pass::Clusters, group, "the GPU has none, or none so large"),
             1 => self.refused(Pass::Clusters, group, "one block sees all"),
-            _ => self.common.tally.applied(Pass::Clusters),
+            _ => self.applied(Pass::Clusters, group),
         }
         self.launch(layer.step(of.kv.is_some(), out)?, layer.step_grid(), &arguments, &nodes, work, why)?;
         self.leaves(node, form, result);

@@ -71,7 +71,7 @@ impl PhaseBuilder<'_, '_> {
         else {
             return Ok(());
         };
-        self.common.tally.applied(Pass::Mixtures);
+        self.applied(Pass::Mixtures, &router_group);
         self.mark_done(entry.router);
         self.mark_done(entry.expert_norm);
         let rows = self.rows_of(group);
@@ -124,7 +124,10 @@ impl PhaseBuilder<'_, '_> {
             "expert_xsum",
         ];
         let arguments = unused.into_iter().map(|name| (name, Arg::Unused)).chain([("x", x)]).collect();
-        let why = "what comes before it is not a norm for it and its experts";
+        let why = match self.common.mixes {
+            true => "what comes before it is not a norm for it and its experts",
+            false => "the pass that joins it with what comes before is switched off",
+        };
         self.refused(Pass::Mixtures, group, why);
         self.route(group, of, None, arguments, &group.nodes, why.into())
     }
@@ -184,9 +187,10 @@ impl PhaseBuilder<'_, '_> {
         let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
         let output = group.nodes[group.nodes.len() - 1];
         let beside = Beside { input: of.input, output, nodes: group.nodes.clone(), matrix };
-        self.common.tally.applied(Pass::Mixtures);
         self.mark_done(at);
         let experts = self.groups[at].clone();
+        self.applied(Pass::Mixtures, &experts);
+        self.count_int8(&beside.nodes, beside.matrix.dtype);
         match experts.kind {
             Kind::ExpertGateUp { weight, input, routing } => {
                 self.expert_gate_up(&experts, weight, input, routing, Some(beside))?;
@@ -258,7 +262,7 @@ impl PhaseBuilder<'_, '_> {
         let from = if format(matrix.dtype).integer && is_int8 { Activations::Int8 } else { Activations::F32 };
         let dense = beside.as_ref().map_or(0, |beside| (beside.matrix.rows / 2) as u32);
         let kind = GateUp { dtype: matrix.dtype, hidden, k: matrix.k, top, from, dense };
-        self.count_int8(group, &matrix);
+        self.count_int8(&group.nodes, matrix.dtype);
         let mut arguments = matrix.arguments();
         let names = ["arrive_x", "arrive_xq", "arrive_xscale", "arrive_xsum"];
         self.arrive(input, from, rows as u64 * matrix.k as u64, names, &mut arguments)?;
@@ -307,7 +311,7 @@ impl PhaseBuilder<'_, '_> {
             Some(weight) => self.common.weights.floats(weight)?,
             None => self.common.weights.constant("an expert's factor", vec![1.0; experts as usize]),
         };
-        self.count_int8(group, &matrix);
+        self.count_int8(&group.nodes, matrix.dtype);
         let mut arguments = matrix.arguments();
         let out = self.make(node, Form::F32, rows);
         arguments.extend([
@@ -362,6 +366,7 @@ impl PhaseBuilder<'_, '_> {
         let nodes = [beside.map_or(&[][..], |beside| &beside.nodes[..]), &group.nodes[..]].concat();
         let why = match beside {
             Some(_) => Choice::because("one row: the chosen experts and the dense half").over("a launch each"),
+            None if !self.common.mixes => "one row: the chosen experts".into(),
             None => "one row: the chosen experts; no dense half of the same type and shape is ready with them".into(),
         };
         self.launch(instance, grid, arguments, &nodes, work, why)

@@ -14,6 +14,7 @@ use gemma4c_plan::cuda::Form;
 use super::choice::Choice;
 use super::launch::Arg;
 use super::phase::{PhaseBuilder, Work};
+use super::products::EVERY_PRODUCT;
 use super::{LowerError, Pass};
 use crate::arch::Arch;
 use crate::kernels::moe::group::Grouping;
@@ -68,7 +69,6 @@ impl PhaseBuilder<'_, '_> {
     ) -> Result<(), LowerError> {
         let node = group.nodes[group.nodes.len() - 1];
         let (rows, (_, top)) = (self.rows, self.experts(routing));
-        self.common.tally.applied(Pass::Int8);
         let x = self.form(group, input, Form::BF16)?.start;
         let of = ExpertProduct { weight, routing, x, share: top };
         let all = self.graph().weight(weight).dim(1) as u32;
@@ -97,7 +97,6 @@ impl PhaseBuilder<'_, '_> {
     ) -> Result<(), LowerError> {
         let (down, node) = (group.nodes[0], group.nodes[group.nodes.len() - 1]);
         let rows = self.rows;
-        self.common.tally.applied(Pass::Int8);
         let x = self.form(group, input, Form::BF16)?.start;
         let of = ExpertProduct { weight, routing, x, share: 1 };
         let plain = Wide { out: ElementType::F32, geglu: false, pairs: 1, epilogue: Vec::new() };
@@ -156,7 +155,9 @@ impl PhaseBuilder<'_, '_> {
         let (k, all) = (w.dim(0) as u32, w.dim(1) as u32);
         let outputs = if wide.geglu { all / 2 } else { all };
         if let Err(why) = self.common.wide_experts {
-            self.common.tally.refused(Pass::Bf16Copies, "all experts of many rows".into(), why);
+            // Where no product has them, experts are not another refusal.
+            let all = if self.common.wide.is_err() { EVERY_PRODUCT } else { "all experts of many rows" };
+            self.common.tally.refused(Pass::Bf16Copies, vec![all.into()], why);
             return Ok(None);
         }
         let height = if pairs <= experts * MOST_FOR_ONE_WARPGROUP { 64 } else { 128 };
@@ -166,7 +167,7 @@ impl PhaseBuilder<'_, '_> {
             self.refused(Pass::Bf16Copies, group, "its sizes are no multiples of what they take");
             return Ok(None);
         };
-        self.common.tally.applied(Pass::Bf16Copies);
+        self.applied(Pass::Bf16Copies, group);
         let copy = self.common.weights.rounded(&[of.weight], &mut self.common.kernels)?;
         let sorted = self.sorted(group, of.routing, height)?;
         let out = make(self);

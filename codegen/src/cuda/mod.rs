@@ -9,7 +9,7 @@
 //! - `weights` places weights in the layouts those kernels read, `launch` turns named arguments into launches;
 //! - `build` compiles the instances.
 //!
-//! The choice of a kernel is a function of the group, the rows, the types, the options and what was measured on the plan's GPUs
+//! The choice of a kernel is a function of the group, the rows, the types, the options, and rules whose constants were measured
 //! ([`crate::measured`]). `choice` puts it into words: a reason and a runner-up for every step. Nothing here needs a GPU.
 
 mod attention;
@@ -28,7 +28,7 @@ mod singles;
 mod tally;
 mod weights;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::{Instance, InstanceError};
@@ -41,7 +41,6 @@ use gemma4c_plan::{Program, ValueIndex};
 
 use crate::arch::Arch;
 use crate::kernels::sample::{MOST_KEPT, Picker};
-use crate::measured::Measured;
 use launch::{Arg, Kernels, NOTHING, bind};
 use phase::PhaseBuilder;
 pub use tally::Pass;
@@ -120,8 +119,6 @@ pub struct Common<'a> {
     wide: Result<(), &'static str>,
     /// By copies of the experts too, which are many times larger; or why it does not.
     wide_experts: Result<(), &'static str>,
-    /// What was measured on the plan's GPUs.
-    measured: Option<&'static Measured>,
     tally: Tally,
     /// Shared memory that a block may have on every architecture of the plan.
     shared_bytes: usize,
@@ -280,7 +277,6 @@ fn lower_with(
         mixes: !off("mixtures"),
         wide: copies(&[Copies::All, Copies::NoExperts]),
         wide_experts: copies(&[Copies::All]),
-        measured: Measured::find(&options.architectures),
         tally: Tally::new(&options.disabled),
         shared_bytes: shared.unwrap_or(48 * 1024),
         cluster: cluster.unwrap_or(1),
@@ -300,13 +296,16 @@ fn lower_with(
     let mut reports: Vec<Report> = Vec::new();
     // The picks' scratch lies behind the fixed places, before the phases' values.
     let (pick_largest, pick_sampled, base) = picks(&mut common, vocabulary, pick_base)?;
-    for (goal, rows) in std::iter::once((Goal::Decode, 1)).chain(ladder.iter().map(|rows| (Goal::Prefill, *rows))) {
+    // All of prefill's phases are lowered from the same groups.
+    for (goal, of_rows) in [(Goal::Decode, &[1][..]), (Goal::Prefill, &ladder)] {
         let (fused, report) = passes::fuse(graph, goal, &options.disabled);
-        let mut builder = PhaseBuilder::new(&mut common, &fused, rows);
-        let asked_from = builder.lower()?;
-        phases.push(builder.finish(name_of(rows), asked_from, base)?);
-        common.tally.end_phase();
         merge_reports(&mut reports, report);
+        for &rows in of_rows {
+            let mut builder = PhaseBuilder::new(&mut common, &fused, rows);
+            let asked_from = builder.lower()?;
+            phases.push(builder.finish(name_of(rows), asked_from, base)?);
+            common.tally.end_phase();
+        }
     }
     let arena = phases.iter().map(|phase: &Phase| phase.arena_bytes).max().unwrap_or(base);
     let memory = Memory { weights: common.weights.device_bytes, kv, arena, host: common.weights.host_bytes };
@@ -371,19 +370,30 @@ fn fixed(argument: &Arg) -> Argument {
     }
 }
 
-/// The reports of decode and prefill as one: a refusal of both is said once.
+/// The reports of decode and prefill as one. A node counts once: what one of them merged the other did not refuse, and what both refuse is
+/// one refusal, whatever the reasons.
 fn merge_reports(all: &mut Vec<Report>, more: Vec<Report>) {
     if all.is_empty() {
         *all = more;
         return;
     }
     for (known, new) in all.iter_mut().zip(more) {
-        known.log.applied = known.log.applied.max(new.log.applied);
-        for refusal in new.log.refused {
-            if !known.log.refused.contains(&refusal) {
-                known.log.refused.push(refusal);
+        let log = &mut known.log;
+        log.applied = log.applied.max(new.log.applied);
+        log.merged.extend(new.log.merged);
+        for (node, reason) in new.log.refused {
+            match log.refused.iter_mut().find(|(known, _)| *known == node) {
+                Some((_, said)) if *said == reason => {}
+                Some((_, said)) => *said += &format!("; in prefill: {reason}"),
+                None => log.refused.push((node, reason)),
             }
         }
+        let merged: HashSet<&String> = log.merged.iter().collect();
+        let applied = log.applied > 0;
+        log.refused.retain(|(node, _)| match node.as_str() {
+            passes::WHOLE_GRAPH => !applied,
+            _ => !merged.contains(node),
+        });
     }
 }
 

@@ -14,8 +14,8 @@ use crate::kernels::outputs::Outputs;
 type Named = Vec<(&'static str, Arg)>;
 
 impl PhaseBuilder<'_, '_> {
-    /// One launch: the residual stream, and the norm in every form that is wanted.
-    pub fn norm(&mut self, group: &Group, of: &Norm) -> Result<(), LowerError> {
+    /// One launch: the residual, and the norm in every form that is wanted. `why` is why no product computes it.
+    pub fn norm(&mut self, group: &Group, of: &Norm, why: &str) -> Result<(), LowerError> {
         let rows = self.rows_of(group);
         let target = of.next.map(|(node, _)| node).or(of.residual.map(|r| r.sum));
         let Some(target) = target else { return Ok(()) };
@@ -34,7 +34,6 @@ impl PhaseBuilder<'_, '_> {
         };
         outputs.push(("epsilon", Arg::F32(of.eps)));
         let bytes = rows as u64 * width as u64 * 12;
-        let why = if self.is_one_row(group) { "its readers are not all products" } else { "many rows: written once" };
         let why = Choice::because(why).over("in every block of the products that read it");
         match stream {
             None => {

@@ -3,12 +3,11 @@
 use gemma4c_graph::{Epilogue, Group, Kind, NodeId, Norm, Op, Product, Residual};
 use gemma4c_plan::cuda::Form;
 
-use super::choice::{self, Choice};
+use super::choice::Choice;
 use super::launch::Arg;
 use super::phase::{PhaseBuilder, Work};
 use super::{LowerError, Pass};
 use crate::kernels::per_layer::step::{MOST_PEERS, Step};
-use crate::measured::Question;
 
 impl PhaseBuilder<'_, '_> {
     /// The gate, which computes the residual before it itself, and the projection after it, if they can be one launch; `false` where
@@ -46,8 +45,8 @@ impl PhaseBuilder<'_, '_> {
 
         let gate_matrix = self.common.weights.matrix(&[gate_weight], &mut self.common.kernels)?;
         let matrix = self.common.weights.matrix(&[weight], &mut self.common.kernels)?;
-        self.count_int8(group, &gate_matrix);
-        self.count_int8(group, &matrix);
+        self.count_int8(&group.nodes, gate_matrix.dtype);
+        self.count_int8(&[projection], matrix.dtype);
         let mut arguments = matrix.arguments();
         arguments.extend(gate_matrix.arguments().into_iter().map(|(name, argument)| (gates_own(name), argument)));
         let out = self.make(projection, Form::F32, 1);
@@ -63,12 +62,11 @@ impl PhaseBuilder<'_, '_> {
         let (width, bytes) = (step.width as u64, gate_matrix.bytes() + matrix.bytes());
         let work = Work { bytes: bytes + width * 8, flops: 4 * width * step.inputs as u64 };
         let why = format!("one row: gate and projection in a cluster of {} blocks", step.peers);
-        let lost = choice::lost(self.common.measured, Question::PerLayerBlocks, "two launches");
-        let why = Choice::because(why).over(lost);
+        let why = Choice::because(why).over("two launches");
         self.launch(step.instance()?, step.grid(), &arguments, &nodes, work, why)?;
         self.leaves(residual.sum, Form::F32, stream);
         self.leaves(projection, Form::F32, out);
-        self.common.tally.applied(Pass::PerLayerStep);
+        self.applied(Pass::PerLayerStep, group);
         if let Some(at) = self.groups.iter().position(|group| group.nodes.contains(&projection)) {
             self.mark_done(at);
         }

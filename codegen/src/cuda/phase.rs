@@ -114,9 +114,9 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
                 (None, Ok(products)) if one_row => self.absorbed_norm(group, norm, &products),
                 (None, Err(why)) if one_row => {
                     self.refused(Pass::AbsorbNorms, group, why);
-                    self.norm(group, norm)
+                    self.norm(group, norm, why)
                 }
-                _ => self.norm(group, norm),
+                _ => self.norm(group, norm, "many rows: written once"),
             },
             Kind::Heads(heads) => {
                 let before = self.common.tally.count(Pass::AttentionStep);
@@ -132,10 +132,20 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         }
     }
 
-    /// Says that a choice of the lowering did not apply to a group.
+    /// Says that a choice of the lowering applied to a group.
+    pub fn applied(&mut self, pass: Pass, group: &Group) {
+        let values = self.names(&group.nodes);
+        self.common.tally.applied(pass, values);
+    }
+
+    /// Says that it did not.
     pub fn refused(&mut self, pass: Pass, group: &Group, why: &str) {
-        let node = self.graph().full_name(group.nodes[group.nodes.len() - 1]);
-        self.common.tally.refused(pass, node, why);
+        let values = self.names(&group.nodes);
+        self.common.tally.refused(pass, values, why);
+    }
+
+    pub fn names(&self, nodes: &[NodeId]) -> Vec<String> {
+        nodes.iter().map(|node| self.graph().full_name(*node)).collect()
     }
 
     fn is_asked(&self, group: &Group) -> bool {
@@ -307,7 +317,10 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
 
     /// The groups that a norm's result goes to, if all of them are products of it that can run right away; else why not.
     fn absorbers(&self, group: &Group, norm: &Norm) -> Result<Vec<usize>, &'static str> {
-        if self.common.exact || !self.common.absorbs {
+        if !self.common.absorbs {
+            return Err("the pass that leaves it to products is switched off");
+        }
+        if self.common.exact {
             return Err("products of unrounded activations compute no norm");
         }
         let target = match (norm.next, norm.residual) {

@@ -1,5 +1,6 @@
 //! Matrix products: for one row over streams, with the norm before them and what follows them; for many rows on tensor cores.
 
+use gemma4c_blocks::DType;
 use gemma4c_dsl::ElementType;
 use gemma4c_graph::{Epilogue, Group, NodeId, Norm, Op, Product, WeightId};
 use gemma4c_plan::cuda::Form;
@@ -16,7 +17,9 @@ use crate::kernels::outputs::Outputs;
 use crate::kernels::product::wide::Wide;
 use crate::kernels::product::{self, Tile};
 use crate::kernels::{geglu, per_layer};
-use crate::measured::Question;
+
+/// What bf16 copies are refused at where there are none at all.
+pub const EVERY_PRODUCT: &str = "all products of many rows";
 
 /// The weights of a prologue without norms.
 const NO_NORMS: [(&str, Arg); 4] = [
@@ -66,7 +69,7 @@ impl PhaseBuilder<'_, '_> {
         if !matrix.k.is_multiple_of(32) {
             return Err(self.no_kernel(group, &matrix, "rows are not whole groups of 32 values"));
         }
-        self.count_int8(group, &matrix);
+        self.count_int8(&group.nodes, matrix.dtype);
         let mut arguments = matrix.arguments();
         let unbounded = self.is_unbounded(of.input);
         let prologue = match norm {
@@ -91,14 +94,13 @@ impl PhaseBuilder<'_, '_> {
             scaled: norm.is_some_and(|(norm, _)| norm.residual.is_some_and(|r| r.scale.is_some())),
             branches: norm.is_some_and(|(norm, _)| norm.residual.is_some_and(|r| r.branch.is_some())),
             unbounded,
-            epsilon: norm.map_or(crate::kernels::shapes::NORM_EPSILON, |(norm, _)| norm.eps),
+            epsilon: norm.map_or(crate::kernels::NORM_EPSILON, |(norm, _)| norm.eps),
             epilogue,
             ..matvec::Product::new(matrix.dtype, outputs, matrix.k, prologue)
         };
-        let (shape, mut why) = choice::product(&choice, self.common.measured);
+        let (shape, mut why) = choice::product(&choice);
         if norm.is_some() {
-            let lost = choice::lost(self.common.measured, Question::Norms, "a launch of its own");
-            why.reason += &format!("; the norm before it in every block, instead of {lost}");
+            why.reason += "; every block computes the norm before it, which is a launch less";
         }
         let out = self.product_output(group, of, outputs, 1);
         arguments.extend([("out", out), ("rows", Arg::U32(outputs))]);
@@ -113,11 +115,14 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
-    /// Counts a product whose activations are rounded, or says why they are not.
-    pub fn count_int8(&mut self, group: &Group, matrix: &Matrix) {
-        match format(matrix.dtype).integer {
-            true => self.common.tally.applied(Pass::Int8),
-            false => self.refused(Pass::Int8, group, "its weights are floats: so are a row's activations"),
+    /// Counts a row's product whose activations are rounded to 8 bits, or says why they are not.
+    pub fn count_int8(&mut self, nodes: &[NodeId], dtype: DType) {
+        let values = self.names(nodes);
+        match format(dtype).integer {
+            true => self.common.tally.applied(Pass::Int8, values),
+            false => {
+                self.common.tally.refused(Pass::Int8, values, "its weights are floats: so are a row's activations")
+            }
         }
     }
 
@@ -164,12 +169,12 @@ impl PhaseBuilder<'_, '_> {
     }
 
     /// A norm whose readers are products of one row: they compute it themselves, and the first leaves the residual stream.
-    pub fn absorbed_norm(&mut self, _: &Group, norm: &Norm, products: &[usize]) -> Result<(), LowerError> {
+    pub fn absorbed_norm(&mut self, group: &Group, norm: &Norm, products: &[usize]) -> Result<(), LowerError> {
         let stream = match norm.residual {
             Some(residual) => self.make(residual.sum, Form::F32, 1),
             None => Arg::Unused,
         };
-        self.common.tally.applied(Pass::AbsorbNorms);
+        self.applied(Pass::AbsorbNorms, group);
         for &at in products {
             self.mark_done(at);
             let group = self.groups[at].clone();
@@ -276,7 +281,6 @@ impl PhaseBuilder<'_, '_> {
         if self.common.exact {
             return self.exact_product(group, of);
         }
-        self.common.tally.applied(Pass::Int8);
         let x = self.form(group, of.input, Form::BF16)?;
         let (rows, state) = (self.rows, self.state(group));
         let weights = self.weights_of(of);
@@ -290,7 +294,7 @@ impl PhaseBuilder<'_, '_> {
                 }
             },
             Err(why) => {
-                self.common.tally.refused(Pass::Bf16Copies, "all products of many rows".into(), why);
+                self.common.tally.refused(Pass::Bf16Copies, vec![EVERY_PRODUCT.into()], why);
                 why
             }
         };
@@ -378,7 +382,7 @@ impl PhaseBuilder<'_, '_> {
         };
         let stored = if gated { outputs } else { all as u32 };
         let Some(tile) = kind.choose(rows, stored, k, Arch::Sm90a) else { return Ok(false) };
-        self.common.tally.applied(Pass::Bf16Copies);
+        self.applied(Pass::Bf16Copies, group);
         let copy = self.common.weights.rounded(weights, &mut self.common.kernels)?;
         let node = group.nodes[group.nodes.len() - 1];
         let plain = Product { geglu: false, epilogue: Vec::new(), ..of.clone() };

@@ -1,4 +1,8 @@
 //! What the lowering's own passes did: how often each applied, and where it did not and why, as the graph's passes report it.
+//!
+//! A value counts once: a pass has applied to it, in whatever phase, or was refused at it, for the first reason it met.
+
+use std::collections::HashSet;
 
 use gemma4c_plan::cuda::{PassReport, Refusal};
 
@@ -40,7 +44,7 @@ impl Pass {
     pub const fn about(self) -> &'static str {
         match self {
             Pass::Int8 => {
-                "products over repacked weights with 8-bit or bf16 activations; without it, all in f32 from the file's blocks"
+                "a row's products with 8-bit activations, over repacked weights; without it every product, prefill's too, is in f32 from the file's blocks"
             }
             Pass::AbsorbNorms => "decode: a product computes the norm before it itself",
             Pass::AttentionStep => {
@@ -72,6 +76,10 @@ struct Count {
     /// In this phase, and in the phase where it was most.
     now: u32,
     most: u32,
+    /// The values it applied to, in whatever phase.
+    applied: HashSet<String>,
+    /// Those of all groups that it was refused at.
+    refused_at: HashSet<String>,
     refused: Vec<Refusal>,
 }
 
@@ -89,16 +97,21 @@ impl Tally {
         self.counts[pass as usize].now
     }
 
-    pub fn applied(&mut self, pass: Pass) {
-        self.counts[pass as usize].now += 1;
+    /// Counts a group of values that it applied to.
+    pub fn applied(&mut self, pass: Pass, values: Vec<String>) {
+        let count = &mut self.counts[pass as usize];
+        count.now += 1;
+        count.applied.extend(values);
     }
 
-    /// Says where it could have applied and did not. What several phases refuse is said once; a pass that is off refuses nothing.
-    pub fn refused(&mut self, pass: Pass, node: String, reason: &str) {
+    /// Says of a group of values, by its last one, that it could have applied and did not. What several phases refuse is said once, also
+    /// where a later one has cut the group in two; a pass that is off refuses nothing.
+    pub fn refused(&mut self, pass: Pass, values: Vec<String>, reason: &str) {
         let count = &mut self.counts[pass as usize];
-        let refusal = Refusal { node, reason: reason.to_owned() };
-        if !count.off && !count.refused.contains(&refusal) {
-            count.refused.push(refusal);
+        let Some(node) = values.last().cloned() else { return };
+        if !count.off && !count.refused_at.contains(&node) {
+            count.refused.push(Refusal { node, reason: reason.to_owned() });
+            count.refused_at.extend(values);
         }
     }
 
@@ -114,7 +127,37 @@ impl Tally {
             about: pass.about().to_owned(),
             enabled: !count.off,
             applied: count.most,
-            refused: count.refused.clone(),
+            refused: count.refused.iter().filter(|refusal| !count.applied.contains(&refusal.node)).cloned().collect(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| name.to_string()).collect()
+    }
+
+    /// What one phase does to a value is not counted again, nor counted against what another phase does.
+    #[test]
+    fn a_value_counts_once() {
+        let mut tally = Tally::new(&["clusters".to_owned()]);
+        tally.applied(Pass::Int8, values(&["gate", "up"]));
+        tally.refused(Pass::Int8, values(&["q", "k"]), "floats");
+        tally.refused(Pass::Clusters, values(&["kv"]), "it is off");
+        tally.end_phase();
+        // The next phase has fewer, cuts a group in two, refuses for another reason, and refuses what was applied.
+        tally.refused(Pass::Int8, values(&["q"]), "floats");
+        tally.refused(Pass::Int8, values(&["q", "k"]), "too wide");
+        tally.refused(Pass::Int8, values(&["gate", "up"]), "many rows");
+        tally.refused(Pass::Int8, values(&["down"]), "floats");
+        tally.end_phase();
+        let reports: Vec<PassReport> = tally.reports().collect();
+        let of = |pass: Pass| &reports[pass as usize];
+        let refused: Vec<&str> = of(Pass::Int8).refused.iter().map(|refusal| refusal.node.as_str()).collect();
+        assert_eq!((of(Pass::Int8).applied, refused), (1, vec!["k", "down"]));
+        assert_eq!((of(Pass::Clusters).enabled, of(Pass::Clusters).refused.len()), (false, 0));
     }
 }

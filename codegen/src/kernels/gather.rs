@@ -32,9 +32,3 @@ pub fn instance(dtype: DType) -> Result<Instance, InstanceError> {
 pub fn grid(instance: &Instance, width: u32, rows: u32) -> [u32; 3] {
     [width.div_ceil(instance.block()), rows, 1]
 }
-
-/// One instance a type: widths are launch parameters.
-pub fn instances() -> Vec<(String, Instance)> {
-    let named = |dtype: DType| instance(dtype).map(|instance| (dtype.name().to_owned(), instance));
-    DType::ALL.into_iter().map(named).collect::<Result<_, _>>().expect("every type has its function")
-}

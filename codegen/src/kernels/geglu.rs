@@ -54,9 +54,3 @@ pub fn instance(outputs: Outputs) -> Result<Instance, InstanceError> {
 pub fn grid(instance: &Instance, width: u32, rows: u32) -> [u32; 3] {
     [width.div_ceil(instance.block() * 8), rows, 1]
 }
-
-pub fn instances() -> Vec<(String, Instance)> {
-    let kinds = [Outputs::FLOATS, Outputs::INT8, Outputs::BF16];
-    let built = kinds.map(|outputs| instance(outputs).map(|instance| (outputs.to_string(), instance)));
-    built.into_iter().collect::<Result<_, _>>().expect("128 threads are a block")
-}

@@ -8,8 +8,6 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{ElementType, Instance, InstanceError};
 
-use super::shapes::MODELS;
-
 /// Cosine (x) and sine (y), within 1.2e-7 for angles up to 2^24; the same bits everywhere, which the libraries' are not.
 /// The angle is first brought to an eighth turn around zero: the product with the first part of pi / 2 is exact there,
 /// and the two parts after it carry 48 more bits.
@@ -192,25 +190,4 @@ impl Heads {
     pub fn grid(self, rows: u32) -> [u32; 3] {
         [(self.q + 2 * self.kv).div_ceil(2), rows, 1]
     }
-}
-
-/// Both kinds of layer of the five models, with and without KV of their own.
-pub fn instances() -> Vec<(String, Instance)> {
-    let mut all = Vec::new();
-    for model in MODELS {
-        for (kind, heads) in model.kinds() {
-            let own = Heads { dim: heads.dim, q: model.q_heads, kv: heads.kv, cache: ElementType::F16 };
-            all.push((format!("{}, {kind}", model.name), own.instance()));
-            if model.shares_kv {
-                let shared = Heads { kv: 0, ..own };
-                all.push((format!("{}, {kind}, no KV of its own", model.name), shared.instance()));
-            }
-        }
-    }
-    for cache in [ElementType::BF16, ElementType::F32] {
-        let e4b = Heads { dim: 512, q: 8, kv: 2, cache };
-        all.push((format!("e4b, global, {} cache", cache.name().to_lowercase()), e4b.instance()));
-    }
-    let built = all.into_iter().map(|(label, instance)| instance.map(|instance| (label, instance)));
-    built.collect::<Result<_, _>>().expect("two warps are a block")
 }

@@ -1,7 +1,7 @@
 //! The kernel library: one family a file, the plain version of a kernel beside the fast one as its oracle.
 //!
-//! A family's row in [`FAMILIES`] is all that lists, snapshots, compiles, checks and measures its kernels. Which kernel a
-//! node gets is decided elsewhere; nothing here knows a graph, a plan or a GPU.
+//! A family's row in [`FAMILIES`] is all that lists, snapshots and checks its kernels. Which kernel a node gets, and so which instances
+//! there are, is decided elsewhere; nothing here knows a graph, a plan or a GPU.
 
 pub mod attention;
 pub mod gather;
@@ -20,7 +20,6 @@ pub mod quantise;
 pub mod repack;
 pub mod resources;
 pub mod sample;
-pub mod shapes;
 pub mod streams;
 pub mod values;
 
@@ -30,6 +29,9 @@ use gemma4c_dsl::{DeviceDef, Instance, KernelDef};
 use crate::cases;
 use crate::nvrtc::Source;
 
+/// The epsilon of the models' norms, for a product without one and for cases. A plan takes its own from the model file.
+pub const NORM_EPSILON: f32 = 1e-6;
+
 /// Kernels that do one job, and everything that is known of them.
 #[derive(Debug)]
 pub struct Family {
@@ -37,8 +39,6 @@ pub struct Family {
     /// One line: what the job is.
     pub about: &'static str,
     pub kernels: &'static [&'static KernelDef],
-    /// The instances that plans use, each under a label that is unique for its kernel. Empty: those of the cases.
-    instances: fn() -> Vec<(String, Instance)>,
     /// What the kernels must do, for every executor.
     pub cases: fn() -> Vec<Case>,
 }
@@ -49,14 +49,12 @@ pub static FAMILIES: &[Family] = &[
         name: "probe",
         about: "what this GPU's memory gives at best",
         kernels: &[probe::read_all::DEF],
-        instances: probe::instances,
         cases: cases::probe::cases,
     },
     Family {
         name: "gather",
         about: "embedding rows: gathered by token, decoded, scaled",
         kernels: &[gather::gather::DEF],
-        instances: gather::instances,
         cases: cases::gather::cases,
     },
     Family {
@@ -68,56 +66,48 @@ pub static FAMILIES: &[Family] = &[
             repack::repack_packed6::DEF,
             repack::repack_split6::DEF,
         ],
-        instances: repack::instances,
         cases: cases::repack::cases,
     },
     Family {
         name: "quantise",
         about: "activations to int8, 32 to a scale",
         kernels: &[quantise::quantise::DEF, quantise::quantise_plain::DEF],
-        instances: Vec::new,
         cases: cases::quantise::cases,
     },
     Family {
         name: "matvec",
         about: "decode's matrix-vector products over repacked weights, with prologue and epilogue",
         kernels: &[matvec::matvec::DEF, matvec::matvec_plain::DEF],
-        instances: matvec::instances,
         cases: cases::matvec::cases,
     },
     Family {
         name: "norm",
         about: "RMS norms of rows, with residual, layer scale, next norm and int8 outputs",
         kernels: &[norm::rms_norm::DEF, norm::residual_norm::DEF, norm::rms_norm_plain::DEF],
-        instances: norm::instances,
         cases: cases::norm::cases,
     },
     Family {
         name: "heads",
         about: "head norms of Q, K and V, RoPE, and the store into the cache",
         kernels: &[heads::heads::DEF],
-        instances: heads::instances,
         cases: cases::heads::cases,
     },
     Family {
         name: "geglu",
         about: "gelu(gate) * up over rows",
         kernels: &[geglu::geglu::DEF],
-        instances: geglu::instances,
         cases: cases::geglu::cases,
     },
     Family {
         name: "per_layer",
         about: "per-layer embeddings: the inputs of all layers at once",
         kernels: &[per_layer::per_layer_inputs::DEF, per_layer::step::per_layer_step::DEF],
-        instances: per_layer::instances,
         cases: cases::per_layer::cases,
     },
     Family {
         name: "sample",
         about: "argmax, and sampling by temperature, top-k and top-p",
         kernels: &[sample::pick::DEF, sample::argmax_plain::DEF],
-        instances: sample::instances,
         cases: cases::sample::cases,
     },
     Family {
@@ -130,7 +120,6 @@ pub static FAMILIES: &[Family] = &[
             product::wide::product_wide::DEF,
             product::widen::widen::DEF,
         ],
-        instances: product::instances,
         cases: cases::product::cases,
     },
     Family {
@@ -145,7 +134,6 @@ pub static FAMILIES: &[Family] = &[
             moe::down::expert_down_plain::DEF,
             moe::group::group_pairs::DEF,
         ],
-        instances: moe::instances,
         cases: cases::moe::cases,
     },
     Family {
@@ -159,7 +147,6 @@ pub static FAMILIES: &[Family] = &[
             attention::step::attention_step::DEF,
             attention::flash::attention_flash::DEF,
         ],
-        instances: attention::instances,
         cases: cases::attention::cases,
     },
     Family {
@@ -175,7 +162,6 @@ pub static FAMILIES: &[Family] = &[
             plain::experts::expert_product::DEF,
             plain::experts::expert_sum::DEF,
         ],
-        instances: plain::instances,
         cases: cases::plain::cases,
     },
 ];
@@ -206,19 +192,8 @@ pub fn source(instance: &Instance) -> Source {
 }
 
 impl Family {
-    /// The instances that plans use, kernel by kernel; where the family does not say, one for each that its cases use.
-    pub fn instances(&self) -> Vec<NamedInstance> {
-        let named = |(label, instance)| NamedInstance { label, instance };
-        let mut found: Vec<NamedInstance> = (self.instances)().into_iter().map(named).collect();
-        if found.is_empty() {
-            found = self.instances_of_cases();
-        }
-        found.sort_by_key(|named| self.kernels.iter().position(|kernel| *kernel == named.instance.def));
-        found
-    }
-
     /// The instances of the cases, each once, under what they choose.
-    fn instances_of_cases(&self) -> Vec<NamedInstance> {
+    pub fn instances_of_cases(&self) -> Vec<NamedInstance> {
         let mut found: Vec<NamedInstance> = Vec::new();
         for Case { instance, .. } in (self.cases)() {
             let shown = instance.to_string();
@@ -242,11 +217,10 @@ pub fn kernel(name: &str) -> Option<(&'static Family, &'static KernelDef)> {
     FAMILIES.iter().find_map(|family| Some((family, *family.kernels.iter().find(|kernel| kernel.name == name)?)))
 }
 
-/// The device functions that any instance or case reaches, each once, by name.
+/// The device functions that any case reaches, each once, by name.
 pub fn device_functions() -> Vec<&'static DeviceDef> {
-    let of_plans = FAMILIES.iter().flat_map(Family::instances).map(|named| named.instance);
     let of_cases = FAMILIES.iter().flat_map(|family| (family.cases)()).map(|case| case.instance);
-    let mut found: Vec<&'static DeviceDef> = of_plans.chain(of_cases).flat_map(|instance| instance.devices()).collect();
+    let mut found: Vec<&'static DeviceDef> = of_cases.flat_map(|instance| instance.devices()).collect();
     found.sort_by_key(|device| device.name);
     found.dedup_by_key(|device| device.name);
     found

@@ -10,7 +10,6 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use super::outputs::{Outputs, leave8};
-use super::shapes::{MODELS, Model};
 
 #[device]
 pub fn squares_of(x: F32x4) -> f32 {
@@ -247,39 +246,4 @@ pub fn residual(width: u32, of: Residual) -> Result<Instance, InstanceError> {
 
 pub fn plain(weighted: bool) -> Result<Instance, InstanceError> {
     Instance::of(rms_norm_plain::DEF).constant("WEIGHTED", weighted).build()
-}
-
-/// For each width: the first norm of a token, both ends of a sub-layer, and the end of a layer.
-pub fn instances() -> Vec<(String, Instance)> {
-    let (floats, bf16, int8) = (Outputs::FLOATS, Outputs::BF16, Outputs::INT8);
-    let sublayer = Residual { branches: false, scaled: false, next: true, outputs: int8 };
-    let layer = Residual { scaled: true, ..sublayer };
-    let mut all = Vec::new();
-    for Model { width, per_layer, experts, .. } in MODELS {
-        all.extend([int8, floats, bf16].map(|outputs| (format!("{width}, {outputs}"), norm(*width, true, outputs))));
-        let mut kinds = vec![
-            ("sub-layer", sublayer, vec![int8, bf16]),
-            ("layer", layer, vec![int8, bf16, floats]),
-            // The last layer of those that work on all rows.
-            ("layer's end", Residual { next: false, ..layer }, vec![Outputs::NONE]),
-        ];
-        // Before the per-layer gate the sum is not normed.
-        if per_layer.is_some() {
-            kinds.push(("sum", Residual { next: false, ..sublayer }, vec![int8, bf16]));
-        }
-        // The mixture's two halves meet in one kernel. The router takes floats beside what the dense half does.
-        if experts.is_some() {
-            all.push((format!("{width}, bf16 and floats"), norm(*width, true, bf16.and(floats))));
-            kinds.push(("mixture", Residual { branches: true, ..layer }, vec![int8, bf16, floats]));
-            kinds.push(("sub-layer", sublayer, vec![bf16.and(floats), int8.and(floats)]));
-        }
-        for (name, of, forms) in kinds {
-            let named = |outputs| (format!("{width}, {name}, {outputs}"), residual(*width, Residual { outputs, ..of }));
-            all.extend(forms.into_iter().map(named));
-        }
-    }
-    all.push(("any width".to_owned(), plain(true)));
-    all.push(("any width, no weight".to_owned(), plain(false)));
-    let built = all.into_iter().map(|(label, instance)| instance.map(|instance| (label, instance)));
-    built.collect::<Result<_, _>>().expect("every width is a block")
 }

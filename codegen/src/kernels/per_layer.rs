@@ -13,7 +13,6 @@ use gemma4c_dsl::{Instance, InstanceError};
 
 use super::geglu;
 use super::outputs::Outputs;
-use super::shapes::{MODELS, distinct};
 use super::values::value;
 
 /// The inputs of all layers. A warp takes a layer's slice of DIM values in one row; the grid is `[layers.div_ceil(WARPS),
@@ -81,12 +80,4 @@ pub fn grid(instance: &Instance, layers: u32, rows: u32) -> [u32; 3] {
 /// A layer's gate: [`geglu`] with the layer's slice of the inputs as `up`, whose stride is all layers' width.
 pub fn gate(outputs: Outputs) -> Result<Instance, InstanceError> {
     geglu::instance(outputs)
-}
-
-pub fn instances() -> Vec<(String, Instance)> {
-    let dims = distinct(MODELS.iter().filter_map(|model| model.per_layer));
-    let kinds = dims.into_iter().flat_map(|dim| DType::ALL.map(|table| (dim, table)));
-    let named = |(dim, table)| inputs(dim, table).map(|instance| (format!("{dim} a layer, {table}"), instance));
-    let inputs = kinds.map(named).collect::<Result<Vec<_>, _>>().expect("four warps are a block");
-    inputs.into_iter().chain(step::instances()).collect()
 }

@@ -139,14 +139,3 @@ fn repack(layout: &Layout, stream: Stream) -> Result<Option<Repack>, InstanceErr
     debug_assert!(layout.len.is_multiple_of(GROUP));
     Ok(Some(Repack { stream, instance: builder.build()?, element_bytes }))
 }
-
-/// Every instance, labelled by type and stream.
-pub fn instances() -> Vec<(String, Instance)> {
-    let mut named = Vec::new();
-    for dtype in DType::ALL {
-        for repack in repacks(dtype).expect("every type of the table has its kernels") {
-            named.push((format!("{dtype} {}", repack.stream.name), repack.instance));
-        }
-    }
-    named
-}

@@ -15,8 +15,6 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
 
-use super::shapes::VOCABULARY;
-
 /// A logit and its token as one number: a larger logit is a larger key, and of equal ones the lower token. NaN is 0, the key
 /// of nobody.
 #[device]
@@ -314,12 +312,4 @@ impl Picker {
 /// An [`argmax_plain`], of one block.
 pub fn plain() -> Result<Instance, InstanceError> {
     Instance::of(argmax_plain::DEF).build()
-}
-
-pub fn instances() -> Vec<(String, Instance)> {
-    let greedy = Picker { vocabulary: VOCABULARY, kept: 1 };
-    let sampling = Picker { kept: MOST_KEPT, ..greedy };
-    let all = [("argmax", greedy.pick(&[])), ("64 kept", sampling.pick(&[])), ("any vocabulary", plain())];
-    let built = all.into_iter().map(|(label, instance)| instance.map(|instance| (label.to_owned(), instance)));
-    built.collect::<Result<_, _>>().expect("the vocabulary's slices fit a block")
 }

@@ -9,7 +9,7 @@ use crate::graph::{Graph, Node, NodeId};
 use crate::infer;
 use crate::op::Op;
 use crate::passes::fold_constants::drop_unused;
-use crate::passes::{Goal, Log, Pass, Run};
+use crate::passes::{Goal, Log, Pass, Run, WHOLE_GRAPH};
 use crate::types::{Elem, Rows, Type};
 
 pub const PASS: Pass = Pass {
@@ -20,7 +20,7 @@ pub const PASS: Pass = Pass {
 
 fn run(graph: &Graph, goal: Goal, log: &mut Log) -> Graph {
     if goal == Goal::Decode {
-        log.refuse("the whole graph".into(), "the one row of decode is asked for");
+        log.refuse(WHOLE_GRAPH.into(), "the one row of decode is asked for");
         return without_takes(graph);
     }
     let appends = graph.iter().filter(|(_, node)| matches!(node.op, Op::KvAppend { .. })).map(|(id, _)| id);

@@ -62,10 +62,15 @@ pub static PASSES: &[Pass] = &[
     norms::PASS,
 ];
 
+/// What a pass is refused at that has nothing to do for a goal.
+pub const WHOLE_GRAPH: &str = "the whole graph";
+
 /// What a pass did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Log {
     pub applied: u32,
+    /// The names of the nodes that it merged into groups.
+    pub merged: Vec<String>,
     /// Where it could have applied and did not: the node's name, and the reason.
     pub refused: Vec<(String, String)>,
 }
@@ -84,6 +89,7 @@ impl Log {
         match fused.merge(kind, nodes) {
             Ok(()) => {
                 self.apply();
+                self.merged.extend(nodes.iter().map(|node| fused.graph.full_name(*node)));
                 true
             }
             Err(reason) => {

@@ -3,7 +3,7 @@
 //! Two facts have no key of their own. The vocabulary is as large as the embedding table (or, in a file without tensors, as
 //! the token list); and a global layer that owns keys but has no `attn_v` takes its values from the key projection.
 
-use crate::gguf::{Gguf, GgufError};
+use crate::gguf::{GgufError, Header};
 
 /// How far a layer's queries see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ const MOST: u32 = 1 << 24;
 const MOST_LAYERS: u32 = 1024;
 
 impl Config {
-    pub fn read(file: &Gguf) -> Result<Config, ConfigError> {
+    pub fn read(file: &Header) -> Result<Config, ConfigError> {
         let meta = file.metadata();
         let found = meta.str("general.architecture")?;
         if found != "gemma4" {
@@ -197,7 +197,7 @@ fn donor(sliding: &[bool], first_shared: u32, layer: usize) -> Result<u32, Confi
     })
 }
 
-fn vocab_size(file: &Gguf) -> Result<u32, ConfigError> {
+fn vocab_size(file: &Header) -> Result<u32, ConfigError> {
     let size = match file.tensor("token_embd.weight") {
         Some(table) => table.dims().get(1).copied().unwrap_or(0),
         None => file.metadata().array("tokenizer.ggml.tokens")?.len() as u64,
@@ -208,14 +208,14 @@ fn vocab_size(file: &Gguf) -> Result<u32, ConfigError> {
     }
 }
 
-fn per_layer_width(file: &Gguf, layers: u32) -> Result<Option<u32>, ConfigError> {
+fn per_layer_width(file: &Header, layers: u32) -> Result<Option<u32>, ConfigError> {
     let key = "gemma4.embedding_length_per_layer_input";
     let Some(width) = file.metadata().optional::<u32>(key)?.filter(|n| *n > 0) else { return Ok(None) };
     in_range(key, width.saturating_mul(layers))?;
     Ok(Some(width))
 }
 
-fn mixture(file: &Gguf) -> Result<Option<Mixture>, ConfigError> {
+fn mixture(file: &Header) -> Result<Option<Mixture>, ConfigError> {
     let meta = file.metadata();
     let Some(experts) = meta.optional::<u32>("gemma4.expert_count")?.filter(|n| *n > 0) else { return Ok(None) };
     let experts = in_range("gemma4.expert_count", experts)?;

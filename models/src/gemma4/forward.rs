@@ -7,7 +7,7 @@ use gemma4c_graph::{Builder, Cache, Graph, Part, Value, VerifyError};
 
 use super::config::{Attention, Config, ConfigError, Keys, Layer, Mixture, Reach};
 use super::weights::{self, ExpertWeights, GateUp, LayerWeights, PerLayer, PerLayerGate, Weights, WeightsError};
-use crate::gguf::Gguf;
+use crate::gguf::Header;
 
 /// Why a file does not give a forward pass.
 #[derive(Debug, thiserror::Error)]
@@ -21,7 +21,7 @@ pub enum ModelError {
 }
 
 /// The forward pass of the model in `file`, from token ids to logits.
-pub fn graph(file: &Gguf, config: &Config) -> Result<Graph, ModelError> {
+pub fn graph(file: &Header, config: &Config) -> Result<Graph, ModelError> {
     let mut g = Builder::new();
     let weights = weights::declare(file, config, &mut g)?;
     forward(&mut g, config, &weights);

@@ -7,7 +7,7 @@ use gemma4c_blocks::DType;
 use gemma4c_graph::{Builder, WeightId};
 
 use super::config::{Config, Keys, Mixture};
-use crate::gguf::Gguf;
+use crate::gguf::Header;
 
 pub(super) struct Weights {
     pub token_embd: WeightId,
@@ -88,7 +88,7 @@ fn listed(problems: &[String]) -> String {
 
 /// Looks tensors up and remembers what was wrong.
 struct Inventory<'a> {
-    file: &'a Gguf,
+    file: &'a Header,
     builder: &'a mut Builder,
     problems: Vec<String>,
 }
@@ -177,7 +177,7 @@ impl Inventory<'_> {
 }
 
 /// Declares every tensor the model needs.
-pub(super) fn declare(file: &Gguf, config: &Config, builder: &mut Builder) -> Result<Weights, WeightsError> {
+pub(super) fn declare(file: &Header, config: &Config, builder: &mut Builder) -> Result<Weights, WeightsError> {
     let mut inventory = Inventory { file, builder, problems: Vec::new() };
     let (hidden, vocab) = (config.hidden, config.vocab_size);
     let token_embd = inventory.matrix("token_embd.weight", &[hidden, vocab]);

@@ -65,7 +65,7 @@ pub enum Fault {
     )]
     Misaligned { tensor: String, offset: u64, alignment: u64 },
     #[error("tensor {} needs {bytes} bytes from byte {start}, but the file has only {len}: it is cut", quoted(tensor))]
-    CutTensor { tensor: String, start: u128, bytes: u64, len: usize },
+    CutTensor { tensor: String, start: u128, bytes: u64, len: u64 },
     #[error("it is part of a split model (split.count = {count}), so its name must end in -0000X-of-{count:05}.gguf")]
     SplitName { count: u64 },
     #[error("{key} is {found}, expected {expected}")]

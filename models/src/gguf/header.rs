@@ -20,7 +20,8 @@ const MAX_NAME: u64 = 65_535;
 const LEAST_ENTRY: u64 = 8 + 4 + 1;
 const LEAST_TENSOR: u64 = 8 + 4 + 4 + 8;
 
-pub(super) struct Header {
+/// A file's header, parsed.
+pub(super) struct Parsed {
     pub entries: Vec<Entry>,
     /// Indices of `entries`, sorted by key.
     pub by_key: Vec<u32>,
@@ -30,8 +31,8 @@ pub(super) struct Header {
     pub len: usize,
 }
 
-/// Parses the header of `bytes`, which are a whole file; its tensors are said to lie in file number `file`.
-pub(super) fn parse(bytes: &[u8], file: usize) -> Result<Header, Fault> {
+/// Parses the header at the start of `bytes`; its tensors are said to lie in file number `file`, which has `file_len` bytes.
+pub(super) fn parse(bytes: &[u8], file: usize, file_len: u64) -> Result<Parsed, Fault> {
     let mut cursor = Cursor::new(bytes);
     let cut = |cursor: &Cursor<'_>, place: String| Fault::Cut { place, at: cursor.position(), len: bytes.len() };
     let in_header = |cursor: &Cursor<'_>| cut(cursor, "its fixed header of 24 bytes".into());
@@ -87,9 +88,9 @@ pub(super) fn parse(bytes: &[u8], file: usize) -> Result<Header, Fault> {
     // Not past u64 as `len` is a position in memory; whether it lies in the file, each tensor's range tells.
     let data_start = (len as u64).next_multiple_of(alignment);
     for tensor in &mut tensors {
-        place_tensor(tensor, data_start, alignment, bytes.len())?;
+        place_tensor(tensor, data_start, alignment, file_len)?;
     }
-    Ok(Header { entries, by_key, tensors, len })
+    Ok(Parsed { entries, by_key, tensors, len })
 }
 
 /// Indices of `items` in the order of their names; the item whose name appears twice, where there is one.
@@ -156,7 +157,7 @@ pub(super) fn value<'a>(entries: &[Entry], bytes: &'a [u8], key: &str) -> Option
 }
 
 /// Sizes a tensor by its shape and type and moves its offset to the start of the file.
-fn place_tensor(tensor: &mut TensorInfo, data_start: u64, alignment: u64, file_len: usize) -> Result<(), Fault> {
+fn place_tensor(tensor: &mut TensorInfo, data_start: u64, alignment: u64, file_len: u64) -> Result<(), Fault> {
     let name = || tensor.name.to_string();
     let shape = |problem| Fault::Shape { tensor: name(), dims: tensor.dims().to_vec(), problem };
     if tensor.dims.contains(&0) {
@@ -180,7 +181,7 @@ fn place_tensor(tensor: &mut TensorInfo, data_start: u64, alignment: u64, file_l
         return Err(Fault::Misaligned { tensor: name(), offset: tensor.offset, alignment });
     }
     let start = u128::from(data_start) + u128::from(tensor.offset);
-    if start + u128::from(bytes) > file_len as u128 {
+    if start + u128::from(bytes) > u128::from(file_len) {
         return Err(Fault::CutTensor { tensor: name(), start, bytes, len: file_len });
     }
     tensor.offset += data_start;

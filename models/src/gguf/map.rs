@@ -1,4 +1,5 @@
-//! A read-only mapping of a whole file: the one place of this crate that is `unsafe`.
+//! The bytes of a file: a read-only mapping of all of it, the one place of this crate that is `unsafe`; or the header of a file
+//! that does not exist.
 
 use std::fs::File;
 use std::ops::Deref;
@@ -6,7 +7,11 @@ use std::path::Path;
 
 use super::GgufError;
 
-pub(super) struct Mapping(memmap2::Mmap);
+pub(super) enum Mapping {
+    File(memmap2::Mmap),
+    /// Of a model that is only described.
+    Header(Vec<u8>),
+}
 
 impl Mapping {
     pub fn open(path: &Path) -> Result<Mapping, GgufError> {
@@ -23,7 +28,7 @@ impl Mapping {
         // touched; that is the price of not copying gigabytes, and model files are replaced, not edited.
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(failed)?;
-        Ok(Mapping(map))
+        Ok(Mapping::File(map))
     }
 }
 
@@ -31,6 +36,9 @@ impl Deref for Mapping {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.0
+        match self {
+            Mapping::File(map) => map,
+            Mapping::Header(bytes) => bytes,
+        }
     }
 }

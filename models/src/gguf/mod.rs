@@ -18,6 +18,7 @@ mod split;
 mod value;
 mod writer;
 
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -76,22 +77,23 @@ pub struct FileInfo {
     pub header_len: u64,
 }
 
-/// An open model: one file, or all parts of a split one.
-pub struct Gguf {
-    files: Vec<FileInfo>,
-    maps: Vec<Arc<Mapping>>,
+/// What a model's files say of it: metadata and the table of tensors, without the tensors' data. A model that is only described
+/// ([`Writer::describe`]) has no more than this.
+pub struct Header {
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
     /// Indices of `tensors`, sorted by name.
     by_name: Vec<u32>,
 }
 
-impl Gguf {
-    /// Opens the file at `path` and, where it is part of a split model, all other parts beside it.
-    pub fn open(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {
-        split::open(path.as_ref())
-    }
+/// An open model: one file, or all parts of a split one.
+pub struct Gguf {
+    files: Vec<FileInfo>,
+    maps: Vec<Arc<Mapping>>,
+    header: Header,
+}
 
+impl Header {
     /// The metadata; of a split model, that of its first part.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
@@ -105,6 +107,22 @@ impl Gguf {
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         let found = self.by_name.binary_search_by(|&i| self.tensors[i as usize].name.as_ref().cmp(name)).ok()?;
         Some(&self.tensors[self.by_name[found] as usize])
+    }
+}
+
+/// Whoever needs a header alone can be given a model.
+impl Deref for Gguf {
+    type Target = Header;
+
+    fn deref(&self) -> &Header {
+        &self.header
+    }
+}
+
+impl Gguf {
+    /// Opens the file at `path` and, where it is part of a split model, all other parts beside it.
+    pub fn open(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {
+        split::open(path.as_ref())
     }
 
     /// The bytes of a tensor of this model.
@@ -135,6 +153,9 @@ impl Gguf {
 
 impl std::fmt::Debug for Gguf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gguf").field("files", &self.files).field("tensors", &self.tensors.len()).finish_non_exhaustive()
+        f.debug_struct("Gguf")
+            .field("files", &self.files)
+            .field("tensors", &self.header.tensors.len())
+            .finish_non_exhaustive()
     }
 }

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::error::{Fault, GgufError};
-use super::header::{self, Header, sorted};
+use super::header::{self, Parsed, sorted};
 use super::map::Mapping;
 use super::metadata::Metadata;
 use super::value::FromValue;
-use super::{FileInfo, Gguf, MAX_ENTRIES};
+use super::{FileInfo, Gguf, Header, MAX_ENTRIES};
 
 const NUMBER: &str = "split.no";
 const COUNT: &str = "split.count";
@@ -21,7 +21,7 @@ const TENSORS: &str = "split.tensors.count";
 struct Part {
     path: PathBuf,
     map: Arc<Mapping>,
-    header: Header,
+    header: Parsed,
 }
 
 pub(super) fn open(path: &Path) -> Result<Gguf, GgufError> {
@@ -92,13 +92,13 @@ fn assemble(parts: Vec<Part>) -> Result<Gguf, GgufError> {
         fault: Fault::DuplicateTensor(t.name.to_string()),
     })?;
     let metadata = metadata.expect("a model has at least one part");
-    Ok(Gguf { files, maps, metadata, tensors, by_name })
+    Ok(Gguf { files, maps, header: Header { metadata, tensors, by_name } })
 }
 
 impl Part {
     fn open(path: PathBuf, file: usize) -> Result<Part, GgufError> {
         let map = Arc::new(Mapping::open(&path)?);
-        match header::parse(&map, file) {
+        match header::parse(&map, file, map.len() as u64) {
             Ok(header) => Ok(Part { path, map, header }),
             Err(fault) => Err(GgufError::Malformed { path, fault }),
         }

@@ -1,4 +1,5 @@
-//! Writes a GGUF file: the header at once, then tensor data by position, from as many threads as the caller has.
+//! Writes a GGUF file: the header at once, then tensor data by position, from as many threads as the caller has. Or the header
+//! alone, in memory, for whoever asks what such a file would say.
 //!
 //! The file grows under a temporary name beside its final one and is renamed when it is complete. Nobody ever opens half a
 //! model, and a process that has the old file mapped keeps reading the old bytes.
@@ -8,14 +9,17 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use gemma4c_blocks::DType;
 use thiserror::Error;
 
-use super::MAX_DIMS;
-use super::error::quoted;
-use super::header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, VERSION};
+use super::error::{Fault, GgufError, quoted};
+use super::header::{self, ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, Parsed, VERSION, sorted};
+use super::map::Mapping;
+use super::metadata::Metadata;
 use super::value::{Value, ValueType};
+use super::{Header, MAX_DIMS};
 
 /// An error of the writer.
 #[derive(Debug, Error)]
@@ -146,31 +150,44 @@ impl Writer {
         let partial = PathBuf::from(partial);
         let failed = |source| WriteError::Io { path: partial.clone(), source };
 
+        let (header, data_start, file_len) = self.encode_header();
+        let file = File::create(&partial).map_err(failed)?;
+        // From here on a failure removes the file again.
+        let body = Body { file, partial: partial.clone(), path, tensors: self.tensors, data_start, file_len };
+        (&body.file).write_all(&header).map_err(failed)?;
+        body.file.set_len(file_len).map_err(failed)?;
+        Ok(body)
+    }
+
+    /// What the file would say, without a file: read back as any other header is.
+    pub fn describe(self) -> Result<Header, GgufError> {
+        let (header, _, file_len) = self.encode_header();
+        let malformed = |fault| GgufError::Malformed { path: "a model that is only described".into(), fault };
+        let Parsed { entries, by_key, tensors, .. } = header::parse(&header, 0, file_len).map_err(malformed)?;
+        let by_name = sorted(&tensors, |t| &t.name);
+        let by_name = by_name.map_err(|t| malformed(Fault::DuplicateTensor(t.name.to_string())))?;
+        let metadata = Metadata::new(Arc::new(Mapping::Header(header)), entries, by_key);
+        Ok(Header { metadata, tensors, by_name })
+    }
+
+    /// The header's bytes, where the data starts behind it, and the bytes of the whole file.
+    fn encode_header(&self) -> (Vec<u8>, u64, u64) {
         let mut header = Vec::new();
         header.extend(MAGIC);
         header.extend(VERSION.to_le_bytes());
         header.extend((self.tensors.len() as u64).to_le_bytes());
         header.extend((self.keys.len() as u64).to_le_bytes());
-        let mut table = Vec::new();
+        header.extend(&self.metadata);
         for tensor in &self.tensors {
-            encode(Value::Str(&tensor.name), &mut table);
-            table.extend((tensor.dims.len() as u32).to_le_bytes());
-            tensor.dims.iter().for_each(|dim| table.extend(dim.to_le_bytes()));
-            table.extend(tensor.dtype.layout().ggml_id.to_le_bytes());
-            table.extend(tensor.offset.to_le_bytes());
+            encode(Value::Str(&tensor.name), &mut header);
+            header.extend((tensor.dims.len() as u32).to_le_bytes());
+            tensor.dims.iter().for_each(|dim| header.extend(dim.to_le_bytes()));
+            header.extend(tensor.dtype.layout().ggml_id.to_le_bytes());
+            header.extend(tensor.offset.to_le_bytes());
         }
-        let header_len = (header.len() + self.metadata.len() + table.len()) as u64;
-        let data_start = header_len.next_multiple_of(self.alignment);
+        let data_start = (header.len() as u64).next_multiple_of(self.alignment);
         let file_len = data_start + self.data_len.next_multiple_of(self.alignment);
-
-        let file = File::create(&partial).map_err(failed)?;
-        // From here on a failure removes the file again.
-        let body = Body { file, partial: partial.clone(), path, tensors: self.tensors, data_start, file_len };
-        for part in [&header, &self.metadata, &table] {
-            (&body.file).write_all(part).map_err(failed)?;
-        }
-        body.file.set_len(file_len).map_err(failed)?;
-        Ok(body)
+        (header, data_start, file_len)
     }
 }
 

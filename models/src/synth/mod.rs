@@ -11,8 +11,10 @@ mod inventory;
 mod metadata;
 mod preset;
 mod random;
+mod types;
 mod vocab;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,13 +23,15 @@ use gemma4c_blocks::DType;
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::gguf::{Body, Gguf, GgufError, WriteError, Writer};
+use crate::gguf::{Body, Gguf, GgufError, Header, WriteError, Writer};
 use fill::Filler;
 use inventory::Massive;
 use random::Lanes;
+use types::name_in_layer;
 
 pub use inventory::TensorSpec;
 pub use preset::Preset;
+pub use types::Types;
 
 /// What to write.
 #[derive(Clone, Debug)]
@@ -67,7 +71,9 @@ pub enum SynthError {
     #[error("massive channels of {0} times the others: it must be 1 to 100000")]
     Massive(f32),
     #[error("the vocabulary: {0}")]
-    Vocabulary(#[from] GgufError),
+    Vocabulary(GgufError),
+    #[error(transparent)]
+    Described(GgufError),
     #[error("{} has a vocabulary of {tokens} tokens; expected 1 to {limit}", path.display(), limit = u32::MAX)]
     VocabularySize { path: PathBuf, tokens: usize },
     #[error(transparent)]
@@ -89,9 +95,9 @@ impl Model {
             return Err(SynthError::Massive(size));
         }
         let mut shape = options.preset.shape(options.layers)?;
-        let vocabulary = options.vocab.as_ref().map(Gguf::open).transpose()?;
+        let vocabulary = options.vocab.as_ref().map(Gguf::open).transpose().map_err(SynthError::Vocabulary)?;
         if let (Some(file), Some(path)) = (&vocabulary, &options.vocab) {
-            let tokens = file.metadata().array("tokenizer.ggml.tokens")?.len();
+            let tokens = file.metadata().array("tokenizer.ggml.tokens").map_err(SynthError::Vocabulary)?.len();
             let size = u32::try_from(tokens).ok().filter(|&size| size > 0);
             shape.vocab = size.ok_or_else(|| SynthError::VocabularySize { path: path.clone(), tokens })?;
         }
@@ -119,6 +125,24 @@ pub fn write_header(options: &Options, out: &Path) -> Result<Summary, SynthError
     let (body, _, summary) = create(options, out)?;
     body.finish()?;
     Ok(summary)
+}
+
+/// What the file of a model of full size would say, without a file and without a vocabulary: enough for its config and its graph.
+pub fn describe(preset: Preset, types: Types) -> Result<Header, SynthError> {
+    let (shape, dtype) = (preset.shape(None)?, types.base());
+    let mut writer = Writer::new();
+    metadata::set_model(&mut writer, preset.name(), &shape, dtype)?;
+    let tensors = inventory::inventory(&shape, dtype, None);
+    let mut places: HashMap<&str, (usize, usize)> = HashMap::new();
+    for tensor in &tensors {
+        places.entry(name_in_layer(tensor)).or_default().1 += 1;
+    }
+    for tensor in &tensors {
+        let place = places.entry(name_in_layer(tensor)).or_default();
+        writer.tensor(&tensor.name, &tensor.dims, types.of(tensor, *place))?;
+        place.0 += 1;
+    }
+    writer.describe().map_err(SynthError::Described)
 }
 
 fn create(options: &Options, out: &Path) -> Result<(Body, Vec<TensorSpec>, Summary), SynthError> {

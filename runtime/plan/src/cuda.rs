@@ -351,7 +351,7 @@ pub struct PassReport {
     pub name: String,
     pub about: String,
     pub enabled: bool,
-    /// How often it applied, over all phases.
+    /// How often it applied, in the phase where it was most.
     pub applied: u32,
     #[serde(deserialize_with = "at_most::<4096, _, _>")]
     pub refused: Vec<Refusal>,

@@ -1,61 +1,85 @@
-//! `gemma4c kernels --bench`: the bandwidth at which kernels read their weights, beside the highest this GPU reaches, and how
+//! `gemma4c kernels --bench`: how fast the launches of plans stream their weights, beside the fastest this GPU can read at all, and how
 //! fast they multiply many rows.
 //!
-//! A launch finds its weights in memory, not in L2: each takes another copy, and all copies together are far larger than any
+//! What is timed are the steps of the five sizes' plans, with the instance, grid and arguments they have there (`timed.rs`). A launch
+//! finds its weights in memory, not in L2: each takes another copy, and all copies together are far larger than any
 //! L2. Launches are replayed as a graph, so that no host stands between them. Both in one run: only ratios taken in one run
 //! mean something on another GPU.
 
-use anyhow::Result;
-use gemma4c_codegen::cases::{Bench, benches};
+use anyhow::{Result, ensure};
+use gemma4c_blocks::DType;
+use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::kernels::probe;
-use gemma4c_dsl::harness::{Case, Random, Scalar};
-use gemma4c_dsl::{Access, ParamKind};
+use gemma4c_dsl::harness::{Random, Scalar};
 
 use super::Selection;
 use super::gpu::{Bound, Chain, Gpu, Held};
+use super::timed::{Given, Timed, steps};
 use crate::commands::Outcome;
+use crate::launched::Plan;
+use crate::launched::recipes::{self, Recipe};
 use crate::output::print;
 
 /// Bytes the ceiling is measured over.
 const PROBED: usize = 2 << 30;
-/// Bytes of all copies of one kernel's weights together, at least: several times the largest L2.
-const ROTATED: usize = 600 << 20;
+/// Bytes of all copies of one launch's weights together, at least: several times the largest L2.
+const ROTATED: u64 = 600 << 20;
 /// Launches in one graph, at least.
 const LAUNCHES: usize = 64;
+/// Phases whose products of many rows are timed.
+const PREFILLS: [&str; 2] = ["prefill 512", "prefill 2048"];
 
 pub fn run(selection: &Selection) -> Result<Outcome> {
     let gpu = Gpu::open()?;
     eprintln!("{gpu}");
+    let names: Vec<&str> = selection.kernels().map(|kernel| kernel.name).collect();
+    let of_products = selection.families.iter().filter(|(family, _)| family.name == "product");
+    let products: Vec<&str> = of_products.flat_map(|(_, kernels)| kernels).map(|kernel| kernel.name).collect();
     let mut ceiling = None;
-    for (family, _) in &selection.families {
-        let mut heading = Heading::None;
-        for Bench { shape, weights, case, flops } in benches(family.name) {
-            if !gpu.can_run(&case.instance) {
-                continue;
-            }
-            let bytes = streamed_bytes(&case)?;
-            match flops {
-                Some(flops) => {
-                    heading.print_once(Heading::Multiplied)?;
-                    let microseconds = time(&gpu, &case, bytes)?.alone;
-                    let speed = flops as f64 / microseconds / 1e6;
-                    print(&format!(
-                        "| {shape} | {weights} | {:.1} | {microseconds:.1} | {speed:.0} |\n",
-                        flops as f64 / 1e9
-                    ))?;
+    let mut heading = Heading::None;
+    for recipe in decode_recipes(gpu.arch) {
+        let plan = Plan::lower(recipe)?;
+        for timed in steps(&plan, &plan.lowered.program.phases[0], |kernel| names.contains(&kernel)) {
+            let timed = timed?;
+            let ceiling = match ceiling {
+                Some(known) => known,
+                None => *ceiling.insert(read_ceiling(&gpu)?),
+            };
+            heading.print_once(Heading::Streamed { ceiling })?;
+            print_streamed(&timed, &time(&gpu, &timed)?, ceiling)?;
+        }
+    }
+    for recipe in if products.is_empty() { Vec::new() } else { prefill_recipes(gpu.arch) } {
+        let plan = Plan::lower(recipe)?;
+        for phase in plan.lowered.program.phases.iter().filter(|phase| PREFILLS.contains(&phase.name.as_str())) {
+            for timed in steps(&plan, phase, |kernel| products.contains(&kernel)) {
+                let timed = timed?;
+                // What only rounds or copies multiplies nothing.
+                if timed.flops == 0 {
+                    continue;
                 }
-                None => {
-                    let ceiling = match ceiling {
-                        Some(known) => known,
-                        None => *ceiling.insert(read_ceiling(&gpu)?),
-                    };
-                    heading.print_once(Heading::Streamed { ceiling })?;
-                    print_streamed(&shape, &weights, bytes, &time(&gpu, &case, bytes)?, ceiling)?;
-                }
+                heading.print_once(Heading::Multiplied)?;
+                let microseconds = time(&gpu, &timed)?.alone;
+                let (work, speed) = (timed.flops as f64 / 1e9, timed.flops as f64 / microseconds / 1e6);
+                let Timed { shape, types, how, .. } = &timed;
+                print(&format!("| {shape} | {types}, {how} | {work:.1} | {microseconds:.1} | {speed:.0} |\n"))?;
             }
         }
     }
+    ensure!(heading != Heading::None, "no step of a decode plan and no product of prefill launches what was asked for");
     Ok(Outcome::Done)
+}
+
+/// The plans whose decode steps are timed.
+pub fn decode_recipes(arch: Arch) -> Vec<Recipe> {
+    recipes::of_types(arch, &[DType::Q8_0, DType::Q4_0])
+}
+
+/// The plans whose prefill products are timed: over bf16 copies, where the GPU has them, and over the weights as they are kept.
+pub fn prefill_recipes(arch: Arch) -> Vec<Recipe> {
+    let usual = recipes::of_types(arch, &[DType::Q8_0]);
+    let without = usual.iter().filter(|_| arch.has_wgmma()).map(Recipe::without_copies);
+    usual.iter().cloned().chain(without).collect()
 }
 
 /// The head of the table that is being printed.
@@ -90,14 +114,16 @@ impl Heading {
     }
 }
 
-/// A row of a launch that does little but read its weights.
-fn print_streamed(shape: &str, weights: &str, bytes: usize, times: &Times, ceiling: f64) -> Result<()> {
-    let speed = |microseconds: f64| bytes as f64 / microseconds / 1000.0;
+/// A row of a launch that does little but read what it must.
+fn print_streamed(timed: &Timed, times: &Times, ceiling: f64) -> Result<()> {
+    let speed = |microseconds: f64| timed.bytes as f64 / microseconds / 1000.0;
     let share = |microseconds: f64| format!("{:.0} %", 100.0 * speed(microseconds) / ceiling);
     let chained = times.chained.map_or("| | |".to_owned(), |us| format!("| {us:.2} | {} |", share(us)));
-    let (megabytes, alone) = (bytes as f64 / 1e6, times.alone);
+    let (megabytes, alone) = (timed.bytes as f64 / 1e6, times.alone);
     print(&format!(
-        "| {shape} | {weights} | {megabytes:.1} | {alone:.2} | {:.0} | {} {chained}\n",
+        "| {} | {} | {megabytes:.1} | {alone:.2} | {:.0} | {} {chained}\n",
+        timed.shape,
+        timed.types,
         speed(alone),
         share(alone),
     ))
@@ -113,31 +139,18 @@ fn read_ceiling(gpu: &Gpu) -> Result<f64> {
     let words = gpu.upload(&words)?;
     let groups = (PROBED / 16) as u32;
     let mut best: f64 = 0.0;
-    for (_, instance) in probe::instances() {
+    for instance in probe::tried()? {
         for blocks in [528, 1056, 2112, 8192, 32768] {
             let folded = gpu.upload(&vec![0; (blocks * instance.block() * 4) as usize])?;
             let arguments = vec![words.clone(), folded, Held::Scalar(Scalar::U32(groups))];
             let launches = [gpu.bind(&instance, [blocks, 1, 1], arguments)?];
-            // The driver loads a kernel at its first launch, which must not happen during a graph capture.
+            // A kernel is loaded at its first launch, which a recording must not meet.
             launches[0].launch(false)?;
             let microseconds = Chain::record(gpu, &launches, 2, false)?.microseconds(gpu)?;
             best = best.max(PROBED as f64 / microseconds / 1000.0);
         }
     }
     Ok(best)
-}
-
-/// Bytes of the weights, each of which a launch reads once.
-fn streamed_bytes(case: &Case) -> Result<usize> {
-    let is_weights = |name: &str| {
-        case.instance.params().iter().any(|param| {
-            param.name == name && matches!(param.def.kind, ParamKind::Memory { access: Access::Weights, .. })
-        })
-    };
-    let bytes: usize =
-        case.buffers.iter().filter(|(name, _)| is_weights(name)).map(|(_, data)| data.bytes().len()).sum();
-    anyhow::ensure!(bytes > 0, "{}: no weights", case.name);
-    Ok(bytes)
 }
 
 /// Microseconds of a launch.
@@ -148,9 +161,23 @@ struct Times {
     chained: Option<f64>,
 }
 
-fn time(gpu: &Gpu, case: &Case, bytes: usize) -> Result<Times> {
-    let copies = ROTATED.div_ceil(bytes).max(2);
-    let launches: Vec<Bound> = (0..copies).map(|_| gpu.bind_case(case)).collect::<Result<_>>()?;
+fn time(gpu: &Gpu, timed: &Timed) -> Result<Times> {
+    let copies = ROTATED.div_ceil(timed.bytes.max(1 << 20)).max(2) as usize;
+    let mut shared: Vec<Option<Held>> = vec![None; timed.arguments.len()];
+    let mut launches: Vec<Bound> = Vec::new();
+    for copy in 0..copies {
+        let mut held = Vec::new();
+        for (given, shared) in timed.arguments.iter().zip(&mut shared) {
+            held.push(match (given, &shared) {
+                (Given::Scalar(scalar), _) => Held::Scalar(*scalar),
+                (Given::Buffer { is_rotated: false, .. }, Some(known)) => known.clone(),
+                (Given::Buffer { bytes, content, .. }, _) => {
+                    shared.insert(gpu.upload(&content.bytes(*bytes, copy))?).clone()
+                }
+            });
+        }
+        launches.push(gpu.bind(&timed.instance, timed.grid, held)?);
+    }
     launches[0].launch(false)?;
     let count = LAUNCHES.next_multiple_of(copies);
     let alone = Chain::record(gpu, &launches, count, false)?.microseconds(gpu)?;

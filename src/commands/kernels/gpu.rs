@@ -23,7 +23,7 @@ const BAND_BYTE: u8 = 0xa5;
 /// The first GPU, with the compiler for it.
 pub struct Gpu {
     pub device: Device,
-    arch: Arch,
+    pub arch: Arch,
     compiler: Compiler,
     /// By source text.
     loaded: RefCell<HashMap<String, Rc<Function>>>,

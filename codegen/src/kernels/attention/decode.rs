@@ -18,12 +18,14 @@ use crate::measured::{H200, Question};
 /// Multiprocessors of a large GPU: a long context is shared out among as many blocks as they can hold.
 const MULTIPROCESSORS: u32 = 132;
 /// The same where blocks are clusters, which leave some multiprocessors over.
-const CLUSTERED_MULTIPROCESSORS: u32 = H200.value(Question::ClusterBlocks);
+const CLUSTERED_MULTIPROCESSORS: u32 = H200.fastest(Question::ClusterBlocks);
 /// Shared memory of a block that has a multiprocessor for itself, and its threads where it has much to merge.
 const ROOMY: usize = 200 * 1024;
-const ROOMY_THREADS: u32 = H200.value(Question::AttentionThreads);
+const ROOMY_THREADS: u32 = H200.fastest(Question::AttentionThreads);
 /// Blocks of a full layer's cluster: with one key-value head, and with several.
-const FULL_PEERS: [u32; 2] = [H200.value(Question::PeersOfOneHead), H200.value(Question::PeersOfHeads)];
+const FULL_PEERS: [u32; 2] = [H200.fastest(Question::PeersOfOneHead), H200.fastest(Question::PeersOfHeads)];
+/// Positions of a segment of a full layer.
+const SEGMENT_KEYS: u32 = H200.fastest(Question::SegmentKeys);
 /// Clusters of a full layer: a lane for each merges them.
 const MOST_CLUSTERS: u32 = 32;
 
@@ -295,7 +297,7 @@ impl Attention {
     pub fn segment(&self) -> u32 {
         match self.window {
             Some(window) => (window * self.kv_heads / 128).next_power_of_two().clamp(64, 256),
-            None => 64,
+            None => SEGMENT_KEYS,
         }
     }
 

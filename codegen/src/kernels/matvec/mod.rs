@@ -11,7 +11,6 @@
 //! the upper half of the rows is joined to the lower, as gate and up are. How many of everything is [`shape`]'s choice.
 
 pub mod formats;
-mod instances;
 pub mod shape;
 pub mod slots;
 
@@ -19,15 +18,12 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
 
+use crate::kernels::NORM_EPSILON;
 use crate::kernels::norm::sum4;
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
-use crate::kernels::shapes::NORM_EPSILON;
-use crate::measured::Measured;
 use formats::format;
 use shape::{LaunchShape, launch_shape};
 use slots::{as_words, square_sum, weighted, with_update};
-
-pub use instances::instances;
 
 /// The unit of `codes` that row `r` of a lane's rows needs at `at`: rows past the end read the last one.
 #[device]
@@ -500,20 +496,9 @@ impl Product {
         if self.geglu { &[slots::geglu::DEF] } else { &[] }
     }
 
-    /// The shape for a GPU of that many multiprocessors, by the rule.
+    /// The shape for a GPU of that many multiprocessors.
     pub fn shape(&self, multiprocessors: u32) -> LaunchShape {
         launch_shape(self.dtype, self.outputs, self.k, self.geglu, multiprocessors)
-    }
-
-    /// What tables of measured products know it by.
-    pub fn key(&self) -> (DType, u32, u32, bool) {
-        (self.dtype, self.outputs, self.k, self.geglu)
-    }
-
-    /// The shape that was measured to be the best for it, else that of the rule.
-    pub fn shape_on(&self, measured: Option<&Measured>) -> LaunchShape {
-        let trial = measured.and_then(|table| table.product(self.key()));
-        trial.map_or_else(|| self.shape(TUNED_MULTIPROCESSORS), |trial| trial.shape)
     }
 
     /// Fours of activations that a thread holds at once: all of its own where there is a norm.

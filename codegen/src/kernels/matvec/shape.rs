@@ -1,9 +1,9 @@
 //! How a product is spread over a GPU: a pure function of its type and shape, so that results never depend on load.
 //!
 //! The rule is short and measured, by whole plans of E2B, E4B and 12B on an H200, where a token is a chain of some 300 kernels. What
-//! counts there: every block reads all activations and computes their norms, so there is one a multiprocessor; many warps,
-//! because one alone waits for its own sums; and equal work for all. What was tried and lost is in [`crate::measured`], where the
-//! numbers of warps come from.
+//! counts there: every block reads all activations and computes their norms, so there is one an SM; many warps,
+//! because one alone waits for its own sums; and equal work for all. The numbers of warps come from [`crate::measured`]; what else was
+//! tried is told in BENCHMARKS.md.
 
 use gemma4c_blocks::DType;
 
@@ -34,9 +34,9 @@ impl LaunchShape {
 }
 
 /// Warps of a block, at least: fewer would take too long over the activations.
-const FEWEST_WARPS: u32 = H200.value(Question::FewestWarps);
+const FEWEST_WARPS: u32 = H200.fastest(Question::FewestWarps);
 /// Warps of a block whose grid does not cover the matrix at once, and at most where it does.
-const MANY_WARPS: [u32; 3] = [H200.value(Question::Warps), 16, 12];
+const MANY_WARPS: [u32; 3] = [H200.fastest(Question::Warps), 16, 12];
 /// Rows of a lane, and units of each on their way: many rows share what they read of the activations, few make finer tasks.
 const ROWS_AND_DEPTH: [(u32, u32); 3] = [(4, 3), (2, 6), (1, 10)];
 /// Registers of a multiprocessor, those of a lane that are not for units on their way, and the most that are.
@@ -50,19 +50,28 @@ const ENOUGH_BYTES: u32 = 72 << 10;
 /// One block a multiprocessor, as large as it takes: every block reads all activations and computes their norms, so more of
 /// them would read more than the weights are.
 pub fn launch_shape(dtype: DType, outputs: u32, k: u32, paired: bool, multiprocessors: u32) -> LaunchShape {
-    let (_, best) = ranked_shapes(dtype, outputs, k, paired, multiprocessors)[0];
-    best
+    ranked_shapes(dtype, outputs, k, paired, multiprocessors)[0].shape
 }
 
-/// All shapes that the rule considers, the best first, each with its score: the bytes on their way to a multiprocessor, for the share of
-/// its time that it is busy. There is one at least.
-pub fn ranked_shapes(
-    dtype: DType,
-    outputs: u32,
-    k: u32,
-    paired: bool,
-    multiprocessors: u32,
-) -> Vec<(f32, LaunchShape)> {
+/// A shape, and what the rule says of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Ranked {
+    pub shape: LaunchShape,
+    /// Bytes on their way to an SM at once.
+    pub in_flight: u32,
+    /// The share of its time that an SM has work.
+    pub busy: f32,
+}
+
+impl Ranked {
+    /// What the rule goes by: the bytes on their way, as far as more of them help, for the share of time that they are.
+    pub fn score(&self) -> f32 {
+        self.busy * self.in_flight.min(ENOUGH_BYTES) as f32
+    }
+}
+
+/// All shapes that the rule considers, that of the highest score first. There is one at least.
+pub fn ranked_shapes(dtype: DType, outputs: u32, k: u32, paired: bool, multiprocessors: u32) -> Vec<Ranked> {
     let (format, multiprocessors) = (format(dtype), multiprocessors.max(1));
     let units = (k / format.unit).max(1);
     // A row too short for all lanes of a warp is shared by fewer.
@@ -87,17 +96,17 @@ pub fn ranked_shapes(
         let loads = |depth: u32| steps.div_ceil(depth) * depth;
         let depth = (reach.div_ceil(2)..=reach).rev().min_by_key(|depth| loads(*depth)).unwrap_or(1);
         let blocks = tiles.div_ceil(warps).min(multiprocessors);
-        let bytes = tiles.min(blocks * warps) * 32 * rows * depth * 16 / multiprocessors;
-        let score =
-            busy(warps).max(tiles as f32 / (blocks * warps) as f32 * 0.9).min(1.0) * bytes.min(ENOUGH_BYTES) as f32;
-        (score, LaunchShape { lanes, rows, depth, warps, blocks })
+        let in_flight = tiles.min(blocks * warps) * 32 * rows * depth * 16 / multiprocessors;
+        let busy = busy(warps).max(tiles as f32 / (blocks * warps) as f32 * 0.9).min(1.0);
+        Ranked { shape: LaunchShape { lanes, rows, depth, warps, blocks }, in_flight, busy }
     };
     // A pair is two rows, so it cannot be split further. Of equals the one with the most rows.
     let fits = |(rows, _): &(u32, u32)| *rows <= lanes && (!paired || *rows >= 2);
-    let mut ranked: Vec<(f32, LaunchShape)> = ROWS_AND_DEPTH.into_iter().filter(fits).map(shape).collect();
-    ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut ranked: Vec<Ranked> = ROWS_AND_DEPTH.into_iter().filter(fits).map(shape).collect();
+    ranked.sort_by(|a, b| b.score().total_cmp(&a.score()));
     if ranked.is_empty() {
-        ranked.push((0.0, LaunchShape { lanes, rows: 2, depth: 1, warps: FEWEST_WARPS, blocks: multiprocessors }));
+        let shape = LaunchShape { lanes, rows: 2, depth: 1, warps: FEWEST_WARPS, blocks: multiprocessors };
+        ranked.push(Ranked { shape, in_flight: 0, busy: 0.0 });
     }
     ranked
 }

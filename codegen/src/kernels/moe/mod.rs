@@ -15,19 +15,12 @@ pub mod gate_up;
 pub mod group;
 pub mod router;
 
-use gemma4c_blocks::DType;
+use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{DeviceDef, Instance};
 
 use crate::kernels::matvec::TUNED_MULTIPROCESSORS;
-use crate::kernels::matvec::formats::{Format, format};
-use crate::kernels::outputs::Outputs;
+use crate::kernels::matvec::formats::Format;
 use crate::kernels::quantise::quantise8;
-use crate::kernels::shapes::{Experts, MODELS, Model};
-use down::Down;
-use gate_up::GateUp;
-use group::Grouping;
-use router::Router;
 
 /// Activations of the first products, as an earlier kernel left them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,42 +99,4 @@ impl Spread {
 fn depth(format: Format, rows: u32, units: u32, spread: Spread) -> u32 {
     let registers = (REGISTERS.0 / (spread.warps * 32)).saturating_sub(REGISTERS.1).min(REGISTERS.2);
     (registers / ((4 + format.side_words) * rows)).clamp(1, units.div_ceil(32))
-}
-
-/// The experts of the models that have some, in every type.
-pub fn instances() -> Vec<(String, Instance)> {
-    let of = |model: &&Model| Some(instances_of(model.width, model.hidden[0], model.experts?));
-    MODELS.iter().filter_map(of).flatten().collect()
-}
-
-fn instances_of(width: u32, dense: u32, experts: Experts) -> Vec<(String, Instance)> {
-    let Experts { count, top, hidden } = experts;
-    let router = Router::new(width, count, top);
-    let entry = |outputs| Router { enters: Some(outputs), ..router };
-    let mut named = vec![
-        ("one row".to_owned(), router.split_instance()),
-        ("many rows".to_owned(), router.instance()),
-        ("one row, with residual and norms".to_owned(), entry(Outputs::INT8).split_instance()),
-        ("many rows, with residual and norms".to_owned(), entry(Outputs::BF16.and(Outputs::INT8)).instance()),
-        ("plain".to_owned(), router.plain_instance()),
-    ];
-    for (height, pairs) in [(16, 256), (16, 1024), (64, 4096), (64, 16384)] {
-        let grouping = Grouping { experts: count, height, pairs };
-        named.push((format!("{pairs} pairs in groups of {height}"), grouping.instance()));
-    }
-    for dtype in DType::ALL {
-        let from = if format(dtype).integer { Activations::Int8 } else { Activations::F32 };
-        let gate_up = GateUp { dtype, hidden, k: width, top, from, dense };
-        let down = Down { dtype, outputs: width, k: hidden, top, dense };
-        named.push((dtype.to_string(), gate_up.instance()));
-        named.push((format!("{dtype}, experts alone"), GateUp { dense: 0, ..gate_up }.instance()));
-        named.push((format!("{dtype}, plain"), gate_up.plain_instance()));
-        // Blocks of 256 values do not divide every expert's hidden values.
-        if dtype.row_bytes(u64::from(hidden)).is_some() {
-            named.push((dtype.to_string(), down.instance()));
-            named.push((format!("{dtype}, experts alone"), Down { dense: 0, ..down }.instance()));
-            named.push((format!("{dtype}, plain"), down.plain_instance()));
-        }
-    }
-    named.into_iter().map(|(name, instance)| (name, instance.expect("shapes fit the kernels"))).collect()
 }

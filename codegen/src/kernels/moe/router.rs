@@ -6,9 +6,9 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
+use crate::kernels::NORM_EPSILON;
 use crate::kernels::matvec::slots::{square_sum, weighted, with_update};
 use crate::kernels::outputs::{Outputs, leave4};
-use crate::kernels::shapes::NORM_EPSILON;
 
 /// Warps of a block; each works on one expert at a time.
 const BLOCK_WARPS: u32 = 8;

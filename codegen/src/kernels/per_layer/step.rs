@@ -14,7 +14,6 @@ use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::lanes_sum;
 use crate::kernels::matvec::slots::{square_sum, weighted, with_update};
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
-use crate::kernels::shapes::{MODELS, NORM_EPSILON};
 use crate::measured::{H200, Question};
 
 /// `stream = x + norm(update)`, `out = projection · (gelu(gate · stream) * by)`, over K values and N of a layer's input.
@@ -213,7 +212,7 @@ pub fn per_layer_step<
 }
 
 /// Blocks of the cluster, at most: each brings its own way to memory.
-pub const MOST_PEERS: u32 = H200.value(Question::PerLayerBlocks);
+pub const MOST_PEERS: u32 = H200.fastest(Question::PerLayerBlocks);
 /// Warps of a block.
 const BLOCK_WARPS: u32 = 16;
 
@@ -272,19 +271,4 @@ impl Step {
             .slot("dot", &[projection.dot])
             .build()
     }
-}
-
-/// Both matrices of every type, in the models that have per-layer inputs.
-pub fn instances() -> Vec<(String, Instance)> {
-    let mut found = Vec::new();
-    for model in MODELS {
-        let Some(inputs) = model.per_layer else { continue };
-        for dtype in DType::ALL.into_iter().filter(|dtype| format(*dtype).integer) {
-            let (width, epsilon, peers) = (model.width, NORM_EPSILON, MOST_PEERS);
-            let step = Step { gate: dtype, projection: dtype, width, inputs, peers, epsilon };
-            let instance = step.instance().expect("whole groups of rows");
-            found.push((format!("{} of {}, {dtype}", model.name, width), instance));
-        }
-    }
-    found
 }

@@ -7,8 +7,6 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
 
-use crate::kernels::matvec::slots::{then_add, then_gelu, then_scale, then_scale_by, then_softcap, then_times};
-
 /// `out[row][i] = chain(x[row * x_stride + i])`, rows of `width` values.
 #[kernel(block = 256, dependent, slots(chain(value: f32, at: u32) -> f32))]
 pub fn map(x: Input<f32>, out: Output<f32>, width: u32, x_stride: u32) {
@@ -41,20 +39,4 @@ pub fn instance(chain: &[&'static DeviceDef]) -> Result<Instance, InstanceError>
 /// Blocks for `rows` rows of `width` values.
 pub fn grid(width: u32, rows: u32) -> [u32; 3] {
     [width.div_ceil(256), rows, 1]
-}
-
-/// Every operation alone, and the per-layer gate.
-pub(super) fn instances() -> Result<Vec<(String, Instance)>, InstanceError> {
-    let chains: [(&str, &[&'static DeviceDef]); 9] = [
-        ("copy", &[]),
-        ("add", &[then_add::DEF]),
-        ("multiply", &[then_times::DEF]),
-        ("scale", &[then_scale::DEF]),
-        ("multiply by weights", &[then_times_weight::DEF]),
-        ("multiply by one weight", &[then_scale_by::DEF]),
-        ("gelu", &[then_gelu::DEF]),
-        ("softcap", &[then_softcap::DEF]),
-        ("gelu, multiply by a part", &[then_gelu::DEF, then_times_part::DEF]),
-    ];
-    chains.into_iter().map(|(label, chain)| Ok((label.to_owned(), instance(chain)?))).collect()
 }

@@ -381,24 +381,3 @@ impl Product {
 pub fn round_rows_instance() -> Result<Instance, InstanceError> {
     Instance::of(round_rows::DEF).build()
 }
-
-/// Every type in every tile: all products of all models, whose rows are whole steps of 64 values. And a step of 32.
-pub fn instances() -> Vec<(String, Instance)> {
-    let mut named = vec![("any width".to_owned(), round_rows_instance())];
-    for dtype in DType::ALL {
-        let product = Product { dtype, k: 64, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
-        for tile in Tile::ALL {
-            named.push((format!("{dtype}, {} x {}", tile.rows, tile.columns), product.instance(tile)));
-        }
-        for (tile, pairs) in [Tile::SMALL, Tile::GROUPED].into_iter().flat_map(|tile| [(tile, 1), (tile, 8)]) {
-            let grouped = Product { pairs, ..product.clone() };
-            let name = format!("{dtype}, {} x {}, by expert, {pairs} pairs a row", tile.rows, tile.columns);
-            named.push((name, grouped.instance(tile)));
-        }
-        named.push((format!("{dtype}, plain"), product.plain_instance()));
-    }
-    let narrow = Product { dtype: DType::Q4_0, k: 96, out: ElementType::BF16, pairs: 0, epilogue: Vec::new() };
-    named.push(("q4_0, steps of 32 values, to bf16".to_owned(), narrow.instance(Tile::MEDIUM)));
-    let named = named.into_iter().map(|(name, instance)| (name, instance.expect("shapes fit the kernels")));
-    named.chain(wide::instances()).chain(widen::instances()).collect()
-}

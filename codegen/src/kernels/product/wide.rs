@@ -395,23 +395,3 @@ impl Wide {
             .build()
     }
 }
-
-/// Every tile, for each kind of result.
-pub fn instances() -> Vec<(String, Instance)> {
-    let kinds = [
-        ("f32", Wide { out: ElementType::F32, geglu: false, pairs: 0, epilogue: Vec::new() }),
-        ("bf16", Wide { out: ElementType::BF16, geglu: false, pairs: 0, epilogue: Vec::new() }),
-        ("gated bf16", Wide { out: ElementType::BF16, geglu: true, pairs: 0, epilogue: Vec::new() }),
-        ("f32, by expert", Wide { out: ElementType::F32, geglu: false, pairs: 1, epilogue: Vec::new() }),
-        ("gated bf16, by expert", Wide { out: ElementType::BF16, geglu: true, pairs: 8, epilogue: Vec::new() }),
-    ];
-    let mut named = Vec::new();
-    for (kind, wide) in kinds {
-        // Few pairs of an expert are not multiplied by warpgroups: the narrow tiles are not for them.
-        for tile in WideTile::ALL.into_iter().filter(|tile| wide.pairs == 0 || tile.columns >= 64) {
-            let instance = wide.instance(tile).expect("tiles fit the kernel");
-            named.push((format!("{} x {} to {kind}", tile.rows(), tile.columns), instance));
-        }
-    }
-    named
-}

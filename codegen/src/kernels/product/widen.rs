@@ -48,9 +48,3 @@ pub fn units(dtype: DType, rows: u64, k: u64) -> Option<u32> {
 pub fn grid(units: u32) -> [u32; 3] {
     [units.div_ceil(256).clamp(1, 8192), 1, 1]
 }
-
-/// One instance a type.
-pub fn instances() -> Vec<(String, Instance)> {
-    let named = |dtype: DType| instance(dtype).map(|instance| (format!("{dtype} to bf16"), instance));
-    DType::ALL.into_iter().map(named).collect::<Result<_, _>>().expect("every type has its function")
-}

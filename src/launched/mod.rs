@@ -1,0 +1,241 @@
+//! What plans launch: the full sizes lowered without weights, without a GPU and without NVRTC, and every kernel instance that
+//! occurs in them, under the place where it is launched first.
+//!
+//! This list, and no other, is what is snapshotted, compiled for every architecture, checked for spills, shown by `gemma4c kernels` and
+//! timed by `gemma4c kernels --bench`. Kernels that no plan launches (the plain versions that fast ones are held against, the probe of a GPU's
+//! memory) are listed from their cases, and say so.
+
+pub mod recipes;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use anyhow::{Context, Result};
+use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::cpu::{self, Limits};
+use gemma4c_codegen::cuda::{self, LowerError, Lowered, Options};
+use gemma4c_codegen::kernels::{FAMILIES, Family, NamedInstance, probe};
+use gemma4c_dsl::{Instance, KernelDef};
+use gemma4c_graph::{Graph, Op, Weight, WeightId};
+use gemma4c_models::gemma4::{self, Config};
+use gemma4c_models::synth;
+use gemma4c_plan::Program;
+use gemma4c_plan::cuda::{Argument, CudaStep, LoadPart, Phase, Range};
+use rayon::prelude::*;
+
+use crate::compile::{DEFAULT_CHUNK, DEFAULT_CONTEXT, DEFAULT_CUDA_CHUNK};
+use recipes::Recipe;
+
+/// A plan without machine code, of a model without weights.
+pub struct Plan {
+    pub recipe: Recipe,
+    pub graph: Graph,
+    /// What each of the plan's values is computed by, if that reads a matrix or a table.
+    matrices: Vec<Option<WeightId>>,
+    pub meaning: Program,
+    pub lowered: Lowered,
+}
+
+impl Plan {
+    /// With the context and the chunk that `gemma4c compile` takes where it is not told otherwise.
+    pub fn lower(recipe: Recipe) -> Result<Plan> {
+        Plan::lower_for(recipe, DEFAULT_CONTEXT, DEFAULT_CUDA_CHUNK)
+    }
+
+    pub fn lower_for(recipe: Recipe, context: u32, chunk: u32) -> Result<Plan> {
+        let header = synth::describe(recipe.preset, recipe.types)?;
+        let config = Config::read(&header)?;
+        let graph = gemma4::graph(&header, &config)?;
+        let context = context.min(config.context);
+        let meaning = cpu::lower(&graph, Limits { context, chunk: DEFAULT_CHUNK.min(chunk), asked: 1 })?;
+        let options = Options {
+            context,
+            chunk,
+            kv: recipe.kv,
+            architectures: vec![recipe.arch],
+            vram: None,
+            disabled: recipe.without.iter().map(|name| name.to_string()).collect(),
+        };
+        // The factors of rotation frequencies are all that lowering reads, and no launch depends on them.
+        let read = |id: WeightId| -> Result<Vec<f32>, LowerError> { Ok(vec![1.0; graph.weight(id).dim(0) as usize]) };
+        let lowered = cuda::lower(&graph, &meaning, &options, &read).with_context(|| recipe.name())?;
+        let by_name: HashMap<String, WeightId> =
+            graph.iter().filter_map(|(id, node)| Some((graph.full_name(id), matrix(node.op)?))).collect();
+        let matrices = meaning.values.iter().map(|value| by_name.get(&value.name).copied()).collect();
+        Ok(Plan { recipe, graph, matrices, meaning, lowered })
+    }
+
+    /// The matrices that a step multiplies by, and the tables it gathers from.
+    pub fn matrices_of(&self, step: &CudaStep) -> Vec<&Weight> {
+        let mut ids: Vec<WeightId> = Vec::new();
+        for id in step.nodes.iter().filter_map(|index| self.matrices[*index as usize]) {
+            if !ids.contains(&id) {
+                ids.push(id);
+            }
+        }
+        ids.into_iter().map(|id| self.graph.weight(id)).collect()
+    }
+
+    /// `decode, layer 1, attn_q + attn_k + attn_v`: where a step of a phase stands.
+    pub fn place(&self, phase: &Phase, at: usize) -> String {
+        let role = self.role(&phase.steps[at]).unwrap_or_else(|| {
+            let next = phase.steps[at..].iter().find_map(|step| self.role(step));
+            next.map_or("a conversion".into(), |role| format!("before {role}"))
+        });
+        format!("{}, {role}", phase.name)
+    }
+
+    /// What a step is, in the words of the model's file: its layer, and the matrices it multiplies by or the table it gathers from,
+    /// else the last value it computes. `None` for a conversion, which stands for no value of its own.
+    fn role(&self, step: &CudaStep) -> Option<String> {
+        let last = *step.nodes.last()?;
+        let names: Vec<&str> = self.matrices_of(step).iter().map(|weight| without_layer(&weight.name)).collect();
+        // The layer of what it ends in: it may begin with what the layer before has left to it.
+        let value = self.meaning.values[last as usize].name.as_str();
+        let layer = value.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+        let layer = layer.map_or(String::new(), |(layer, _)| format!("layer {layer}, "));
+        Some(layer + &if names.is_empty() { without_layer(value).to_owned() } else { names.join(" + ") })
+    }
+
+    /// Every launch with the place where it stands: decode first, then the ladder of prefill, then what is launched while loading and
+    /// after the logits.
+    fn launches(&self) -> Vec<(String, &Instance)> {
+        let program = &self.lowered.program;
+        let instance = |kernel: u32| &self.lowered.instances[kernel as usize];
+        let mut all = Vec::new();
+        for phase in &program.phases {
+            for (at, step) in phase.steps.iter().enumerate() {
+                all.push((self.place(phase, at), instance(step.launch.kernel)));
+            }
+        }
+        for load in &program.loads {
+            let name = &self.graph.weights[load.weight as usize].name;
+            for part in &load.parts {
+                if let LoadPart::Kernel { kernel, .. } = part {
+                    all.push((format!("load of {name}"), instance(*kernel)));
+                }
+            }
+        }
+        for launch in &program.prepare {
+            let copied = launch.arguments.first().and_then(|codes| self.loaded_to(codes)).unwrap_or("a matrix");
+            all.push((format!("bf16 copy of {copied}"), instance(launch.kernel)));
+        }
+        all.extend(program.pick_largest.iter().map(|launch| ("the largest logit".to_owned(), instance(launch.kernel))));
+        all.extend(program.pick_sampled.iter().map(|launch| ("sampling".to_owned(), instance(launch.kernel))));
+        all
+    }
+
+    /// The tensor that is loaded to where an argument starts.
+    fn loaded_to(&self, argument: &Argument) -> Option<&str> {
+        let Argument::Memory(Range { region, offset, .. }) = argument else { return None };
+        let starts = |part: &LoadPart| match part {
+            LoadPart::Copy { to } | LoadPart::Kernel { to, .. } => (to.region, to.offset) == (*region, *offset),
+        };
+        let load = self.lowered.program.loads.iter().find(|load| load.parts.iter().any(starts))?;
+        Some(&self.graph.weights[load.weight as usize].name)
+    }
+
+    /// The instances of the plan, each once, under the place of its first launch.
+    pub fn instances(&self) -> Vec<NamedInstance> {
+        let mut seen = HashSet::new();
+        let mut found = Vec::new();
+        for (place, instance) in self.launches() {
+            if seen.insert(std::ptr::from_ref(instance)) {
+                let label = format!("{}, {place}", self.recipe.name());
+                found.push(NamedInstance { label, instance: instance.clone() });
+            }
+        }
+        found
+    }
+}
+
+/// The matrix or table that an operation reads.
+fn matrix(op: Op) -> Option<WeightId> {
+    match op {
+        Op::MatMul { weight } | Op::ExpertMatMul { weight, .. } | Op::Gather { table: weight } => Some(weight),
+        _ => None,
+    }
+}
+
+/// `attn_q` of `blk.0.attn_q.weight`.
+fn without_layer(name: &str) -> &str {
+    let rest = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map_or(name, |(_, rest)| rest);
+    rest.strip_suffix(".weight").unwrap_or(rest)
+}
+
+/// Kernels that no plan of the five sizes launches. Most are the plain versions that fast kernels are held against; `read_all` is the
+/// probe of a GPU's memory; `quantise` is for activations that no producer leaves as int8, of which these plans have none.
+pub const WITHOUT_PLAN: [&str; 9] = [
+    "read_all",
+    "quantise",
+    "quantise_plain",
+    "matvec_plain",
+    "argmax_plain",
+    "product_plain",
+    "route_plain",
+    "expert_geglu_plain",
+    "expert_down_plain",
+];
+
+/// Everything that an architecture's plans launch of these kernels, in their order; of those that no plan launches, what their cases and
+/// `gemma4c kernels --bench` do.
+pub fn instances(arch: Arch, kernels: &[&'static KernelDef]) -> Result<Vec<NamedInstance>> {
+    let is_without = |kernel: &&'static KernelDef| WITHOUT_PLAN.contains(&kernel.name);
+    let mut all = if kernels.iter().all(is_without) { Vec::new() } else { launched(arch)? };
+    let has_such = |family: &&Family| family.kernels.iter().any(|own| is_without(own) && kernels.contains(own));
+    for family in FAMILIES.iter().filter(has_such) {
+        let own = family.instances_of_cases().into_iter().filter(|named| is_without(&named.instance.def));
+        all.extend(own.map(|named| NamedInstance { label: format!("no plan, a case: {}", named.label), ..named }));
+    }
+    for (at, instance) in probe::tried()?.into_iter().enumerate() {
+        all.push(NamedInstance { label: format!("no plan, probe {} of --bench", at + 1), instance });
+    }
+    let of = |kernel: &&'static KernelDef| {
+        let kernel = *kernel;
+        all.iter().filter(move |named| named.instance.def == kernel && arch.has_all_of(&named.instance)).cloned()
+    };
+    Ok(kernels.iter().flat_map(of).collect())
+}
+
+/// Every instance that an architecture's plans launch, under its first place.
+pub fn launched(arch: Arch) -> Result<Vec<NamedInstance>> {
+    let mut found = Collected::default();
+    found.add(recipes::ordinary(arch), |_| true)?;
+    let ordinary: BTreeSet<&str> = found.instances.iter().map(|named| named.instance.def.name).collect();
+    found.add(recipes::with_passes_off(arch), |instance| !ordinary.contains(instance.def.name))?;
+    Ok(found.instances)
+}
+
+/// Instances by their text, each under its first label.
+#[derive(Default)]
+struct Collected {
+    instances: Vec<NamedInstance>,
+    texts: HashSet<String>,
+    labels: HashSet<(&'static str, String)>,
+}
+
+impl Collected {
+    /// Adds what plans launch, in the order of the recipes.
+    fn add(&mut self, recipes: Vec<Recipe>, wanted: impl Fn(&Instance) -> bool) -> Result<()> {
+        for instances in lower_all(recipes)? {
+            for NamedInstance { label, instance } in instances {
+                if !wanted(&instance) || !self.texts.insert(instance.to_string()) {
+                    continue;
+                }
+                // One place may launch a kernel twice, for two matrices or two planes of one.
+                let mut unique = label.clone();
+                let mut count = 1;
+                while !self.labels.insert((instance.def.name, unique.clone())) {
+                    count += 1;
+                    unique = format!("{label}, {count}");
+                }
+                self.instances.push(NamedInstance { label: unique, instance });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The instances of each recipe's plan, lowered on all cores.
+fn lower_all(recipes: Vec<Recipe>) -> Result<Vec<Vec<NamedInstance>>> {
+    recipes.into_par_iter().map(|recipe| Ok(Plan::lower(recipe)?.instances())).collect()
+}

@@ -1,0 +1,118 @@
+//! Which plans there are to look at: sizes, types, architectures, and what is switched off.
+//!
+//! A kernel's instance follows from a product's size and type and from the GPU's limits, so the set is the five sizes times the types of
+//! common files. A rare type is there once with experts and once as a file's other type, for tables and per-layer matrices. Files of
+//! mixed types, the types of keys and values, and switched-off passes are there for sizes in which they make a difference.
+
+use gemma4c_blocks::DType;
+use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::cuda::Pass;
+use gemma4c_graph::passes::PASSES;
+use gemma4c_models::synth::{Preset, Types};
+use gemma4c_plan::cuda::KvType;
+
+/// The five sizes.
+pub const SIZES: [Preset; 5] = [Preset::E2b, Preset::E4b, Preset::Dense12b, Preset::Moe26bA4b, Preset::Dense31b];
+/// Types of the common files.
+const COMMON: [DType; 5] = [DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q6K, DType::BF16];
+/// Architectures that are looked at for fewer types, because compiling takes most of the tests' time. Their texts are those of sm_89 but
+/// for the shared memory and the clusters that attention may have; registers are another matter, so all five sizes are there.
+pub const FEWER_TYPES: [Arch; 2] = [Arch::Sm80, Arch::Sm120a];
+
+/// One plan: what a user would tell `gemma4c compile`.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    pub preset: Preset,
+    pub types: Types,
+    pub arch: Arch,
+    pub kv: KvType,
+    /// Passes that are switched off.
+    pub without: Vec<&'static str>,
+}
+
+impl Recipe {
+    fn new(preset: Preset, types: Types, arch: Arch) -> Recipe {
+        Recipe { preset, types, arch, kv: KvType::F16, without: Vec::new() }
+    }
+
+    /// The same where memory has no room for bf16 copies of the weights.
+    pub fn without_copies(&self) -> Recipe {
+        Recipe { without: vec!["bf16-copies"], ..self.clone() }
+    }
+
+    /// `e4b q8_0`; what is not a default is said, but for the architecture.
+    pub fn name(&self) -> String {
+        let mut name = format!("{} {}", self.preset.name(), self.types.name());
+        if self.kv != KvType::F16 {
+            name += &format!(", {} cache", self.kv.name());
+        }
+        match self.without.len() {
+            0 => name,
+            all if all == every_pass().len() => name + ", no passes",
+            _ => name + ", no " + &self.without.join(", no "),
+        }
+    }
+}
+
+/// The plans of the five sizes in these types, with all defaults.
+pub fn of_types(arch: Arch, types: &[DType]) -> Vec<Recipe> {
+    let of_size = |preset: Preset| types.iter().map(move |dtype| Recipe::new(preset, Types::All(*dtype), arch));
+    SIZES.into_iter().flat_map(of_size).collect()
+}
+
+/// The plans of an architecture whose launches count: all defaults, and both with bf16 copies and where memory has no room for them.
+pub fn ordinary(arch: Arch) -> Vec<Recipe> {
+    let fewer = FEWER_TYPES.contains(&arch);
+    let of = |preset, types| Recipe::new(preset, types, arch);
+    let mut all = Vec::new();
+    for dtype in DType::ALL {
+        let sizes = match dtype {
+            DType::Q8_0 | DType::Q4_0 => &SIZES[..],
+            _ if COMMON.contains(&dtype) && !fewer => &SIZES,
+            _ => &[Preset::Moe26bA4b],
+        };
+        all.extend(sizes.iter().map(|preset| of(*preset, Types::All(dtype))));
+        if !COMMON.contains(&dtype) && !fewer {
+            all.push(of(Preset::E4b, Types::Q8_0WithTables(dtype)));
+        }
+    }
+    // So that an instance is called after the commonest type that launches it.
+    all.sort_by_key(|recipe| {
+        COMMON.iter().position(|dtype| recipe.types == Types::All(*dtype)).unwrap_or(COMMON.len())
+    });
+    if !fewer {
+        all.extend(SIZES.map(|preset| of(preset, Types::Q4KMixed)));
+        all.extend([Preset::E2b, Preset::E4b].map(|preset| of(preset, Types::Q4_0Trained)));
+    }
+    all.push(of(Preset::Moe26bA4b, Types::Q8_0WithQ6KExperts));
+    if arch.has_wgmma() {
+        let more: Vec<Recipe> = all.iter().map(Recipe::without_copies).collect();
+        all.extend(more);
+    }
+    for kv in [KvType::BF16, KvType::F32] {
+        all.extend([Preset::E4b, Preset::Dense12b].map(|size| Recipe { kv, ..of(size, Types::All(DType::Q8_0)) }));
+    }
+    all
+}
+
+/// Plans with passes switched off: their launches count where no ordinary plan launches the kernel at all.
+pub fn with_passes_off(arch: Arch) -> Vec<Recipe> {
+    let of = |preset, dtype, without: &[&'static str]| Recipe {
+        without: without.to_vec(),
+        ..Recipe::new(preset, Types::All(dtype), arch)
+    };
+    let mut all = Vec::new();
+    // Without rounding anywhere: a product for each type that weights have in a file.
+    for dtype in DType::ALL {
+        all.push(of(Preset::Moe26bA4b, dtype, &["int8"]));
+    }
+    for preset in [Preset::E4b, Preset::Moe26bA4b] {
+        all.push(of(preset, DType::Q8_0, &["attention-step"]));
+        all.push(of(preset, DType::Q8_0, &every_pass()));
+    }
+    all
+}
+
+fn every_pass() -> Vec<&'static str> {
+    PASSES.iter().map(|pass| pass.name).chain(Pass::ALL.map(Pass::name)).collect()
+}
