@@ -295,7 +295,8 @@ fn check(arch: Arch, spills: Spills) {
     let is_fine = spills == Spills::Allowed || found.is_empty();
     assert!(is_fine, "decode kernels that spill registers on {arch}:\n  {}", found.join("\n  "));
     // A product that the assembler makes wait for its predecessor still gives the right result, at a fraction of the speed.
-    for Usage { kernel, label, resources, warnings, .. } in usages.iter().filter(|usage| usage.kernel == "product_wide")
+    for Usage { kernel, label, resources, warnings, .. } in
+        usages.iter().filter(|usage| usage.kernel == "product_wgmma")
     {
         assert!(warnings.is_empty() && !resources.spills(), "{kernel}: {label}: {resources:?}, {warnings:?}");
     }

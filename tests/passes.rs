@@ -224,7 +224,7 @@ fn the_lowering_reports_what_it_did() {
         let applied =
             |pass: Pass| program.passes.iter().find(|known| known.name == pass.name()).map_or(0, |p| p.applied);
         assert_eq!(applied(Pass::AttentionStep), launches(0, &["attention_step"]));
-        assert_eq!(applied(Pass::Bf16Copies), launches(1, &["product_wide"]));
+        assert_eq!(applied(Pass::Bf16Copies), launches(1, &["product_wgmma"]));
         let integer: u32 = program.phases[0].steps.iter().map(|step| int8_products(&program, step)).sum();
         assert_eq!(applied(Pass::Int8), integer, "products of a row with 8-bit activations, and nothing else");
         for pass in &program.passes {

@@ -106,7 +106,7 @@ impl Arch {
         }
     }
 
-    /// Resident threads of one multiprocessor.
+    /// Resident threads of one SM.
     pub const fn max_threads_per_multiprocessor(self) -> u32 {
         match self {
             Arch::Sm80 | Arch::Sm90a => 2048,

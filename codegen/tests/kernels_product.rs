@@ -1,8 +1,8 @@
 //! The matrix product against a plain sum in f64: in the simulator under three orders, and as host-compiled text.
 
 use gemma4c_codegen::arch::Arch;
-use gemma4c_codegen::cases::{grouped, product, wide};
-use gemma4c_codegen::kernels::product::wide::Wide;
+use gemma4c_codegen::cases::{grouped, product, wgmma};
+use gemma4c_codegen::kernels::product::wgmma::WgmmaProduct;
 use gemma4c_codegen::kernels::product::{Product, Tile};
 use gemma4c_dsl::ElementType;
 use gemma4c_dsl::harness::{Case, Executor, Simulator};
@@ -41,7 +41,7 @@ fn same_first_rows(cases: &[Case], outputs: usize) {
 #[test]
 fn a_row_does_not_depend_on_its_neighbours_nor_on_the_tile() {
     same_first_rows(&product::first_rows(), 19);
-    same_first_rows(&wide::first_rows(), 20);
+    same_first_rows(&wgmma::first_rows(), 20);
 }
 
 #[test]
@@ -57,23 +57,23 @@ fn a_row_does_not_depend_on_who_else_chose_its_expert() {
 
 #[test]
 fn warpgroups_multiply_in_every_tile() {
-    check(wide::tiles());
+    check(wgmma::tiles());
 }
 
 #[test]
 fn warpgroups_gate_what_they_multiplied() {
-    check(wide::gated());
+    check(wgmma::gated());
 }
 
 #[test]
 fn weights_to_bf16() {
-    check(wide::widening());
+    check(wgmma::widening());
 }
 
 #[test]
 fn warpgroups_take_the_tile_with_the_shortest_waves() {
-    let wide = Wide { out: ElementType::F32, geglu: false, pairs: 0, epilogue: Vec::new() };
-    let tile = |rows, outputs, k| wide.choose(rows, outputs, k, Arch::Sm90a).map(|tile| (tile.rows(), tile.columns));
+    let wgmma = WgmmaProduct { out: ElementType::F32, geglu: false, pairs: 0, epilogue: Vec::new() };
+    let tile = |rows, outputs, k| wgmma.choose(rows, outputs, k, Arch::Sm90a).map(|tile| (tile.rows(), tile.columns));
     assert_eq!(tile(2048, 20480, 2560), Some((128, 256)));
     assert_eq!(tile(512, 2560, 10240), Some((128, 96)));
     assert_eq!(tile(2048, 2560, 10240), Some((128, 160)));
@@ -81,7 +81,7 @@ fn warpgroups_take_the_tile_with_the_shortest_waves() {
     // Steps are 64 values, results are stored by fours, and only Hopper has warpgroups that multiply.
     assert_eq!(tile(512, 2560, 2080), None);
     assert_eq!(tile(512, 2562, 2560), None);
-    assert_eq!(wide.choose(512, 2560, 2560, Arch::Sm89), None);
+    assert_eq!(wgmma.choose(512, 2560, 2560, Arch::Sm89), None);
 }
 
 #[test]

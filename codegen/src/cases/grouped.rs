@@ -7,7 +7,7 @@ use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
 use super::geglu::gelu;
 use super::matvec::random_streams;
 use crate::kernels::moe::group::Grouping;
-use crate::kernels::product::wide::{Wide, WideTile};
+use crate::kernels::product::wgmma::{WgmmaProduct, WgmmaTile};
 use crate::kernels::product::{Product, Tile};
 use crate::kernels::streams::Repacked;
 
@@ -155,44 +155,44 @@ fn over_streams(dtype: DType, tile: Tile, [experts, outputs, k]: [usize; 3], sha
 
 /// Over bf16 weights, by warpgroups.
 fn by_warpgroups(
-    wide: Wide,
-    tile: WideTile,
+    wgmma: WgmmaProduct,
+    tile: WgmmaTile,
     [experts, outputs, k]: [usize; 3],
     pairs: [usize; 2],
     blocks: u32,
 ) -> Case {
-    let height = wide.matrix_rows(outputs as u32) as usize;
+    let height = wgmma.matrix_rows(outputs as u32) as usize;
     let weights = Random::new(k as u64).floats(experts * height * k, -0.5, 0.5);
     let name = format!(
-        "wide by expert, {} x {}, {} of {} pairs, {experts} experts of {outputs} x {k} to {}{}, {} pairs a row",
+        "wgmma by expert, {} x {}, {} of {} pairs, {experts} experts of {outputs} x {k} to {}{}, {} pairs a row",
         tile.rows(),
         tile.columns,
         pairs[1],
         pairs[0],
-        if wide.geglu { "gated " } else { "" },
-        wide.out.name(),
-        wide.pairs
+        if wgmma.geglu { "gated " } else { "" },
+        wgmma.out.name(),
+        wgmma.pairs
     );
     let weights: Vec<BF16> = weights.into_iter().map(BF16::from_f32).collect();
-    let case = Case::new(name, wide.instance(tile).expect("a tile that fits the kernel"));
-    Problem::new(weights.clone(), height, k, wide.pairs as usize, pairs)
-        .finish(case.buffer("weights", weights), tile.rows(), tile.columns, wide.geglu, wide.out)
+    let case = Case::new(name, wgmma.instance(tile).expect("a tile that fits the kernel"));
+    Problem::new(weights.clone(), height, k, wgmma.pairs as usize, pairs)
+        .finish(case.buffer("weights", weights), tile.rows(), tile.columns, wgmma.geglu, wgmma.out)
         .grid([blocks, 1, 1])
 }
 
 /// Groups that are full and not, rows that pairs share and rows of their own, in both products.
 pub fn products() -> Vec<Case> {
-    let wide = |out, geglu, pairs| Wide { out, geglu, pairs, epilogue: Vec::new() };
+    let wgmma = |out, geglu, pairs| WgmmaProduct { out, geglu, pairs, epilogue: Vec::new() };
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
-    let tile = |warpgroups, columns| WideTile { warpgroups, columns };
+    let tile = |warpgroups, columns| WgmmaTile { warpgroups, columns };
     vec![
         over_streams(DType::Q4_0, Tile::SMALL, [4, 24, 96], 2, [6, 4]),
         over_streams(DType::Q8_0, Tile::SMALL, [3, 70, 64], 1, [50, 49]),
         over_streams(DType::Q6K, Tile::GROUPED, [3, 130, 256], 3, [200, 180]),
-        by_warpgroups(wide(f32, false, 1), tile(1, 64), [3, 68, 64], [70, 67], 3),
-        by_warpgroups(wide(f32, false, 1), tile(2, 128), [2, 132, 128], [300, 290], 2),
-        by_warpgroups(wide(bf16, true, 2), tile(1, 128), [3, 72, 128], [100, 98], 2),
-        by_warpgroups(wide(bf16, true, 8), tile(2, 256), [2, 132, 64], [160, 160], 1),
+        by_warpgroups(wgmma(f32, false, 1), tile(1, 64), [3, 68, 64], [70, 67], 3),
+        by_warpgroups(wgmma(f32, false, 1), tile(2, 128), [2, 132, 128], [300, 290], 2),
+        by_warpgroups(wgmma(bf16, true, 2), tile(1, 128), [3, 72, 128], [100, 98], 2),
+        by_warpgroups(wgmma(bf16, true, 8), tile(2, 256), [2, 132, 64], [160, 160], 1),
     ]
 }
 
@@ -204,9 +204,9 @@ pub fn first_pairs() -> Vec<Case> {
 
 /// The same, by warpgroups.
 pub fn first_pairs_of_warpgroups() -> Vec<Case> {
-    let wide = Wide { out: ElementType::F32, geglu: false, pairs: 1, epilogue: Vec::new() };
+    let wgmma = WgmmaProduct { out: ElementType::F32, geglu: false, pairs: 1, epilogue: Vec::new() };
     let of = |pairs, warpgroups| {
-        by_warpgroups(wide.clone(), WideTile { warpgroups, columns: 128 }, [3, 20, 128], [pairs, pairs], 2)
+        by_warpgroups(wgmma.clone(), WgmmaTile { warpgroups, columns: 128 }, [3, 20, 128], [pairs, pairs], 2)
     };
     vec![of(1, 1), of(90, 1), of(200, 2)]
 }

@@ -18,7 +18,7 @@ pub mod product;
 pub mod quantise;
 pub mod repack;
 pub mod sample;
-pub mod wide;
+pub mod wgmma;
 
 use gemma4c_dsl::harness::Case;
 

@@ -5,13 +5,13 @@ use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
 
 use super::matvec::random_streams;
-use super::{grouped, wide};
+use super::{grouped, wgmma};
 use crate::kernels::matvec::slots::then_add;
 use crate::kernels::product::{Product, Tile, round_rows_instance};
 use crate::kernels::streams::Repacked;
 
 pub fn cases() -> Vec<Case> {
-    types().into_iter().chain(shapes()).chain(rounding()).chain(wide::cases()).chain(grouped::products()).collect()
+    types().into_iter().chain(shapes()).chain(rounding()).chain(wgmma::cases()).chain(grouped::products()).collect()
 }
 
 /// A product of random operands and what must come out.

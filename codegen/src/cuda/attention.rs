@@ -69,7 +69,7 @@ impl PhaseBuilder<'_, '_> {
             let raw = self.floats(queries.raw)?;
             (q, q_stride) = (raw.start, raw.stride);
             q_weight = self.common.weights.floats(queries.weight)?;
-            q_out = self.make(queries.out, Form::F32, rows);
+            q_out = self.alloc_value(queries.out, Form::F32, rows);
         }
         let (mut k, mut v, mut k_weight, mut k_cache, mut v_cache) =
             (Arg::Unused, Arg::Unused, Arg::Unused, Arg::Unused, Arg::Unused);
@@ -102,7 +102,7 @@ impl PhaseBuilder<'_, '_> {
         let work = Work { bytes: values * 4, flops: 0 };
         self.launch(kind.instance()?, kind.grid(rows), &arguments, &group.nodes, work, "norms, rotation and store")?;
         if let Some(queries) = of.q {
-            self.leaves(queries.out, Form::F32, q_out);
+            self.record_output(queries.out, Form::F32, q_out);
         }
         Ok(())
     }
@@ -137,7 +137,7 @@ impl PhaseBuilder<'_, '_> {
         let wanted = self.wanted(node);
         let (form, out) =
             if wanted.int8 && !wanted.floats { (Form::Int8, StepOut::Int8) } else { (Form::F32, StepOut::Floats) };
-        let result = self.make(node, form, 1);
+        let result = self.alloc_value(node, form, 1);
         let width = layer.heads() as u64 * layer.head_dim as u64;
         let [extrema, values, counters] = match layer.step_values_len() {
             0 => [Arg::Unused; 3],
@@ -188,7 +188,7 @@ impl PhaseBuilder<'_, '_> {
             _ => self.applied(Pass::Clusters, group),
         }
         self.launch(layer.step(of.kv.is_some(), out)?, layer.step_grid(), &arguments, &nodes, work, why)?;
-        self.leaves(node, form, result);
+        self.record_output(node, form, result);
         self.mark_done(at);
         Ok(())
     }
@@ -242,7 +242,7 @@ impl PhaseBuilder<'_, '_> {
             vec![("extrema", extrema), ("values", values), ("state", state), ("splits", Arg::U32(layer.splits()))];
         let wants_int8 = self.wanted(node).int8 && !self.wanted(node).floats;
         let form = if wants_int8 { Form::Int8 } else { Form::F32 };
-        let out = self.make(node, form, 1);
+        let out = self.alloc_value(node, form, 1);
         let instance = if wants_int8 {
             arguments.extend(int8_arguments(out, width, ["xq", "xscale", "xsum"]));
             layer.combine_int8()?
@@ -252,7 +252,7 @@ impl PhaseBuilder<'_, '_> {
         };
         let work = Work { bytes: layer.values_len(1) * 4, flops: 0 };
         self.launch(instance, layer.combine_grid(1), &arguments, &group.nodes, work, "merges the splits")?;
-        self.leaves(node, form, out);
+        self.record_output(node, form, out);
         Ok(())
     }
 
@@ -270,7 +270,7 @@ impl PhaseBuilder<'_, '_> {
         // The product that reads it takes bf16; only the plain kernel cannot leave that.
         let rounded = self.common.kv != KvType::F32 && self.wanted(node) == Outputs::BF16;
         let (form, element) = if rounded { (Form::BF16, ElementType::BF16) } else { (Form::F32, ElementType::F32) };
-        let out = self.make(node, form, rows);
+        let out = self.alloc_value(node, form, rows);
         let arguments = [
             ("q", query),
             ("k", k),
@@ -296,7 +296,7 @@ impl PhaseBuilder<'_, '_> {
                 self.launch(layer.plain()?, [layer.heads(), rows, 1], &arguments, &group.nodes, work, why)?;
             }
         }
-        self.leaves(node, form, out);
+        self.record_output(node, form, out);
         Ok(())
     }
 }

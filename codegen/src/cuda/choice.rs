@@ -57,7 +57,7 @@ pub fn product(of: &Product) -> (LaunchShape, Choice) {
 fn ranking(of: &Ranked) -> String {
     format!(
         "{}; {} KiB in flight an SM, busy {:.0} % of the time",
-        of.shape.told(),
+        of.shape.describe(),
         of.in_flight >> 10,
         of.busy * 100.0
     )
@@ -77,7 +77,7 @@ mod tests {
             let (shape, choice) = product(&of);
             assert_eq!(shape, of.shape(TUNED_MULTIPROCESSORS));
             let (rows, k) = (of.rows(), of.k);
-            let own = format!("product of {rows} x {k} {}, shaped for 132 SMs: {}", of.dtype, shape.told());
+            let own = format!("product of {rows} x {k} {}, shaped for 132 SMs: {}", of.dtype, shape.describe());
             assert!(choice.reason.contains(&own), "{}", choice.reason);
             assert!(choice.runner_up.ends_with("of the score"), "{}", choice.runner_up);
             for foreign in ["tokens/s", "E4B", "us in a chain", "H200"] {

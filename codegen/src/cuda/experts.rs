@@ -76,7 +76,7 @@ impl PhaseBuilder<'_, '_> {
         self.mark_done(entry.expert_norm);
         let rows = self.rows_of(group);
         let outputs = self.wanted(dense).and(self.wanted(*expert));
-        let stream = self.make(residual.sum, Form::F32, rows);
+        let stream = self.alloc_value(residual.sum, Form::F32, rows);
         let dense_names = ["dense_out", "dense_rounded", "dense_xq", "dense_xscale", "dense_xsum"];
         let expert_names = ["expert_out", "expert_rounded", "expert_xq", "expert_xscale", "expert_xsum"];
         let (mut arguments, dense_forms) = self.row_outputs(dense, outputs, rows, dense_names);
@@ -93,12 +93,12 @@ impl PhaseBuilder<'_, '_> {
         let nodes = [&group.nodes[..], &router_group.nodes[..], &expert_group.nodes[..]].concat();
         let why = Choice::because("residual, both norms and the choice").over("a launch each");
         self.route(&router_group, router, Some(outputs), arguments, &nodes, why)?;
-        self.leaves(residual.sum, Form::F32, stream);
+        self.record_output(residual.sum, Form::F32, stream);
         for (form, start) in dense_forms {
-            self.leaves(dense, form, start);
+            self.record_output(dense, form, start);
         }
         for (form, start) in expert_forms {
-            self.leaves(*expert, form, start);
+            self.record_output(*expert, form, start);
         }
         Ok(())
     }
@@ -171,8 +171,8 @@ impl PhaseBuilder<'_, '_> {
         };
         let why = Choice { reason: format!("{how}; {}", why.reason), ..why };
         self.launch(instance, grid, &arguments, nodes, work, why)?;
-        self.leaves(node, Form::Experts, place.ids);
-        self.keep_routing(node, place);
+        self.record_output(node, Form::Experts, place.ids);
+        self.bind_routing(node, place);
         Ok(())
     }
 
@@ -266,14 +266,14 @@ impl PhaseBuilder<'_, '_> {
         let mut arguments = matrix.arguments();
         let names = ["arrive_x", "arrive_xq", "arrive_xscale", "arrive_xsum"];
         self.arrive(input, from, rows as u64 * matrix.k as u64, names, &mut arguments)?;
-        let out = self.make(node, Form::F32, rows);
+        let out = self.alloc_value(node, Form::F32, rows);
         arguments.extend([("ids", place.ids), ("state", state), ("out", out)]);
         let dense_out = match &beside {
             Some(beside) => {
                 arguments.extend(beside.arguments());
                 let names = ["dense_arrive_x", "dense_arrive_xq", "dense_arrive_xscale", "dense_arrive_xsum"];
                 self.arrive(beside.input, from, rows as u64 * matrix.k as u64, names, &mut arguments)?;
-                self.make(beside.output, Form::F32, rows)
+                self.alloc_value(beside.output, Form::F32, rows)
             }
             None => {
                 arguments.push(("dense_codes", Arg::Unused));
@@ -283,9 +283,9 @@ impl PhaseBuilder<'_, '_> {
         arguments.push(("dense_out", dense_out));
         let work = self.expert_work(&matrix, experts, rows * top, beside.as_ref());
         self.launch_experts(kind.instance()?, kind.grid(rows), &arguments, group, beside.as_ref(), work)?;
-        self.leaves(node, Form::F32, out);
+        self.record_output(node, Form::F32, out);
         if let Some(beside) = beside {
-            self.leaves(beside.output, Form::F32, dense_out);
+            self.record_output(beside.output, Form::F32, dense_out);
         }
         Ok(())
     }
@@ -313,7 +313,7 @@ impl PhaseBuilder<'_, '_> {
         };
         self.count_int8(&group.nodes, matrix.dtype);
         let mut arguments = matrix.arguments();
-        let out = self.make(node, Form::F32, rows);
+        let out = self.alloc_value(node, Form::F32, rows);
         arguments.extend([
             ("expert_scale", scale),
             ("x", self.floats(input)?.start),
@@ -326,7 +326,7 @@ impl PhaseBuilder<'_, '_> {
         let (dense_x, dense_out) = match &beside {
             Some(beside) => {
                 arguments.extend(beside.arguments());
-                (self.floats(beside.input)?.start, self.make(beside.output, Form::F32, rows))
+                (self.floats(beside.input)?.start, self.alloc_value(beside.output, Form::F32, rows))
             }
             None => {
                 arguments.push(("dense_codes", Arg::Unused));
@@ -336,9 +336,9 @@ impl PhaseBuilder<'_, '_> {
         arguments.extend([("dense_x", dense_x), ("dense_out", dense_out)]);
         let work = self.expert_work(&matrix, experts, rows * top, beside.as_ref());
         self.launch_experts(kind.instance()?, kind.grid(rows), &arguments, group, beside.as_ref(), work)?;
-        self.leaves(node, Form::F32, out);
+        self.record_output(node, Form::F32, out);
         if let Some(beside) = beside {
-            self.leaves(beside.output, Form::F32, dense_out);
+            self.record_output(beside.output, Form::F32, dense_out);
         }
         Ok(())
     }
@@ -384,7 +384,7 @@ impl PhaseBuilder<'_, '_> {
         let [floats, codes, scales, sums] = names;
         match from {
             Activations::Int8 => {
-                let x = self.known(input, Form::Int8)?;
+                let x = self.location(input, Form::Int8)?;
                 arguments.extend(int8_arguments(x.start, elements, [codes, scales, sums]));
             }
             Activations::F32 => arguments.push((floats, self.floats(input)?.start)),

@@ -19,7 +19,7 @@ use super::{LowerError, Pass};
 use crate::arch::Arch;
 use crate::kernels::moe::group::Grouping;
 use crate::kernels::outputs::Outputs;
-use crate::kernels::product::wide::Wide;
+use crate::kernels::product::wgmma::WgmmaProduct;
 use crate::kernels::product::{Product, Tile};
 
 /// The pairs of rows and experts, sorted, and cut into groups of one height.
@@ -72,12 +72,12 @@ impl PhaseBuilder<'_, '_> {
         let x = self.form(group, input, Form::BF16)?.start;
         let of = ExpertProduct { weight, routing, x, share: top };
         let all = self.graph().weight(weight).dim(1) as u32;
-        let gated = Wide { out: ElementType::BF16, geglu: true, pairs: top, epilogue: Vec::new() };
+        let gated = WgmmaProduct { out: ElementType::BF16, geglu: true, pairs: top, epilogue: Vec::new() };
         if self.wanted(node) == Outputs::BF16
             && let Some(out) =
-                self.by_warpgroups(group, &of, gated, &group.nodes, |b| b.make(node, Form::BF16, rows))?
+                self.by_warpgroups(group, &of, gated, &group.nodes, |b| b.alloc_value(node, Form::BF16, rows))?
         {
-            self.leaves(node, Form::BF16, out);
+            self.record_output(node, Form::BF16, out);
             return Ok(());
         }
         let pairs = rows * top;
@@ -99,16 +99,16 @@ impl PhaseBuilder<'_, '_> {
         let rows = self.rows;
         let x = self.form(group, input, Form::BF16)?.start;
         let of = ExpertProduct { weight, routing, x, share: 1 };
-        let plain = Wide { out: ElementType::F32, geglu: false, pairs: 1, epilogue: Vec::new() };
-        let each = match self.by_warpgroups(group, &of, plain, &[down], |b| b.make(down, Form::F32, rows))? {
+        let plain = WgmmaProduct { out: ElementType::F32, geglu: false, pairs: 1, epilogue: Vec::new() };
+        let each = match self.by_warpgroups(group, &of, plain, &[down], |b| b.alloc_value(down, Form::F32, rows))? {
             Some(out) => out,
             None => {
-                let out = self.make(down, Form::F32, rows);
+                let out = self.alloc_value(down, Form::F32, rows);
                 self.over_streams(group, &of, out, &[down])?;
                 out
             }
         };
-        self.leaves(down, Form::F32, each);
+        self.record_output(down, Form::F32, each);
 
         let why = "many rows: a row's choices come together in their order";
         self.expert_sum(group, node, each, routing, scale, why)
@@ -146,24 +146,24 @@ impl PhaseBuilder<'_, '_> {
         &mut self,
         group: &Group,
         of: &ExpertProduct,
-        wide: Wide,
+        wgmma: WgmmaProduct,
         nodes: &[NodeId],
         make: impl FnOnce(&mut Self) -> Arg,
     ) -> Result<Option<Arg>, LowerError> {
         let (experts, top) = self.experts(of.routing);
         let (pairs, w) = (self.rows * top, self.graph().weight(of.weight));
         let (k, all) = (w.dim(0) as u32, w.dim(1) as u32);
-        let outputs = if wide.geglu { all / 2 } else { all };
-        if let Err(why) = self.common.wide_experts {
+        let outputs = if wgmma.geglu { all / 2 } else { all };
+        if let Err(why) = self.common.wgmma_experts {
             // Where no product has them, experts are not another refusal.
-            let all = if self.common.wide.is_err() { EVERY_PRODUCT } else { "all experts of many rows" };
+            let all = if self.common.wgmma.is_err() { EVERY_PRODUCT } else { "all experts of many rows" };
             self.common.tally.refused(Pass::Bf16Copies, vec![all.into()], why);
             return Ok(None);
         }
         let height = if pairs <= experts * MOST_FOR_ONE_WARPGROUP { 64 } else { 128 };
         // An expert's last group is half full, on average.
         let groups = pairs / height + experts.min(pairs).div_ceil(2);
-        let Some(tile) = wide.choose_grouped(groups, height, outputs, k, Arch::Sm90a) else {
+        let Some(tile) = wgmma.choose_grouped(groups, height, outputs, k, Arch::Sm90a) else {
             self.refused(Pass::Bf16Copies, group, "its sizes are no multiples of what they take");
             return Ok(None);
         };
@@ -174,14 +174,14 @@ impl PhaseBuilder<'_, '_> {
         let mut arguments = vec![("weights", copy)];
         arguments.extend(sorted.arguments(of.x, self.state(group), out, outputs, k));
         let read = all as u64 * k as u64 * 2 * experts.min(pairs) as u64;
-        let work = work(read, pairs, all, outputs, k, wide.out.size() as u64);
+        let work = work(read, pairs, all, outputs, k, wgmma.out.size() as u64);
         let why = format!(
             "{pairs} pairs of a row and an expert, sorted: warpgroups over a bf16 copy, tiles of {height} x {}",
             tile.columns
         );
         let why = Choice::because(why).over("tensor cores over streams");
-        let grid = wide.grouped_grid(tile, sorted.most_groups, outputs);
-        self.launch(wide.instance(tile)?, grid, &arguments, nodes, work, why)?;
+        let grid = wgmma.grouped_grid(tile, sorted.most_groups, outputs);
+        self.launch(wgmma.instance(tile)?, grid, &arguments, nodes, work, why)?;
         Ok(Some(out))
     }
 
@@ -211,8 +211,8 @@ impl PhaseBuilder<'_, '_> {
             "{pairs} pairs of a row and an expert, sorted: tensor cores over streams, tiles of {} x {}",
             tile.rows, tile.columns
         );
-        let not_wide = self.common.wide_experts.err().unwrap_or("its sizes are no multiples of what they take");
-        let why = Choice::because(why).over(format!("warpgroups over a bf16 copy: {not_wide}"));
+        let no_wgmma = self.common.wgmma_experts.err().unwrap_or("its sizes are no multiples of what they take");
+        let why = Choice::because(why).over(format!("warpgroups over a bf16 copy: {no_wgmma}"));
         let grid = [sorted.most_groups, outputs.div_ceil(tile.columns), 1];
         self.launch(product.instance(tile)?, grid, &arguments, nodes, work, why)
     }

@@ -116,9 +116,9 @@ pub struct Common<'a> {
     /// A router takes along what comes before it, and experts the dense half.
     mixes: bool,
     /// Prefill multiplies by bf16 copies of the weights, where their shape allows; or why it does not.
-    wide: Result<(), &'static str>,
+    wgmma: Result<(), &'static str>,
     /// By copies of the experts too, which are many times larger; or why it does not.
-    wide_experts: Result<(), &'static str>,
+    wgmma_experts: Result<(), &'static str>,
     tally: Tally,
     /// Shared memory that a block may have on every architecture of the plan.
     shared_bytes: usize,
@@ -275,8 +275,8 @@ fn lower_with(
         absorbs: !off("absorb-norms"),
         steps: !off("attention-step"),
         mixes: !off("mixtures"),
-        wide: copies(&[Copies::All, Copies::NoExperts]),
-        wide_experts: copies(&[Copies::All]),
+        wgmma: copies(&[Copies::All, Copies::NoExperts]),
+        wgmma_experts: copies(&[Copies::All]),
         tally: Tally::new(&options.disabled),
         shared_bytes: shared.unwrap_or(48 * 1024),
         cluster: cluster.unwrap_or(1),

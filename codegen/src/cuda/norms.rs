@@ -26,7 +26,7 @@ impl PhaseBuilder<'_, '_> {
             wanted = Outputs { floats: false, ..wanted };
         }
         let input = self.whole_rows(group, of.input)?.start;
-        let stream = of.residual.map(|residual| (residual, self.make(residual.sum, Form::F32, rows)));
+        let stream = of.residual.map(|residual| (residual, self.alloc_value(residual.sum, Form::F32, rows)));
         let (mut outputs, forms) = self.row_outputs(target, wanted, rows, ["out", "rounded", "xq", "xscale", "xsum"]);
         let next = match of.next {
             Some((_, Some(weight))) => self.common.weights.floats(weight)?,
@@ -76,11 +76,11 @@ impl PhaseBuilder<'_, '_> {
                 };
                 let instance = norm::residual(width, kind)?;
                 self.launch(instance, [rows, 1, 1], &outputs, &group.nodes, Work { bytes, flops: 0 }, why)?;
-                self.leaves(residual.sum, Form::F32, sum);
+                self.record_output(residual.sum, Form::F32, sum);
             }
         }
         for (form, start) in forms {
-            self.leaves(target, form, start);
+            self.record_output(target, form, start);
         }
         Ok(())
     }
@@ -99,7 +99,7 @@ impl PhaseBuilder<'_, '_> {
         let mut arguments = Vec::new();
         let mut one = |builder: &mut Self, has: bool, form: Form| match has {
             true => {
-                let start = builder.make(node, form, rows);
+                let start = builder.alloc_value(node, form, rows);
                 forms.push((form, start));
                 start
             }

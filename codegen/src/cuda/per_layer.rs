@@ -49,7 +49,7 @@ impl PhaseBuilder<'_, '_> {
         self.count_int8(&[projection], matrix.dtype);
         let mut arguments = matrix.arguments();
         arguments.extend(gate_matrix.arguments().into_iter().map(|(name, argument)| (gates_own(name), argument)));
-        let out = self.make(projection, Form::F32, 1);
+        let out = self.alloc_value(projection, Form::F32, 1);
         arguments.extend([
             ("post_norm", self.common.weights.floats(residual.post)?),
             ("x", self.floats(residual.stream)?.start),
@@ -64,8 +64,8 @@ impl PhaseBuilder<'_, '_> {
         let why = format!("one row: gate and projection in a cluster of {} blocks", step.peers);
         let why = Choice::because(why).over("two launches");
         self.launch(step.instance()?, step.grid(), &arguments, &nodes, work, why)?;
-        self.leaves(residual.sum, Form::F32, stream);
-        self.leaves(projection, Form::F32, out);
+        self.record_output(residual.sum, Form::F32, stream);
+        self.record_output(projection, Form::F32, out);
         self.applied(Pass::PerLayerStep, group);
         if let Some(at) = self.groups.iter().position(|group| group.nodes.contains(&projection)) {
             self.mark_done(at);

@@ -185,7 +185,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     }
 
     /// Memory for a node's rows in a form; the graph's result has its own place.
-    pub fn make(&mut self, node: NodeId, form: Form, rows: u32) -> Arg {
+    pub fn alloc_value(&mut self, node: NodeId, form: Form, rows: u32) -> Arg {
         let width = self.graph().node(node).ty.width;
         let elements = rows as u64 * width as u64;
         let start = if self.graph().output == Some(node) && form == Form::F32 {
@@ -199,12 +199,12 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
                 Form::Int8 => elements + elements / 32 * 8,
             })
         };
-        self.keep(node, form, Place { start, stride: width });
+        self.bind_location(node, form, Place { start, stride: width });
         start
     }
 
     /// Says where a node's rows lie.
-    pub fn keep(&mut self, node: NodeId, form: Form, place: Place) {
+    pub fn bind_location(&mut self, node: NodeId, form: Form, place: Place) {
         self.values.entry(node).or_default().push((form, place));
     }
 
@@ -223,11 +223,11 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
 
     /// A node's f32 rows.
     pub fn floats(&self, node: NodeId) -> Result<Place, LowerError> {
-        self.known(node, Form::F32)
+        self.location(node, Form::F32)
     }
 
     /// A node's rows in a form that somebody has made.
-    pub fn known(&self, node: NodeId, form: Form) -> Result<Place, LowerError> {
+    pub fn location(&self, node: NodeId, form: Form) -> Result<Place, LowerError> {
         self.find(node, form).ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })
     }
 
@@ -241,7 +241,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         if from.stride != width && rows > 1 {
             return Err(LowerError::NoValue { node: format!("{} as whole rows", self.graph().full_name(node)) });
         }
-        let (state, to) = (self.state(group), self.make(node, form, rows));
+        let (state, to) = (self.state(group), self.alloc_value(node, form, rows));
         let bytes = rows as u64 * width as u64 * 4;
         let x = from.start.take(bytes);
         let blocks = |per: u64| ((rows as u64 * width as u64).div_ceil(per)).clamp(1, 1024) as u32;
@@ -257,10 +257,10 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             let grid = [blocks(2048), 1, 1];
             self.launch(instance, grid, &arguments, &[], Work { bytes, flops: 0 }, "no producer leaves bf16")?;
         }
-        self.known(node, form)
+        self.location(node, form)
     }
 
-    pub fn keep_routing(&mut self, node: NodeId, place: RoutingPlace) {
+    pub fn bind_routing(&mut self, node: NodeId, place: RoutingPlace) {
         self.routing.insert(node, place);
     }
 
@@ -384,7 +384,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     }
 
     /// Says what the last launch leaves in memory, so that it can be compared with its meaning.
-    pub fn leaves(&mut self, node: NodeId, form: Form, start: Arg) {
+    pub fn record_output(&mut self, node: NodeId, form: Form, start: Arg) {
         if let Some(draft) = self.drafts.last_mut() {
             draft.outputs.push((node, form, start));
         }

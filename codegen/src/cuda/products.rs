@@ -14,7 +14,7 @@ use crate::arch::Arch;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::{self, Prologue, TUNED_MULTIPROCESSORS, slots};
 use crate::kernels::outputs::Outputs;
-use crate::kernels::product::wide::Wide;
+use crate::kernels::product::wgmma::WgmmaProduct;
 use crate::kernels::product::{self, Tile};
 use crate::kernels::{geglu, per_layer};
 
@@ -109,9 +109,9 @@ impl PhaseBuilder<'_, '_> {
         let work = Work { bytes: matrix.bytes() + matrix.k as u64 * 4, flops: 2 * matrix.rows * matrix.k as u64 };
         self.launch(choice.instance(shape)?, [shape.blocks, 1, 1], &arguments, &nodes, work, why)?;
         if let Some((Norm { residual: Some(residual), .. }, stream)) = norm {
-            self.leaves(residual.sum, Form::F32, stream);
+            self.record_output(residual.sum, Form::F32, stream);
         }
-        self.leaves_product(group, of, out);
+        self.record_product_outputs(group, of, out);
         Ok(())
     }
 
@@ -171,7 +171,7 @@ impl PhaseBuilder<'_, '_> {
     /// A norm whose readers are products of one row: they compute it themselves, and the first leaves the residual stream.
     pub fn absorbed_norm(&mut self, group: &Group, norm: &Norm, products: &[usize]) -> Result<(), LowerError> {
         let stream = match norm.residual {
-            Some(residual) => self.make(residual.sum, Form::F32, 1),
+            Some(residual) => self.alloc_value(residual.sum, Form::F32, 1),
             None => Arg::Unused,
         };
         self.applied(Pass::AbsorbNorms, group);
@@ -244,7 +244,7 @@ impl PhaseBuilder<'_, '_> {
             (None, false) => (of.matmuls.len() == 1).then(|| of.matmuls[0]),
         };
         if let Some(node) = result {
-            return self.make(node, Form::F32, rows);
+            return self.alloc_value(node, Form::F32, rows);
         }
         let out = self.buffer(outputs as u64 * rows as u64 * 4);
         let mut first = 0u64;
@@ -252,13 +252,13 @@ impl PhaseBuilder<'_, '_> {
             let width = self.graph().node(*id).ty.width as u64;
             let part = out.skip(first * 4);
             let start = if rows == 1 { part.take(width * 4) } else { part };
-            self.keep(*id, Form::F32, Place { start, stride: outputs });
+            self.bind_location(*id, Form::F32, Place { start, stride: outputs });
             first += width;
         }
         out
     }
 
-    fn leaves_product(&mut self, group: &Group, of: &Product, out: Arg) {
+    fn record_product_outputs(&mut self, group: &Group, of: &Product, out: Arg) {
         if of.epilogue.is_empty() && !of.geglu && of.matmuls.len() > 1 {
             // Side by side: each a part of every row.
             let rows = self.rows_of(group) as u64;
@@ -266,13 +266,13 @@ impl PhaseBuilder<'_, '_> {
                 if let Ok(place) = self.floats(*id) {
                     let width = self.graph().node(*id).ty.width as u64;
                     let elements = (rows - 1) * place.stride as u64 + width;
-                    self.leaves(*id, Form::F32, place.start.take(elements * 4));
+                    self.record_output(*id, Form::F32, place.start.take(elements * 4));
                 }
             }
             return;
         }
         if let Some(last) = of.epilogue.last().map(|e| e.node).or(group.nodes.last().copied()) {
-            self.leaves(last, Form::F32, out);
+            self.record_output(last, Form::F32, out);
         }
     }
 
@@ -284,8 +284,8 @@ impl PhaseBuilder<'_, '_> {
         let x = self.form(group, of.input, Form::BF16)?;
         let (rows, state) = (self.rows, self.state(group));
         let weights = self.weights_of(of);
-        let not_wide = match self.common.wide {
-            Ok(()) => match self.wide_product(group, of, &weights, x.start, state)? {
+        let no_wgmma = match self.common.wgmma {
+            Ok(()) => match self.wgmma_product(group, of, &weights, x.start, state)? {
                 true => return Ok(()),
                 false => {
                     let why = "its sizes are no multiples of what they take";
@@ -329,7 +329,7 @@ impl PhaseBuilder<'_, '_> {
         let bytes = matrix.bytes() + rows as u64 * (matrix.k as u64 * 2 + outputs as u64 * 4);
         let work = Work { bytes, flops: 2 * rows as u64 * matrix.rows * matrix.k as u64 };
         let why = format!("{rows} rows: tensor cores over streams, tiles of {} x {}", tile.rows, tile.columns);
-        let why = Choice::because(why).over(format!("warpgroups over a bf16 copy: {not_wide}"));
+        let why = Choice::because(why).over(format!("warpgroups over a bf16 copy: {no_wgmma}"));
         self.launch(choice.instance(tile)?, tile.grid(rows, outputs), &arguments, &group.nodes, work, why)?;
         self.after_product(group, of, raw, outputs)
     }
@@ -347,7 +347,7 @@ impl PhaseBuilder<'_, '_> {
             return self.joined(group, self.rows, raw, outputs, slice.start, [outputs, slice.stride]);
         }
         if of.epilogue.is_empty() {
-            self.leaves_product(group, of, raw);
+            self.record_product_outputs(group, of, raw);
             return Ok(());
         }
         let [matmul] = of.matmuls[..] else {
@@ -355,13 +355,13 @@ impl PhaseBuilder<'_, '_> {
             let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
             return Err(self.no_kernel(group, &matrix, "an epilogue of several matrices"));
         };
-        self.keep(matmul, Form::F32, Place { start: raw, stride: outputs });
-        self.leaves(matmul, Form::F32, raw);
+        self.bind_location(matmul, Form::F32, Place { start: raw, stride: outputs });
+        self.record_output(matmul, Form::F32, raw);
         self.epilogue_in_steps(group, of)
     }
 
     /// The product of many rows by warpgroups, over bf16 copies of the weights; `false` where the shape does not allow it.
-    fn wide_product(
+    fn wgmma_product(
         &mut self,
         group: &Group,
         of: &Product,
@@ -374,7 +374,7 @@ impl PhaseBuilder<'_, '_> {
         let all: u64 = weights.iter().map(|w| self.graph().weight(*w).dim(1)).sum();
         let outputs = if of.geglu { all as u32 / 2 } else { all as u32 };
         let gated = of.geglu && self.wanted(group.nodes[group.nodes.len() - 1]) == Outputs::BF16;
-        let kind = Wide {
+        let kind = WgmmaProduct {
             out: if gated { ElementType::BF16 } else { ElementType::F32 },
             geglu: gated,
             pairs: 0,
@@ -387,7 +387,7 @@ impl PhaseBuilder<'_, '_> {
         let node = group.nodes[group.nodes.len() - 1];
         let plain = Product { geglu: false, epilogue: Vec::new(), ..of.clone() };
         let raw = match (gated, of.geglu || !of.epilogue.is_empty()) {
-            (true, _) => self.make(node, Form::BF16, rows),
+            (true, _) => self.alloc_value(node, Form::BF16, rows),
             (false, true) => self.buffer(all * rows as u64 * 4),
             (false, false) => self.product_output(group, &plain, stored, rows),
         };
@@ -408,7 +408,7 @@ impl PhaseBuilder<'_, '_> {
         let grid = kind.grid(tile, rows, stored);
         self.launch(kind.instance(tile)?, grid, &arguments, &group.nodes, work, why)?;
         if gated {
-            self.leaves(node, Form::BF16, raw);
+            self.record_output(node, Form::BF16, raw);
         } else {
             self.after_product(group, of, raw, stored)?;
         }
@@ -431,7 +431,7 @@ impl PhaseBuilder<'_, '_> {
         let instance = if gate_stride == up_stride { geglu::instance(outputs)? } else { per_layer::gate(outputs)? };
         let grid = geglu::grid(&instance, width, rows);
         let form = if outputs == Outputs::BF16 { Form::BF16 } else { Form::F32 };
-        let out = self.make(node, form, self.rows);
+        let out = self.alloc_value(node, form, self.rows);
         let of = |wanted: Form| if form == wanted { out } else { Arg::Unused };
         let arguments = [
             ("gate", gate),
@@ -447,7 +447,7 @@ impl PhaseBuilder<'_, '_> {
         ];
         let work = Work { bytes: rows as u64 * width as u64 * 10, flops: 0 };
         self.launch(instance, grid, &arguments, &group.nodes, work, "many rows: after the product")?;
-        self.leaves(node, form, out);
+        self.record_output(node, form, out);
         Ok(())
     }
 }

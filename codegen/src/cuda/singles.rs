@@ -18,7 +18,7 @@ impl PhaseBuilder<'_, '_> {
     pub fn gather(&mut self, group: &Group, table: WeightId, factor: f32) -> Result<(), LowerError> {
         let node = group.nodes[group.nodes.len() - 1];
         let out = self.gathered(node, table, factor, group)?;
-        self.leaves(node, Form::F32, out);
+        self.record_output(node, Form::F32, out);
         Ok(())
     }
 
@@ -27,7 +27,7 @@ impl PhaseBuilder<'_, '_> {
         let (dtype, width, vocabulary) = (w.dtype, w.dim(0) as u32, w.dim(1) as u32);
         let rows = self.rows_of(group);
         let instance = gather::instance(dtype)?;
-        let out = self.make(node, Form::F32, rows);
+        let out = self.alloc_value(node, Form::F32, rows);
         let arguments = [
             ("tokens", self.tokens()),
             ("value_tensor", self.common.weights.blocks(table)),
@@ -50,7 +50,7 @@ impl PhaseBuilder<'_, '_> {
         let w = self.graph().weight(of.table);
         let (dtype, vocabulary) = (w.dtype, w.dim(1) as u32);
         let instance = per_layer::inputs(of.width, dtype)?;
-        let out = self.make(node, Form::F32, rows);
+        let out = self.alloc_value(node, Form::F32, rows);
         let arguments = [
             ("projected", self.floats(of.projected)?.start),
             ("tokens", self.tokens()),
@@ -69,7 +69,7 @@ impl PhaseBuilder<'_, '_> {
         let grid = per_layer::grid(&instance, layers, rows);
         let why = "norm, table row and sum for all layers";
         self.launch(instance, grid, &arguments, &group.nodes, Work { bytes, flops: 0 }, why)?;
-        self.leaves(node, Form::F32, out);
+        self.record_output(node, Form::F32, out);
         Ok(())
     }
 
@@ -97,19 +97,19 @@ impl PhaseBuilder<'_, '_> {
                 let whole = self.floats(node.inputs[0])?;
                 let start = whole.start.skip(first as u64 * 4);
                 let start = if rows == 1 { start.take(width as u64 * 4) } else { start };
-                self.keep(id, Form::F32, Place { start, stride: whole.stride });
+                self.bind_location(id, Form::F32, Place { start, stride: whole.stride });
                 Ok(())
             }
             Op::TakeAsked => {
                 let from = self.floats(node.inputs[0])?;
                 if self.rows == 1 {
-                    self.keep(id, Form::F32, from);
+                    self.bind_location(id, Form::F32, from);
                     return Ok(());
                 }
-                let out = self.make(id, Form::F32, 1);
+                let out = self.alloc_value(id, Form::F32, 1);
                 let arguments = [("x", from.start), ("asked", state), ("out", out), ("width", Arg::U32(width))];
                 self.launch(rows::take()?, rows::take_grid(width), &arguments, &[id], work, "the asked row")?;
-                self.leaves(id, Form::F32, out);
+                self.record_output(id, Form::F32, out);
                 Ok(())
             }
             Op::RmsNorm { weight, group: length, eps } => {
@@ -118,7 +118,7 @@ impl PhaseBuilder<'_, '_> {
                     Some(weight) => self.common.weights.floats(weight)?,
                     None => Arg::Unused,
                 };
-                let out = self.make(id, Form::F32, rows);
+                let out = self.alloc_value(id, Form::F32, rows);
                 let arguments = [
                     ("x", x.start),
                     ("weight", weight_arg),
@@ -128,7 +128,7 @@ impl PhaseBuilder<'_, '_> {
                 ];
                 let grid = [rows * (width / length), 1, 1];
                 self.launch(norm::plain(weight.is_some())?, grid, &arguments, &[id], work, ALONE)?;
-                self.leaves(id, Form::F32, out);
+                self.record_output(id, Form::F32, out);
                 Ok(())
             }
             Op::Scale { factor } => {
@@ -168,7 +168,7 @@ impl PhaseBuilder<'_, '_> {
                 let x = self.whole_rows(group, node.inputs[0])?;
                 let angles = gemma4c_graph::Heads { dim: head_dim, base, factors, eps: 0.0, q: None, kv: None };
                 let frequencies = self.frequencies(&angles)?;
-                let out = self.make(id, Form::F32, rows);
+                let out = self.alloc_value(id, Form::F32, rows);
                 let heads = width / head_dim;
                 let arguments = [
                     ("x", x.start),
@@ -180,7 +180,7 @@ impl PhaseBuilder<'_, '_> {
                 ];
                 let grid = rope::grid(heads, head_dim, rows);
                 self.launch(rope::rotation()?, grid, &arguments, &[id], work, ALONE)?;
-                self.leaves(id, Form::F32, out);
+                self.record_output(id, Form::F32, out);
                 Ok(())
             }
             Op::KvAppend { cache } => {
@@ -207,8 +207,8 @@ impl PhaseBuilder<'_, '_> {
                 let place = RoutingPlace { ids: self.buffer(pairs), weights: self.buffer(pairs) };
                 let arguments = [("logits", logits), ("ids", place.ids), ("weights", place.weights)];
                 self.launch(experts::choice(count, top_k)?, [rows, 1, 1], &arguments, &[id], work, ALONE)?;
-                self.leaves(id, Form::Experts, place.ids);
-                self.keep_routing(id, place);
+                self.record_output(id, Form::Experts, place.ids);
+                self.bind_routing(id, place);
                 Ok(())
             }
             Op::ExpertMatMul { weight, part } => {
@@ -218,7 +218,7 @@ impl PhaseBuilder<'_, '_> {
                 let top = width / part.len;
                 // One row for all choices, or one for each.
                 let pairs_a_row = if self.graph().node(node.inputs[0]).ty.width == k { top } else { 1 };
-                let out = self.make(id, Form::F32, rows);
+                let out = self.alloc_value(id, Form::F32, rows);
                 let arguments = [
                     ("x", x.start),
                     ("ids", routing.ids),
@@ -236,7 +236,7 @@ impl PhaseBuilder<'_, '_> {
                 let work = Work { bytes: flops / 2, flops };
                 let grid = experts::product_grid(part.len, top, rows);
                 self.launch(experts::product(dtype)?, grid, &arguments, &[id], work, ALONE)?;
-                self.leaves(id, Form::F32, out);
+                self.record_output(id, Form::F32, out);
                 Ok(())
             }
             Op::ExpertSum { scale } => {
@@ -262,7 +262,7 @@ impl PhaseBuilder<'_, '_> {
             Some(weight) => self.common.weights.floats(weight)?,
             None => Arg::Unused,
         };
-        let out = self.make(node, Form::F32, rows);
+        let out = self.alloc_value(node, Form::F32, rows);
         let arguments = [
             ("x", x),
             ("ids", place.ids),
@@ -276,7 +276,7 @@ impl PhaseBuilder<'_, '_> {
         let work = Work { bytes: rows as u64 * width as u64 * 4 * (top as u64 + 1), flops: 0 };
         let grid = experts::sum_grid(width, rows);
         self.launch(experts::sum(scale.is_some())?, grid, &arguments, &[node], work, why)?;
-        self.leaves(node, Form::F32, out);
+        self.record_output(node, Form::F32, out);
         Ok(())
     }
 
@@ -292,7 +292,7 @@ impl PhaseBuilder<'_, '_> {
         let (rows, width) = (self.rows_of(group), self.graph().node(id).ty.width);
         let Some(x) = x else { return Ok(()) };
         let from = self.floats(x)?;
-        let out = self.make(id, Form::F32, rows);
+        let out = self.alloc_value(id, Form::F32, rows);
         let mut arguments = vec![
             ("x", from.start),
             ("out", out),
@@ -302,7 +302,7 @@ impl PhaseBuilder<'_, '_> {
         arguments.extend(more);
         let work = Work { bytes: rows as u64 * width as u64 * 8, flops: 0 };
         self.launch(map::instance(&chain)?, map::grid(width, rows), &arguments, &[id], work, ALONE)?;
-        self.leaves(id, Form::F32, out);
+        self.record_output(id, Form::F32, out);
         Ok(())
     }
 
@@ -330,7 +330,7 @@ impl PhaseBuilder<'_, '_> {
             let w = self.graph().weight(weight);
             let (dtype, k, outputs) = (w.dtype, w.dim(0) as u32, w.dim(1) as u32);
             let x = self.whole_rows(group, of.input)?;
-            let out = self.make(*id, Form::F32, rows);
+            let out = self.alloc_value(*id, Form::F32, rows);
             let arguments = [
                 ("x", x.start),
                 ("out", out),
@@ -349,7 +349,7 @@ impl PhaseBuilder<'_, '_> {
                 work,
                 "exact: f32",
             )?;
-            self.leaves(*id, Form::F32, out);
+            self.record_output(*id, Form::F32, out);
             results.push(*id);
         }
         self.epilogue_in_steps(group, of)

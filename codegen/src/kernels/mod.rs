@@ -117,7 +117,7 @@ pub static FAMILIES: &[Family] = &[
             product::product::DEF,
             product::product_plain::DEF,
             product::round_rows::DEF,
-            product::wide::product_wide::DEF,
+            product::wgmma::product_wgmma::DEF,
             product::widen::widen::DEF,
         ],
         cases: cases::product::cases,

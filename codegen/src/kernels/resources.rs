@@ -1,4 +1,4 @@
-//! What instances take of a multiprocessor: registers, shared memory, stack and spills, as the assembler reports them.
+//! What instances take of an SM: registers, shared memory, stack and spills, as the assembler reports them.
 
 use std::fmt::Write as _;
 

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What one kernel occupies on a multiprocessor, per thread unless said otherwise.
+/// What one kernel occupies on an SM, per thread unless said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
     pub registers: u32,

@@ -325,7 +325,7 @@ mod tests {
                 }
             }
         }
-        for kernel in ["matvec", "attention_step", "per_layer_step", "expert_geglu", "expert_down", "product_wide"] {
+        for kernel in ["matvec", "attention_step", "per_layer_step", "expert_geglu", "expert_down", "product_wgmma"] {
             assert!(launched.contains(kernel), "{kernel} is not among {launched:?}");
         }
     }

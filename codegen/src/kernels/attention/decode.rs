@@ -17,9 +17,9 @@ use crate::measured::{H200, Question};
 
 /// Multiprocessors of a large GPU: a long context is shared out among as many blocks as they can hold.
 const MULTIPROCESSORS: u32 = 132;
-/// The same where blocks are clusters, which leave some multiprocessors over.
+/// The same where blocks are clusters, which leave some SMs over.
 const CLUSTERED_MULTIPROCESSORS: u32 = H200.fastest(Question::ClusterBlocks);
-/// Shared memory of a block that has a multiprocessor for itself, and its threads where it has much to merge.
+/// Shared memory of a block that has an SM for itself, and its threads where it has much to merge.
 const ROOMY: usize = 200 * 1024;
 const ROOMY_THREADS: u32 = H200.fastest(Question::AttentionThreads);
 /// Blocks of a full layer's cluster: with one key-value head, and with several.
@@ -287,12 +287,12 @@ pub(super) struct DecodeShape {
     pub keys: u32,
     /// Elements in 16 bytes.
     pub vector: u32,
-    /// Blocks that a multiprocessor is to hold at once.
+    /// Blocks that an SM is to hold at once.
     pub resident: u32,
 }
 
 impl Attention {
-    /// Positions of a segment. Windows are cut so that there is work for every multiprocessor, but not below a tile: what a
+    /// Positions of a segment. Windows are cut so that there is work for every SM, but not below a tile: what a
     /// split leaves is merged by few blocks. A full layer's splits take turns, and short ones share a long context out evenly.
     pub fn segment(&self) -> u32 {
         match self.window {
@@ -334,7 +334,7 @@ impl Attention {
     }
 
     /// Where there is room, a tile is a segment, and a block has as many threads as help: what it does besides waiting for memory
-    /// takes longer than that. Else tiles of about 64 KiB fit twice on a multiprocessor; 16 heads need half of it for themselves.
+    /// takes longer than that. Else tiles of about 64 KiB fit twice on an SM; 16 heads need half of it for themselves.
     pub(super) fn decode_shape(&self) -> DecodeShape {
         let shape = |threads, keys, resident| DecodeShape { threads, keys, vector: 8, resident };
         match (self.kv, self.head_dim, self.group) {

@@ -6,7 +6,7 @@
 //! position; it uses them as the cache will hold them, and no other block looks at that row of the cache.
 //!
 //! How many splits see anything, the first ones, follows from the position. A single one needs no merge at all. A merge's time is
-//! what one multiprocessor reads, so it is shared out. Where GPUs have clusters, the splits of a cluster merge out of each other's
+//! what one SM reads, so it is shared out. Where GPUs have clusters, the splits of a cluster merge out of each other's
 //! shared memory, each block a part of the output. A window is one cluster. A full layer is several, which leave their results
 //! in memory; of the blocks that have the same part, a counter finds the last, which merges those. Without clusters every
 //! split leaves its result in memory, and the last block of a group of splits, then the last of all groups, merges. The order of

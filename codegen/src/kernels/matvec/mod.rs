@@ -25,7 +25,7 @@ use formats::format;
 use shape::{LaunchShape, launch_shape};
 use slots::{as_words, square_sum, weighted, with_update};
 
-/// The unit of `codes` that row `r` of a lane's rows needs at `at`: rows past the end read the last one.
+/// The unit of `codes` that row `r` of a lane's rows needs at `at`: out-of-range rows are clamped to the last row, and their results dropped.
 #[device]
 pub fn unit_of<const K: u32, const UNIT: u32, const LANES: u32, const DEPTH: u32, const PAIRED: bool>(
     first: u32,
@@ -65,9 +65,10 @@ pub fn inverse_rms_of_warps<const K: u32, const WARPS: u32, const EPSILON: f32>(
 
 /// `out = W · x`. LANES lanes share a row, DEPTH units of it are on their way to a lane, for each of ROWS rows.
 ///
-/// The activations of the prologue are taken by fours, PIECES of them a thread at a time. With norms that is all of them: a
+/// The prologue loads activations as float4 vectors, PIECES of them a thread at a time. With norms that is all of them: a
 /// thread keeps its share in registers from the one load to the last use, so that a norm costs a sum over the block and no
-/// second way to memory. One block a multiprocessor is said to the compiler too: else it saves registers, and loads wait.
+/// second way to memory. `min_blocks = 1` lets ptxas use the whole register file;
+/// otherwise it caps registers and serialises the loads.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
     side(unit: u32) -> U32x4,
     dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32,
@@ -496,7 +497,7 @@ impl Product {
         if self.geglu { &[slots::geglu::DEF] } else { &[] }
     }
 
-    /// The shape for a GPU of that many multiprocessors.
+    /// The shape for a GPU of that many SMs.
     pub fn shape(&self, multiprocessors: u32) -> LaunchShape {
         launch_shape(self.dtype, self.outputs, self.k, self.geglu, multiprocessors)
     }

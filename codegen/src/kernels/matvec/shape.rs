@@ -27,7 +27,7 @@ pub struct LaunchShape {
 
 impl LaunchShape {
     /// `32 lanes, 4 rows, 3 ahead, 132 blocks of 20 warps`.
-    pub fn told(&self) -> String {
+    pub fn describe(&self) -> String {
         let LaunchShape { lanes, rows, depth, warps, blocks } = self;
         format!("{lanes} lanes, {rows} rows, {depth} ahead, {blocks} blocks of {warps} warps")
     }
@@ -39,15 +39,15 @@ const FEWEST_WARPS: u32 = H200.fastest(Question::FewestWarps);
 const MANY_WARPS: [u32; 3] = [H200.fastest(Question::Warps), 16, 12];
 /// Rows of a lane, and units of each on their way: many rows share what they read of the activations, few make finer tasks.
 const ROWS_AND_DEPTH: [(u32, u32); 3] = [(4, 3), (2, 6), (1, 10)];
-/// Registers of a multiprocessor, those of a lane that are not for units on their way, and the most that are.
+/// Registers of an SM, those of a lane that are not for units on their way, and the most that are.
 const REGISTERS: (u32, u32, u32) = (65536, 50, 60);
-/// Bytes on their way to a multiprocessor beyond which more do not help.
+/// Bytes on their way to an SM beyond which more do not help.
 const ENOUGH_BYTES: u32 = 72 << 10;
 
 /// The shape of a product of `outputs` values (of twice as many rows, if `paired`) of `k` values each, for a GPU of that many
-/// multiprocessors.
+/// SMs.
 ///
-/// One block a multiprocessor, as large as it takes: every block reads all activations and computes their norms, so more of
+/// One block for each SM, as large as it takes: every block reads all activations and computes their norms, so more of
 /// them would read more than the weights are.
 pub fn launch_shape(dtype: DType, outputs: u32, k: u32, paired: bool, multiprocessors: u32) -> LaunchShape {
     ranked_shapes(dtype, outputs, k, paired, multiprocessors)[0].shape

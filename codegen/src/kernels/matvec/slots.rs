@@ -1,6 +1,6 @@
 //! What fills the product's slots besides a weight format: how the activations arrive, and what becomes of a result.
 //!
-//! Activations arrive by fours, or as int8 that an earlier kernel made. Every block computes the norms anew: the vector is a
+//! Activations arrive as float4 vectors, or as int8 that an earlier kernel made. Every block computes the norms anew: the vector is a
 //! few kilobytes of L2, and a kernel less.
 
 use gemma4c_dsl::prelude::*;

@@ -27,7 +27,7 @@ pub fn down_unit<const K: u32, const UNIT: u32, const TOP: u32>(
 /// values, `dense_out[row] = dense · dense_x[row]`. The rows of an output, the dense one and one for each choice, are one long
 /// row to its warp: lanes are full even where an expert is narrow, and all of the row is on its way at once.
 ///
-/// PIECES fours of activations a thread are loaded before the first is used.
+/// PIECES float4 vectors of activations a thread are loaded before the first is used.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
     side(unit: u32) -> U32x4,
     dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32,

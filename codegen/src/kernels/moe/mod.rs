@@ -64,7 +64,7 @@ pub fn nothing_beside(at: u32) -> U32x4 {
     U32x4::ZERO
 }
 
-/// How tasks, one for a warp at a time, are spread over a GPU: one block a multiprocessor, because each reads all activations.
+/// How tasks, one for a warp at a time, are spread over a GPU: one block for each SM, because every block reads all activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Spread {
     warps: u32,
@@ -75,7 +75,7 @@ struct Spread {
 /// taken.
 const FEW_WARPS: [u32; 2] = [8, 24];
 const MANY_WARPS: [u32; 3] = [20, 16, 12];
-/// Registers of a multiprocessor, those of a lane that are not for units on their way, and the most that are.
+/// Registers of an SM, those of a lane that are not for units on their way, and the most that are.
 const REGISTERS: (u32, u32, u32) = (65536, 50, 60);
 
 impl Spread {

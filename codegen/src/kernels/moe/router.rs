@@ -15,9 +15,9 @@ const BLOCK_WARPS: u32 = 8;
 /// Rows of a block where there are many: as many as shared memory holds on every GPU, and no more.
 const MOST_ROWS: u32 = 8;
 const ROWS_BYTES: u32 = 96 << 10;
-/// Floats of a row of the router that a lane has on their way, in fours: for one row all of them, where they are not more.
-const FOURS_AHEAD: u32 = 8;
-const MOST_FOURS_AHEAD: u32 = 24;
+/// float4 vectors of a row of the router that a lane has in flight: for one row all of them, up to the larger limit.
+const VECTORS_AHEAD: u32 = 8;
+const MOST_VECTORS_AHEAD: u32 = 24;
 
 /// `sum` plus four products.
 #[device]
@@ -45,7 +45,7 @@ pub fn inverse_rms_of_row<const WIDTH: u32, const WARPS: u32, const EPSILON: f32
 /// Where the mixture ENTERS here, x is still to take what attention made: `x + norm(update) * post_norm`. That sum is left as
 /// the residual stream, and both halves of the mixture get their inputs: it has one norm, with weights for each of them.
 ///
-/// The matrix is a megabyte, too much for one multiprocessor to read in a hurry: with SPLIT there is one row and any number of
+/// The matrix is a megabyte, which one SM would read too slowly: with SPLIT there is one row and any number of
 /// blocks, of which the last to finish chooses. Without, a block takes ROWS rows, so that it reads the matrix once for all of
 /// them. A logit has the same bits either way.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared)]
@@ -100,14 +100,14 @@ pub fn route<
     let keys = shared::<u32>(if SPLIT { EXPERTS } else { 1 });
     let best = shared::<f32>(TOP);
     let first_row = block_idx_y() * ROWS;
-    let fours = WIDTH / 4;
+    let vectors = WIDTH / 4;
     let first_expert = block_idx() * WARPS + warp_id();
 
     // The first weights are on their way before the activations are there.
     let mut ahead = regs(f32x4(0.0, 0.0, 0.0, 0.0), DEPTH);
     #[unroll]
     for d in 0..DEPTH {
-        let at = (lane_id() + d * 32).min(fours - 1);
+        let at = (lane_id() + d * 32).min(vectors - 1);
         ahead[d] = load::<F32x4>(router, first_expert.min(EXPERTS - 1) * WIDTH + at * 4);
     }
     let mut scales = regs(F32x4::ZERO, PIECES);
@@ -115,7 +115,7 @@ pub fn route<
     #[unroll]
     for p in 0..PIECES {
         let place = thread_idx() + p * WARPS * 32;
-        if place < fours {
+        if place < vectors {
             scales[p] = load::<F32x4>(scale, place * 4);
             if ENTERS {
                 posts[p] = load::<F32x4>(post_norm, place * 4);
@@ -137,7 +137,7 @@ pub fn route<
         #[unroll]
         for p in 0..PIECES {
             let place = thread_idx() + p * WARPS * 32;
-            if place < fours {
+            if place < vectors {
                 held[p] = load::<F32x4>(x, row * WIDTH + place * 4);
                 if ENTERS {
                     updates[p] = load::<F32x4>(update, row * WIDTH + place * 4);
@@ -168,7 +168,7 @@ pub fn route<
         for p in 0..PIECES {
             let place = thread_idx() + p * WARPS * 32;
             squares = squares + square_sum(held[p]);
-            if place < fours {
+            if place < vectors {
                 store(weighted_rows, (row - first_row) * WIDTH + place * 4, weighted(held[p], scales[p], 1.0));
             }
         }
@@ -183,9 +183,9 @@ pub fn route<
             #[unroll]
             for p in 0..PIECES {
                 let place = thread_idx() + p * WARPS * 32;
-                let inside = place < fours;
+                let inside = place < vectors;
                 let at = row * WIDTH + place * 4;
-                let from = place.min(fours - 1) * 4;
+                let from = place.min(vectors - 1) * 4;
                 if block_idx() == 0 && inside {
                     store(stream, at, held[p]);
                 }
@@ -209,11 +209,11 @@ pub fn route<
     }
     for expert in (first_expert..EXPERTS).by(grid_dim() * WARPS) {
         let mut sums = regs(0.0f32, ROWS);
-        for start in (0..fours).by(DEPTH * 32) {
+        for start in (0..vectors).by(DEPTH * 32) {
             #[unroll]
             for d in 0..DEPTH {
                 let at = start + lane_id() + d * 32;
-                if at < fours {
+                if at < vectors {
                     // Rows past the end repeat the last one, and nobody reads their sums.
                     #[unroll]
                     for r in 0..ROWS {
@@ -221,11 +221,11 @@ pub fn route<
                         sums[r] = four_products(ahead[d], four, sums[r]);
                     }
                 }
-                let row_ends = start + DEPTH * 32 >= fours;
+                let row_ends = start + DEPTH * 32 >= vectors;
                 let next_expert = if row_ends { expert + grid_dim() * WARPS } else { expert };
                 let next = if row_ends { lane_id() + d * 32 } else { at + DEPTH * 32 };
                 if next_expert < EXPERTS {
-                    ahead[d] = load::<F32x4>(router, next_expert * WIDTH + next.min(fours - 1) * 4);
+                    ahead[d] = load::<F32x4>(router, next_expert * WIDTH + next.min(vectors - 1) * 4);
                 }
             }
         }
@@ -449,15 +449,15 @@ impl Router {
     }
 
     fn fast(&self, split: bool) -> Result<Instance, InstanceError> {
-        let fours = self.width / 4;
-        let most = if split { MOST_FOURS_AHEAD } else { FOURS_AHEAD };
+        let vectors = self.width / 4;
+        let most = if split { MOST_VECTORS_AHEAD } else { VECTORS_AHEAD };
         let builder = Instance::of(route::DEF)
             .constant("WIDTH", self.width)
             .constant("EXPERTS", self.experts)
             .constant("TOP", self.top)
             .constant("WARPS", BLOCK_WARPS)
-            .constant("DEPTH", fours.div_ceil(32).min(most))
-            .constant("PIECES", fours.div_ceil(BLOCK_WARPS * 32))
+            .constant("DEPTH", vectors.div_ceil(32).min(most))
+            .constant("PIECES", vectors.div_ceil(BLOCK_WARPS * 32))
             .constant("ROWS", if split { 1 } else { self.rows() })
             .constant("SPLIT", split)
             .constant("ENTERS", self.enters.is_some())

@@ -7,12 +7,12 @@
 //! Every output is summed along K in the same order, whatever the tile and whoever its neighbours: a row's result does not
 //! depend on the rows beside it, nor on which tile was chosen.
 //!
-//! On Hopper, where memory allows a bf16 copy of the weights, [`wide`] multiplies with that instead.
+//! On Hopper, where memory allows a bf16 copy of the weights, [`wgmma`] multiplies with that instead.
 //!
 //! Activations are bf16 on arrival, because only then can they be copied asynchronously; [`round_rows`] makes them of f32.
 
 pub mod decode;
-pub mod wide;
+pub mod wgmma;
 pub mod widen;
 
 use gemma4c_blocks::DType;
@@ -293,7 +293,7 @@ impl Tile {
     /// Groups of pairs of an expert: lower than a large one, because an expert's last tile is rarely full.
     pub const GROUPED: Self = Self { rows: 64, columns: 128, warps_down: 2, warps_across: 4 };
 
-    /// The tile for a product: the largest that leaves no multiprocessor without work.
+    /// The tile for a product: the largest that leaves no SM without work.
     pub fn choose(rows: u32, outputs: u32, multiprocessors: u32) -> Self {
         match rows {
             0..=16 => Self::SMALL,

@@ -7,7 +7,7 @@ use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
 use super::geglu::gelu;
 use super::matvec::random_streams;
 use crate::kernels::matvec::slots::then_add;
-use crate::kernels::product::wide::{Wide, WideTile};
+use crate::kernels::product::wgmma::{WgmmaProduct, WgmmaTile};
 use crate::kernels::product::widen;
 use crate::kernels::streams::Repacked;
 
@@ -17,7 +17,7 @@ pub fn cases() -> Vec<Case> {
 
 /// A product of random operands and what must come out.
 struct Problem {
-    wide: Wide,
+    wgmma: WgmmaProduct,
     weights: Vec<BF16>,
     x: Vec<BF16>,
     addend: Vec<f32>,
@@ -34,8 +34,8 @@ fn random_bf16(random: &mut Random, count: usize, size: f32) -> Vec<BF16> {
 }
 
 impl Problem {
-    fn new(wide: Wide, outputs: usize, k: usize, rows: [usize; 2]) -> Self {
-        let matrix_rows = wide.matrix_rows(outputs as u32) as usize;
+    fn new(wgmma: WgmmaProduct, outputs: usize, k: usize, rows: [usize; 2]) -> Self {
+        let matrix_rows = wgmma.matrix_rows(outputs as u32) as usize;
         let weights = random_bf16(&mut Random::new((outputs * k) as u64), matrix_rows * k, 0.5);
         // The first rows are the same, however many follow.
         let mut random = Random::new(k as u64);
@@ -51,25 +51,25 @@ impl Problem {
         for (at, value) in expected[..rows[1] * outputs].iter_mut().enumerate() {
             let (row, column) = (at / outputs, at % outputs);
             let sum = dot(row, column);
-            let sum = if wide.geglu { gelu(sum as f32) * dot(row, outputs + column) } else { sum };
-            *value = (sum + if wide.epilogue.is_empty() { 0.0 } else { f64::from(addend[at]) }) as f32;
+            let sum = if wgmma.geglu { gelu(sum as f32) * dot(row, outputs + column) } else { sum };
+            *value = (sum + if wgmma.epilogue.is_empty() { 0.0 } else { f64::from(addend[at]) }) as f32;
         }
         // f32 sums of k terms of at most 1; gated, two of those are multiplied.
-        let absolute = k as f32 * 2e-6 * if wide.geglu { 20.0 } else { 1.0 };
-        let (expected, relative) = match wide.out {
+        let absolute = k as f32 * 2e-6 * if wgmma.geglu { 20.0 } else { 1.0 };
+        let (expected, relative) = match wgmma.out {
             ElementType::BF16 => {
                 (Data::from(expected.into_iter().map(BF16::from_f32).collect::<Vec<_>>()), 1.0 / 128.0)
             }
             _ => (Data::from(expected), 1e-5),
         };
         let bound = Bound::Within { absolute, relative };
-        Self { wide, weights, x, addend, outputs, k, rows, expected, bound }
+        Self { wgmma, weights, x, addend, outputs, k, rows, expected, bound }
     }
 
-    fn case(&self, tile: WideTile) -> Case {
-        let Wide { out, geglu, epilogue, .. } = &self.wide;
+    fn case(&self, tile: WgmmaTile) -> Case {
+        let WgmmaProduct { out, geglu, epilogue, .. } = &self.wgmma;
         let name = format!(
-            "wide {} x {}, {} of {} rows, {} x {} to {}{}, {} epilogues",
+            "wgmma {} x {}, {} of {} rows, {} x {} to {}{}, {} epilogues",
             tile.rows(),
             tile.columns,
             self.rows[1],
@@ -80,11 +80,11 @@ impl Problem {
             out.name(),
             epilogue.len(),
         );
-        let mut case = Case::new(name, self.wide.instance(tile).expect("a tile that fits the kernel"));
+        let mut case = Case::new(name, self.wgmma.instance(tile).expect("a tile that fits the kernel"));
         if !epilogue.is_empty() {
             case = case.buffer("epilogue_addend", self.addend.clone());
         }
-        case.grid(self.wide.grid(tile, self.rows[0] as u32, self.outputs as u32))
+        case.grid(self.wgmma.grid(tile, self.rows[0] as u32, self.outputs as u32))
             .buffer("weights", self.weights.clone())
             .buffer("x", self.x.clone())
             .buffer("groups", Vec::<U32x4>::new())
@@ -97,18 +97,18 @@ impl Problem {
     }
 }
 
-fn plain(out: ElementType) -> Wide {
-    Wide { out, geglu: false, pairs: 0, epilogue: Vec::new() }
+fn plain(out: ElementType) -> WgmmaProduct {
+    WgmmaProduct { out, geglu: false, pairs: 0, epilogue: Vec::new() }
 }
 
-const fn tile(warpgroups: u32, columns: u32) -> WideTile {
-    WideTile { warpgroups, columns }
+const fn tile(warpgroups: u32, columns: u32) -> WgmmaTile {
+    WgmmaTile { warpgroups, columns }
 }
 
 /// Every tile, full and not; fewer steps than the ring holds, and more; rows past the end of a chunk.
 pub fn tiles() -> Vec<Case> {
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
-    let with_add = Wide { epilogue: vec![then_add::DEF], ..plain(f32) };
+    let with_add = WgmmaProduct { epilogue: vec![then_add::DEF], ..plain(f32) };
     vec![
         Problem::new(plain(f32), 4, 64, [1, 1]).case(tile(1, 32)),
         Problem::new(plain(bf16), 68, 320, [9, 8]).case(tile(1, 32)),
@@ -131,7 +131,7 @@ pub fn tiles() -> Vec<Case> {
 
 /// `gelu(gate) * value`, where gates and values do not fill their halves of a tile.
 pub fn gated() -> Vec<Case> {
-    let gated = |out| Wide { geglu: true, ..plain(out) };
+    let gated = |out| WgmmaProduct { geglu: true, ..plain(out) };
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     vec![
         Problem::new(gated(f32), 72, 64, [2, 2]).case(tile(1, 128)),
@@ -163,5 +163,5 @@ pub fn widening() -> Vec<Case> {
 /// The first row of each is the same product: alone, and with neighbours in every tile.
 pub fn first_rows() -> Vec<Case> {
     let of = |(rows, tile)| Problem::new(plain(ElementType::F32), 20, 448, [rows, rows]).case(tile);
-    [1, 2, 3, 70, 9, 5, 66, 4].into_iter().zip(WideTile::ALL).map(of).collect()
+    [1, 2, 3, 70, 9, 5, 66, 4].into_iter().zip(WgmmaTile::ALL).map(of).collect()
 }

@@ -128,7 +128,7 @@ pub fn copy_ahead<const COLUMNS: u32, const WARPGROUPS: u32>(
 /// `out = x · Wᵀ`, both bf16. A block makes tiles of 64 * WARPGROUPS rows and COLUMNS columns, every so many of them as there
 /// are blocks; half as many columns where GEGLU gates them. `k` is a multiple of 64, `outputs` of 4.
 #[kernel(block = WARPGROUPS * 128, min_blocks = 1, dynamic_shared, slots(epilogue(value: f32, at: u32) -> f32))]
-pub fn product_wide<
+pub fn product_wgmma<
     const WARPGROUPS: u32,
     const COLUMNS: u32,
     const STAGES: u32,
@@ -279,13 +279,13 @@ pub fn product_wide<
 
 /// A block's part of the result. All give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WideTile {
+pub struct WgmmaTile {
     /// 64 rows each.
     pub warpgroups: u32,
     pub columns: u32,
 }
 
-impl WideTile {
+impl WgmmaTile {
     /// From the least work a tile to the most.
     pub const ALL: [Self; 8] = [
         Self { warpgroups: 1, columns: 32 },
@@ -313,7 +313,7 @@ impl WideTile {
     }
 
     /// Clocks of a step, about: the most of what tensor cores, shared memory and L2 need. Each warpgroup reads all weights of
-    /// the tile, and both operands are written once. A multiprocessor multiplies 2048 pairs a clock, reads or writes 128
+    /// the tile, and both operands are written once. An SM multiplies 2048 pairs a clock, reads or writes 128
     /// bytes of its shared memory, and gets some 48 bytes from L2.
     fn step_clocks(&self) -> u32 {
         let products = self.rows() * self.columns * STEP / 2048;
@@ -325,7 +325,7 @@ impl WideTile {
 /// A product with a bf16 copy of the weights: everything that decides its instance but the tile. Outputs and the values of a
 /// row are launch parameters.
 #[derive(Clone, Debug)]
-pub struct Wide {
+pub struct WgmmaProduct {
     /// What the result is stored as.
     pub out: ElementType,
     /// The matrix holds gates, then what they gate.
@@ -337,25 +337,25 @@ pub struct Wide {
     pub epilogue: Vec<&'static DeviceDef>,
 }
 
-impl Wide {
+impl WgmmaProduct {
     /// The tile for `rows` rows, if the kernel can make that product: the one whose waves of blocks take the fewest clocks.
     /// `outputs` are those that are stored.
-    pub fn choose(&self, rows: u32, outputs: u32, k: u32, arch: Arch) -> Option<WideTile> {
+    pub fn choose(&self, rows: u32, outputs: u32, k: u32, arch: Arch) -> Option<WgmmaTile> {
         let fits = arch.has_wgmma() && rows > 0 && outputs > 0 && outputs.is_multiple_of(4) && k > 0;
         let clocks =
-            |tile: &WideTile| self.tiles(*tile, rows, outputs).div_ceil(TUNED_MULTIPROCESSORS) * tile.step_clocks();
-        let tiles = WideTile::ALL.into_iter().rev();
+            |tile: &WgmmaTile| self.tiles(*tile, rows, outputs).div_ceil(TUNED_MULTIPROCESSORS) * tile.step_clocks();
+        let tiles = WgmmaTile::ALL.into_iter().rev();
         if fits && k.is_multiple_of(STEP) { tiles.min_by_key(clocks) } else { None }
     }
 
     /// The tile for groups of `height` pairs of an expert, of which there are about so many, if the kernel can make that product.
-    pub fn choose_grouped(&self, groups: u32, height: u32, outputs: u32, k: u32, arch: Arch) -> Option<WideTile> {
+    pub fn choose_grouped(&self, groups: u32, height: u32, outputs: u32, k: u32, arch: Arch) -> Option<WgmmaTile> {
         let fits = arch.has_wgmma() && groups > 0 && outputs > 0 && outputs.is_multiple_of(4) && k > 0;
-        let clocks = |tile: &WideTile| {
+        let clocks = |tile: &WgmmaTile| {
             let tiles = groups * outputs.div_ceil(self.columns(*tile));
             tiles.div_ceil(TUNED_MULTIPROCESSORS) * tile.step_clocks()
         };
-        let tiles = WideTile::ALL.into_iter().rev().filter(|tile| tile.rows() == height && tile.columns >= 64);
+        let tiles = WgmmaTile::ALL.into_iter().rev().filter(|tile| tile.rows() == height && tile.columns >= 64);
         if fits && k.is_multiple_of(STEP) { tiles.min_by_key(clocks) } else { None }
     }
 
@@ -365,26 +365,26 @@ impl Wide {
     }
 
     /// Columns of the result in a block's part.
-    fn columns(&self, tile: WideTile) -> u32 {
+    fn columns(&self, tile: WgmmaTile) -> u32 {
         if self.geglu { tile.columns / 2 } else { tile.columns }
     }
 
-    fn tiles(&self, tile: WideTile, rows: u32, outputs: u32) -> u32 {
+    fn tiles(&self, tile: WgmmaTile, rows: u32, outputs: u32) -> u32 {
         rows.div_ceil(tile.rows()) * outputs.div_ceil(self.columns(tile))
     }
 
-    /// Blocks for `rows` rows: a tile each, or one for each multiprocessor.
-    pub fn grid(&self, tile: WideTile, rows: u32, outputs: u32) -> [u32; 3] {
+    /// Blocks for `rows` rows: a tile each, or one for each SM.
+    pub fn grid(&self, tile: WgmmaTile, rows: u32, outputs: u32) -> [u32; 3] {
         [self.tiles(tile, rows, outputs).min(TUNED_MULTIPROCESSORS), 1, 1]
     }
 
     /// Blocks for at most so many groups.
-    pub fn grouped_grid(&self, tile: WideTile, groups: u32, outputs: u32) -> [u32; 3] {
+    pub fn grouped_grid(&self, tile: WgmmaTile, groups: u32, outputs: u32) -> [u32; 3] {
         [(groups * outputs.div_ceil(self.columns(tile))).min(TUNED_MULTIPROCESSORS), 1, 1]
     }
 
-    pub fn instance(&self, tile: WideTile) -> Result<Instance, InstanceError> {
-        Instance::of(product_wide::DEF)
+    pub fn instance(&self, tile: WgmmaTile) -> Result<Instance, InstanceError> {
+        Instance::of(product_wgmma::DEF)
             .constant("WARPGROUPS", tile.warpgroups)
             .constant("COLUMNS", tile.columns)
             .constant("STAGES", tile.stages())
