@@ -126,7 +126,9 @@ fn experts_of_many_rows_compute_the_same() {
     let place = Place::new();
     place.ok("synth tiny-moe -q q4_0 --layers 2 -o model.gguf");
     let options = LowerOptions { context: Some(512), chunk: Some(512), ..LowerOptions::default() };
-    for (what, options) in [("by warpgroups", options.clone()), ("over streams", options.without(&["bf16-copies"]))] {
+    for (what, options) in
+        [("with bf16 copies", options.clone()), ("without bf16 copies", options.without(&["bf16-copies"]))]
+    {
         check_pieces(&place.path("model.gguf"), &format!("tiny-moe {what}"), &options, ROUNDED, &[200, 20])
             .unwrap_or_else(|wrong| panic!("{wrong}"));
         // In phases of 512, and of 32 and 128 rows: the result of a row does not depend on the other rows of its chunk.
