@@ -424,11 +424,16 @@ done
 
 # table CHECK: its rows, in the order they were submitted; those that say the same are one.
 table() {
-    cat "$work"/jobs/*.row | awk -F'\t' -v check="$1" '
+    local nouns=models
+    case $1 in
+    compile) nouns=plans ;;
+    perplexity) nouns=runs ;;
+    esac
+    cat "$work"/jobs/*.row | awk -F'\t' -v check="$1" -v nouns="$nouns" '
         $1 != check { next }
         { key = $3 FS $4 FS $5 FS ($5 == "FAILED" ? $2 : "") }
         !(key in count) { order[++keys] = key }
-        { what[key] = count[key]++ ? count[key] (check == "compile" ? " plans" : " models") : $2 }
+        { what[key] = count[key]++ ? count[key] " " nouns : $2 }
         END {
             for (i = 1; i <= keys; i++) {
                 split(order[i], row, FS)

@@ -37,6 +37,8 @@ struct Limits {
 }
 
 const INT8: Limits = Limits { rms: 0.15, row_rms: 0.25, largest: 1.0, clear_margin: 0.6 };
+/// With massive channels; a row alone has no limit there.
+const MASSIVE: Limits = Limits { rms: 0.2, row_rms: f64::INFINITY, largest: 1.6, clear_margin: 0.6 };
 const BF16: Limits = Limits { rms: 0.03, row_rms: 0.06, largest: 0.2, clear_margin: 0.2 };
 const F32: Limits = Limits { rms: 1e-3, row_rms: 1e-3, largest: 1e-3, clear_margin: 2e-3 };
 /// An expert can change places where a router is closer to another choice than this.
@@ -133,6 +135,21 @@ fn every_fixture_agrees_as_it_is_compiled() {
             false => (pieces(prompt, &[24, 9, 1], 24), Asked::Last, prompt + 2),
         };
         check(&folder, name, &options, feed, limits)
+    });
+}
+
+/// A massive channel takes the whole scale of a block of int8, and its 31 neighbours are rounded to zero: a product that reads the
+/// residual itself, not a norm of it, needs more bits. Decoded rows show it first.
+#[test]
+fn massive_channels_agree_as_they_are_compiled() {
+    let Some(folder) = golden::folder() else { return };
+    let options = LowerOptions { context: Some(128), chunk: Some(4), ..LowerOptions::default() };
+    each(&golden::MASSIVE, |name| {
+        let feed = |prompt: usize| match exhaustive() {
+            true => (pieces(prompt, &[], 4), Asked::All, prompt + 31),
+            false => (vec![4, 3], Asked::Last, 10),
+        };
+        check(&folder, name, &options, feed, &MASSIVE)
     });
 }
 
