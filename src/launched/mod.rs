@@ -184,7 +184,11 @@ pub fn instances(arch: Arch, kernels: &[&'static KernelDef]) -> Result<Vec<Named
     let has_such = |family: &&Family| family.kernels.iter().any(|own| is_without(own) && kernels.contains(own));
     for family in FAMILIES.iter().filter(has_such) {
         let own = family.instances_of_cases().into_iter().filter(|named| is_without(&named.instance.def));
-        all.extend(own.map(|named| NamedInstance { label: format!("no plan, a case: {}", named.label), ..named }));
+        let label = |choice: &str| match choice {
+            "" => "no plan, every case".to_owned(),
+            choice => format!("no plan, a case: {choice}"),
+        };
+        all.extend(own.map(|named| NamedInstance { label: label(&named.label), ..named }));
     }
     for (at, instance) in probe::tried()?.into_iter().enumerate() {
         all.push(NamedInstance { label: format!("no plan, probe {} of --bench", at + 1), instance });
