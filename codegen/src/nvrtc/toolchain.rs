@@ -17,6 +17,14 @@ pub struct Version {
     pub minor: u32,
 }
 
+impl Version {
+    /// The option that switches NVRTC's own cache off, in the versions that have one. What comes from that cache has no log, and so
+    /// no registers and spills.
+    fn without_its_cache(self) -> Option<&'static str> {
+        (self >= Version { major: 12, minor: 9 }).then_some("--no-cache")
+    }
+}
+
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.major, self.minor)
@@ -73,7 +81,8 @@ impl Toolchain {
             let (toolchain, known) = (self.to_string(), known.join(", "));
             return Err(NvrtcError::UnsupportedArch { kernel, arch, toolchain, known });
         }
-        let arguments = arguments(arch, options);
+        let mut arguments = arguments(arch, options);
+        arguments.extend(self.version().without_its_cache().map(str::to_owned));
         match self.run(source, &arguments, Output::Cubin)? {
             Ok((bytes, log)) => cubin(source, bytes, &log),
             Err(Failure::Call { call, status }) => Err(NvrtcError::Call { kernel, arch, call, status }),
@@ -151,4 +160,18 @@ fn cubin(source: &Source, bytes: Vec<u8>, log: &str) -> Result<Cubin, NvrtcError
         return Err(NvrtcError::NoEntry { kernel: source.name.clone(), found });
     };
     Ok(Cubin { bytes, resources, log: log::without_times(log) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_versions_that_have_a_cache_are_told_to_leave_it() {
+        let option = |major, minor| Version { major, minor }.without_its_cache();
+        assert_eq!(
+            [option(11, 8), option(12, 8), option(12, 9), option(13, 0)],
+            [None, None, Some("--no-cache"), Some("--no-cache")]
+        );
+    }
 }

@@ -15,8 +15,13 @@ use super::meaning::Meaning;
 use super::reference::Reference;
 use crate::random::Random;
 
-/// Of the layers' outputs and of the logits: relative rms over all rows of all passes.
-pub struct Drift(HashMap<ValueIndex, f64>);
+/// Of the layers' outputs and of the logits: relative rms, over all rows of all passes and over those of one pass. Tokens differ
+/// in how much they amplify noise, so a pass of one row is judged by what noise did to that row, if that is more.
+pub struct Drift {
+    overall: HashMap<ValueIndex, f64>,
+    /// By the position of the pass.
+    of_passes: HashMap<(ValueIndex, u32), f64>,
+}
 
 impl Drift {
     /// Feeds the same passes to a CPU that has seen none. `noise`: its rms, as a part of each row's.
@@ -25,23 +30,28 @@ impl Drift {
         let depths: HashMap<&str, ValueIndex> = meaning.depths().map(named).collect();
         let noisy: HashSet<&str> = meaning.rounded().map(|value| meaning.name(value)).collect();
         let mut random = Random::new(0);
-        let mut moved: HashMap<ValueIndex, Apart> = HashMap::new();
+        let mut overall: HashMap<ValueIndex, Apart> = HashMap::new();
+        let mut of_passes: HashMap<(ValueIndex, u32), Apart> = HashMap::new();
         for pass in passes {
             let mut tap = |name: &str, width: usize, rows: &mut [f32]| {
                 if noisy.contains(name) {
                     rows.chunks_exact_mut(width).for_each(|row| disturb(row, noise, &mut random));
                 }
                 let Some(value) = depths.get(name) else { return };
-                moved.entry(*value).or_default().add(pass.all(*value), rows);
+                overall.entry(*value).or_default().add(pass.all(*value), rows);
+                of_passes.entry((*value, pass.position)).or_default().add(pass.all(*value), rows);
             };
             cpu.feed_tapped(&pass.tokens, Asked::Last, None, &mut tap, &mut |_, _| {})?;
         }
-        Ok(Drift(moved.into_iter().map(|(value, apart)| (value, apart.relative())).collect()))
+        let overall = overall.into_iter().map(|(value, apart)| (value, apart.relative())).collect();
+        let of_passes = of_passes.into_iter().map(|(pass, apart)| (pass, apart.relative())).collect();
+        Ok(Drift { overall, of_passes })
     }
 
-    /// Of one of them.
-    pub fn of(&self, value: ValueIndex) -> f64 {
-        self.0.get(&value).copied().unwrap_or(0.0)
+    /// Of one of them, in the pass at this position.
+    pub fn of(&self, value: ValueIndex, position: u32) -> f64 {
+        let overall = self.overall.get(&value).copied().unwrap_or(0.0);
+        overall.max(self.of_passes.get(&(value, position)).copied().unwrap_or(0.0))
     }
 }
 

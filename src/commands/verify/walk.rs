@@ -178,7 +178,7 @@ impl Walk<'_> {
                 let error = compare::together(expected, &found);
                 let last = layers.last().map_or(0, |(layer, ..)| *layer);
                 let layer = self.meaning.layer_output(place.value);
-                let (rows, drift) = (pass.count(place.rows), self.drift.of(place.value));
+                let (rows, drift) = (pass.count(place.rows), self.drift.of(place.value, pass.position));
                 let limit =
                     limits::together(layer.unwrap_or(last), rows, self.meaning.is_exact, drift) * self.tolerance;
                 match layer {
