@@ -53,10 +53,10 @@ pub fn product(of: &Product) -> (LaunchShape, Choice) {
     (best.shape, Choice::because(reason).over(runner_up.unwrap_or_default()))
 }
 
-/// `32 lanes, 4 rows, 3 ahead, 132 blocks of 20 warps; 60 KiB in flight an SM, busy 97 % of the time`.
+/// `32 lanes, 4 rows, 3 ahead, 132 blocks of 20 warps; scored as 60 KiB in flight an SM, busy 97 % of the time`.
 fn ranking(of: &Ranked) -> String {
     format!(
-        "{}; {} KiB in flight an SM, busy {:.0} % of the time",
+        "{}; scored as {} KiB in flight an SM, busy {:.0} % of the time",
         of.shape.describe(),
         of.in_flight >> 10,
         of.busy * 100.0
