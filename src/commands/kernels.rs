@@ -44,7 +44,7 @@ pub struct Args {
     #[arg(long, value_name = "LABEL", requires = "cuda")]
     instance: Option<String>,
 
-    /// Compile every instance, and show what each takes of a multiprocessor. Needs NVRTC and no GPU.
+    /// Compile every instance and show its registers, shared memory, stack and spills. Needs NVRTC and no GPU.
     #[arg(long, conflicts_with_all = ["rust", "cuda"])]
     sass_stats: bool,
 
@@ -60,7 +60,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "sim")]
     device: check::Where,
 
-    /// Measure on the GPU the launches of decode plans of the five sizes, beside the fastest it can read at all, and products of prefill.
+    /// Measure on the GPU the launches of the five sizes' decode plans, beside its highest read bandwidth, and the products of prefill.
     #[arg(long, conflicts_with_all = ["rust", "cuda", "sass_stats", "check"])]
     bench: bool,
 }
