@@ -9,7 +9,7 @@
 //! was normed; a product that reads the residual itself calls [`quantise4_unbounded`]. It marks groups whose codes are mostly near
 //! zero, and [`fine_codes`] keeps 15 more bits of every value of a marked group: two more int8 digits, which the product
 //! multiplies as it does the first. A marked group so has 23 bits, and a value that is a 50,000th of its group's largest is
-//! still right to 1 %. Other groups cost what they did.
+//! still right to 1 %. Other groups keep their 8 bits.
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
