@@ -20,7 +20,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use common::{Place, random_tokens};
-use gemma4c_codegen::cuda::Pass;
+use gemma4c_codegen::passes::optional;
 use gemma4c_graph::passes::PASSES;
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{KvType, Phase};
@@ -91,7 +91,7 @@ fn each_pass_switched_off_computes_the_same() {
         let preset = synth.split(' ').next().expect("a preset");
         jobs.push((file.clone(), format!("{preset} as it is"), whole.clone(), ROUNDED));
         let all = lowered::plan(&place.path(&file), &whole);
-        for pass in PASSES.iter().map(|pass| pass.name).chain(Pass::ALL.map(Pass::name)) {
+        for pass in optional() {
             let without = whole.clone().without(&[pass]);
             if phases(&lowered::plan(&place.path(&file), &without)) == phases(&all) {
                 assert!(!must_differ.split(' ').any(|name| name == pass), "{preset}: {pass} makes no difference");

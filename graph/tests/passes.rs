@@ -206,7 +206,7 @@ fn a_group_that_hides_what_others_read_is_found() {
     });
     let id = |name: &str| graph.iter().find(|(_, node)| node.name == name).unwrap().0;
     let epilogue = vec![Epilogue { node: id("capped"), operand: None }];
-    let product = Product { input: id("rows"), matmuls: vec![id("product")], geglu: false, epilogue };
+    let product = Product { epilogue, ..Product::new(id("rows"), vec![id("product")]) };
     let mut fused = Fused::new(graph.clone());
     fused.merge(Kind::Product(product), &[id("product"), id("capped")]).unwrap();
     assert_eq!(verify_groups(&fused), Err(GroupError::Hidden { node: "product".into(), kind: "product" }));
