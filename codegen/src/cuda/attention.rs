@@ -40,6 +40,7 @@ impl PhaseBuilder<'_, '_> {
             kv: self.kv_element(),
             shared_bytes: self.common.shared_bytes,
             cluster: self.common.cluster,
+            multiprocessors: self.common.target.multiprocessors,
         }
     }
 

@@ -261,7 +261,15 @@ impl PhaseBuilder<'_, '_> {
         let is_int8 = inputs.iter().flatten().all(|input| self.has(*input, Form::Int8));
         let from = if format(matrix.dtype).integer && is_int8 { Activations::Int8 } else { Activations::F32 };
         let dense = beside.as_ref().map_or(0, |beside| (beside.matrix.rows / 2) as u32);
-        let kind = GateUp { dtype: matrix.dtype, hidden, k: matrix.k, top, from, dense };
+        let kind = GateUp {
+            dtype: matrix.dtype,
+            hidden,
+            k: matrix.k,
+            top,
+            from,
+            dense,
+            multiprocessors: self.common.target.multiprocessors,
+        };
         self.count_int8(&group.nodes, matrix.dtype);
         let mut arguments = matrix.arguments();
         let names = ["arrive_x", "arrive_xq", "arrive_xscale", "arrive_xsum"];
@@ -306,7 +314,14 @@ impl PhaseBuilder<'_, '_> {
         let (experts, top) = self.experts(routing);
         let outputs = (matrix.rows / experts as u64) as u32;
         let dense = beside.as_ref().map_or(0, |beside| beside.matrix.k);
-        let kind = Down { dtype: matrix.dtype, outputs, k: matrix.k, top, dense };
+        let kind = Down {
+            dtype: matrix.dtype,
+            outputs,
+            k: matrix.k,
+            top,
+            dense,
+            multiprocessors: self.common.target.multiprocessors,
+        };
         let scale = match scale {
             Some(weight) => self.common.weights.floats(weight)?,
             None => self.common.weights.constant("an expert's factor", vec![1.0; experts as usize]),

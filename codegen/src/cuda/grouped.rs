@@ -16,7 +16,6 @@ use super::launch::Arg;
 use super::phase::{PhaseBuilder, Work};
 use super::products::EVERY_PRODUCT;
 use super::{LowerError, Pass};
-use crate::arch::Arch;
 use crate::kernels::moe::group::Grouping;
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::wgmma::WgmmaProduct;
@@ -163,7 +162,7 @@ impl PhaseBuilder<'_, '_> {
         let height = if pairs <= experts * MOST_FOR_ONE_WARPGROUP { 64 } else { 128 };
         // An expert's last group is half full, on average.
         let groups = pairs / height + experts.min(pairs).div_ceil(2);
-        let Some(tile) = wgmma.choose_grouped(groups, height, outputs, k, Arch::Sm90a) else {
+        let Some(tile) = wgmma.choose_grouped(groups, height, outputs, k, &self.common.target) else {
             self.refused(Pass::Bf16Copies, group, "its sizes are no multiples of what they take");
             return Ok(None);
         };
@@ -180,7 +179,7 @@ impl PhaseBuilder<'_, '_> {
             tile.columns
         );
         let why = Choice::because(why).over("tensor cores over streams");
-        let grid = wgmma.grouped_grid(tile, sorted.most_groups, outputs);
+        let grid = wgmma.grouped_grid(tile, sorted.most_groups, outputs, self.common.target.multiprocessors);
         self.launch(wgmma.instance(tile)?, grid, &arguments, nodes, work, why)?;
         Ok(Some(out))
     }

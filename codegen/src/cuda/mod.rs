@@ -39,8 +39,8 @@ use gemma4c_plan::cuda::{
 };
 use gemma4c_plan::{Program, ValueIndex};
 
-use crate::arch::Arch;
 use crate::kernels::sample::{MOST_KEPT, Picker};
+use crate::target::Target;
 use launch::{Arg, Kernels, NOTHING, bind};
 use phase::PhaseBuilder;
 pub use tally::Pass;
@@ -54,7 +54,8 @@ pub struct Options {
     /// Most prompt tokens of one pass.
     pub chunk: u32,
     pub kv: KvType,
-    pub architectures: Vec<Arch>,
+    /// The GPU that launches are shaped for.
+    pub target: Target,
     /// Bytes of device memory a plan may take; `None`: as many as it needs.
     pub vram: Option<u64>,
     /// Passes that do not run: of [`passes::PASSES`] and of [`Pass::ALL`].
@@ -120,8 +121,11 @@ pub struct Common<'a> {
     /// By copies of the experts too, which are many times larger; or why it does not.
     wgmma_experts: Result<(), &'static str>,
     tally: Tally,
-    /// Shared memory that a block may have on every architecture of the plan.
+    /// The GPU that launches are shaped for.
+    target: Target,
+    /// Shared memory that a block may have there.
     shared_bytes: usize,
+    /// Blocks that may be a cluster there; 1 where there are none, or where they are switched off.
     cluster: u32,
     per_layer_steps: bool,
     value_index: HashMap<String, ValueIndex>,
@@ -254,14 +258,13 @@ fn lower_with(
     let counters = reserve(COUNTERS);
     let value_index =
         meaning.values.iter().enumerate().map(|(i, value)| (value.name.clone(), i as ValueIndex)).collect();
-    let copies = |of: &[Copies]| match options.architectures.iter().all(|arch| arch.has_wgmma()) {
+    let target = options.target.clone();
+    let copies = |of: &[Copies]| match target.arch.has_wgmma() {
         _ if off("bf16-copies") => Err("they are switched off"),
-        false => Err("not all architectures of the plan have them"),
+        false => Err("the GPU has no warpgroup products"),
         true if !of.contains(&extras.copies) => Err("the budget of memory has no room for it"),
         true => Ok(()),
     };
-    let shared = options.architectures.iter().map(|arch| arch.max_shared_bytes_per_block() as usize).min();
-    let cluster = options.architectures.iter().map(|arch| arch.most_peers()).min().filter(|_| !off("clusters"));
     let mut common = Common {
         weights: Weights::new(graph, extras.on_host.to_vec()),
         kernels: Kernels::default(),
@@ -278,8 +281,9 @@ fn lower_with(
         wgmma: copies(&[Copies::All, Copies::NoExperts]),
         wgmma_experts: copies(&[Copies::All]),
         tally: Tally::new(&options.disabled),
-        shared_bytes: shared.unwrap_or(48 * 1024),
-        cluster: cluster.unwrap_or(1),
+        shared_bytes: target.shared_bytes_per_block as usize,
+        cluster: if off("clusters") { 1 } else { target.arch.most_peers() },
+        target,
         per_layer_steps: !off("per-layer-step"),
         value_index,
         read,
@@ -310,7 +314,7 @@ fn lower_with(
     let arena = phases.iter().map(|phase: &Phase| phase.arena_bytes).max().unwrap_or(base);
     let memory = Memory { weights: common.weights.device_bytes, kv, arena, host: common.weights.host_bytes };
     let program = CudaProgram {
-        architectures: options.architectures.iter().map(|arch| arch.name().to_owned()).collect(),
+        architectures: vec![options.target.arch.name().to_owned()],
         toolchain: String::new(),
         kv: options.kv,
         memory,

@@ -10,9 +10,8 @@ use super::launch::Arg;
 use super::phase::{PhaseBuilder, Place, Work, int8_arguments};
 use super::weights::Matrix;
 use super::{LowerError, Pass};
-use crate::arch::Arch;
 use crate::kernels::matvec::formats::format;
-use crate::kernels::matvec::{self, Prologue, TUNED_MULTIPROCESSORS, slots};
+use crate::kernels::matvec::{self, Prologue, slots};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::wgmma::WgmmaProduct;
 use crate::kernels::product::{self, Tile};
@@ -98,7 +97,7 @@ impl PhaseBuilder<'_, '_> {
             epilogue,
             ..matvec::Product::new(matrix.dtype, outputs, matrix.k, prologue)
         };
-        let (shape, mut why) = choice::product(&choice);
+        let (shape, mut why) = choice::product(&choice, &self.common.target);
         if norm.is_some() {
             why.reason += "; every block computes the norm before it, which is a launch less";
         }
@@ -303,7 +302,7 @@ impl PhaseBuilder<'_, '_> {
             return Err(self.no_kernel(group, &matrix, "rows are not whole groups of 32 values"));
         }
         let outputs = matrix.rows as u32;
-        let tile = Tile::choose(rows, outputs, TUNED_MULTIPROCESSORS);
+        let tile = Tile::choose(rows, outputs, self.common.target.multiprocessors);
         let choice = product::Product {
             dtype: matrix.dtype,
             k: matrix.k,
@@ -381,7 +380,7 @@ impl PhaseBuilder<'_, '_> {
             epilogue: Vec::new(),
         };
         let stored = if gated { outputs } else { all as u32 };
-        let Some(tile) = kind.choose(rows, stored, k, Arch::Sm90a) else { return Ok(false) };
+        let Some(tile) = kind.choose(rows, stored, k, &self.common.target) else { return Ok(false) };
         self.applied(Pass::Bf16Copies, group);
         let copy = self.common.weights.rounded(weights, &mut self.common.kernels)?;
         let node = group.nodes[group.nodes.len() - 1];
@@ -405,7 +404,7 @@ impl PhaseBuilder<'_, '_> {
         let work = Work { bytes, flops: 2 * rows as u64 * all * k as u64 };
         let why = format!("{rows} rows: warpgroups over a bf16 copy, tiles of {} x {}", tile.rows(), tile.columns);
         let why = Choice::because(why).over("tensor cores over streams");
-        let grid = kind.grid(tile, rows, stored);
+        let grid = kind.grid(tile, rows, stored, self.common.target.multiprocessors);
         self.launch(kind.instance(tile)?, grid, &arguments, &group.nodes, work, why)?;
         if gated {
             self.record_output(node, Form::BF16, raw);
