@@ -479,9 +479,6 @@ pub struct Product {
 /// Fours of activations on their way to a thread, where it need not hold all of them.
 const MOST_PIECES: u32 = 5;
 
-/// Multiprocessors of the GPU that shapes are tuned on.
-pub const TUNED_MULTIPROCESSORS: u32 = 132;
-
 impl Product {
     pub fn new(dtype: DType, outputs: u32, k: u32, prologue: Prologue) -> Self {
         let epsilon = NORM_EPSILON;
