@@ -166,6 +166,12 @@ impl PartialEq for KernelDef {
     }
 }
 
+impl PartialEq for DeviceDef {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && self.cuda == other.cuda
+    }
+}
+
 impl SharedDef {
     pub fn bytes(&self, values: &Values) -> usize {
         let size = values.element(self.element).map_or(0, ElementType::size);

@@ -310,6 +310,16 @@ impl Instance {
         &self.params
     }
 
+    /// Every function in a slot, in launch order, with those of the instance's parameters that are its own.
+    pub(crate) fn slot_params(&self) -> impl Iterator<Item = (&SlotDef, &'static DeviceDef, &[InstanceParam])> {
+        self.def.slots.iter().zip(&self.fills).flat_map(move |(slot, fill)| {
+            fill.functions.iter().zip(&fill.extra).map(move |(function, &first)| {
+                let count = function.params.len() - slot.params.len();
+                (slot, *function, &self.params[first..first + count])
+            })
+        })
+    }
+
     pub(crate) fn fills(&self) -> &[Fill] {
         &self.fills
     }

@@ -10,7 +10,7 @@
 //!
 //! ```
 //! use gemma4c_dsl::prelude::*;
-//! use gemma4c_dsl::{Instance, harness::{Bound, Case}};
+//! use gemma4c_dsl::{ElementType, LaunchArguments, harness::{Bound, Case}};
 //!
 //! /// Adds the residual: a function for a slot. The slot's values come first, then arguments of its own.
 //! #[device]
@@ -43,20 +43,26 @@
 //!     grid_launch_dependents();
 //! }
 //!
-//! let instance = Instance::of(square_sums::DEF)
-//!     .constant("K", 32u32)
-//!     .element("E", gemma4c_dsl::ElementType::BF16)
-//!     .slot("epilogue", &[add_residual::DEF])
-//!     .build()?;
-//! println!("{}", instance.cuda()); // the whole source, for NVRTC
-//! Case::new("two rows of ones", instance)
-//!     .grid([2, 1, 1])
-//!     .buffer("x", vec![BF16::from_f32(1.0); 64])
-//!     .buffer("epilogue_residual", vec![0.5f32, 0.25])
-//!     .expect("out", vec![32.5f32, 32.25], Bound::Exact)
-//!     .check()?; // the simulator in three orders with all checks, then the host's compiler
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let instance = square_sums::Chosen { K: 32, E: ElementType::BF16, epilogue: vec![add_residual::DEF] }.build()?;
+//!     println!("{}", instance.cuda()); // the whole source, for NVRTC
+//!     // Arguments in launch order; here addresses stand for memory.
+//!     let arguments: LaunchArguments<u64> = square_sums::Arguments { x: 4096, out: 8192 }
+//!         .with_slot(square_sums::slot::epilogue, add_residual::Arguments { residual: 12288 });
+//!     assert_eq!(arguments.bind(&instance)?.len(), 3);
+//!     Case::new("two rows of ones", instance)
+//!         .grid([2, 1, 1])
+//!         .buffer("x", vec![BF16::from_f32(1.0); 64])
+//!         .buffer("epilogue_residual", vec![0.5f32, 0.25])
+//!         .expect("out", vec![32.5f32, 32.25], Bound::Exact)
+//!         .check()?; // the simulator in three orders with all checks, then the host's compiler
+//!     Ok(())
+//! }
 //! ```
+//!
+//! A kernel stands at the level of a module, not inside a function: beside it the macro puts a module of its name, with `DEF`, and with
+//! a field for everything that an instance chooses (`Chosen`) and that a launch gives (`Arguments`). A forgotten or misspelt one is an
+//! error of rustc. A device function that takes more than a slot's values has `Arguments`, too.
 //!
 //! - **The head.** `block` is the number of threads, an expression over compile-time parameters. `dependent`: launched with
 //!   programmatic dependent launch, so every thread executes `grid_dependency_wait()`. `min_blocks`, also an
@@ -75,7 +81,8 @@
 //! - **Registers**: `let mut acc = regs(0.0f32, N);`, `&mut Regs<f32>` as a parameter. Index them with unrolled loops alone: a
 //!   run-time index spills them.
 //! - **Slots**: an instance fills each with device functions whose first parameters are the slot's; extra parameters become launch
-//!   arguments called `<slot>_<parameter>`, after the kernel's own. A slot whose result has the type of its first value may stay
+//!   arguments called `<slot>_<parameter>`, after the kernel's own. They start at the first memory handle; where a scalar comes
+//!   first, `#[device(fills(value, row))]` names what the slot gives. A slot whose result has the type of its first value may stay
 //!   empty or chain several functions; any other must be filled with one.
 //! - **Device functions** are inlined. They take values, handles, `&mut value` and `&mut Regs<T>`, and return a value or nothing.
 //!
@@ -125,6 +132,7 @@ pub use gemma4c_dsl_macros::dataflow;
 
 extern crate self as gemma4c_dsl;
 
+mod arguments;
 mod definition;
 pub mod elements;
 pub mod harness;
@@ -137,6 +145,7 @@ pub mod sim;
 mod source;
 pub mod text;
 
+pub use arguments::{ArgumentError, ArgumentValue, Filled, LaunchArguments, SlotKey};
 pub use definition::{
     Access, Callee, ConstantDef, DeviceDef, KernelDef, LaunchContract, ParamDef, ParamKind, SharedDef, SlotDef,
 };

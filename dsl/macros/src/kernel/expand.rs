@@ -1,10 +1,11 @@
-//! From the read function to the items that stay: the function (instrumented), and an empty type of the same name that
-//! carries the definition, so that `use kernels::matvec;` brings both the function and `matvec::DEF`.
+//! From the read function to the items that stay: the function (instrumented), its definition as a static, and a module of the
+//! same name ([`modules`]), so that `use kernels::matvec;` brings the function, `matvec::DEF` and `matvec::Arguments`.
 
 use super::errors::Errors;
-use super::function::{Attribute, Function, Param, Slot};
+use super::function::{Attribute, DeviceAttribute, Function, Param, Slot};
 use super::heads::{device_text, documentation, kernel_text, launch_bounds};
 use super::instrument::instrument;
+use super::modules;
 use super::printer::{Body, Printer};
 use super::types::{KernelType, Role, Types};
 use proc_macro2::{Span, TokenStream};
@@ -51,15 +52,17 @@ pub fn device(attribute: TokenStream, item: TokenStream) -> TokenStream {
         Ok(read) => read,
         Err(refusal) => return refusal,
     };
-    if !attribute.is_empty() {
-        errors.refuse(&attribute, "#[device] takes no arguments");
-    }
+    let attribute = syn::parse2::<DeviceAttribute>(attribute).unwrap_or_else(|error| {
+        errors.push(error);
+        DeviceAttribute::default()
+    });
     let function = Function::read(&item, &errors);
+    let own = function.first_own_argument(&attribute, &errors);
     let mut printer = Printer::new(&function, &[], &errors);
     printer.body(&item.block, function.output != KernelType::Unit);
     let body = printer.finish();
     let text = device_text(&function, &body);
-    let items = device_items(&function, &body, &text, errors.any());
+    let items = device_items(&function, own, &body, &text, errors.any());
     finish(items, errors)
 }
 
@@ -277,7 +280,8 @@ fn kernel_items(
 ) -> TokenStream {
     let name = &function.item.sig.ident;
     let spelled = name.to_string();
-    let vis = &function.item.vis;
+    let definition = modules::definition(name);
+    let module = modules::of_kernel(function, &attribute.slots, refused);
     let rust = rust_function(&instrumented(function), &function.constants, &attribute.slots);
     let (params, constants, slots) =
         (param_rows(&function.params), constant_rows(function), slot_rows(&attribute.slots));
@@ -298,48 +302,43 @@ fn kernel_items(
         #rust
 
         #[doc(hidden)]
-        #[allow(non_camel_case_types)]
-        #vis enum #name {}
+        #[allow(non_upper_case_globals)]
+        static #definition: ::gemma4c_dsl::KernelDef = ::gemma4c_dsl::KernelDef {
+            name: #spelled,
+            doc: #doc,
+            params: #params,
+            constants: #constants,
+            types: &[#(#types),*],
+            slots: #slots,
+            shared: #shared,
+            launch: ::gemma4c_dsl::LaunchContract {
+                block: {
+                    #[allow(non_snake_case, unused_variables, clippy::unnecessary_cast)]
+                    fn block(__values: &::gemma4c_dsl::Values) -> u32 { #bindings (#block) as u32 }
+                    block
+                },
+                cluster: #cluster,
+                dependent: #dependent,
+                dynamic_shared: #dynamic,
+            },
+            callees: #callees,
+            cuda: #text,
+            rust: #source,
+            run: {
+                fn run(__arguments: &::gemma4c_dsl::sim::Arguments<'_>) { #call }
+                run
+            },
+        };
 
-        impl #name {
-            /// The kernel's definition: what it takes, how it is launched, its CUDA text and its Rust meaning.
-            pub const DEF: &'static ::gemma4c_dsl::KernelDef = {
-                static DEF: ::gemma4c_dsl::KernelDef = ::gemma4c_dsl::KernelDef {
-                    name: #spelled,
-                    doc: #doc,
-                    params: #params,
-                    constants: #constants,
-                    types: &[#(#types),*],
-                    slots: #slots,
-                    shared: #shared,
-                    launch: ::gemma4c_dsl::LaunchContract {
-                        block: {
-                            #[allow(non_snake_case, unused_variables, clippy::unnecessary_cast)]
-                            fn block(__values: &::gemma4c_dsl::Values) -> u32 { #bindings (#block) as u32 }
-                            block
-                        },
-                        cluster: #cluster,
-                        dependent: #dependent,
-                        dynamic_shared: #dynamic,
-                    },
-                    callees: #callees,
-                    cuda: #text,
-                    rust: #source,
-                    run: {
-                        fn run(__arguments: &::gemma4c_dsl::sim::Arguments<'_>) { #call }
-                        run
-                    },
-                };
-                &DEF
-            };
-        }
+        #module
     }
 }
 
-fn device_items(function: &Function, body: &Body, text: &str, refused: bool) -> TokenStream {
+/// `own`: the number of the first parameter that is not a slot's value but an argument of the launch.
+fn device_items(function: &Function, own: usize, body: &Body, text: &str, refused: bool) -> TokenStream {
     let name = &function.item.sig.ident;
     let spelled = name.to_string();
-    let vis = &function.item.vis;
+    let definition = modules::definition(name);
     let rust = rust_function(&instrumented(function), &function.constants, &[]);
     let (params, constants, callees) =
         (param_rows(&function.params), constant_rows(function), callee_rows(body, refused));
@@ -370,35 +369,25 @@ fn device_items(function: &Function, body: &Body, text: &str, refused: bool) -> 
     } else {
         quote!(None)
     };
+    let module = modules::of_device(function, fills_slots.then_some(own));
     quote! {
         #rust
 
         #[doc(hidden)]
-        #[allow(non_camel_case_types)]
-        #vis enum #name {}
+        #[allow(non_upper_case_globals)]
+        static #definition: ::gemma4c_dsl::DeviceDef = ::gemma4c_dsl::DeviceDef {
+            name: #spelled,
+            doc: #doc,
+            params: #params,
+            output: #output,
+            constants: #constants,
+            callees: #callees,
+            cuda: #text,
+            rust: #source,
+            call: #call,
+        };
 
-        impl #name {
-            /// The device function's definition.
-            pub const DEF: &'static ::gemma4c_dsl::DeviceDef = {
-                static DEF: ::gemma4c_dsl::DeviceDef = ::gemma4c_dsl::DeviceDef {
-                    name: #spelled,
-                    doc: #doc,
-                    params: #params,
-                    output: #output,
-                    constants: #constants,
-                    callees: #callees,
-                    cuda: #text,
-                    rust: #source,
-                    call: #call,
-                };
-                &DEF
-            };
-
-            #[doc(hidden)]
-            pub fn callee() -> ::gemma4c_dsl::Callee {
-                ::gemma4c_dsl::Callee::Device(Self::DEF)
-            }
-        }
+        #module
     }
 }
 

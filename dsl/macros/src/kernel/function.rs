@@ -70,6 +70,42 @@ impl Parse for Attribute {
     }
 }
 
+/// `#[device(fills(value, row))]`
+#[derive(Default)]
+pub struct DeviceAttribute {
+    /// The parameters that a slot gives.
+    pub fills: Option<Vec<Ident>>,
+}
+
+impl Parse for DeviceAttribute {
+    fn parse(input: ParseStream) -> syn::Result<Self> {
+        let mut attribute = Self::default();
+        while !input.is_empty() {
+            let key: Ident = input.parse()?;
+            match key.to_string().as_str() {
+                "fills" => {
+                    let content;
+                    syn::parenthesized!(content in input);
+                    let names = Punctuated::<Ident, Token![,]>::parse_terminated(&content)?;
+                    attribute.fills = Some(names.into_iter().collect());
+                }
+                other => {
+                    return Err(syn::Error::new(
+                        key.span(),
+                        format!(
+                            "unknown key `{other}`: #[device] takes `fills(a, b)`, the parameters that a slot gives"
+                        ),
+                    ));
+                }
+            }
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        Ok(attribute)
+    }
+}
+
 impl Parse for Slot {
     fn parse(input: ParseStream) -> syn::Result<Self> {
         let name = input.parse()?;
@@ -164,6 +200,20 @@ impl<'a> Function<'a> {
             ReturnType::Type(_, ty) => reader.read(ty).unwrap_or(KernelType::Unit),
         };
         Self { item, params, constants, types, output }
+    }
+
+    /// The number of the first parameter that a launch gives when the function fills a slot: the one after those it says
+    /// a slot gives, or the first memory handle.
+    pub fn first_own_argument(&self, attribute: &DeviceAttribute, errors: &Errors) -> usize {
+        let first_handle = self.params.iter().position(|param| matches!(param.ty, KernelType::Memory { .. }));
+        let first_handle = first_handle.unwrap_or(self.params.len());
+        let Some(fills) = &attribute.fills else { return first_handle };
+        for (at, name) in fills.iter().enumerate() {
+            if at >= first_handle || self.params[at].name != *name {
+                errors.refuse(name, "`fills` names the first parameters in order, and a slot gives values, not memory");
+            }
+        }
+        fills.len()
     }
 
     /// The rules that only a kernel has.
