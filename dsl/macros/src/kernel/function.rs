@@ -2,7 +2,7 @@
 //! parameters, compile-time parameters (`const K: u32`) and element-type parameters (`KV: Float`).
 
 use super::errors::Errors;
-use super::types::{KernelType, Role, Types};
+use super::types::{KernelType, Role, Structs, Types};
 use proc_macro2::Ident;
 use quote::ToTokens;
 use syn::parse::{Parse, ParseStream};
@@ -70,11 +70,13 @@ impl Parse for Attribute {
     }
 }
 
-/// `#[device(fills(value, row))]`
+/// `#[device(fills(value, row))]`, or `#[device(slots(side(unit: u32) -> U32x4))]`
 #[derive(Default)]
 pub struct DeviceAttribute {
     /// The parameters that a slot gives.
     pub fills: Option<Vec<Ident>>,
+    /// What the caller fills: its arguments stand before the others.
+    pub slots: Vec<Slot>,
 }
 
 impl Parse for DeviceAttribute {
@@ -89,11 +91,17 @@ impl Parse for DeviceAttribute {
                     let names = Punctuated::<Ident, Token![,]>::parse_terminated(&content)?;
                     attribute.fills = Some(names.into_iter().collect());
                 }
+                "slots" => {
+                    let content;
+                    syn::parenthesized!(content in input);
+                    attribute.slots = Punctuated::<Slot, Token![,]>::parse_terminated(&content)?.into_iter().collect();
+                }
                 other => {
                     return Err(syn::Error::new(
                         key.span(),
                         format!(
-                            "unknown key `{other}`: #[device] takes `fills(a, b)`, the parameters that a slot gives"
+                            "unknown key `{other}`: #[device] takes `fills(a, b)`, the parameters that a slot gives, \
+                             and `slots(name(a: T, …) -> T)`, which the caller fills"
                         ),
                     ));
                 }
@@ -150,7 +158,7 @@ pub struct Function<'a> {
 }
 
 impl<'a> Function<'a> {
-    pub fn read(item: &'a ItemFn, errors: &Errors) -> Self {
+    pub fn read(item: &'a ItemFn, structs: &Structs, errors: &Errors) -> Self {
         let signature = &item.sig;
         refuse_modifiers(item, errors);
         let mut constants = Vec::new();
@@ -179,7 +187,7 @@ impl<'a> Function<'a> {
         if let Some(clause) = &signature.generics.where_clause {
             errors.refuse(clause, "`where` is refused: write `KV: Float` in the parameter list");
         }
-        let reader = Types { parameters: &types, errors };
+        let reader = Types { parameters: &types, structs, errors };
         let mut params = Vec::new();
         for input in &signature.inputs {
             match input {
@@ -208,6 +216,9 @@ impl<'a> Function<'a> {
         let first_handle = self.params.iter().position(|param| matches!(param.ty, KernelType::Memory { .. }));
         let first_handle = first_handle.unwrap_or(self.params.len());
         let Some(fills) = &attribute.fills else { return first_handle };
+        if let (Some(slot), Some(name)) = (attribute.slots.first(), fills.first()) {
+            errors.refuse(name, format!("a function with a slot of its own, `{}`, cannot fill one", slot.name));
+        }
         for (at, name) in fills.iter().enumerate() {
             if at >= first_handle || self.params[at].name != *name {
                 errors.refuse(name, "`fills` names the first parameters in order, and a slot gives values, not memory");
