@@ -6,6 +6,7 @@ use super::memory::{Memory, Region, View};
 use super::shadow::Shadow;
 use super::thread::Launch;
 use super::{Arguments, Order};
+use crate::arguments::ArgumentValue;
 use crate::definition::{Access, ParamKind};
 use crate::instance::Instance;
 use std::cell::{Cell, RefCell};
@@ -13,14 +14,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// An argument of a launch.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Arg {
-    Memory(View),
-    U32(u32),
-    I32(i32),
-    U64(u64),
-    F32(f32),
-}
+pub type Arg = ArgumentValue<View>;
 
 /// How a launch is run and how closely it is watched.
 #[derive(Clone, Debug, Default)]
