@@ -15,6 +15,10 @@ pub enum FaultKind {
     Race,
     /// The same between two blocks, which no barrier orders.
     RaceBetweenBlocks,
+    /// The same between two launches of a chain: one did not wait for the other.
+    RaceBetweenLaunches,
+    /// Threads wait for something that nobody is left to bring about.
+    Deadlock,
     /// Threads of a warp or block did not arrive at the same barrier or collective.
     Divergence,
     UninitialisedShared,

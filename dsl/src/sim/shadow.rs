@@ -16,14 +16,25 @@ pub(crate) enum Touch {
     Atomic,
 }
 
+impl Touch {
+    pub fn verb(self) -> &'static str {
+        match self {
+            Self::Read => "reads",
+            Self::Write => "writes",
+            Self::Atomic => "updates",
+        }
+    }
+}
+
 /// The thread that makes an access, and its place in time.
 #[derive(Clone, Copy)]
 pub(crate) struct Accessor {
     /// Number of the thread in the grid.
     pub thread: u32,
     pub now: u32,
-    /// When the thread's cluster began: what was done since was done by it.
-    pub cluster_start: u32,
+    /// Blocks of a cluster, and of the grid: clusters are blocks that follow each other along y.
+    pub cluster: u32,
+    pub grid: [u32; 3],
     pub last_cluster_barrier: u32,
     pub last_block_barrier: u32,
     pub last_warp_barrier: u32,
@@ -149,7 +160,13 @@ impl Accessor {
     }
 
     fn same_cluster(&self, mark: Mark) -> bool {
-        mark.time >= self.cluster_start
+        let cluster = |thread: u32| {
+            let block = thread / self.threads_per_block;
+            let row = block / self.grid[0];
+            // A grid is cut into whole clusters along y, so rows of all layers can be counted through.
+            (block % self.grid[0], row / self.cluster)
+        };
+        self.cluster > 1 && cluster(mark.thread - 1) == cluster(self.thread)
     }
 
     fn warp_of(&self, mark: Mark) -> u32 {

@@ -4,8 +4,11 @@
 //! Coroutines never move between OS threads.
 
 use super::fault::{Fault, FaultKind, Line, spelled};
-use super::memory::Region;
+use super::history::{Conflict, Visitor};
+use super::memory::{Region, SharedMemory};
 use super::shadow::{Accessor, Touch};
+use super::stream::Link;
+use crate::definition::Access;
 use crate::instance::{Instance, Values};
 use corosensei::Yielder;
 use std::cell::{Cell, RefCell};
@@ -38,10 +41,18 @@ impl Stop {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopScope {
-    Warp { orders_memory: bool },
+    Warp {
+        orders_memory: bool,
+    },
     Warpgroup,
     Block,
     Cluster,
+    /// Something that other threads, blocks or launches bring about. `again`: it had not happened a turn ago either.
+    Event {
+        again: bool,
+    },
+    /// Nothing: the thread lets others go first.
+    Pause,
 }
 
 /// State of one launch, shared by all its threads.
@@ -54,11 +65,15 @@ pub(crate) struct Launch<'a> {
     /// One for each parameter; scalars have none.
     pub regions: Vec<Option<Region>>,
     pub scalars: Vec<u64>,
-    /// The shared arrays of each block of the running cluster.
-    pub shared: Vec<Vec<Region>>,
-    /// Which blocks of the running cluster have returned.
-    pub returned: RefCell<Vec<bool>>,
+    /// Shared memory of clusters that have ended, for the next.
+    pub spare: RefCell<Vec<SharedMemory>>,
+    /// Where the launch stands in its stream.
+    pub link: Link,
+    /// The launches of the stream, by number.
+    pub names: Rc<[LaunchName]>,
     pub checks: bool,
+    /// Every thread must wait for the predecessor, whatever it is.
+    pub must_wait: bool,
     pub host: bool,
     /// Advanced by every barrier; orders the marks of the shadow.
     pub clock: Cell<u32>,
@@ -80,14 +95,29 @@ impl Launch<'_> {
     }
 }
 
-/// State of the running block.
+/// How a launch is called in another's fault.
+pub(crate) struct LaunchName {
+    pub kernel: &'static str,
+    pub threads: u32,
+}
+
+/// State of a running cluster.
+pub(crate) struct ClusterState {
+    /// Of each block.
+    pub shared: SharedMemory,
+    /// Which of its blocks have returned.
+    pub returned: RefCell<Vec<bool>>,
+}
+
+/// State of a running block.
 pub(crate) struct Block {
     pub index: [u32; 3],
     pub linear: u32,
     /// Its number in its cluster.
     pub rank: u32,
-    /// When its cluster began: clusters run one after the other.
-    pub start: u32,
+    pub cluster: *const ClusterState,
+    /// One of its threads has let the successor start.
+    pub released: Cell<bool>,
     pub warps: Vec<Warp>,
     pub warpgroups: Vec<Warpgroup>,
     /// When each thread last made its writes to shared memory visible to products of warpgroups.
@@ -172,6 +202,8 @@ pub(crate) struct Thread {
     pub last_block_barrier: Cell<u32>,
     pub last_warp_barrier: Cell<u32>,
     pub waited: Cell<bool>,
+    /// What the thread waits for, when it waits for an event: for the report of a deadlock.
+    pub awaits: RefCell<String>,
     pub warp_collectives: Cell<u32>,
     pub block_collectives: Cell<u32>,
     pub open_copies: RefCell<Vec<AsyncCopy>>,
@@ -210,6 +242,12 @@ impl Thread {
         unsafe { &*self.block }
     }
 
+    #[allow(unsafe_code)]
+    pub fn cluster(&self) -> &ClusterState {
+        // SAFETY: as above, for the cluster.
+        unsafe { &*self.block().cluster }
+    }
+
     pub fn lane(&self) -> usize {
         self.index as usize % 32
     }
@@ -227,9 +265,10 @@ impl Thread {
     pub fn accessor(&self, line: Line) -> Accessor {
         let (launch, block) = (self.launch(), self.block());
         Accessor {
-            thread: block.linear * launch.threads + self.index,
+            thread: self.number(),
             now: launch.clock.get(),
-            cluster_start: block.start,
+            cluster: launch.cluster,
+            grid: launch.grid,
             last_cluster_barrier: self.last_cluster_barrier.get(),
             last_block_barrier: self.last_block_barrier.get(),
             last_warp_barrier: self.last_warp_barrier.get(),
@@ -259,6 +298,29 @@ impl Thread {
         yielder.suspend(stop);
     }
 
+    /// Lets the others run until `happened` holds. `what` is awaited: it is said if nobody brings it about.
+    pub fn wait_until(
+        &self,
+        operation: &'static str,
+        line: Line,
+        what: impl Fn() -> String,
+        happened: impl Fn() -> bool,
+    ) {
+        let mut again = false;
+        while !happened() {
+            if !again {
+                *self.awaits.borrow_mut() = what();
+            }
+            self.suspend(Stop { scope: StopScope::Event { again }, operation, line });
+            again = true;
+        }
+    }
+
+    /// The number of the thread in the grid.
+    fn number(&self) -> u32 {
+        self.block().linear * self.launch().threads + self.index
+    }
+
     /// Checks an access to memory that needs more than a bound.
     pub fn check(&self, region: &Region, at: usize, bytes: usize, touch: Touch, line: Line) {
         let launch = self.launch();
@@ -272,15 +334,46 @@ impl Thread {
             let result = shadow.borrow_mut().touch(region.shadow_start + at, bytes, touch, &accessor);
             if let Err((kind, why)) = result {
                 let element = at / region.element.size();
-                let verb = match touch {
-                    Touch::Read => "reads",
-                    Touch::Write => "writes",
-                    Touch::Atomic => "updates",
-                };
-                self.raise(kind, line, format!("{verb} `{}[{element}]`: {why}", region.name));
+                self.raise(kind, line, format!("{} `{}[{element}]`: {why}", touch.verb(), region.name));
             }
         }
-        debug_assert!(launch.checks);
+        if let Some(history) = &region.history {
+            // What is constant while a kernel runs is so from its start: the compiler moves its reads above the wait.
+            let waited = self.waited.get() && region.access != Access::Weights;
+            let visitor = Visitor { link: &launch.link, waited, thread: self.number(), line };
+            let result = history.borrow_mut().touch(region.shadow_start + at, bytes, touch, &visitor);
+            if let Err(conflict) = result {
+                self.raise_conflict(region, touch, line, &conflict);
+            }
+        }
+    }
+
+    fn raise_conflict(&self, region: &Region, touch: Touch, line: Line, conflict: &Conflict) -> ! {
+        let launch = self.launch();
+        let byte = conflict.at.saturating_sub(region.shadow_start);
+        let other = &launch.names[conflict.launch as usize];
+        let (block, thread) = (conflict.thread / other.threads, conflict.thread % other.threads);
+        let did = if conflict.wrote { "written" } else { "read" };
+        let why = if conflict.launch > launch.link.number {
+            "which does not wait for this launch before that"
+        } else if region.access == Access::Weights && self.waited.get() {
+            "but weights are constant from before this launch starts"
+        } else if self.waited.get() {
+            "for which no launch between has waited"
+        } else {
+            "before grid_dependency_wait()"
+        };
+        let message = format!(
+            "{} `{}[{}]`, byte {byte}: {did} by kernel {} (launch {}, this is {}), thread {thread} of block {block}, at {}, {why}",
+            touch.verb(),
+            region.name,
+            byte / region.element.size(),
+            other.kernel,
+            conflict.launch,
+            launch.link.number,
+            conflict.line,
+        );
+        self.raise(FaultKind::RaceBetweenLaunches, line, message)
     }
 
     /// All lanes bring words, wait for each other, and see what the others brought.
