@@ -7,16 +7,16 @@
 
 use super::Order;
 use super::fault::{FaultKind, Line, spelled};
+use super::known::Known;
 use super::panics;
 use super::thread::{
-    AsyncCopy, Block, CURRENT, ClusterState, LANE_WORDS, Launch, Products, Raised, Stop, StopScope, Thread, WARPGROUP,
-    Warp, Warpgroup,
+    Block, CURRENT, ClusterState, LANE_WORDS, Launch, Raised, Stop, StopScope, Thread, WARPGROUP, Warp, Warpgroup,
 };
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 
 /// Address space of a coroutine's stack; pages are committed as they are touched.
 const STACK_BYTES: usize = 256 * 1024;
@@ -110,27 +110,6 @@ fn block(launch: &Launch<'_>, first: [u32; 3], rank: u32, cluster: *const Cluste
 }
 
 #[allow(unsafe_code)]
-fn thread(index: u32, launch: &Launch<'_>, block: &Block, start: u32) -> Thread {
-    Thread {
-        index,
-        // SAFETY: only the lifetime is erased; the thread is dropped before the launch (see `Cluster`).
-        launch: unsafe { std::mem::transmute::<*const Launch<'_>, *const Launch<'static>>(launch) },
-        block,
-        yielder: Cell::new(std::ptr::null()),
-        last_cluster_barrier: Cell::new(start),
-        last_block_barrier: Cell::new(start),
-        last_warp_barrier: Cell::new(start),
-        waited: Cell::new(false),
-        awaits: RefCell::default(),
-        warp_collectives: Cell::new(0),
-        block_collectives: Cell::new(0),
-        open_copies: RefCell::new(Vec::<AsyncCopy>::new()),
-        copy_groups: RefCell::new(VecDeque::new()),
-        products: RefCell::new(Products::default()),
-    }
-}
-
-#[allow(unsafe_code)]
 fn coroutine(state: &Thread, program: Program<'_>) -> GpuThread {
     let stack = STACKS
         .with_borrow_mut(Vec::pop)
@@ -143,6 +122,18 @@ fn coroutine(state: &Thread, program: Program<'_>) -> GpuThread {
             program();
         })
     }
+}
+
+/// Threads that met at a barrier know what any of them knew.
+fn share_knowledge<'t>(threads: impl Iterator<Item = &'t Thread> + Clone) {
+    let mut known: Option<Known> = None;
+    for thread in threads.clone() {
+        if let Some(own) = &*thread.known.borrow() {
+            known.get_or_insert_default().join(own);
+        }
+    }
+    let Some(known) = known.map(Rc::new) else { return };
+    threads.for_each(|thread| *thread.known.borrow_mut() = Some(Rc::clone(&known)));
 }
 
 impl<'a> Cluster<'a> {
@@ -161,7 +152,7 @@ impl<'a> Cluster<'a> {
         let threads = launch.threads as usize;
         let states: Vec<Thread> = blocks
             .iter()
-            .flat_map(|block| (0..launch.threads).map(|index| thread(index, launch, block, start)))
+            .flat_map(|block| (0..launch.threads).map(|index| Thread::new(index, launch, block, start)))
             .collect();
         Self {
             coroutines: states.iter().map(|state| coroutine(state, program)).collect(),
@@ -268,6 +259,7 @@ impl<'a> Cluster<'a> {
             state.last_cluster_barrier.set(now);
             state.last_block_barrier.set(now);
         }
+        share_knowledge(waiting.iter().map(|index| &self.states[*index]));
         Ok(())
     }
 
@@ -311,9 +303,9 @@ impl<'a> Cluster<'a> {
                     self.release(warp * 32..warp * 32 + 32, stop)?;
                     if orders_memory {
                         let now = self.launch.tick();
-                        self.states[warp * 32..warp * 32 + 32]
-                            .iter()
-                            .for_each(|state| state.last_warp_barrier.set(now));
+                        let lanes = &self.states[warp * 32..warp * 32 + 32];
+                        lanes.iter().for_each(|state| state.last_warp_barrier.set(now));
+                        share_knowledge(lanes.iter());
                     }
                 }
             }
@@ -333,7 +325,8 @@ impl<'a> Cluster<'a> {
                     let threads = block * self.threads()..(block + 1) * self.threads();
                     self.release(threads.clone(), stop)?;
                     let now = self.launch.tick();
-                    self.states[threads].iter().for_each(|state| state.last_block_barrier.set(now));
+                    self.states[threads.clone()].iter().for_each(|state| state.last_block_barrier.set(now));
+                    share_knowledge(self.states[threads].iter());
                 }
             }
             StopScope::Cluster => {

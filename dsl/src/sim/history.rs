@@ -78,7 +78,7 @@ impl History {
             if unordered(granule.write) {
                 return Err(conflict(granule.write, true));
             }
-            if touch == Touch::Read {
+            if !touch.writes() {
                 let [latest, other] = granule.reads;
                 if latest.launch < own {
                     granule.reads = [mark, latest];

@@ -236,6 +236,7 @@ pub(crate) fn bind<'a>(
         must_wait,
         host: binding.host,
         clock: Cell::new(0),
+        published: RefCell::default(),
         fault: RefCell::new(None),
     };
     check_shared(&launch)?;

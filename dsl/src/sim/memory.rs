@@ -136,7 +136,7 @@ impl Region {
         if self.checked {
             let thread = Thread::current();
             let line = thread.line();
-            if touch == Touch::Read && self.access == Access::Output {
+            if !touch.writes() && self.access == Access::Output {
                 let message = format!("reads `{}[{index}]`, which is an Output: declare it InOut", self.name);
                 thread.raise(FaultKind::ReadOfOutput, line, message);
             }
@@ -150,7 +150,7 @@ impl Region {
     #[track_caller]
     fn out_of_bounds(&self, index: i64, bytes: usize, touch: Touch) -> ! {
         let thread = Thread::current();
-        let verb = if touch == Touch::Read { "reads" } else { "writes" };
+        let verb = if touch.writes() { "writes" } else { "reads" };
         let len = self.bytes / self.element.size();
         let message = match bytes / self.element.size() {
             0 | 1 => format!("{verb} `{}[{index}]`, which has {len} elements", self.name),
@@ -249,6 +249,18 @@ impl<T: Element> Raw<T> {
             *address = change(old);
             old
         }
+    }
+
+    /// Checks that `count` elements from `index` on are there, without touching them. Gives the byte of the region where they start.
+    #[track_caller]
+    pub(crate) fn check_bounds(&self, index: i64, count: usize) -> usize {
+        let region = self.region();
+        let index = self.first.saturating_add(index);
+        let at = index.saturating_mul(size_of::<T>() as i64);
+        if at < 0 || at as usize + count * size_of::<T>() > region.bytes {
+            region.out_of_bounds(index, count * size_of::<T>(), Touch::Read);
+        }
+        at as usize
     }
 
     /// The same place in the array that another block of the cluster has. `shared`: the arrays of each of its blocks.

@@ -12,6 +12,7 @@ mod cluster;
 mod fault;
 mod grid;
 mod history;
+mod known;
 mod launch;
 pub(crate) mod memory;
 mod panics;

@@ -6,20 +6,33 @@
 //! enough to find the other side of a write.
 
 use super::fault::{FaultKind, Line, spelled};
+use super::known::Known;
 use std::cell::Cell;
+use std::rc::Rc;
 
 /// What an access does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Touch {
     Read,
     Write,
+    /// An update, or a relaxed write.
     Atomic,
+    /// Of what others may update meanwhile.
+    RelaxedRead,
 }
 
 impl Touch {
+    pub fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::Atomic)
+    }
+
+    fn relaxed(self) -> bool {
+        matches!(self, Self::Atomic | Self::RelaxedRead)
+    }
+
     pub fn verb(self) -> &'static str {
         match self {
-            Self::Read => "reads",
+            Self::Read | Self::RelaxedRead => "reads",
             Self::Write => "writes",
             Self::Atomic => "updates",
         }
@@ -27,7 +40,6 @@ impl Touch {
 }
 
 /// The thread that makes an access, and its place in time.
-#[derive(Clone, Copy)]
 pub(crate) struct Accessor {
     /// Number of the thread in the grid.
     pub thread: u32,
@@ -40,6 +52,8 @@ pub(crate) struct Accessor {
     pub last_warp_barrier: u32,
     /// The block was the last to arrive (`last_block`): everything the other blocks did before is ordered.
     pub after_all_blocks: bool,
+    /// What the thread knows through counters.
+    pub known: Option<Rc<Known>>,
     pub threads_per_block: u32,
     pub line: Line,
 }
@@ -59,6 +73,8 @@ struct Granule {
     reads: [Mark; 2],
     /// First reader of the launch: another block's read is never ordered before a write of ours.
     first_read: Mark,
+    /// Latest relaxed read, which races with plain writes alone.
+    relaxed_read: Mark,
 }
 
 /// The shadow of one allocation or shared array.
@@ -92,15 +108,20 @@ impl Shadow {
         let range = at / self.bytes_per_granule..(at + bytes).div_ceil(self.bytes_per_granule);
         for granule in &mut self.granules[range] {
             let unordered = |mark: Mark| live(mark) && !who.is_after(mark);
-            if shared && touch == Touch::Read && !live(granule.write) {
+            if shared && !touch.writes() && !live(granule.write) {
                 return Err((FaultKind::UninitialisedShared, "reads shared memory that nobody has written".into()));
             }
-            if unordered(granule.write) && !(touch == Touch::Atomic && granule.atomic) {
+            if unordered(granule.write) && !(touch.relaxed() && granule.atomic) {
                 return Err(who.race(granule.write, "written"));
             }
             if touch == Touch::Read {
                 granule.note_read(who, floor);
+            } else if touch == Touch::RelaxedRead {
+                granule.relaxed_read = who.mark();
             } else {
+                if touch == Touch::Write && unordered(granule.relaxed_read) {
+                    return Err(who.race(granule.relaxed_read, "read"));
+                }
                 for read in granule.reads.into_iter().chain([granule.first_read]) {
                     if unordered(read) {
                         return Err(who.race(read, "read"));
@@ -178,6 +199,10 @@ impl Accessor {
         if mark.thread == self.thread + 1 {
             return true;
         }
+        let known = |known: &Rc<Known>| known.covers(mark.thread - 1, self.threads_per_block, mark.time);
+        if self.known.as_ref().is_some_and(known) {
+            return true;
+        }
         if !self.same_block(mark) {
             return self.after_all_blocks || (self.same_cluster(mark) && mark.time < self.last_cluster_barrier);
         }
@@ -198,7 +223,7 @@ impl Accessor {
         } else {
             let between = match self.same_cluster(other) {
                 true => "with no cluster_barrier between",
-                false => "and nothing orders two blocks of a launch",
+                false => "and nothing orders the two blocks: no counter was released and acquired",
             };
             let why = format!("{did} by thread {thread} of block {block} at {line}, {between}");
             (FaultKind::RaceBetweenBlocks, why)

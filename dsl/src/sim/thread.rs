@@ -5,6 +5,7 @@
 
 use super::fault::{Fault, FaultKind, Line, spelled};
 use super::history::{Conflict, Visitor};
+use super::known::Known;
 use super::memory::{Region, SharedMemory};
 use super::shadow::{Accessor, Touch};
 use super::stream::Link;
@@ -12,7 +13,7 @@ use crate::definition::Access;
 use crate::instance::{Instance, Values};
 use corosensei::Yielder;
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::Location;
 use std::rc::Rc;
 
@@ -77,6 +78,8 @@ pub(crate) struct Launch<'a> {
     pub host: bool,
     /// Advanced by every barrier; orders the marks of the shadow.
     pub clock: Cell<u32>,
+    /// What the releases of each counter published, by its address.
+    pub published: RefCell<BTreeMap<usize, Known>>,
     pub fault: RefCell<Option<Fault>>,
 }
 
@@ -204,6 +207,10 @@ pub(crate) struct Thread {
     pub waited: Cell<bool>,
     /// What the thread waits for, when it waits for an event: for the report of a deadlock.
     pub awaits: RefCell<String>,
+    /// What the thread knows of others through counters.
+    pub known: RefCell<Option<Rc<Known>>>,
+    /// What the thread read last with a polling load, and how often it was the same.
+    polled: Cell<Polled>,
     pub warp_collectives: Cell<u32>,
     pub block_collectives: Cell<u32>,
     pub open_copies: RefCell<Vec<AsyncCopy>>,
@@ -211,8 +218,45 @@ pub(crate) struct Thread {
     pub products: RefCell<Products>,
 }
 
+/// Equal reads after which a thread is taken to wait for another value.
+const PATIENCE: u32 = 64;
+
+/// A polling load.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Polled {
+    address: usize,
+    bits: u64,
+    times: u32,
+}
+
 thread_local! {
     pub(crate) static CURRENT: Cell<*const Thread> = const { Cell::new(std::ptr::null()) };
+}
+
+impl Thread {
+    /// A thread that has not run yet. Its launch and its block must outlive it.
+    #[allow(unsafe_code)]
+    pub fn new(index: u32, launch: &Launch<'_>, block: &Block, start: u32) -> Self {
+        Self {
+            index,
+            // SAFETY: only the lifetime is erased; see above.
+            launch: unsafe { std::mem::transmute::<*const Launch<'_>, *const Launch<'static>>(launch) },
+            block,
+            yielder: Cell::new(std::ptr::null()),
+            last_cluster_barrier: Cell::new(start),
+            last_block_barrier: Cell::new(start),
+            last_warp_barrier: Cell::new(start),
+            waited: Cell::new(false),
+            awaits: RefCell::default(),
+            known: RefCell::default(),
+            polled: Cell::default(),
+            warp_collectives: Cell::new(0),
+            block_collectives: Cell::new(0),
+            open_copies: RefCell::default(),
+            copy_groups: RefCell::default(),
+            products: RefCell::default(),
+        }
+    }
 }
 
 /// The payload of the unwinding that ends a faulty thread.
@@ -273,6 +317,7 @@ impl Thread {
             last_block_barrier: self.last_block_barrier.get(),
             last_warp_barrier: self.last_warp_barrier.get(),
             after_all_blocks: block.after_all_blocks.get(),
+            known: self.known.borrow().clone(),
             threads_per_block: launch.threads,
             line,
         }
@@ -314,6 +359,52 @@ impl Thread {
             self.suspend(Stop { scope: StopScope::Event { again }, operation, line });
             again = true;
         }
+    }
+
+    /// Notes that the thread read a place that others change. When it sees the same again and again, the others run first.
+    pub fn polls(&self, operation: &'static str, line: Line, address: usize, bits: u64) {
+        let last = self.polled.get();
+        let same = (last.address, last.bits) == (address, bits);
+        let times = if same { last.times + 1 } else { 0 };
+        self.polled.set(Polled { address, bits, times });
+        if times > 0 {
+            *self.awaits.borrow_mut() = "another value than it has read over and over".to_string();
+            self.suspend(Stop { scope: StopScope::Event { again: times > PATIENCE }, operation, line });
+        }
+    }
+
+    /// Publishes at a counter what the thread did and knows.
+    pub fn releases(&self, counter: usize) {
+        let (launch, block) = (self.launch(), self.block());
+        // What the thread does from now on is later.
+        let now = launch.tick();
+        let mut published = launch.published.borrow_mut();
+        let all = published.entry(counter).or_default();
+        all.thread(self.number(), now);
+        all.warp(self.number() / 32, self.last_warp_barrier.get().max(self.last_block_barrier.get()));
+        all.block(block.linear, self.last_block_barrier.get());
+        for rank in 0..launch.cluster {
+            let peer = block.linear + rank * launch.grid[0] - block.rank * launch.grid[0];
+            all.block(peer, self.last_cluster_barrier.get());
+        }
+        if let Some(known) = &*self.known.borrow() {
+            all.join(known);
+        }
+    }
+
+    /// Takes over what was published at a counter.
+    pub fn acquires(&self, counter: usize) {
+        if let Some(published) = self.launch().published.borrow().get(&counter) {
+            self.learns(published);
+        }
+    }
+
+    /// Takes over what another knows.
+    pub fn learns(&self, known: &Known) {
+        let mut own = self.known.borrow_mut();
+        let mut all = own.as_deref().cloned().unwrap_or_default();
+        all.join(known);
+        *own = Some(Rc::new(all));
     }
 
     /// The number of the thread in the grid.
