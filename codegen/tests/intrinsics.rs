@@ -1,5 +1,7 @@
 //! NVRTC accepts the text of intrinsics that no kernel of the library uses yet, on every architecture that has them.
 
+#[path = "../../dsl/tests/kernels/bulk.rs"]
+mod bulk;
 #[path = "../../dsl/tests/kernels/ordered.rs"]
 mod ordered;
 mod support;
@@ -27,4 +29,10 @@ fn compiles(def: &'static KernelDef, architectures: &[Arch]) {
 fn blocks_that_wait_for_each_other() {
     compiles(ordered::exchange::DEF, &Arch::ALL);
     compiles(ordered::mailboxes::DEF, &Arch::ALL);
+}
+
+#[test]
+fn mbarriers_and_bulk_copies() {
+    compiles(bulk::ring::DEF, &[Arch::Sm90a, Arch::Sm120a]);
+    compiles(bulk::doubled_in_bulk::DEF, &[Arch::Sm90a, Arch::Sm120a]);
 }

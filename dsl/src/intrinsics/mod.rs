@@ -8,11 +8,13 @@
 pub mod asynchronous;
 pub mod atomics;
 pub mod bits;
+pub mod bulk;
 pub mod cluster;
 pub mod grid;
 pub mod ids;
 pub mod loads;
 pub mod math;
+pub mod mbarrier;
 pub mod ordered;
 pub mod tensor;
 pub mod warp;
@@ -231,6 +233,8 @@ table! {
     loads: load load_streamed read_only store store_floats4 prefetch_l2;
     ordered: atomic_load_relaxed atomic_store_relaxed atomic_add_release atomic_load_acquire atomic_wait_acquire;
     asynchronous: cp_async16 cp_async_commit cp_async_wait;
+    mbarrier: mbarrier_init mbarrier_arrive mbarrier_arrive_expect mbarrier_wait;
+    bulk: bulk_load bulk_store bulk_commit bulk_wait_read bulk_wait;
     bits: byte_of signed_byte_of nibble_of pack_bytes byte_perm dp4a sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16;
     math: rsqrt recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast;
     tensor: ldmatrix_x1 ldmatrix_x2 ldmatrix_x4 ldmatrix_x2_trans ldmatrix_x4_trans mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k32_s8;

@@ -17,8 +17,9 @@ use crate::BF16;
 use crate::elements::Float;
 use crate::sim::FaultKind;
 use crate::sim::memory::{Readable, Region, Regs, Shared};
+use crate::sim::pending::{Operands, Product, Tile, WARPGROUP};
 use crate::sim::shadow::Touch;
-use crate::sim::thread::{Operands, Product, Stop, StopScope, Thread, Tile, WARPGROUP};
+use crate::sim::thread::{Stop, StopScope, Thread};
 use std::rc::Rc;
 
 /// Values of k in one product.
@@ -84,17 +85,7 @@ impl Tile {
         let region = self.region();
         lines(count, self.at, |place| {
             let address = region.access((place / 2) as i64, place as i64, 16, Touch::Read);
-            if let Some(shadow) = &region.shadow
-                && let Some((writer, line)) = shadow.borrow().unfenced(place, 16, &thread.block().proxy_fences)
-            {
-                let message = format!(
-                    "multiplies `{}[{}]`, which thread {writer} wrote at {} without fence_proxy_async() since",
-                    region.name,
-                    place / 2,
-                    crate::sim::spelled(line)
-                );
-                thread.raise(FaultKind::MissingFence, thread.line(), message);
-            }
+            thread.require_fenced(region, place, 16, "multiplies", thread.line());
             // SAFETY: `access` has checked the bounds; shared arrays are aligned to far more than 16 bytes.
             unsafe { *address.cast::<[u16; 8]>() }
         })
@@ -303,7 +294,7 @@ template <u32 COUNT> __device__ __forceinline__ void wgmma_wait(u32 pending, f32
     host "template <u32 COUNT> inline void wgmma_wait(u32, f32 (&)[COUNT]) {}"
 }
 
-/// Makes this thread's writes to shared memory visible to products, once a barrier has passed.
+/// Makes this thread's writes to shared memory visible to products and bulk copies (the async proxy), once a barrier has passed.
 pub fn fence_proxy_async() {
     let thread = Thread::current();
     // Writes of the same tick stay before the fence.
@@ -311,7 +302,7 @@ pub fn fence_proxy_async() {
 }
 
 row! {
-    /// Makes this thread's writes to shared memory visible to products, once a barrier has passed.
+    /// Makes this thread's writes to shared memory visible to products and bulk copies (the async proxy), once a barrier has passed.
     Thread fence_proxy_async since 90
     cuda "__device__ __forceinline__ void fence_proxy_async() { asm volatile(\"fence.proxy.async.shared::cta;\" ::: \"memory\"); }"
     host "inline void fence_proxy_async() {}"

@@ -8,10 +8,10 @@
 use super::Order;
 use super::fault::{FaultKind, Line, spelled};
 use super::known::Known;
+use super::mbarrier;
 use super::panics;
-use super::thread::{
-    Block, CURRENT, ClusterState, LANE_WORDS, Launch, Raised, Stop, StopScope, Thread, WARPGROUP, Warp, Warpgroup,
-};
+use super::pending::{WARPGROUP, Warpgroup};
+use super::thread::{Block, CURRENT, ClusterState, LANE_WORDS, Launch, Raised, Stop, StopScope, Thread, Warp};
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult};
 use std::cell::{Cell, RefCell};
@@ -103,6 +103,7 @@ fn block(launch: &Launch<'_>, first: [u32; 3], rank: u32, cluster: *const Cluste
         warps: (0..threads / 32).map(|_| Warp { words: RefCell::new([[[0; LANE_WORDS]; 32]; 2]) }).collect(),
         warpgroups: (0..threads.div_ceil(WARPGROUP)).map(|_| Warpgroup::default()).collect(),
         proxy_fences: vec![Cell::new(0); threads],
+        mbarriers: RefCell::default(),
         words: RefCell::new([vec![0; threads], vec![0; threads]]),
         result: Cell::new((0, 0)),
         after_all_blocks: Cell::new(false),
@@ -237,6 +238,10 @@ impl<'a> Cluster<'a> {
         let returned = self.done[block] == self.threads();
         if let Some(state) = &self.state {
             state.returned.borrow_mut()[block] = returned;
+        }
+        if let Some(line) = mbarrier::unfinished(&self.blocks[block].mbarriers.borrow()).filter(|_| returned) {
+            let message = "is the last to return, and nobody waited for a bulk_load".to_string();
+            return Err(self.raise(index, FaultKind::UnfinishedCopy, line, message));
         }
         if returned && !self.blocks[block].released.replace(true) {
             self.launch.link.releases(self.states[index].waited.get());
@@ -416,6 +421,11 @@ impl<'a> Cluster<'a> {
             );
             return Err(Faulted);
         }
+        if let Some(line) = state.bulk.borrow().unfinished() {
+            let message = "returns with a bulk_store whose source nobody waited for (bulk_wait_read)".to_string();
+            return Err(self.raise(index, FaultKind::UnfinishedCopy, line, message));
+        }
+        state.bulk.borrow_mut().wait(0);
         let products = state.products.borrow();
         if !products.is_idle() {
             let message = "returns with a wgmma that nobody waited for".to_string();

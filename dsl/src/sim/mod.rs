@@ -14,14 +14,15 @@ mod grid;
 mod history;
 mod known;
 mod launch;
+pub(crate) mod mbarrier;
 pub(crate) mod memory;
 mod panics;
+pub(crate) mod pending;
 pub(crate) mod shadow;
 mod stream;
 pub(crate) mod thread;
 
 pub use chain::{ChainStep, Interleaving, launch_chain};
-pub(crate) use fault::spelled;
 pub use fault::{Fault, FaultKind};
 pub(crate) use launch::launch_host;
 pub use launch::{Arg, LaunchError, Options, launch};

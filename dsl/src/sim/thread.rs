@@ -6,7 +6,9 @@
 use super::fault::{Fault, FaultKind, Line, spelled};
 use super::history::{Conflict, Visitor};
 use super::known::Known;
+use super::mbarrier::Mbarrier;
 use super::memory::{Region, SharedMemory};
+use super::pending::{AsyncCopy, BulkStores, Products, WARPGROUP, Warpgroup};
 use super::shadow::{Accessor, Touch};
 use super::stream::Link;
 use crate::definition::Access;
@@ -125,6 +127,8 @@ pub(crate) struct Block {
     pub warpgroups: Vec<Warpgroup>,
     /// When each thread last made its writes to shared memory visible to products of warpgroups.
     pub proxy_fences: Vec<Cell<u32>>,
+    /// By their addresses.
+    pub mbarriers: RefCell<BTreeMap<usize, Mbarrier>>,
     /// What the threads brought to block collectives: two sets, used in turn, so that a fast thread cannot overwrite what
     /// a slow one has yet to read.
     pub words: RefCell<[Vec<u32>; 2]>,
@@ -135,64 +139,6 @@ pub(crate) struct Block {
 
 pub(crate) struct Warp {
     pub words: RefCell<[Lanes; 2]>,
-}
-
-/// 16 bytes on their way from global to shared memory.
-pub(crate) struct AsyncCopy {
-    pub target: *const Region,
-    pub at: usize,
-    pub data: [u8; 16],
-    pub line: Line,
-}
-
-/// Threads of a warpgroup.
-pub(crate) const WARPGROUP: usize = 128;
-
-/// What the threads of a warpgroup share: the operands of its latest products, which one of them has read for all.
-#[derive(Default)]
-pub(crate) struct Warpgroup {
-    pub operands: RefCell<VecDeque<(u32, Rc<Operands>)>>,
-}
-
-/// A product's operands as numbers, 16 to a line: 64 lines of the left one, a line for each column of the right one.
-pub(crate) struct Operands {
-    pub left: Vec<f32>,
-    pub right: Vec<f32>,
-}
-
-/// A product of a warpgroup that was started.
-#[derive(Clone, Copy)]
-pub(crate) struct Product {
-    /// Counts the thread's products.
-    pub number: u32,
-    pub left: Tile,
-    pub right: Tile,
-}
-
-/// Where an operand starts in shared memory: array and byte, before the swizzle.
-#[derive(Clone, Copy)]
-pub(crate) struct Tile {
-    pub region: *const Region,
-    pub at: usize,
-}
-
-/// The products of its warpgroup that a thread has started and not waited for.
-#[derive(Default)]
-pub(crate) struct Products {
-    pub started: u32,
-    /// The accumulator while products are on their way; the kernel's own registers hold NaN meanwhile.
-    pub sums: Vec<f32>,
-    /// The accumulator's registers are in order before the next product.
-    pub fenced: bool,
-    pub open: Vec<Product>,
-    pub groups: VecDeque<Vec<Product>>,
-    pub line: Line,
-}
-
-impl Products {
-    pub fn is_idle(&self) -> bool {
-        self.open.is_empty() && self.groups.iter().all(Vec::is_empty)
-    }
 }
 
 /// State of one GPU thread.
@@ -215,6 +161,7 @@ pub(crate) struct Thread {
     pub block_collectives: Cell<u32>,
     pub open_copies: RefCell<Vec<AsyncCopy>>,
     pub copy_groups: RefCell<VecDeque<Vec<AsyncCopy>>>,
+    pub bulk: RefCell<BulkStores>,
     pub products: RefCell<Products>,
 }
 
@@ -254,6 +201,7 @@ impl Thread {
             block_collectives: Cell::new(0),
             open_copies: RefCell::default(),
             copy_groups: RefCell::default(),
+            bulk: RefCell::default(),
             products: RefCell::default(),
         }
     }
@@ -373,13 +321,12 @@ impl Thread {
         }
     }
 
-    /// Publishes at a counter what the thread did and knows.
-    pub fn releases(&self, counter: usize) {
+    /// What the thread did until now, and knows of others: what a release publishes.
+    pub fn knowledge(&self) -> Known {
         let (launch, block) = (self.launch(), self.block());
         // What the thread does from now on is later.
         let now = launch.tick();
-        let mut published = launch.published.borrow_mut();
-        let all = published.entry(counter).or_default();
+        let mut all = self.known.borrow().as_deref().cloned().unwrap_or_default();
         all.thread(self.number(), now);
         all.warp(self.number() / 32, self.last_warp_barrier.get().max(self.last_block_barrier.get()));
         all.block(block.linear, self.last_block_barrier.get());
@@ -387,9 +334,13 @@ impl Thread {
             let peer = block.linear + rank * launch.grid[0] - block.rank * launch.grid[0];
             all.block(peer, self.last_cluster_barrier.get());
         }
-        if let Some(known) = &*self.known.borrow() {
-            all.join(known);
-        }
+        all
+    }
+
+    /// Publishes at a counter what the thread did and knows.
+    pub fn releases(&self, counter: usize) {
+        let known = self.knowledge();
+        self.launch().published.borrow_mut().entry(counter).or_default().join(&known);
     }
 
     /// Takes over what was published at a counter.
@@ -436,6 +387,19 @@ impl Thread {
             if let Err(conflict) = result {
                 self.raise_conflict(region, touch, line, &conflict);
             }
+        }
+    }
+
+    /// What threads wrote to these bytes of shared memory is visible to the async proxy, or it is a fault.
+    pub fn require_fenced(&self, region: &Region, at: usize, bytes: usize, does: &str, line: Line) {
+        let Some(shadow) = &region.shadow else { return };
+        let unfenced = shadow.borrow().unfenced(at, bytes, &self.block().proxy_fences);
+        if let Some((writer, written)) = unfenced {
+            let (name, element, written) = (&region.name, at / region.element.size(), spelled(written));
+            let message = format!(
+                "{does} `{name}[{element}]`, which thread {writer} wrote at {written} without fence_proxy_async() since"
+            );
+            self.raise(FaultKind::MissingFence, line, message);
         }
     }
 
