@@ -1,0 +1,10 @@
+//! The tests of the kernel language, in one binary: what it means, what it prints, what it finds and what it refuses.
+
+mod cluster;
+mod faults;
+mod intrinsics;
+mod language;
+mod matvec;
+mod refusals;
+mod tensor;
+mod warpgroup;
