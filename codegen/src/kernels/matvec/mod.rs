@@ -11,6 +11,7 @@
 //! the upper half of the rows is joined to the lower, as gate and up are. How many of everything is [`shape`]'s choice.
 
 pub mod formats;
+pub mod parts;
 pub mod shape;
 pub mod slots;
 
@@ -22,6 +23,10 @@ use crate::kernels::NORM_EPSILON;
 use crate::kernels::norm::sum4;
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
 use formats::format;
+use parts::{
+    Unit, UnitActivations, activations_at, dot_fine, fetch, inverse_rms_of_warps, keep_codes, keep_fine, leave_squares,
+    part_at, plain_activations, second_part_at, squares_of_pieces,
+};
 use shape::{LaunchShape, launch_shape};
 use slots::{as_words, square_sum, weighted, with_update};
 
@@ -52,17 +57,6 @@ pub fn lanes_sum<const LANES: u32>(value: f32) -> f32 {
     sum
 }
 
-/// The factor of an RMS norm, from every warp's sum of squares. Everything waits for it, so four chains of sums run side by side.
-#[device]
-pub fn inverse_rms_of_warps<const K: u32, const WARPS: u32, const EPSILON: f32>(squares: Shared<f32>) -> f32 {
-    let mut chains = regs(0.0f32, 4);
-    #[unroll]
-    for warp in 0..WARPS {
-        chains[warp % 4] = chains[warp % 4] + squares[warp];
-    }
-    rsqrt((chains[0] + chains[1] + (chains[2] + chains[3])) / K as f32 + EPSILON)
-}
-
 /// `out = W · x`. LANES lanes share a row, DEPTH units of it are on their way to a lane, for each of ROWS rows.
 ///
 /// The prologue loads activations as float4 vectors, PIECES of them a thread at a time. With norms that is all of them: a
@@ -71,7 +65,7 @@ pub fn inverse_rms_of_warps<const K: u32, const WARPS: u32, const EPSILON: f32>(
 /// otherwise it caps registers and serialises the loads.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
     side(unit: u32) -> U32x4,
-    dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32,
+    dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
     ready(part: u32) -> U32x4,
     ready_group(group: u32) -> U32x2,
     input(at: u32) -> F32x4,
@@ -135,11 +129,8 @@ pub fn matvec<
     // Sums of squares, one a warp.
     let of_branches = shared::<F32x4>(if BRANCHED { WARPS } else { 1 });
     let of_updates = shared::<f32>(if RESIDUAL { WARPS } else { 1 });
-    let of_stream = shared::<f32>(if NORMED { WARPS } else { 1 });
+    let of_residual = shared::<f32>(if NORMED { WARPS } else { 1 });
     let units = K / UNIT;
-    // A unit's activations are one or two parts of 16 bytes. Second parts lie behind all first ones, so that neighbouring
-    // lanes read neighbouring parts.
-    let two_parts = if INTEGER { UNIT == 32 } else { UNIT == 8 };
 
     let lane = lane_id() % LANES;
     let outputs = if PAIRED { ROWS / 2 } else { ROWS };
@@ -149,16 +140,13 @@ pub fn matvec<
     let mut at = lane;
 
     // The first weights are on their way before the activations are there.
-    let mut ahead = regs(U32x4::ZERO, ROWS * DEPTH);
-    let mut sides = regs(U32x4::ZERO, ROWS * DEPTH);
+    let mut ahead = regs(Unit::ZERO, ROWS * DEPTH);
     if base < rows {
         #[unroll]
         for d in 0..DEPTH {
             #[unroll]
             for r in 0..ROWS {
-                let unit = unit_of(base + own, r, at + d * LANES, rows);
-                ahead[d * ROWS + r] = load_streamed::<U32x4>(codes, unit);
-                sides[d * ROWS + r] = side(unit);
+                ahead[d * ROWS + r] = fetch(side, codes, unit_of(base + own, r, at + d * LANES, rows));
             }
         }
     }
@@ -186,8 +174,7 @@ pub fn matvec<
     if READY {
         #[unroll(8)]
         for part in (thread_idx()..K / 16).by(threads) {
-            let to = if two_parts { (part / 2 + part % 2 * units) * 4 } else { part * 4 };
-            store(x_words, to, ready(part));
+            store(x_words, part_at(part, units), ready(part));
         }
         #[unroll(4)]
         for group in (thread_idx()..K / 32).by(threads) {
@@ -248,20 +235,10 @@ pub fn matvec<
                         }
                     }
                 }
-                let mut squares = 0.0f32;
-                #[unroll]
-                for p in 0..PIECES {
-                    if thread_idx() + p * threads < places {
-                        squares = squares + square_sum(updates[p]);
-                    }
-                }
-                squares = warp_sum(squares);
-                if lane_id() == 0 {
-                    of_updates[warp_id()] = squares;
-                }
+                leave_squares(squares_of_pieces(&updates, places), of_updates);
                 barrier();
                 cp_async_wait(0);
-                let factor = inverse_rms_of_warps(of_updates);
+                let factor = inverse_rms_of_warps(of_updates, K);
                 let by = scale(1.0);
                 #[unroll]
                 for p in 0..PIECES {
@@ -288,32 +265,22 @@ pub fn matvec<
                         held[p] = weighted(held[p], load::<F32x4>(nexts, place * 4), 1.0);
                     }
                 }
-                squares = warp_sum(squares);
-                if lane_id() == 0 {
-                    of_stream[warp_id()] = squares;
-                }
+                leave_squares(squares, of_residual);
             }
             #[unroll]
             for p in 0..PIECES {
                 let place = start + thread_idx() + p * threads;
                 let part = if INTEGER { place / 4 } else { place };
-                let to = if two_parts { (part / 2 + part % 2 * units) * 4 } else { part * 4 };
+                let to = part_at(part, units);
                 if INTEGER {
                     let four = if FINE { quantise4_unbounded(held[p]) } else { quantise4(held[p]) };
                     if place < places {
-                        x_words[to + place % 4] = four.x;
-                        if place % 8 == 0 {
-                            x_scales[place / 8] = u32x2(four.y, four.z);
-                        }
+                        keep_codes(four, to + place % 4, place, x_words, x_scales);
                     }
                     if FINE && warp_any(f32::from_bits(four.y) < 0.0) {
                         let fine = fine_codes(held[p], four.x, f32::from_bits(four.w));
                         if place < places {
-                            x_words[K / 4 + to + place % 4] = fine.x;
-                            x_words[K / 2 + to + place % 4] = fine.y;
-                            if place % 8 == 0 {
-                                fine_sums[place / 8] = fine.z as i32;
-                            }
+                            keep_fine(fine, to + place % 4, place, x_words, fine_sums);
                         }
                     }
                 } else if place < places {
@@ -323,7 +290,7 @@ pub fn matvec<
         }
     }
     barrier();
-    let after = if NORMED { inverse_rms_of_warps(of_stream) } else { 1.0 };
+    let after = if NORMED { inverse_rms_of_warps(of_residual, K) } else { 1.0 };
 
     let mut sums = regs(0.0f32, ROWS);
     while base < rows {
@@ -336,31 +303,24 @@ pub fn matvec<
             let exact = units % (LANES * DEPTH) == 0;
             let unit = if exact { at + d * LANES } else { (at + d * LANES).min(units - 1) };
             let group = if exact { at * UNIT / 32 + d * (LANES * UNIT / 32) } else { unit * UNIT / 32 };
-            let low = load::<U32x4>(x_words, unit * 4);
-            let high = load::<U32x4>(x_words, if two_parts { (units + unit) * 4 } else { 0 });
-            let x_scale = if INTEGER { x_scales[group] } else { U32x2::ZERO };
-            let size = f32::from_bits(x_scale.x).abs();
+            let mut x = activations_at(unit, group, units, x_words, x_scales);
+            let is_fine = FINE && x.scale < 0.0;
+            x.scale = x.scale.abs();
             #[unroll]
             for r in 0..ROWS {
                 let held = ahead[d * ROWS + r];
-                let beside = sides[d * ROWS + r];
                 let of_row = unit_of(base + own, r, at + d * LANES, rows);
-                let mut total = dot(held, beside, of_row, low, high, size, x_scale.y as i32, sums[r]);
-                if FINE && f32::from_bits(x_scale.x) < 0.0 {
-                    let low = load::<U32x4>(x_words, K / 4 + unit * 4);
-                    let high = load::<U32x4>(x_words, K / 4 + if two_parts { (units + unit) * 4 } else { 0 });
-                    total = dot(held, beside, of_row, low, high, size / 128.0, 0, total);
-                    let low = load::<U32x4>(x_words, K / 2 + unit * 4);
-                    let high = load::<U32x4>(x_words, K / 2 + if two_parts { (units + unit) * 4 } else { 0 });
-                    total = dot(held, beside, of_row, low, high, size / 32768.0, fine_sums[group], total);
+                let mut total = dot(held, of_row, x, sums[r]);
+                if is_fine {
+                    let second = second_part_at(unit, units);
+                    total = dot_fine(dot, held, of_row, unit * 4, second, x.scale, fine_sums[group], total, x_words);
                 }
                 if exact || at + d * LANES < units {
                     sums[r] = total;
                 }
                 if next_base < rows {
                     let next = unit_of(next_base + own, r, next_at + d * LANES, rows);
-                    ahead[d * ROWS + r] = load_streamed::<U32x4>(codes, next);
-                    sides[d * ROWS + r] = side(next);
+                    ahead[d * ROWS + r] = fetch(side, codes, next);
                 }
             }
         }
@@ -392,7 +352,7 @@ pub fn matvec<
 /// The same product, plainly: a thread takes an output, activations are read where they are (int8 codes or f32 as words).
 #[kernel(block = 64, slots(
     side(unit: u32) -> U32x4,
-    dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32,
+    dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
     join(value: f32, up: f32) -> f32,
     epilogue(value: f32, row: u32) -> f32
 ))]
@@ -410,15 +370,12 @@ pub fn matvec_plain<const K: u32, const UNIT: u32, const INTEGER: bool, const PA
         let mut value = 0.0f32;
         let mut up = 0.0f32;
         for i in 0..K / UNIT {
-            let low = load::<U32x4>(x, i * words);
-            let high = load::<U32x4>(x, i * words + words - 4);
-            let scale = if INTEGER { xscale[i * UNIT / 32] } else { 1.0 };
-            let sum = if INTEGER { xsum[i * UNIT / 32] } else { 0 };
+            let of_unit = plain_activations(i, words, x, xscale, xsum);
             let unit = row * (K / UNIT) + i;
-            value = dot(codes[unit], side(unit), unit, low, high, scale, sum, value);
+            value = dot(fetch(side, codes, unit), unit, of_unit, value);
             if PAIRED {
                 let unit = (rows + row) * (K / UNIT) + i;
-                up = dot(codes[unit], side(unit), unit, low, high, scale, sum, up);
+                up = dot(fetch(side, codes, unit), unit, of_unit, up);
             }
         }
         out[row] = epilogue(join(value, up), row);
