@@ -358,6 +358,12 @@ impl Instance {
         functions.intrinsics.iter().any(|row| row.scope == Scope::Warpgroup)
     }
 
+    /// The first compute capability that has all of the instance's intrinsics: 90 is `sm_90`.
+    pub fn minimum_capability(&self) -> u32 {
+        let functions = self.functions().unwrap_or_default();
+        functions.intrinsics.iter().map(|row| row.since).max().unwrap_or(0)
+    }
+
     /// The intrinsics and device functions the instance reaches.
     pub(crate) fn functions(&self) -> Result<Functions, InstanceError> {
         let mut found = Functions::default();

@@ -126,10 +126,13 @@
 //!
 //! [`intrinsics::TABLE`] has every row with its scope. By topic: [`intrinsics::ids`] (`thread_idx block_idx lane_id warp_id …`),
 //! [`intrinsics::warp`] (`barrier warp_barrier shfl_xor shfl_down shfl_idx ballot warp_any warp_all warp_sum warp_max warp_min
-//! block_sum block_max`), [`intrinsics::loads`] (`load load_streamed read_only store`), [`intrinsics::bits`] (`dp4a byte_perm byte_of
+//! block_sum block_max`), [`intrinsics::loads`] (`load load_streamed read_only store prefetch_l2`), [`intrinsics::bits`] (`dp4a byte_perm byte_of
 //! signed_byte_of nibble_of pack_bytes sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16`), [`intrinsics::math`] (`rsqrt
 //! recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast`), [`intrinsics::atomics`] (`atomic_add atomic_max atomic_min
-//! last_block last_block_of`), [`intrinsics::asynchronous`] (`cp_async16 cp_async_commit cp_async_wait`), [`intrinsics::tensor`] (`ldmatrix_x1 …
+//! last_block last_block_of`), [`intrinsics::ordered`] (`atomic_load_relaxed atomic_store_relaxed atomic_add_release atomic_load_acquire
+//! atomic_wait_acquire`), [`intrinsics::asynchronous`] (`cp_async16 cp_async_commit cp_async_wait`), [`intrinsics::mbarrier`]
+//! (`mbarrier_init mbarrier_arrive mbarrier_arrive_expect mbarrier_wait`) and [`intrinsics::bulk`] (`bulk_load bulk_store bulk_commit
+//! bulk_wait_read bulk_wait`: Hopper and later, as mbarriers), [`intrinsics::tensor`] (`ldmatrix_x1 …
 //! mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k32_s8`), [`intrinsics::warpgroup`] (`wgmma_bf16 wgmma_fence wgmma_commit wgmma_wait
 //! fence_proxy_async`: Hopper only), [`intrinsics::grid`] (`grid_dependency_wait grid_launch_dependents`).
 //! Warp, warpgroup and block intrinsics need all their threads at the same line; shuffles and reductions of a warp do not order memory.
@@ -168,8 +171,8 @@ pub mod prelude {
         BF16, Element, F16, F32x2, F32x4, Float, I32x4, U32x2, U32x4, f32x2, f32x4, i32x4, u32x2, u32x4,
     };
     pub use crate::intrinsics::{
-        asynchronous::*, atomics::*, bits::*, cluster::*, grid::*, ids::*, loads::*, math::*, tensor::*, warp::*,
-        warpgroup::*,
+        asynchronous::*, atomics::*, bits::*, bulk::*, cluster::*, grid::*, ids::*, loads::*, math::*, mbarrier::*,
+        ordered::*, tensor::*, warp::*, warpgroup::*,
     };
     pub use crate::sim::{InOut, Input, Output, Regs, Shared, Weights, regs};
     pub use crate::{By, device, kernel, registers, require};

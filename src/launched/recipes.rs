@@ -6,8 +6,9 @@
 
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
-use gemma4c_codegen::cuda::Pass;
-use gemma4c_graph::passes::PASSES;
+use gemma4c_codegen::measured::H200;
+use gemma4c_codegen::passes;
+use gemma4c_codegen::target::Target;
 use gemma4c_models::synth::{Preset, Types};
 use gemma4c_plan::cuda::KvType;
 
@@ -33,6 +34,11 @@ pub struct Recipe {
 impl Recipe {
     fn new(preset: Preset, types: Types, arch: Arch) -> Recipe {
         Recipe { preset, types, arch, kv: KvType::F16, without: Vec::new() }
+    }
+
+    /// The GPU it is for: one with the architecture's limits and the H200's SMs, so that architectures share texts where they can.
+    pub fn target(&self) -> Target {
+        Target::of_arch(self.arch).with_multiprocessors(H200.multiprocessors)
     }
 
     /// The same where memory has no room for bf16 copies of the weights.
@@ -114,5 +120,5 @@ pub fn with_passes_off(arch: Arch) -> Vec<Recipe> {
 }
 
 fn every_pass() -> Vec<&'static str> {
-    PASSES.iter().map(|pass| pass.name).chain(Pass::ALL.map(Pass::name)).collect()
+    passes::optional().collect()
 }

@@ -1,20 +1,29 @@
 //! The simulator: runs a kernel's Rust body, or its emitted text compiled for the host, on the CPU, as a grid of blocks of
 //! coroutines, and watches what it does.
 //!
-//! What it finds: races within a block and between blocks, divergent barriers and collectives, accesses out of bounds or
-//! misaligned, shared memory read before it is written, outputs left unwritten, activations touched before the
-//! dependency wait, integer overflow. What it does not model: time, caches, weak memory beyond barriers, blocks of
-//! different clusters that wait for each other (clusters run one after another; most are a single block).
+//! What it finds: races within a block, between blocks and between launches, divergent barriers and collectives, accesses out of
+//! bounds or misaligned, shared memory read before it is written, outputs left unwritten, activations touched before the
+//! dependency wait, waits that nobody ends, integer overflow. What it does not model: time, caches, weak memory beyond what
+//! orders two accesses. [`launch`] runs one kernel; [`launch_chain`] several, each beside its predecessor as far as programmatic
+//! dependent launch allows.
 
+mod chain;
 mod cluster;
 mod fault;
+mod grid;
+mod history;
+mod known;
 mod launch;
+pub(crate) mod mbarrier;
 pub(crate) mod memory;
+mod panics;
+pub(crate) mod pending;
 pub(crate) mod shadow;
 mod slots;
+mod stream;
 pub(crate) mod thread;
 
-pub(crate) use fault::spelled;
+pub use chain::{ChainStep, Interleaving, launch_chain};
 pub use fault::{Fault, FaultKind};
 pub(crate) use launch::launch_host;
 pub use launch::{Arg, LaunchError, Options, launch};
@@ -124,7 +133,7 @@ pub fn constant<T: crate::instance::Constant>(name: &str) -> T {
 #[doc(hidden)]
 pub fn shared<T: Element>(number: usize, _len: u32) -> Shared<T> {
     let thread = Thread::current();
-    Shared(Raw::new(&thread.launch().shared[thread.block().rank as usize][number]))
+    Shared(Raw::new(&thread.cluster().shared.arrays[thread.block().rank as usize][number]))
 }
 
 #[doc(hidden)]

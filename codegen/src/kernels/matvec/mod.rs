@@ -398,7 +398,7 @@ pub enum Prologue {
 }
 
 impl Prologue {
-    fn adds_residual(self) -> bool {
+    pub fn adds_residual(self) -> bool {
         matches!(self, Self::Residual | Self::ResidualNorm)
     }
 
@@ -422,6 +422,8 @@ pub struct Product {
     pub scaled: bool,
     /// What it takes is the sum of two normed branches: the halves of a mixture.
     pub branches: bool,
+    /// The residual of the prologue is left in memory: by one product of those that compute it.
+    pub leaves_residual: bool,
     /// The activations are the residual itself or an embedding: no norm has damped massive channels. Integer formats quantise
     /// them with fine codes.
     pub unbounded: bool,
@@ -434,15 +436,13 @@ pub struct Product {
 /// Fours of activations on their way to a thread, where it need not hold all of them.
 const MOST_PIECES: u32 = 5;
 
-/// Multiprocessors of the GPU that shapes are tuned on.
-pub const TUNED_MULTIPROCESSORS: u32 = 132;
-
 impl Product {
     pub fn new(dtype: DType, outputs: u32, k: u32, prologue: Prologue) -> Self {
         let epsilon = NORM_EPSILON;
-        let (geglu, scaled, branches) = (false, false, false);
+        let (geglu, scaled, branches, leaves_residual) = (false, false, false, prologue.adds_residual());
         let unbounded = prologue == Prologue::Residual;
-        Self { dtype, outputs, k, geglu, prologue, scaled, branches, unbounded, epsilon, epilogue: Vec::new() }
+        let epilogue = Vec::new();
+        Self { dtype, outputs, k, geglu, prologue, scaled, branches, leaves_residual, unbounded, epsilon, epilogue }
     }
 
     /// Rows of the matrix.
@@ -494,7 +494,7 @@ impl Product {
             update: if residual { slots::four_of::DEF } else { slots::no_four::DEF },
             branch: if branches { slots::four_of::DEF } else { slots::no_four::DEF },
             scale: if residual && self.scaled { vec![slots::scaled_by::DEF] } else { vec![] },
-            stream: if residual { vec![slots::leave_stream::DEF] } else { vec![] },
+            stream: if residual && self.leaves_residual { vec![slots::leave_stream::DEF] } else { vec![] },
             join: self.join(),
             epilogue: self.epilogue.clone(),
         }

@@ -218,11 +218,13 @@ pub struct Down {
     pub top: u32,
     /// Hidden values of a dense half of the same type, which comes along; 0 where none does.
     pub dense: u32,
+    /// SMs of the GPU.
+    pub multiprocessors: u32,
 }
 
 impl Down {
     fn spread(&self) -> Spread {
-        Spread::of(self.outputs)
+        Spread::of(self.outputs, self.multiprocessors)
     }
 
     /// Blocks for `rows` rows.

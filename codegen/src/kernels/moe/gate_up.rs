@@ -239,11 +239,13 @@ pub struct GateUp {
     pub from: Activations,
     /// Hidden values of a dense half of the same type, which comes along; 0 where none does.
     pub dense: u32,
+    /// SMs of the GPU.
+    pub multiprocessors: u32,
 }
 
 impl GateUp {
     fn spread(&self) -> Spread {
-        Spread::of(self.dense + self.top * self.hidden)
+        Spread::of(self.dense + self.top * self.hidden, self.multiprocessors)
     }
 
     /// Blocks for `rows` rows.

@@ -1,0 +1,197 @@
+//! Attention against its definition: in the simulator under three orders, and as host-compiled text.
+
+use gemma4c_codegen::cases::attention::step::steps;
+use gemma4c_codegen::cases::attention::{Scene, cases};
+use gemma4c_codegen::kernels::attention::step::StepOut;
+use gemma4c_codegen::kernels::attention::{Attention, SHARED_BYTES};
+use gemma4c_dsl::ElementType;
+use gemma4c_dsl::harness::{Case, Data, Executor, Simulator};
+use gemma4c_dsl::sim::Order;
+
+#[test]
+fn every_case_equals_its_oracle() {
+    for case in cases() {
+        case.assert();
+    }
+}
+
+/// Buffers after a launch.
+fn after<const N: usize>(case: &Case, params: [&str; N]) -> [Data; N] {
+    let results = Simulator(Order::Seeded(7)).run(case).unwrap_or_else(|error| panic!("{error}"));
+    params.map(|param| {
+        let at = case.instance.params().iter().position(|p| p.name == param).expect("the kernel has that buffer");
+        results[at].clone().expect("it is a buffer")
+    })
+}
+
+/// The bytes of an output after a launch.
+fn output(case: &Case, param: &str) -> Vec<u8> {
+    let [data] = after(case, [param]);
+    data.bytes().to_vec()
+}
+
+/// A chunk in one piece and cut in other ways: not one bit of a row may differ.
+fn assert_rows_are_independent(scene: &Scene, cuts: &[&[u32]], param: &str, case: impl Fn(Scene) -> Case) {
+    let together = output(&case(scene.clone()), param);
+    let row_bytes = together.len() / scene.rows as usize;
+    for cut in cuts {
+        assert_eq!(cut.iter().sum::<u32>(), scene.rows, "the pieces are the chunk");
+        let mut first = 0;
+        for &rows in *cut {
+            let piece = output(&case(scene.part(first, rows)), param);
+            let expected = &together[first as usize * row_bytes..][..rows as usize * row_bytes];
+            let name = scene.name;
+            assert!(piece == expected, "`{name}`: `{param}` of {rows} rows from {first} on depends on the chunk");
+            first += rows;
+        }
+    }
+}
+
+fn layers_of_both_kinds() -> [Attention; 2] {
+    let [.., shared_bytes] = SHARED_BYTES;
+    let full = Attention {
+        head_dim: 128,
+        kv_heads: 1,
+        group: 2,
+        window: None,
+        capacity: 120,
+        kv: ElementType::BF16,
+        shared_bytes,
+        cluster: 1,
+        multiprocessors: 132,
+    };
+    [full, Attention { window: Some(20), ..full }]
+}
+
+#[test]
+fn a_decoded_row_has_the_same_bits_in_any_chunk() {
+    for layer in layers_of_both_kinds() {
+        let scene = Scene::new("a chunk across a segment", layer, 61, 5);
+        let cuts: [&[u32]; 2] = [&[1, 1, 1, 1, 1], &[3, 2]];
+        // Splits without a visible position leave their values alone: the extrema tell.
+        assert_rows_are_independent(&scene, &cuts, "extrema", |scene| scene.decode_case());
+        assert_rows_are_independent(&scene, &cuts, "values", |scene| scene.decode_case());
+        assert_rows_are_independent(&scene, &cuts, "out", |scene| scene.combine_case());
+    }
+}
+
+#[test]
+fn a_prefilled_row_has_the_same_bits_in_any_chunk() {
+    for layer in layers_of_both_kinds() {
+        // Tiles of 16 rows and 16 or 32 keys: pieces begin and end inside of them, at their edges, and cover several.
+        let scene = Scene::new("a chunk across tiles", layer, 27, 37);
+        let cuts: [&[u32]; 5] = [&[1, 36], &[5, 16, 16], &[16, 21], &[21, 1, 15], &[33, 4]];
+        assert_rows_are_independent(&scene, &cuts, "out", |scene| scene.flash_case(16, 16, 64));
+        assert_rows_are_independent(&scene, &cuts, "out", |scene| scene.flash_case(32, 32, 128));
+    }
+}
+
+#[test]
+fn the_step_has_the_bits_of_the_kernels_it_stands_for() {
+    for step in steps() {
+        let name = step.scene.name;
+        let [q, k, v] = after(&step.heads_case(), ["q_out", "k_cache", "v_cache"]);
+        let (peers, splits) = (step.scene.layer.peers(), step.scene.splits);
+        if (peers == 1 && step.grouped < splits) || (peers > 1 && peers < splits) {
+            // Merged in another order.
+            continue;
+        }
+        let [extrema, values] = after(&step.splits_case(q, k.clone(), v.clone()), ["extrema", "values"]);
+        let merged = |out| step.merge_case(out, extrema.clone(), values.clone());
+
+        let [found_k, found_v, out] = after(&step.case(StepOut::Floats), ["k_cache", "v_cache", "keep_out"]);
+        assert!(found_k.bytes() == k.bytes() && found_v.bytes() == v.bytes(), "`{name}`: the caches differ");
+        let [expected] = after(&merged(StepOut::Floats), ["out"]);
+        assert!(out.bytes() == expected.bytes(), "`{name}`: the outputs differ");
+
+        let int8 = after(&step.case(StepOut::Int8), ["keep_xq", "keep_xscale", "keep_xsum"]);
+        let expected = after(&merged(StepOut::Int8), ["xq", "xscale", "xsum"]);
+        let same = int8.iter().zip(&expected).all(|(found, expected)| found.bytes() == expected.bytes());
+        assert!(same, "`{name}`: the int8 outputs differ");
+
+        let [found_extrema, found_values] = after(&step.case(StepOut::Partials), ["extrema", "values"]);
+        assert!(found_extrema.bytes() == extrema.bytes(), "`{name}`: the extrema differ");
+        let dim = 4 * step.scene.layer.head_dim as usize;
+        let parts = extrema.bytes().chunks_exact(8).zip(found_values.bytes().chunks_exact(dim));
+        for ((part, found), expected) in parts.zip(values.bytes().chunks_exact(dim)) {
+            let saw_nothing = part[4..8] == [0; 4];
+            assert!(saw_nothing || found == expected, "`{name}`: the values differ");
+        }
+    }
+}
+
+/// Every model's layers have work for most multiprocessors of a large GPU, and no more splits than can have any.
+#[test]
+fn splits_are_fixed_by_the_shape() {
+    let shaped = |multiprocessors, kv_heads, window, capacity| {
+        let [.., shared_bytes] = SHARED_BYTES;
+        let layer = Attention {
+            head_dim: 256,
+            kv_heads,
+            group: 1,
+            window,
+            capacity,
+            kv: ElementType::F16,
+            shared_bytes,
+            cluster: 1,
+            multiprocessors,
+        };
+        (layer.segment(), layer.splits(), layer.grouped())
+    };
+    let layer = |kv_heads, window, capacity| shaped(132, kv_heads, window, capacity);
+    assert_eq!(layer(1, Some(512), 1024), (64, 8, 8));
+    assert_eq!(layer(2, Some(512), 1024), (64, 8, 8));
+    assert_eq!(layer(8, Some(1024), 1536), (64, 16, 16));
+    assert_eq!(layer(16, Some(1024), 1536), (128, 8, 8));
+    assert_eq!(layer(1, None, 32768), (64, 264, 17));
+    assert_eq!(layer(2, None, 262_144), (64, 132, 12));
+    assert_eq!(layer(4, None, 32768), (64, 66, 9));
+    assert_eq!(layer(4, None, 100), (64, 2, 2));
+    assert_eq!(layer(300, None, 100), (64, 1, 1));
+
+    // A smaller GPU has fewer of them, and a window's segments are twice as long before half of the splits wait.
+    assert_eq!(shaped(60, 16, Some(1024), 1536), (256, 4, 4));
+    assert_eq!(shaped(60, 1, None, 32768), (64, 120, 11));
+    assert_eq!(shaped(170, 16, Some(1024), 1536), (128, 8, 8));
+
+    let clusters = |multiprocessors, kv_heads, window, capacity| {
+        let [shared_bytes, ..] = SHARED_BYTES;
+        let kv = ElementType::F16;
+        let (head_dim, group, cluster) = (512, 1, 16);
+        let layer =
+            Attention { head_dim, kv_heads, group, window, capacity, kv, shared_bytes, cluster, multiprocessors };
+        (layer.splits(), layer.peers())
+    };
+    let clustered = |kv_heads, window, capacity| clusters(132, kv_heads, window, capacity);
+    assert_eq!(clusters(112, 1, None, 32768), (96, 8));
+    assert_eq!(clusters(170, 1, None, 32768), (152, 8));
+    assert_eq!(clustered(2, Some(512), 1024), (8, 8));
+    assert_eq!(clustered(8, Some(1024), 1536), (16, 16));
+    assert_eq!(clustered(1, Some(4096), 4100), (64, 1), "more than a cluster holds");
+    assert_eq!(clustered(1, None, 32768), (120, 8));
+    assert_eq!(clustered(2, None, 32768), (60, 4));
+    assert_eq!(clustered(4, None, 32768), (28, 4));
+    assert_eq!(clustered(1, None, 1000), (16, 8));
+    assert_eq!(clustered(1, None, 200), (4, 4));
+    assert_eq!(clustered(1, None, 30), (1, 1));
+}
+
+#[test]
+fn flash_takes_the_largest_tile_that_fits() {
+    let layer = |kv, shared_bytes| Attention {
+        head_dim: 512,
+        kv_heads: 1,
+        group: 8,
+        window: None,
+        capacity: 64,
+        kv,
+        shared_bytes,
+        cluster: 1,
+        multiprocessors: 132,
+    };
+    let rows = |kv, shared| layer(kv, shared).flash(ElementType::F32).expect("an instance").map(|flash| flash.rows);
+    assert_eq!(rows(ElementType::BF16, 227 * 1024), Some(64));
+    assert_eq!(rows(ElementType::F16, 99 * 1024), Some(32));
+    assert_eq!(rows(ElementType::F16, 48 * 1024), None);
+    assert_eq!(rows(ElementType::F32, 227 * 1024), None);
+}

@@ -1,0 +1,107 @@
+//! The matrix product against a plain sum in f64: in the simulator under three orders, and as host-compiled text.
+
+use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::cases::{grouped, product, wgmma};
+use gemma4c_codegen::kernels::product::wgmma::WgmmaProduct;
+use gemma4c_codegen::kernels::product::{Product, Tile};
+use gemma4c_codegen::target::Target;
+use gemma4c_dsl::ElementType;
+use gemma4c_dsl::harness::{Case, Executor, Simulator};
+use gemma4c_dsl::sim::Order;
+
+fn check(cases: Vec<Case>) {
+    assert!(!cases.is_empty());
+    for case in cases {
+        case.assert();
+    }
+}
+
+#[test]
+fn every_type_fast_and_plain() {
+    check(product::types());
+}
+
+#[test]
+fn tiles_full_and_not() {
+    check(product::shapes());
+}
+
+/// The first row of every result, `outputs` values of it, must have the same bits.
+fn same_first_rows(cases: &[Case], outputs: usize) {
+    let first_row = |case: &Case| {
+        let out = case.instance.params().iter().position(|param| param.name == "out").expect("it has a result");
+        let results = Simulator(Order::Forward).run(case).expect("the case runs");
+        let out = results[out].as_ref().expect("the result is a buffer");
+        out.bytes()[..outputs * 4].to_vec()
+    };
+    let rows: Vec<Vec<u8>> = cases.iter().map(first_row).collect();
+    assert!(rows[0].iter().any(|byte| *byte != 0));
+    assert!(rows.iter().all(|row| *row == rows[0]));
+}
+
+#[test]
+fn a_row_does_not_depend_on_its_neighbours_nor_on_the_tile() {
+    same_first_rows(&product::first_rows(), 19);
+    same_first_rows(&wgmma::first_rows(), 20);
+}
+
+#[test]
+fn rows_by_expert() {
+    check(grouped::products());
+}
+
+#[test]
+fn a_row_does_not_depend_on_who_else_chose_its_expert() {
+    same_first_rows(&grouped::first_pairs(), 19);
+    same_first_rows(&grouped::first_pairs_of_warpgroups(), 20);
+}
+
+#[test]
+fn warpgroups_multiply_in_every_tile() {
+    check(wgmma::tiles());
+}
+
+#[test]
+fn warpgroups_gate_what_they_multiplied() {
+    check(wgmma::gated());
+}
+
+#[test]
+fn weights_to_bf16() {
+    check(wgmma::widening());
+}
+
+#[test]
+fn warpgroups_take_the_tile_with_the_shortest_waves() {
+    let wgmma = WgmmaProduct { out: ElementType::F32, geglu: false, pairs: 0, epilogue: Vec::new() };
+    let h200 = Target::of_arch(Arch::Sm90a);
+    let tile = |rows, outputs, k| wgmma.choose(rows, outputs, k, &h200).map(|tile| (tile.rows(), tile.columns));
+    assert_eq!(tile(2048, 20480, 2560), Some((128, 256)));
+    assert_eq!(tile(512, 2560, 10240), Some((128, 96)));
+    assert_eq!(tile(2048, 2560, 10240), Some((128, 160)));
+    assert_eq!(tile(7, 2560, 10240), Some((64, 32)));
+    // Steps are 64 values, results are stored by fours, and only Hopper has warpgroups that multiply.
+    assert_eq!(tile(512, 2560, 2080), None);
+    assert_eq!(tile(512, 2562, 2560), None);
+    assert_eq!(wgmma.choose(512, 2560, 2560, &Target::of_arch(Arch::Sm89)), None);
+}
+
+#[test]
+fn activations_to_bf16() {
+    check(product::rounding());
+}
+
+#[test]
+fn the_tile_is_the_largest_that_leaves_nobody_without_work() {
+    assert_eq!(Tile::choose(7, 262_144, 132), Tile::SMALL);
+    assert_eq!(Tile::choose(512, 2560, 132), Tile::MEDIUM);
+    assert_eq!(Tile::choose(512, 20480, 132), Tile::LARGE);
+}
+
+#[test]
+fn a_width_that_is_not_whole_groups_is_refused() {
+    let product =
+        Product { dtype: gemma4c_blocks::DType::F16, k: 40, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
+    let text = product.instance(Tile::SMALL).expect("the compiler refuses it, not the builder").cuda();
+    assert!(text.contains("static_assert(STEP % 32 == 0"), "{text}");
+}
