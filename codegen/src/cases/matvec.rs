@@ -133,7 +133,7 @@ impl Layer {
         let residual = |case: Case| {
             let case = case.buffer("input_x", self.x.clone()).buffer("update_x", self.update.clone());
             let case = match product.leaves_residual {
-                true => case.expect("stream_out", self.stream(product), self.close),
+                true => case.expect("residual_out", self.stream(product), self.close),
                 false => case,
             };
             let case = if product.scaled { case.buffer("scale_weight", vec![self.scale]) } else { case };

@@ -133,7 +133,7 @@ impl PhaseBuilder<'_, '_> {
             ("update_x", input),
             ("post_norm", self.common.weights.floats(residual.post)?),
         ]);
-        arguments.extend(stream.map(|stream| ("stream_out", stream)));
+        arguments.extend(stream.map(|stream| ("residual_out", stream)));
         if let Some(weight) = residual.scale {
             arguments.push(("scale_weight", self.common.weights.floats(weight)?));
         }

@@ -72,7 +72,7 @@ pub fn lanes_sum<const LANES: u32>(value: f32) -> f32 {
     update(at: u32) -> F32x4,
     branch(at: u32) -> F32x4,
     scale(value: f32) -> f32,
-    stream(value: F32x4, at: u32) -> F32x4,
+    residual(value: F32x4, at: u32) -> F32x4,
     join(value: f32, up: f32) -> f32,
     epilogue(value: f32, row: u32) -> f32
 ))]
@@ -247,7 +247,7 @@ pub fn matvec<
                         let part = weighted(updates[p], load::<F32x4>(posts, place * 4), 1.0);
                         held[p] = with_update(held[p], part, factor, by);
                         if block_idx() == 0 {
-                            stream(held[p], place * 4);
+                            residual(held[p], place * 4);
                         }
                     }
                 }
@@ -391,9 +391,9 @@ pub enum Prologue {
     Plain,
     /// The RMS norm of f32.
     Norm,
-    /// A residual stream that is still to take a layer's normed part, and its scale if the product is `scaled`.
+    /// A residual that is still to take a layer's normed part, and its scale if the product is `scaled`.
     Residual,
-    /// The RMS norm of such a stream.
+    /// The RMS norm of such a residual.
     ResidualNorm,
 }
 
@@ -418,7 +418,7 @@ pub struct Product {
     /// The matrix has two rows for each output: all the first ones, then all the second. They are joined by GeGLU.
     pub geglu: bool,
     pub prologue: Prologue,
-    /// The residual stream of the prologue is multiplied by a weight of one element.
+    /// The residual of the prologue is multiplied by a weight of one element.
     pub scaled: bool,
     /// What it takes is the sum of two normed branches: the halves of a mixture.
     pub branches: bool,
@@ -494,7 +494,7 @@ impl Product {
             update: if residual { slots::four_of::DEF } else { slots::no_four::DEF },
             branch: if branches { slots::four_of::DEF } else { slots::no_four::DEF },
             scale: if residual && self.scaled { vec![slots::scaled_by::DEF] } else { vec![] },
-            stream: if residual && self.leaves_residual { vec![slots::leave_stream::DEF] } else { vec![] },
+            residual: if residual && self.leaves_residual { vec![slots::leave_residual::DEF] } else { vec![] },
             join: self.join(),
             epilogue: self.epilogue.clone(),
         }

@@ -60,7 +60,7 @@ pub fn weighted(x: F32x4, weight: F32x4, factor: f32) -> F32x4 {
     f32x4(x.x * factor * weight.x, x.y * factor * weight.y, x.z * factor * weight.z, x.w * factor * weight.w)
 }
 
-/// Four values of the residual stream after a layer's part: `(x + update * factor) * by`.
+/// Four values of the residual after a layer's part: `(x + update * factor) * by`.
 #[device]
 pub fn with_update(x: F32x4, update: F32x4, factor: f32, by: f32) -> F32x4 {
     f32x4(
@@ -77,9 +77,9 @@ pub fn scaled_by(value: f32, weight: Weights<f32>) -> f32 {
     value * weight[0u32]
 }
 
-/// The residual stream as it is now, for whoever reads it later. Not the memory it came from: other blocks still read that.
+/// The residual as it is now, for whoever reads it later. Not the memory it came from: other blocks still read that.
 #[device]
-pub fn leave_stream(value: F32x4, at: u32, out: Output<f32>) -> F32x4 {
+pub fn leave_residual(value: F32x4, at: u32, out: Output<f32>) -> F32x4 {
     store(out, at, value);
     value
 }

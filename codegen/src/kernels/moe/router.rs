@@ -30,7 +30,7 @@ pub fn four_products(a: F32x4, b: F32x4, sum: f32) -> f32 {
 /// expert), and the softmax over these. Block `[b, rows]` takes every `[blocks]`-th expert.
 ///
 /// Where the mixture ENTERS here, x is still to take what attention made: `x + norm(update) * post_norm`. That sum is left as
-/// the residual stream, and both halves of the mixture get their inputs: it has one norm, with weights for each of them.
+/// the residual, and both halves of the mixture get their inputs: it has one norm, with weights for each of them.
 ///
 /// The matrix is a megabyte, which one SM would read too slowly: with SPLIT there is one row and any number of
 /// blocks, of which the last to finish chooses. Without, a block takes ROWS rows, so that it reads the matrix once for all of
@@ -64,7 +64,7 @@ pub fn route<
     counter: InOut<u32>,
     ids: Output<u32>,
     weights: Output<f32>,
-    stream: Output<f32>,
+    residual: Output<f32>,
     dense_out: Output<f32>,
     dense_rounded: Output<BF16>,
     dense_xq: Output<i8>,
@@ -163,7 +163,7 @@ pub fn route<
                 let at = row * WIDTH + place * 4;
                 let from = place.min(vectors - 1) * 4;
                 if block_idx() == 0 && inside {
-                    store(stream, at, held[p]);
+                    store(residual, at, held[p]);
                 }
                 if block_idx() == 1 % grid_dim() {
                     let four = weighted(held[p], load::<F32x4>(dense_norm, from), after);

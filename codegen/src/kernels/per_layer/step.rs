@@ -1,5 +1,5 @@
-//! What a layer does with its per-layer input, for a decoded row, in one launch: the residual stream takes the feed-forward's
-//! part, `gelu(gate · stream) * input`, and the projection of that.
+//! What a layer does with its per-layer input, for a decoded row, in one launch: the residual takes the feed-forward's
+//! part, `gelu(gate · residual) * input`, and the projection of that.
 //!
 //! Both matrices are small, and as two launches they are nothing but the way in and out of a kernel. One cluster does both: its
 //! blocks share the rows of each matrix out, and read each other's gated values from shared memory. All weights are on their way
@@ -28,7 +28,7 @@ pub fn in_order(unit: u32, len: u32, words: Shared<u32>, scales: Shared<U32x2>) 
     UnitActivations { low, high, scale: f32::from_bits(scale.x), sum: scale.y as i32 }
 }
 
-/// `stream = x + norm(update)`, `out = projection · (gelu(gate · stream) * by)`, over K values and N of a layer's input.
+/// `residual = x + norm(update)`, `out = projection · (gelu(gate · residual) * by)`, over K values and N of a layer's input.
 ///
 /// A warp takes a row of the gate, GATE_DEPTH units of it a lane, in each of GATE_ROUNDS rounds; and 32 / LANES rows of the
 /// projection, a unit a lane, in each of ROUNDS. The grid is `[1, PEERS]`: one cluster.
@@ -58,7 +58,7 @@ pub fn per_layer_step<
     x: Input<f32>,
     update: Input<f32>,
     by: Input<f32>,
-    stream: Output<f32>,
+    residual: Output<f32>,
     out: Output<f32>,
 ) {
     require!(K % 32 == 0 && N % 32 == 0 && WARPS % 4 == 0 && N == LANES * UNIT && 32 % LANES == 0);
@@ -101,7 +101,7 @@ pub fn per_layer_step<
 
     grid_launch_dependents();
     grid_dependency_wait();
-    // The stream, in every block.
+    // The residual, in every block.
     let mut held = regs(F32x4::ZERO, PIECES);
     let mut updates = regs(F32x4::ZERO, PIECES);
     #[unroll]
@@ -130,7 +130,7 @@ pub fn per_layer_step<
         }
         if place < K / 4 {
             if cluster_rank() == 0 {
-                store(stream, place * 4, four);
+                store(residual, place * 4, four);
             }
             keep_codes(quantised, place, place, x_words, x_scales);
         }
@@ -203,7 +203,7 @@ const BLOCK_WARPS: u32 = 16;
 pub struct Step {
     pub gate: DType,
     pub projection: DType,
-    /// Values of the stream.
+    /// Values of the residual.
     pub width: u32,
     /// Values of a layer's input.
     pub inputs: u32,
