@@ -1,10 +1,13 @@
 //! The tests of the kernel language, in one binary: what it means, what it prints, what it finds and what it refuses.
 
+mod bulk;
+mod chain;
 mod cluster;
 mod faults;
 mod intrinsics;
 mod language;
 mod matvec;
+mod ordered;
 mod refusals;
 mod tensor;
 mod warpgroup;

@@ -152,7 +152,7 @@ fn works(make: impl Fn() -> Chain, check: impl Fn(&Chain)) {
 fn line(comment: &str) -> String {
     let source = include_str!("chain.rs");
     let at = source.lines().position(|line| line.ends_with(comment)).expect("a marked line");
-    format!("dsl/tests/chain.rs:{}", at + 1)
+    format!("dsl/tests/it/chain.rs:{}", at + 1)
 }
 
 #[test]

@@ -1,25 +1,13 @@
 //! GPU plans with their launches side by side, as programmatic dependent launch runs them: no launch touches before its wait what
 //! another has yet to write or to read, and the results are those of one launch after the other.
 
-mod common;
-#[path = "../src/compile.rs"]
-#[allow(dead_code, reason = "the program uses all of it")]
-mod compile;
-#[path = "common/lowered.rs"]
-#[allow(dead_code, reason = "shared with tests that use all of it")]
-mod lowered;
-#[path = "../src/simulate.rs"]
-mod simulate;
-#[path = "common/simulated.rs"]
-#[allow(dead_code, reason = "shared with tests that use all of it")]
-mod simulated;
-
-use common::{Tensors, golden};
+use crate::common::lowered::{self, LowerOptions};
+use crate::common::{Tensors, golden};
+use crate::simulated::{Feed, each, exhaustive, on_simulator};
+use gemma4c::simulate;
 use gemma4c_dsl::sim::Interleaving;
 use gemma4c_plan::Plan;
 use gemma4c_runtime::{Asked, ModelLocation};
-use lowered::LowerOptions;
-use simulated::{Feed, each, exhaustive, on_simulator};
 
 /// Rows of a plan's logits, and how it was run.
 fn rows(plan: &Plan, model: &std::path::Path, tokens: &[u32], way: Option<Interleaving>) -> Vec<(usize, Vec<f32>)> {
