@@ -128,6 +128,7 @@ pub use gemma4c_dsl_macros::dataflow;
 
 extern crate self as gemma4c_dsl;
 
+mod arguments;
 mod definition;
 pub mod elements;
 pub mod harness;
@@ -139,15 +140,15 @@ pub mod semantics;
 pub mod sim;
 mod source;
 pub mod text;
+mod values;
 
 pub use definition::{
     Access, Callee, ConstantDef, DeviceDef, KernelDef, LaunchContract, ParamDef, ParamKind, SharedDef, SlotDef,
 };
 pub use elements::{BF16, Element, ElementType, F16, F32x2, F32x4, Float, I32x4, U32x2, U32x4};
 pub use gemma4c_dsl_macros::{device, kernel};
-pub use instance::{
-    Constant, ConstantValue, Instance, InstanceBuilder, InstanceError, InstanceParam, NVRTC_OPTIONS, Values,
-};
+pub use instance::{Instance, InstanceBuilder, InstanceError, InstanceParam, NVRTC_OPTIONS};
+pub use values::{Constant, ConstantValue, Values};
 
 /// Everything a file of kernels uses: `use gemma4c_dsl::prelude::*;`.
 pub mod prelude {
