@@ -6,6 +6,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cuda::simulate::Simulator;
+use gemma4c_codegen::target::Target;
 use gemma4c_dsl::sim::Interleaving;
 use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::Gguf;
@@ -33,11 +34,13 @@ fn open_with(plan: Plan, location: &ModelLocation, chained: Option<Interleaving>
     let file = Gguf::open(location.file(&plan)?)?;
     let graph = gemma4::graph(&file, &Config::read(&file)?)?;
     let disabled = program.passes.iter().filter(|pass| !pass.enabled).map(|pass| pass.name.clone()).collect();
-    let architectures = program.architectures.iter().filter_map(|name| Arch::from_name(name)).collect();
+    let arch = program.architectures.first().and_then(|name| Arch::from_name(name));
+    let target =
+        Target::of_arch(arch.with_context(|| format!("no GPU of the table is for {:?}", program.architectures))?);
     let vram = (program.memory.host > 0).then(|| program.memory.device()).flatten();
-    let options = CudaOptions { architectures, kv: program.kv, vram, disabled };
+    let options = CudaOptions { targets: vec![target.clone()], kv: program.kv, vram, disabled };
     let chunk = program.phases.last().map_or(1, |phase| phase.rows);
-    let lowered = compile::lower(&file, &graph, &plan.program, &options, chunk)?;
+    let lowered = compile::lower(&file, &graph, &plan.program, &options, &target, chunk)?;
     let same = lowered.program.kernels == program.kernels;
     ensure!(same, "the plan was made by another version of gemma4c: compile the model again to simulate it");
     let mut simulator = Simulator::new(&program, lowered.instances);

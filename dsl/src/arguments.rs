@@ -1,142 +1,147 @@
-//! What a launch passes to a kernel, and a slot to a device function: values with their types erased, taken by position.
+//! Arguments of a launch. `#[kernel]` derives a struct with a field for each of the kernel's parameters (`matvec::Arguments`), and
+//! `#[device]` one for what a function takes besides a slot's values (`then_scale::Arguments`), so that a forgotten or misspelt
+//! argument does not compile. What fills a slot is chosen at run time: whether its arguments are there is checked against the
+//! [`Instance`].
 //!
-//! Definitions hold function pointers that take these, so nothing here knows the simulator: it is behind [`LaunchArguments`].
+//! `M` stands for memory: a place in a plan, a view in the simulator, an address.
 
-use crate::elements::{BF16, ElementType, F16, F32x2, F32x4, I32x4, U32x2, U32x4};
-use std::any::Any;
+use crate::definition::{DeviceDef, KernelDef, ParamKind};
+use crate::instance::Instance;
 
-/// A launch's arguments, by position.
-pub struct Arguments<'a> {
-    pub(crate) launch: &'a dyn LaunchArguments,
-}
-
-/// A launch, as far as its arguments go.
-pub(crate) trait LaunchArguments {
-    fn scalar(&self, index: usize) -> u64;
-    /// What the simulator keeps of a memory argument.
-    fn memory(&self, index: usize) -> Option<&dyn Any>;
-    /// The element type called so in the instance.
-    fn element(&self, name: &str) -> Option<ElementType>;
-}
-
-impl Arguments<'_> {
-    #[doc(hidden)]
-    pub fn take<T: FromArgument>(&self, index: usize) -> T {
-        T::from_argument(self.launch, index)
-    }
-
-    #[doc(hidden)]
-    pub fn element_type(&self, name: &str) -> &'static str {
-        self.launch.element(name).map_or("", ElementType::name)
-    }
-}
-
-/// What a kernel's parameter may be.
-#[doc(hidden)]
-pub trait FromArgument: Sized {
-    #[allow(private_interfaces)]
-    fn from_argument(launch: &dyn LaunchArguments, index: usize) -> Self;
+/// One argument of a launch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ArgumentValue<M> {
+    Memory(M),
+    U32(u32),
+    I32(i32),
+    U64(u64),
+    F32(f32),
 }
 
 macro_rules! scalars {
-    ($($ty:ident $from:expr;)*) => { $(impl FromArgument for $ty {
-        #[allow(private_interfaces)]
-        fn from_argument(launch: &dyn LaunchArguments, index: usize) -> Self {
-            let from: fn(u64) -> $ty = $from;
-            from(launch.scalar(index))
-        }
-    })* };
-}
-scalars! {
-    u32 |bits| bits as u32;
-    i32 |bits| bits as i32;
-    u64 |bits| bits;
-    f32 |bits| f32::from_bits(bits as u32);
-}
-
-/// A value of at most 16 bytes, type erased: what passes through a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Word4(pub(crate) [u32; 4]);
-
-impl Word4 {
-    pub fn from_value<T: SlotValue>(value: T) -> Self {
-        Self(value.into_words())
-    }
-}
-
-/// A value type that a slot may take or give.
-pub trait SlotValue: Copy {
-    #[doc(hidden)]
-    fn into_words(self) -> [u32; 4];
-    #[doc(hidden)]
-    fn from_words(words: [u32; 4]) -> Self;
-}
-
-macro_rules! slot_values {
-    ($($ty:ident ($value:ident) $into:expr, ($words:ident) $from:expr;)*) => { $(impl SlotValue for $ty {
-        fn into_words(self) -> [u32; 4] {
-            let $value = self;
-            $into
-        }
-
-        fn from_words($words: [u32; 4]) -> Self {
-            $from
-        }
-    })* };
-}
-slot_values! {
-    bool (v) [v.into(), 0, 0, 0], (w) w[0] != 0;
-    u8 (v) [v.into(), 0, 0, 0], (w) w[0] as u8;
-    i8 (v) [v as u32, 0, 0, 0], (w) w[0] as i8;
-    u16 (v) [v.into(), 0, 0, 0], (w) w[0] as u16;
-    i16 (v) [v as u32, 0, 0, 0], (w) w[0] as i16;
-    u32 (v) [v, 0, 0, 0], (w) w[0];
-    i32 (v) [v as u32, 0, 0, 0], (w) w[0] as i32;
-    u64 (v) [v as u32, (v >> 32) as u32, 0, 0], (w) u64::from(w[0]) | u64::from(w[1]) << 32;
-    i64 (v) [v as u32, (v >> 32) as u32, 0, 0], (w) (u64::from(w[0]) | u64::from(w[1]) << 32) as i64;
-    f32 (v) [v.to_bits(), 0, 0, 0], (w) f32::from_bits(w[0]);
-    F16 (v) [v.to_bits().into(), 0, 0, 0], (w) F16::from_bits(w[0] as u16);
-    BF16 (v) [v.to_bits().into(), 0, 0, 0], (w) BF16::from_bits(w[0] as u16);
-    U32x2 (v) [v.x, v.y, 0, 0], (w) U32x2 { x: w[0], y: w[1] };
-    U32x4 (v) [v.x, v.y, v.z, v.w], (w) U32x4 { x: w[0], y: w[1], z: w[2], w: w[3] };
-    I32x4 (v) [v.x, v.y, v.z, v.w].map(|v| v as u32), (w) I32x4 { x: w[0] as i32, y: w[1] as i32, z: w[2] as i32, w: w[3] as i32 };
-    F32x2 (v) [v.x.to_bits(), v.y.to_bits(), 0, 0], (w) F32x2 { x: f32::from_bits(w[0]), y: f32::from_bits(w[1]) };
-    F32x4 (v) [v.x, v.y, v.z, v.w].map(f32::to_bits),
-        (w) F32x4 { x: f32::from_bits(w[0]), y: f32::from_bits(w[1]), z: f32::from_bits(w[2]), w: f32::from_bits(w[3]) };
-}
-
-/// The arguments of a device function in a slot: the slot's values, then launch arguments of its own.
-pub struct SlotArguments<'a> {
-    pub(crate) values: &'a [Word4],
-    pub(crate) launch: &'a dyn LaunchArguments,
-    /// Index among the launch's arguments of the function's first extra parameter.
-    pub(crate) first: usize,
-}
-
-impl SlotArguments<'_> {
-    #[doc(hidden)]
-    pub fn take<T: FromSlot>(&self, index: usize) -> T {
-        T::from_slot(self, index)
-    }
-}
-
-/// What a device function in a slot may take.
-#[doc(hidden)]
-pub trait FromSlot: Sized {
-    fn from_slot(arguments: &SlotArguments<'_>, index: usize) -> Self;
-}
-
-macro_rules! from_slot_values {
-    ($($ty:ident)*) => { $(impl FromSlot for $ty {
-        fn from_slot(arguments: &SlotArguments<'_>, index: usize) -> Self {
-            match arguments.values.get(index) {
-                Some(value) => <$ty>::from_words(value.0),
-                None => {
-                    let bits = arguments.launch.scalar(arguments.first + index - arguments.values.len());
-                    <$ty>::from_words([bits as u32, (bits >> 32) as u32, 0, 0])
-                }
+    ($($ty:ident $variant:ident)*) => { $(
+        impl<M> From<$ty> for ArgumentValue<M> {
+            fn from(value: $ty) -> Self {
+                Self::$variant(value)
             }
         }
-    })* };
+    )* };
 }
-from_slot_values!(bool u8 i8 u16 i16 u32 i32 u64 i64 f32 F16 BF16 U32x2 U32x4 I32x4 F32x2 F32x4);
+scalars!(u32 U32 i32 I32 u64 U64 f32 F32);
+
+impl<M> ArgumentValue<M> {
+    fn fits(&self, kind: ParamKind) -> bool {
+        match self {
+            Self::Memory(_) => matches!(kind, ParamKind::Memory { .. }),
+            Self::U32(_) => kind == ParamKind::Scalar("u32"),
+            Self::I32(_) => kind == ParamKind::Scalar("i32"),
+            Self::U64(_) => kind == ParamKind::Scalar("u64"),
+            Self::F32(_) => kind == ParamKind::Scalar("f32"),
+        }
+    }
+}
+
+/// A slot of a kernel: `matvec::slot::side`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotKey {
+    pub kernel: &'static str,
+    pub slot: &'static str,
+}
+
+/// A device function in a slot, with the arguments that it takes besides the slot's values.
+#[derive(Clone, Debug)]
+pub struct Filled<M> {
+    pub function: &'static DeviceDef,
+    values: Vec<ArgumentValue<M>>,
+}
+
+impl<M> Filled<M> {
+    /// Made by the function's own `Arguments`.
+    #[doc(hidden)]
+    pub fn new(function: &'static DeviceDef, values: Vec<ArgumentValue<M>>) -> Self {
+        Self { function, values }
+    }
+
+    /// A function that takes the slot's values and nothing else.
+    pub fn alone(function: &'static DeviceDef) -> Self {
+        Self { function, values: Vec::new() }
+    }
+}
+
+/// The arguments of a launch: the kernel's own, and those of what fills its slots.
+#[derive(Clone, Debug)]
+pub struct LaunchArguments<M> {
+    kernel: &'static KernelDef,
+    own: Vec<ArgumentValue<M>>,
+    slots: Vec<(SlotKey, Filled<M>)>,
+}
+
+/// Why arguments are not those of an instance. Each names the instance.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ArgumentError {
+    #[error("kernel {instance}: the arguments are those of kernel {given}")]
+    Kernel { instance: String, given: &'static str },
+    #[error("kernel {instance}: parameter `{parameter}`, of `{function}` in slot `{slot}`, has no argument")]
+    Missing { instance: String, slot: &'static str, function: &'static str, parameter: String },
+    #[error("kernel {instance}: slot `{slot}` got arguments of `{function}`, which does not fill it there")]
+    Function { instance: String, slot: &'static str, function: &'static str },
+    #[error(
+        "kernel {instance}: `{function}` in slot `{slot}` takes [{parameters}], its arguments are others: say `fills(…)` at the function"
+    )]
+    Parameters { instance: String, slot: &'static str, function: &'static str, parameters: String },
+}
+
+impl<M> LaunchArguments<M> {
+    /// Made by the kernel's own `Arguments`.
+    #[doc(hidden)]
+    pub fn new(kernel: &'static KernelDef, own: Vec<ArgumentValue<M>>) -> Self {
+        Self { kernel, own, slots: Vec::new() }
+    }
+
+    /// Adds the arguments of a function in a slot; of several in one slot, in their order. A function that takes nothing
+    /// besides the slot's values need not be named.
+    pub fn with_slot(mut self, slot: SlotKey, filled: impl Into<Filled<M>>) -> Self {
+        self.slots.push((slot, filled.into()));
+        self
+    }
+
+    /// The arguments in the order of the instance's parameters.
+    pub fn bind(self, instance: &Instance) -> Result<Vec<ArgumentValue<M>>, ArgumentError> {
+        let name = || instance.to_string();
+        let given = self.slots.iter().map(|(key, _)| key.kernel).find(|kernel| *kernel != instance.def.name);
+        if self.kernel != instance.def || given.is_some() {
+            return Err(ArgumentError::Kernel { instance: name(), given: given.unwrap_or(self.kernel.name) });
+        }
+        let mut bound = self.own;
+        let mut slots = self.slots;
+        for (slot, function, params) in instance.slot_params() {
+            let at = slots.iter().position(|(key, _)| key.slot == slot.name);
+            // The next arguments of this slot are this function's, or, if it needs none, perhaps a later one's.
+            let filled = match at {
+                Some(at) if slots[at].1.function == function => slots.remove(at).1,
+                _ if params.is_empty() => continue,
+                Some(at) => {
+                    let function = slots[at].1.function.name;
+                    return Err(ArgumentError::Function { instance: name(), slot: slot.name, function });
+                }
+                None => {
+                    let (slot, function, parameter) = (slot.name, function.name, params[0].name.clone());
+                    return Err(ArgumentError::Missing { instance: name(), slot, function, parameter });
+                }
+            };
+            let fit = filled.values.iter().zip(params).all(|(value, param)| value.fits(param.def.kind));
+            if !fit || filled.values.len() != params.len() {
+                let parameters: Vec<_> = params.iter().map(|param| param.name.as_str()).collect();
+                let (slot, function, parameters) = (slot.name, function.name, parameters.join(", "));
+                return Err(ArgumentError::Parameters { instance: name(), slot, function, parameters });
+            }
+            bound.extend(filled.values);
+        }
+        match slots.first() {
+            Some((key, filled)) => {
+                Err(ArgumentError::Function { instance: name(), slot: key.slot, function: filled.function.name })
+            }
+            None => Ok(bound),
+        }
+    }
+}

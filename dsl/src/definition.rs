@@ -1,7 +1,7 @@
 //! Definitions: what the macros leave behind of a kernel, of a device function and of an intrinsic, as plain statics.
 
-use crate::arguments::{Arguments, SlotArguments, Word4};
 use crate::elements::{self, ElementType};
+use crate::passing::{Arguments, SlotArguments, Value, Word4};
 use crate::values::Values;
 
 /// What a kernel does with a buffer.
@@ -107,6 +107,7 @@ pub struct LaunchContract {
 #[derive(Clone, Copy)]
 pub enum Callee {
     Device(&'static DeviceDef),
+    Registers(&'static RegistersDef),
     Intrinsic(&'static Intrinsic),
     /// Part of every source text.
     Prelude,
@@ -209,6 +210,33 @@ pub struct KernelDef {
     pub run: fn(&Arguments<'_>),
 }
 
+/// A `#[registers]` struct.
+#[derive(Debug)]
+pub struct RegistersDef {
+    pub name: &'static str,
+    pub doc: &'static str,
+    /// In the order of declaration.
+    pub fields: &'static [&'static str],
+    /// Structs among its fields.
+    pub callees: &'static [fn() -> Callee],
+    pub cuda: &'static str,
+    pub rust: &'static str,
+}
+
+/// A struct that a kernel may use by name.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a value type of the kernel language",
+    label = "use bool, u8…u64, i8…i64, f32, F16, BF16, U32x2, U32x4, I32x4, F32x2, F32x4, or a `#[registers]` struct"
+)]
+pub trait Registers: Value {
+    const DEF: &'static RegistersDef;
+
+    #[doc(hidden)]
+    fn callee() -> Callee {
+        Callee::Registers(Self::DEF)
+    }
+}
+
 /// A `#[device]` function.
 #[derive(Debug)]
 pub struct DeviceDef {
@@ -235,6 +263,12 @@ impl KernelDef {
 
 /// Intrinsics and definitions have unique names, so comparing names is enough.
 impl PartialEq for KernelDef {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && self.cuda == other.cuda
+    }
+}
+
+impl PartialEq for DeviceDef {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name && self.cuda == other.cuda
     }

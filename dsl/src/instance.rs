@@ -1,6 +1,8 @@
 //! Instances: a kernel with its compile-time parameters, element types and slots chosen. Its source text: `source.rs`.
 
-use crate::definition::{Callee, ConstantDef, DeviceDef, Intrinsic, KernelDef, ParamDef, ParamKind, Scope, SlotDef};
+use crate::definition::{
+    Callee, ConstantDef, DeviceDef, Intrinsic, KernelDef, ParamDef, ParamKind, RegistersDef, Scope, SlotDef,
+};
 use crate::elements::ElementType;
 use crate::values::{Constant, ConstantValue, Values};
 
@@ -54,7 +56,7 @@ pub enum InstanceError {
     DeviceConstant { kernel: &'static str, function: &'static str, name: &'static str, ty: &'static str },
     #[error("kernel {kernel}: device function `{function}` calls itself")]
     Recursion { kernel: &'static str, function: &'static str },
-    #[error("kernel {kernel}: two different device functions are called `{function}`: rename one")]
+    #[error("kernel {kernel}: two different device functions or structs are called `{function}`: rename one")]
     NameClash { kernel: &'static str, function: &'static str },
     #[error("kernel {kernel}: block of {threads} threads: it must be a multiple of 32, at most 1024")]
     Block { kernel: &'static str, threads: u32 },
@@ -190,6 +192,7 @@ fn fill(
 #[derive(Default)]
 pub(crate) struct Functions {
     pub intrinsics: Vec<&'static Intrinsic>,
+    pub registers: Vec<&'static RegistersDef>,
     pub devices: Vec<&'static DeviceDef>,
 }
 
@@ -224,6 +227,16 @@ impl Instance {
     /// The parameters in launch order: the kernel's own, then those of its slots.
     pub fn params(&self) -> &[InstanceParam] {
         &self.params
+    }
+
+    /// Every function in a slot, in launch order, with those of the instance's parameters that are its own.
+    pub(crate) fn slot_params(&self) -> impl Iterator<Item = (&SlotDef, &'static DeviceDef, &[InstanceParam])> {
+        self.def.slots.iter().zip(&self.fills).flat_map(move |(slot, fill)| {
+            fill.functions.iter().zip(&fill.extra).map(move |(function, &first)| {
+                let count = function.params.len() - slot.params.len();
+                (slot, *function, &self.params[first..first + count])
+            })
+        })
     }
 
     pub(crate) fn fills(&self) -> &[Fill] {
@@ -285,10 +298,25 @@ impl Instance {
         self.functions().map_or_else(|_| Vec::new(), |functions| functions.devices)
     }
 
+    /// The structs of registers in the source text.
+    pub fn registers(&self) -> Vec<&'static RegistersDef> {
+        self.functions().map_or_else(|_| Vec::new(), |functions| functions.registers)
+    }
+
     fn reach(&self, callee: Callee, found: &mut Functions, path: &mut Vec<&'static str>) -> Result<(), InstanceError> {
         let kernel = self.def.name;
         match callee {
             Callee::Prelude => {}
+            Callee::Registers(def) => {
+                if let Some(known) = found.registers.iter().find(|known| known.name == def.name) {
+                    let same = known.cuda == def.cuda;
+                    return if same { Ok(()) } else { Err(InstanceError::NameClash { kernel, function: def.name }) };
+                }
+                for callee in def.callees {
+                    self.reach(callee(), found, path)?;
+                }
+                found.registers.push(def);
+            }
             Callee::Intrinsic(row) => {
                 if !found.intrinsics.iter().any(|known| known.name == row.name) {
                     for callee in row.needs {

@@ -10,7 +10,7 @@ use super::launch::Arg;
 use super::phase::{PhaseBuilder, Place, Work, int8_arguments};
 use super::weights::Matrix;
 use crate::kernels::matvec::formats::format;
-use crate::kernels::matvec::{self, Prologue, TUNED_MULTIPROCESSORS, slots};
+use crate::kernels::matvec::{self, Prologue, slots};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::{self, Tile};
 use crate::kernels::{geglu, per_layer};
@@ -87,7 +87,7 @@ impl PhaseBuilder<'_, '_> {
             epilogue,
             ..matvec::Product::new(matrix.dtype, outputs, matrix.k, prologue)
         };
-        let (shape, mut why) = choice::product(&choice);
+        let (shape, mut why) = choice::product(&choice, &self.common.can.target);
         if of.norm.is_some() {
             why.reason += "; every block computes the norm before it, which is a launch less";
         }
@@ -237,7 +237,7 @@ impl PhaseBuilder<'_, '_> {
             return Err(self.no_kernel(group, &matrix, "rows are not whole groups of 32 values"));
         }
         let outputs = matrix.rows as u32;
-        let tile = Tile::choose(rows, outputs, TUNED_MULTIPROCESSORS);
+        let tile = Tile::choose(rows, outputs, self.common.can.target.multiprocessors);
         let (dtype, k) = (matrix.dtype, matrix.k);
         let choice = product::Product { dtype, k, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
         let out = self.product_output(group, of, outputs, rows);
@@ -258,7 +258,7 @@ impl PhaseBuilder<'_, '_> {
         let rows = self.rows();
         let k = self.graph().weight(weights[0]).dim(0) as u32;
         let all: u64 = weights.iter().map(|w| self.graph().weight(*w).dim(1)).sum();
-        let (kind, tile, stored) = copies::dense(self.graph(), of, of.geglu, rows)
+        let (kind, tile, stored) = copies::dense(self.graph(), of, of.geglu, rows, &self.common.can.target)
             .ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(of.matmuls[0]) })?;
         let copy = self.common.weights.rounded(weights, &mut self.common.kernels)?;
         let out = match (of.geglu, group.last()) {
@@ -271,7 +271,7 @@ impl PhaseBuilder<'_, '_> {
         let work = Work { bytes, flops: 2 * rows as u64 * all * k as u64 };
         let why = format!("{rows} rows: warpgroups over a bf16 copy, tiles of {} x {}", tile.rows(), tile.columns);
         let why = Choice::because(why).over("tensor cores over streams");
-        let grid = kind.grid(tile, rows, stored);
+        let grid = kind.grid(tile, rows, stored, self.common.can.target.multiprocessors);
         self.launch(kind.instance(tile)?, grid, &arguments, &group.nodes, work, why)?;
         match (of.geglu, group.last()) {
             (true, Some(joined)) => self.record_output(joined, Form::BF16, out),

@@ -2,7 +2,7 @@
 
 use super::ids::{block_dim, lane_id, thread_idx};
 use super::rows::{intrinsic, row};
-use crate::arguments::SlotValue;
+use crate::passing::SlotValue;
 use crate::sim::thread::{Stop, StopScope, Thread};
 
 intrinsic! {

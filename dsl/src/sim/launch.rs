@@ -10,23 +10,17 @@ use super::region::{Region, SharedMemory};
 use super::shadow::Shadow;
 use super::stream::Link;
 use super::thread::{Launch, LaunchName};
-use crate::arguments::Arguments;
+use crate::arguments::ArgumentValue;
 use crate::definition::{Access, ParamKind};
 use crate::elements::ElementType;
 use crate::instance::Instance;
+use crate::passing::Arguments;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// An argument of a launch.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Arg {
-    Memory(View),
-    U32(u32),
-    I32(i32),
-    U64(u64),
-    F32(f32),
-}
+pub type Arg = ArgumentValue<View>;
 
 /// How a launch is run and how closely it is watched.
 #[derive(Clone, Debug, Default)]

@@ -356,7 +356,7 @@ writable!(Output InOut Shared);
 pub struct Regs<T>(Vec<T>);
 
 /// `len` registers that start as `value`.
-pub fn regs<T: Element>(value: T, len: u32) -> Regs<T> {
+pub fn regs<T: Copy>(value: T, len: u32) -> Regs<T> {
     Regs(vec![value; len as usize])
 }
 

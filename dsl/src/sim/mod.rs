@@ -21,6 +21,7 @@ mod panics;
 pub(crate) mod pending;
 pub(crate) mod region;
 pub(crate) mod shadow;
+mod slots;
 mod stream;
 pub(crate) mod thread;
 
@@ -32,18 +33,22 @@ pub use memory::{
     AllocationId, InOut, Input, KernelIndex, Memory, Output, Readable, Regs, Shared, View, Weights, Writable, regs,
 };
 pub use order::Order;
+#[doc(hidden)]
+pub use slots::slot;
 
-pub use crate::arguments::{Arguments, FromArgument, FromSlot, SlotArguments, SlotValue, Word4};
+#[doc(hidden)]
+pub use crate::passing::FromSlot;
+pub use crate::passing::{Arguments, FromArgument, SlotArguments, SlotValue, Value, Word4};
 
-use crate::arguments::LaunchArguments;
 use crate::elements::{Element, ElementType};
+use crate::passing::LaunchValues;
 use crate::values::Constant;
 use memory::Raw;
 use region::Region;
 use std::any::Any;
 use thread::{Launch, Thread};
 
-impl LaunchArguments for Launch<'_> {
+impl LaunchValues for Launch<'_> {
     fn scalar(&self, index: usize) -> u64 {
         self.scalars[index]
     }
@@ -60,7 +65,7 @@ impl LaunchArguments for Launch<'_> {
 macro_rules! handle_arguments {
     ($($name:ident)*) => { $(impl<T: Element> FromArgument for $name<T> {
         #[allow(private_interfaces)]
-        fn from_argument(launch: &dyn LaunchArguments, index: usize) -> Self {
+        fn from_argument(launch: &dyn LaunchValues, index: usize) -> Self {
             let region = launch.memory(index).and_then(|memory| memory.downcast_ref::<Region>()).expect("bound as memory");
             // The element type was checked by name when the instance was built; an element-type parameter was dispatched on.
             assert_eq!(region.element, T::TYPE, "parameter `{}`", region.name);
@@ -69,15 +74,6 @@ macro_rules! handle_arguments {
     })* };
 }
 handle_arguments!(Weights Input Output InOut);
-
-macro_rules! from_slot_handles {
-    ($($name:ident)*) => { $(impl<T: Element> FromSlot for $name<T> {
-        fn from_slot(arguments: &SlotArguments<'_>, index: usize) -> Self {
-            FromArgument::from_argument(arguments.launch, arguments.first + index - arguments.values.len())
-        }
-    })* };
-}
-from_slot_handles!(Weights Input Output InOut);
 
 // ---- what the expansion of a kernel calls -----------------------------------------------------------------------
 
@@ -90,20 +86,6 @@ pub fn constant<T: Constant>(name: &str) -> T {
 pub fn shared<T: Element>(number: usize, _len: u32) -> Shared<T> {
     let thread = Thread::current();
     Shared(Raw::new(&thread.cluster().shared.arrays[thread.block().rank as usize][number]))
-}
-
-#[doc(hidden)]
-#[track_caller]
-pub fn slot<T: SlotValue>(number: usize, values: &[Word4]) -> T {
-    let launch = Thread::current().launch();
-    let fill = &launch.instance.fills()[number];
-    let mut values = values.to_vec();
-    for (function, &first) in fill.functions.iter().zip(&fill.extra) {
-        let call = function.call.expect("checked when the instance was built");
-        let result = call(&SlotArguments { values: &values, launch, first });
-        values[0] = result;
-    }
-    T::from_words(values[0].0)
 }
 
 #[doc(hidden)]

@@ -1,6 +1,6 @@
 //! mbarriers and bulk copies against plain loops, and the mistakes that the simulator must find in them.
 
-#[path = "kernels/bulk.rs"]
+#[path = "../kernels/bulk.rs"]
 mod kernels;
 
 use gemma4c_dsl::harness::{Bound, Case, CaseError, Simulator};

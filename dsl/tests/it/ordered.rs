@@ -1,6 +1,6 @@
 //! Blocks that wait for each other: counters with release and acquire, relaxed accesses, and the mistakes found in them.
 
-#[path = "kernels/ordered.rs"]
+#[path = "../kernels/ordered.rs"]
 mod kernels;
 
 use gemma4c_dsl::harness::{Bound, Case, CaseError, Simulator};

@@ -479,9 +479,6 @@ pub struct Product {
 /// Fours of activations on their way to a thread, where it need not hold all of them.
 const MOST_PIECES: u32 = 5;
 
-/// Multiprocessors of the GPU that shapes are tuned on.
-pub const TUNED_MULTIPROCESSORS: u32 = 132;
-
 impl Product {
     pub fn new(dtype: DType, outputs: u32, k: u32, prologue: Prologue) -> Self {
         let epsilon = NORM_EPSILON;
@@ -496,8 +493,8 @@ impl Product {
         u64::from(self.outputs) * if self.geglu { 2 } else { 1 }
     }
 
-    fn join(&self) -> &'static [&'static DeviceDef] {
-        if self.geglu { &[slots::geglu::DEF] } else { &[] }
+    fn join(&self) -> Vec<&'static DeviceDef> {
+        if self.geglu { vec![slots::geglu::DEF] } else { vec![] }
     }
 
     /// The shape for a GPU of that many SMs.
@@ -516,48 +513,50 @@ impl Product {
         let format = format(self.dtype);
         let (ready, residual) = (self.prologue == Prologue::Int8, self.prologue.adds_residual());
         let (normed, branches) = (self.prologue.is_normed(), residual && self.branches);
-        Instance::of(matvec::DEF)
-            .constant("K", self.k)
-            .constant("UNIT", format.unit)
-            .constant("INTEGER", format.integer)
-            .constant("LANES", shape.lanes)
-            .constant("ROWS", shape.rows)
-            .constant("DEPTH", shape.depth)
-            .constant("WARPS", shape.warps)
-            .constant("PIECES", self.pieces(shape))
-            .constant("PAIRED", self.geglu)
-            .constant("READY", ready)
-            .constant("RESIDUAL", residual)
-            .constant("BRANCHED", branches)
-            .constant("NORMED", normed)
-            .constant("FINE", self.unbounded && format.integer)
-            .constant("EPSILON", self.epsilon)
-            .slot("side", &[format.side])
-            .slot("dot", &[format.dot])
-            .slot("ready", &[if ready { slots::ready_codes::DEF } else { slots::no_part::DEF }])
-            .slot("ready_group", &[if ready { slots::ready_scale::DEF } else { slots::no_group::DEF }])
-            .slot("input", &[if ready { slots::no_four::DEF } else { slots::four_of::DEF }])
-            .slot("update", &[if residual { slots::four_of::DEF } else { slots::no_four::DEF }])
-            .slot("branch", &[if branches { slots::four_of::DEF } else { slots::no_four::DEF }])
-            .slot("scale", if residual && self.scaled { &[slots::scaled_by::DEF] } else { &[] })
-            .slot("stream", if residual && self.leaves_residual { &[slots::leave_stream::DEF] } else { &[] })
-            .slot("join", self.join())
-            .slot("epilogue", &self.epilogue)
-            .build()
+        matvec::Chosen {
+            K: self.k,
+            UNIT: format.unit,
+            INTEGER: format.integer,
+            LANES: shape.lanes,
+            ROWS: shape.rows,
+            DEPTH: shape.depth,
+            WARPS: shape.warps,
+            PIECES: self.pieces(shape),
+            PAIRED: self.geglu,
+            READY: ready,
+            RESIDUAL: residual,
+            BRANCHED: branches,
+            NORMED: normed,
+            FINE: self.unbounded && format.integer,
+            EPSILON: self.epsilon,
+            side: format.side,
+            dot: format.dot,
+            ready: if ready { slots::ready_codes::DEF } else { slots::no_part::DEF },
+            ready_group: if ready { slots::ready_scale::DEF } else { slots::no_group::DEF },
+            input: if ready { slots::no_four::DEF } else { slots::four_of::DEF },
+            update: if residual { slots::four_of::DEF } else { slots::no_four::DEF },
+            branch: if branches { slots::four_of::DEF } else { slots::no_four::DEF },
+            scale: if residual && self.scaled { vec![slots::scaled_by::DEF] } else { vec![] },
+            stream: if residual && self.leaves_residual { vec![slots::leave_stream::DEF] } else { vec![] },
+            join: self.join(),
+            epilogue: self.epilogue.clone(),
+        }
+        .build()
     }
 
     /// The plain kernel, launched on `[outputs.div_ceil(64)]`. It takes activations as they are, whatever the prologue.
     pub fn plain_instance(&self) -> Result<Instance, InstanceError> {
         let format = format(self.dtype);
-        Instance::of(matvec_plain::DEF)
-            .constant("K", self.k)
-            .constant("UNIT", format.unit)
-            .constant("INTEGER", format.integer)
-            .constant("PAIRED", self.geglu)
-            .slot("side", &[format.side])
-            .slot("dot", &[format.dot])
-            .slot("join", self.join())
-            .slot("epilogue", &self.epilogue)
-            .build()
+        matvec_plain::Chosen {
+            K: self.k,
+            UNIT: format.unit,
+            INTEGER: format.integer,
+            PAIRED: self.geglu,
+            side: format.side,
+            dot: format.dot,
+            join: self.join(),
+            epilogue: self.epilogue.clone(),
+        }
+        .build()
     }
 }

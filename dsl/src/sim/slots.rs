@@ -1,0 +1,31 @@
+//! Calls of what fills a slot, and the memory that it takes from the launch.
+
+use super::memory::{InOut, Input, Output, Weights};
+use super::thread::Thread;
+use crate::elements::Element;
+use crate::passing::{FromArgument, FromSlot, SlotArguments, SlotValue, Word4};
+use std::cell::Cell;
+
+macro_rules! from_slot_handles {
+    ($($name:ident)*) => { $(impl<T: Element> FromSlot for $name<T> {
+        fn from_slot(arguments: &SlotArguments<'_>) -> Self {
+            let at = arguments.advance(1);
+            FromArgument::from_argument(arguments.launch, arguments.first + at - arguments.values.len())
+        }
+    })* };
+}
+from_slot_handles!(Weights Input Output InOut);
+
+/// Calls what fills a slot.
+#[doc(hidden)]
+#[track_caller]
+pub fn slot<T: SlotValue>(number: usize, mut values: Vec<Word4>) -> T {
+    let launch = Thread::current().launch();
+    let fill = &launch.instance.fills()[number];
+    for (function, &first) in fill.functions.iter().zip(&fill.extra) {
+        let call = function.call.expect("checked when the instance was built");
+        let result = call(&SlotArguments { values: &values, launch, first, taken: Cell::new(0) });
+        values[0] = result;
+    }
+    T::from_words(values[0].0)
+}
