@@ -64,7 +64,7 @@ impl<'s> Crate<'s> {
     /// A path from the crate's root; `None` where it leads out of the crate.
     fn absolute(&self, module: &[String], path: &[String]) -> Option<Vec<String>> {
         let (first, rest) = path.split_first()?;
-        let child = [module, &[first.clone()]].concat();
+        let child = [module, std::slice::from_ref(first)].concat();
         match first.as_str() {
             "crate" => Some(rest.to_vec()),
             "self" => Some([module, rest].concat()),
