@@ -24,7 +24,6 @@ pub fn open(plan: Plan, location: &ModelLocation) -> Result<Session> {
 
 /// The same with the launches of a phase side by side, as far as their programmatic edges allow it. A launch that touches
 /// what another has not finished with is an error.
-#[allow(dead_code, reason = "tests run plans this way")]
 pub fn open_chained(plan: Plan, location: &ModelLocation, interleaving: Interleaving) -> Result<Session> {
     open_with(plan, location, Some(interleaving))
 }
