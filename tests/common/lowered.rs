@@ -56,7 +56,7 @@ pub fn plan(model: &Path, options: &LowerOptions) -> Plan {
     let mut plan = compile::compile(&file, folder, &cpu_options).expect("a plan");
     let chunk = options.chunk.unwrap_or(compile::DEFAULT_CUDA_CHUNK);
     let lowered = compile::lower(&file, &graph, &plan.program, &cuda, &h200, chunk).expect("launches");
-    let no_code = Code { source: "// not compiled\n".into(), cubins: vec![Image(vec![0])] };
+    let no_code = Code { source: "// not compiled\n".into(), image: Image(vec![0]) };
     let code = vec![no_code; lowered.program.kernels.len()];
     plan.cuda = Some(Cuda { program: lowered.program, code });
     plan.target = Target::Cuda;

@@ -97,7 +97,18 @@ int cuDeviceGetCount(int* count) { *count = (int)setting("DRIVER_GPUS", 1); retu
 int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return SUCCESS; }
 int cuDeviceGetName(char* name, int length, int) { snprintf(name, length, "Stand-in GPU"); return SUCCESS; }
 int cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = memory(); return SUCCESS; }
-int cuDeviceGetAttribute(int* value, int attribute, int) { *value = attribute == 75 ? 9 : 0; return SUCCESS; }
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+    // Major version, SMs, shared memory of a block and of an SM, L2: those of an H200.
+    switch (attribute) {
+        case 75: *value = 9; break;
+        case 16: *value = 132; break;
+        case 97: *value = 227 << 10; break;
+        case 81: *value = 228 << 10; break;
+        case 38: *value = 50 << 20; break;
+        default: *value = 0;
+    }
+    return SUCCESS;
+}
 int cuDevicePrimaryCtxRetain(void** context, int) { CALLED(cuDevicePrimaryCtxRetain) *context = (void*)1; return SUCCESS; }
 int cuCtxSetCurrent(void*) { return SUCCESS; }
 
