@@ -37,7 +37,7 @@ pub struct Target {
 
 /// A name that no GPU of the table has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown GPU `{0}`; known are {known}", known = keys())]
+#[error("no GPU is called `{0}`: there are {known}", known = keys())]
 pub struct UnknownGpu(pub String);
 
 const KIB: u32 = 1 << 10;
@@ -230,7 +230,7 @@ mod tests {
             assert_eq!(gpu.shared_bytes_per_multiprocessor, gpu.shared_bytes_per_block + RESERVED, "{gpu}");
         }
         let error = Target::find("voodoo2").unwrap_err().to_string();
-        assert!(error.starts_with("unknown GPU `voodoo2`; known are h200, h100, "), "{error}");
+        assert!(error.starts_with("no GPU is called `voodoo2`: there are h200, h100, "), "{error}");
         assert_eq!(Target::of_arch(Arch::Sm90a).key, "h200");
         assert_eq!(Target::of_arch(Arch::Sm89).key, "rtx-4090");
         assert_eq!(GPUS.iter().filter(|gpu| gpu.measured).map(|gpu| &gpu.key[..]).collect::<Vec<_>>(), ["h200"]);
