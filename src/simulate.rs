@@ -6,6 +6,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_codegen::cuda::simulate::Simulator;
 use gemma4c_codegen::target::Target;
+use gemma4c_dsl::sim::Interleaving;
 use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Plan;
@@ -15,8 +16,23 @@ use gemma4c_runtime::{Backend, EmbeddedWeights, ModelLocation, Pick, Run, Runtim
 
 use crate::compile::{self, CudaOptions};
 
-/// A session that runs a plan's launches in the simulator: those of its first program, or of that for a GPU.
-pub fn open(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<Session> {
+/// A session that runs a plan's launches in the simulator, one after the other: those of its first program, or of that for a GPU.
+pub fn open(plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<Session> {
+    open_with(plan, location, gpu, None)
+}
+
+/// The same of the first program, with the launches of a phase side by side, as far as their programmatic edges allow it. A launch that touches
+/// what another has not finished with is an error.
+pub fn open_chained(plan: Plan, location: &ModelLocation, interleaving: Interleaving) -> Result<Session> {
+    open_with(plan, location, None, Some(interleaving))
+}
+
+fn open_with(
+    mut plan: Plan,
+    location: &ModelLocation,
+    gpu: Option<&str>,
+    chained: Option<Interleaving>,
+) -> Result<Session> {
     ensure!(plan.cuda.is_some(), "the plan is for the CPU: nothing of it runs on a simulated GPU");
     plan.choose(named(&plan, gpu)?);
     let Some(cuda) = &plan.cuda else { bail!("the plan has lost its program") };
@@ -50,13 +66,15 @@ pub fn open(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Resu
         }
         simulator.load(&program, |weight| tensors[weight as usize])?;
     }
-    let backend = Simulated { simulator, program, sent: Default::default() };
+    let backend = Simulated { simulator, program, chained, sent: Default::default() };
     Ok(Session::with_backend(plan, Box::new(backend))?)
 }
 
 struct Simulated {
     simulator: Simulator,
     program: CudaProgram,
+    /// How the launches of a phase overlap, if they do.
+    chained: Option<Interleaving>,
     sent: std::collections::VecDeque<u32>,
 }
 
@@ -83,10 +101,12 @@ impl Backend for Simulated {
             Pick::Sampled => &self.program.pick_sampled,
         };
         let steps = phase.steps[run.steps.0..run.steps.1].iter().map(|step| &step.launch);
-        for launch in steps.chain(picks) {
-            self.simulator.launch(launch).map_err(|fault| RuntimeError::Backend(fault.to_string()))?;
-        }
-        Ok(())
+        let mut launches = steps.chain(picks);
+        let result = match self.chained {
+            Some(interleaving) => self.simulator.launch_chain(launches, interleaving),
+            None => launches.try_for_each(|launch| self.simulator.launch(launch)),
+        };
+        result.map_err(|fault| RuntimeError::Backend(fault.to_string()))
     }
 
     fn send_back(&mut self, from: Range) -> Result<(), RuntimeError> {

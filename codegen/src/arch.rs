@@ -99,7 +99,10 @@ impl Arch {
 
     /// Whether the instance compiles for this architecture: it uses nothing that others alone have.
     pub fn has_all_of(self, instance: &Instance) -> bool {
-        (self.has_wgmma() || !instance.needs_warpgroups()) && instance.cluster() <= self.most_peers()
+        let (major, minor) = self.compute_capability();
+        (self.has_wgmma() || !instance.needs_warpgroups())
+            && major * 10 + minor >= instance.minimum_capability()
+            && instance.cluster() <= self.most_peers()
     }
 
     /// Blocks of the largest cluster; 1 where there are none.

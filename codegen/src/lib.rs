@@ -1,6 +1,7 @@
 //! From a graph to what a plan holds, and from CUDA C to machine code.
 //!
 //! - `cpu` lowers a graph to the steps of a CPU plan, one a node;
+//! - `passes` are the passes that ask what a GPU's kernels can do, behind those of the graph;
 //! - `cuda` lowers a graph to the launches of a GPU plan, and compiles them;
 //! - `kernels` is the library of kernels, one family a file, and `cases` what each must do;
 //! - `measured` is what was measured on which GPU, as data that the constants of rules are taken from;
@@ -16,4 +17,5 @@ pub mod cuda;
 pub mod kernels;
 pub mod measured;
 pub mod nvrtc;
+pub mod passes;
 pub mod target;

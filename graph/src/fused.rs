@@ -1,178 +1,67 @@
-//! A graph whose nodes are gathered into fusion groups. One launch computes a group.
+//! A graph whose nodes are gathered into fusion groups. When all passes have run, a group is a launch.
 //!
 //! Fusion moves no node and invents no operation. A group is a set of nodes of the graph, so its meaning is that small graph
 //! itself: a kernel is checked by running the group's nodes one by one. What a pass adds is a [`Kind`]: which pattern the
 //! nodes form and which node plays which part, so that the lowering need not recognise the pattern again.
+//!
+//! Two things are not plain sets of nodes. A group may *recompute* nodes that another group owns, where that is cheaper than a launch:
+//! two products each compute the norm before them. And a *helper* computes no node at all: it prepares what other groups read, such
+//! as a value in another form.
 
 use petgraph::Direction::Incoming;
 use petgraph::algo::toposort;
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::stable_graph::StableDiGraph;
-use petgraph::visit::{Dfs, Reversed, VisitMap};
+use petgraph::visit::{Dfs, NodeIndexable, Reversed, VisitMap};
 
 use crate::dataflow::index_of;
-use crate::graph::{CacheId, Graph, NodeId, WeightId};
-
-/// Which pattern the nodes of a group form.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
-    /// One operation on its own.
-    Single,
-    /// A row of a table, times a factor.
-    Embed { table: WeightId, tokens: NodeId, factor: f32 },
-    /// The per-layer inputs of all layers, from a token's embedding and the per-layer table.
-    PerLayerInputs(PerLayerInputs),
-    /// Matrix products that share their input, as one.
-    Product(Product),
-    /// Residual, norms and layer scale between two products.
-    Norm(Norm),
-    /// Norms and RoPE of attention heads, and the store into the KV cache.
-    Heads(Heads),
-    /// A mixture's router: from the residual to the experts chosen for a row.
-    Router(Router),
-    /// `gelu(gate) * up` of the chosen experts.
-    ExpertGateUp { weight: WeightId, input: NodeId, routing: NodeId },
-    /// The chosen experts' last product, and their weighted sum.
-    ExpertDown { weight: WeightId, scale: Option<WeightId>, input: NodeId, routing: NodeId },
-}
-
-impl Kind {
-    /// The pattern's name in reports.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Kind::Single => "single",
-            Kind::Embed { .. } => "embed",
-            Kind::PerLayerInputs(_) => "per_layer_inputs",
-            Kind::Product(_) => "product",
-            Kind::Norm(_) => "norm",
-            Kind::Heads(_) => "heads",
-            Kind::Router(_) => "router",
-            Kind::ExpertGateUp { .. } => "expert_gate_up",
-            Kind::ExpertDown { .. } => "expert_down",
-        }
-    }
-}
-
-/// `(norm(projected * projected_scale) * norm + table[token] * row_scale) * out_scale`, a norm for each `width` values.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PerLayerInputs {
-    pub projected: NodeId,
-    pub tokens: NodeId,
-    pub table: WeightId,
-    pub norm: WeightId,
-    pub width: u32,
-    pub eps: f32,
-    pub projected_scale: f32,
-    pub row_scale: f32,
-    pub out_scale: f32,
-}
-
-/// One or several products of the same rows.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Product {
-    pub input: NodeId,
-    /// One a matrix, all of one type. With `geglu`: gate, then up.
-    pub matmuls: Vec<NodeId>,
-    /// The result is `gelu(gate) * up`.
-    pub geglu: bool,
-    /// Element-wise operations on the result, in order.
-    pub epilogue: Vec<Epilogue>,
-}
-
-/// An element-wise operation after a product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Epilogue {
-    pub node: NodeId,
-    /// Its other operand, of two.
-    pub operand: Option<NodeId>,
-}
-
-/// `normed = norm(sum) * next`, `sum = (stream + norm(input) * post) * scale`; without the residual, `sum` is `input`.
-/// `stream` is the residual before the update.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Norm {
-    pub input: NodeId,
-    pub residual: Option<Residual>,
-    /// The norm at the end, with its weight.
-    pub next: Option<(NodeId, Option<WeightId>)>,
-    pub eps: f32,
-}
-
-/// The first half of a [`Norm`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Residual {
-    pub stream: NodeId,
-    pub post: WeightId,
-    /// `input` is the norm of `Norm::input` plus the norm of another value, each with its weight.
-    pub branch: Option<Branch>,
-    pub scale: Option<WeightId>,
-    /// The residual after the update.
-    pub sum: NodeId,
-}
-
-/// Two branches that meet before a residual.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Branch {
-    pub weight: WeightId,
-    pub other: NodeId,
-    pub other_weight: WeightId,
-}
-
-/// Queries, keys and values between their product and attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Heads {
-    pub dim: u32,
-    pub base: f32,
-    pub factors: Option<WeightId>,
-    pub eps: f32,
-    pub q: Option<QueryHeads>,
-    pub kv: Option<KeyValueHeads>,
-}
-
-/// Raw queries, their norm's weight, and the normed and rotated result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueryHeads {
-    pub raw: NodeId,
-    pub weight: WeightId,
-    pub out: NodeId,
-}
-
-/// Raw keys and values before their store into a cache. They may be the same node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeyValueHeads {
-    pub k: NodeId,
-    pub k_weight: WeightId,
-    pub v: NodeId,
-    pub cache: CacheId,
-    pub out: NodeId,
-}
-
-/// A router: norm, scale, product, choice.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Router {
-    pub input: NodeId,
-    pub scale: WeightId,
-    pub weight: WeightId,
-    pub factor: f32,
-    pub top_k: u32,
-    pub eps: f32,
-}
+use crate::graph::{Graph, NodeId};
+use crate::kinds::{Form, Kind};
 
 /// Nodes that are computed together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
     pub kind: Kind,
-    /// In the graph's order.
+    /// The nodes it owns, in the graph's order; a helper has none.
     pub nodes: Vec<NodeId>,
+    /// Nodes of another group that this one computes for itself too, in the graph's order.
+    pub recomputes: Vec<NodeId>,
+}
+
+impl Group {
+    pub fn new(kind: Kind, nodes: Vec<NodeId>) -> Group {
+        Group { kind, nodes, recomputes: Vec::new() }
+    }
+
+    /// Whether its kernel computes the node, as its owner or once more.
+    pub fn computes(&self, id: NodeId) -> bool {
+        self.nodes.contains(&id) || self.recomputes.contains(&id)
+    }
+
+    /// The last node it owns: its result, for most patterns.
+    pub fn last(&self) -> Option<NodeId> {
+        self.nodes.last().copied()
+    }
+
+    /// The node whose rows and layer are the group's own: its first one, or that which a helper is for.
+    pub fn anchor(&self) -> NodeId {
+        match (self.kind.helps(), self.nodes.first()) {
+            (Some(node), _) | (None, Some(&node)) => node,
+            (None, None) => unreachable!("a group without nodes is a helper"),
+        }
+    }
 }
 
 /// A graph and its groups.
 #[derive(Clone, Debug)]
 pub struct Fused {
     pub graph: Graph,
-    /// An edge from every group to each that reads it. A group's index is the id of its first node; it never has a cycle.
+    /// An edge from every group to each that reads it. A group's index is the id of its first node, a helper's is larger than any
+    /// node's; it never has a cycle.
     groups: StableDiGraph<Group, ()>,
     owner: Vec<NodeIndex>,
+    /// Groups that compute a node without owning it.
+    recomputers: Vec<Vec<NodeIndex>>,
     users: Vec<Vec<NodeId>>,
 }
 
@@ -183,7 +72,7 @@ impl Fused {
         let mut groups = StableDiGraph::with_capacity(graph.nodes.len(), 2 * graph.nodes.len());
         let mut owner = Vec::with_capacity(graph.nodes.len());
         for (id, node) in graph.iter() {
-            owner.push(groups.add_node(Group { kind: Kind::Single, nodes: vec![id] }));
+            owner.push(groups.add_node(Group::new(Kind::Single, vec![id])));
             for input in &node.inputs {
                 if !users[input.index()].contains(&id) {
                     users[input.index()].push(id);
@@ -191,7 +80,86 @@ impl Fused {
                 }
             }
         }
-        Fused { graph, groups, owner, users }
+        let recomputers = vec![Vec::new(); graph.nodes.len()];
+        Fused { graph, groups, owner, recomputers, users }
+    }
+
+    /// Groups all nodes anew. Every node is in one of the groups; helpers come before the groups that read what they prepare.
+    pub fn regroup(&mut self, all: Vec<Group>) {
+        let count = self.graph.nodes.len();
+        let (helpers, owners): (Vec<Group>, Vec<Group>) = all.into_iter().partition(|group| group.nodes.is_empty());
+        let mut groups = StableDiGraph::with_capacity(count + helpers.len(), 2 * count);
+        // Every index is taken before one is given back, so that helpers come behind all nodes.
+        self.graph.nodes.iter().for_each(|_| _ = groups.add_node(Group::new(Kind::Single, Vec::new())));
+        let helpers: Vec<NodeIndex> = helpers.into_iter().map(|helper| groups.add_node(helper)).collect();
+        self.recomputers.iter_mut().for_each(Vec::clear);
+        for group in owners {
+            let at = index_of(group.nodes[0]);
+            group.nodes.iter().for_each(|id| self.owner[id.index()] = at);
+            group.recomputes.iter().for_each(|id| self.recomputers[id.index()].push(at));
+            groups[at] = group;
+        }
+        groups.retain_nodes(|groups, at| !groups[at].nodes.is_empty() || groups[at].kind.helps().is_some());
+        self.groups = groups;
+        for at in self.groups.node_indices().collect::<Vec<_>>() {
+            self.link(at);
+        }
+        for helper in helpers {
+            for reader in self.readers_of_helper(helper) {
+                self.groups.update_edge(helper, reader, ());
+            }
+        }
+    }
+
+    /// Renews the edges from what a group reads to it.
+    fn link(&mut self, at: NodeIndex) {
+        let old: Vec<_> = self.groups.neighbors_directed(at, Incoming).collect();
+        for from in old {
+            // A helper's edges are not of a node that is read.
+            if self.groups[from].kind.helps().is_none()
+                && let Some(edge) = self.groups.find_edge(from, at)
+            {
+                self.groups.remove_edge(edge);
+            }
+        }
+        for input in self.inputs(&self.groups[at]) {
+            self.groups.update_edge(self.owner[input.index()], at, ());
+        }
+    }
+
+    /// The groups that read what a helper prepares.
+    fn readers_of_helper(&self, helper: NodeIndex) -> Vec<NodeIndex> {
+        let node = match self.groups[helper].kind {
+            Kind::AttentionParts { attention } => return vec![self.owner[attention.index()]],
+            ref kind => kind.helps(),
+        };
+        // Other forms are made of whole rows.
+        let makes_whole_rows = matches!(self.groups[helper].kind, Kind::Convert { form: Form::F32, .. });
+        let reads = |at: &NodeIndex| {
+            let group = &self.groups[*at];
+            let waits = match group.kind {
+                Kind::Convert { form, .. } => makes_whole_rows && form != Form::F32,
+                ref kind => kind.helps().is_none(),
+            };
+            waits && node.is_some_and(|node| self.inputs(group).contains(&node))
+        };
+        self.groups.node_indices().filter(reads).collect()
+    }
+
+    /// Makes a group compute `nodes` of another group for itself, under a new kind.
+    pub fn recompute(&mut self, of: NodeId, kind: Kind, nodes: &[NodeId]) {
+        let at = self.owner[of.index()];
+        let group = &mut self.groups[at];
+        group.kind = kind;
+        group.recomputes.extend(nodes);
+        group.recomputes.sort_unstable();
+        group.recomputes.dedup();
+        for id in nodes {
+            if !self.recomputers[id.index()].contains(&at) {
+                self.recomputers[id.index()].push(at);
+            }
+        }
+        self.link(at);
     }
 
     /// The nodes that read `id`, in order, each once.
@@ -215,36 +183,63 @@ impl Fused {
         self.group(id).kind == Kind::Single
     }
 
-    /// Nodes of a group that something outside it reads.
+    /// Nodes that a group owns and another reads.
     pub fn outputs(&self, group: &Group) -> Vec<NodeId> {
-        let read_outside = |id: NodeId| self.users(id).iter().any(|user| !group.nodes.contains(user));
-        group.nodes.iter().copied().filter(|id| self.graph.output == Some(*id) || read_outside(*id)).collect()
+        let is_output = |id: &NodeId| {
+            let readers = self.users(*id).iter().flat_map(|user| self.computing(*user));
+            self.graph.output == Some(*id) || readers.into_iter().any(|reader| !reader.computes(*id))
+        };
+        group.nodes.iter().copied().filter(is_output).collect()
+    }
+
+    /// The group that owns a node, and those that recompute it.
+    fn computing(&self, id: NodeId) -> impl Iterator<Item = &Group> {
+        let recomputers = &self.recomputers[id.index()];
+        std::iter::once(&self.owner[id.index()]).chain(recomputers).map(|at| &self.groups[*at])
     }
 
     /// Values a group reads, each once, in order.
     pub fn inputs(&self, group: &Group) -> Vec<NodeId> {
-        let mut found = Vec::new();
-        for input in group.nodes.iter().flat_map(|id| &self.graph.node(*id).inputs) {
-            if !group.nodes.contains(input) && !found.contains(input) {
+        let mut found = match group.kind {
+            Kind::AttentionParts { attention } => self.graph.node(attention).inputs.clone(),
+            ref kind => kind.helps().into_iter().collect(),
+        };
+        for input in group.recomputes.iter().chain(&group.nodes).flat_map(|id| &self.graph.node(*id).inputs) {
+            if !group.computes(*input) && !found.contains(input) {
                 found.push(*input);
             }
         }
         found
     }
 
-    /// Merges `nodes`, and the groups they are in already, into one group. Refused if a group outside would have to run both
-    /// before and after it.
-    pub fn merge(&mut self, kind: Kind, nodes: &[NodeId]) -> Result<(), String> {
+    /// The groups that `nodes` are in, if they can be one; refused if a group outside would have to run both before and after it.
+    fn mergeable(&self, nodes: &[NodeId]) -> Result<Vec<NodeIndex>, String> {
         let mut parts: Vec<NodeIndex> = nodes.iter().map(|id| self.owner[id.index()]).collect();
         parts.sort_unstable();
         parts.dedup();
-        if let Some(between) = self.lies_between(&parts) {
-            let nodes = &self.groups[between].nodes;
-            let name = self.graph.full_name(nodes[nodes.len() - 1]);
-            return Err(format!("{name} needs a part of it and is needed by another"));
+        match self.lies_between(&parts) {
+            Some(between) => {
+                let name = self.graph.full_name(self.groups[between].last().unwrap_or(nodes[0]));
+                Err(format!("{name} needs a part of it and is needed by another"))
+            }
+            None => Ok(parts),
         }
+    }
+
+    /// Whether [`merge`](Self::merge) would do it.
+    pub fn can_merge(&self, nodes: &[NodeId]) -> Result<(), String> {
+        self.mergeable(nodes).map(drop)
+    }
+
+    /// Merges `nodes`, and the groups they are in already, into one group.
+    pub fn merge(&mut self, kind: Kind, nodes: &[NodeId]) -> Result<(), String> {
+        let parts = self.mergeable(nodes)?;
         let mut all: Vec<NodeId> = parts.iter().flat_map(|part| self.groups[*part].nodes.clone()).collect();
         all.sort_unstable();
+        let again = parts.iter().flat_map(|part| self.groups[*part].recomputes.clone()).filter(|id| !all.contains(id));
+        let mut recomputes: Vec<NodeId> = again.collect();
+        recomputes.sort_unstable();
+        recomputes.dedup();
         let whole = parts[0];
         for part in &parts[1..] {
             let outside = |group: &NodeIndex| !parts.contains(group);
@@ -255,7 +250,9 @@ impl Fused {
             readers.into_iter().for_each(|to| _ = self.groups.update_edge(whole, to, ()));
         }
         all.iter().for_each(|id| self.owner[id.index()] = whole);
-        self.groups[whole] = Group { kind, nodes: all };
+        self.recomputers.iter_mut().for_each(|of| of.retain(|at| !parts.contains(at)));
+        recomputes.iter().for_each(|id| self.recomputers[id.index()].push(whole));
+        self.groups[whole] = Group { kind, nodes: all, recomputes };
         Ok(())
     }
 
@@ -283,7 +280,7 @@ impl Fused {
             self.groups.edge_indices().filter_map(|edge| self.groups.edge_endpoints(edge)).collect();
         edges.sort_unstable();
         let mut sorted: DiGraph<(), ()> = DiGraph::new();
-        self.graph.nodes.iter().for_each(|_| _ = sorted.add_node(()));
+        (0..self.groups.node_bound().max(self.graph.nodes.len())).for_each(|_| _ = sorted.add_node(()));
         sorted.extend_with_edges(edges);
         // From each group in turn back to what it needs.
         let order = toposort(Reversed(&sorted), None).expect("a merge that would make a cycle is refused");

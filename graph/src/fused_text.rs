@@ -5,15 +5,16 @@
 
 use std::fmt::Write;
 
-use crate::fused::{Fused, Group, Kind};
+use crate::fused::{Fused, Group};
 use crate::graph::NodeId;
+use crate::kinds::Kind;
 
 /// The groups of one layer, or those outside all layers, in an order in which they can run. A group belongs where its first
 /// node does.
 pub fn fused_text(fused: &Fused, layer: Option<u32>) -> String {
     let mut out = String::new();
     let ordered = fused.ordered();
-    for group in ordered.iter().filter(|group| fused.graph.node(group.nodes[0]).layer == layer) {
+    for group in ordered.iter().filter(|group| fused.graph.node(group.anchor()).layer == layer) {
         let name = |id: &NodeId| short_name(fused, layer, *id);
         let inputs: Vec<String> = fused.inputs(group).iter().map(name).collect();
         let outputs = fused.outputs(group);
@@ -44,6 +45,7 @@ fn pattern(fused: &Fused, group: &Group) -> String {
     match &group.kind {
         Kind::Single => words = vec![op(group.nodes[0])],
         Kind::Product(product) => {
+            words.extend(product.norm.map(|norm| if norm.residual.is_some() { "residual norm" } else { "norm" }));
             words.extend(product.geglu.then_some("geglu"));
             words.extend((!product.epilogue.is_empty()).then_some("then"));
             words.extend(product.epilogue.iter().map(|epilogue| op(epilogue.node)));
@@ -59,6 +61,7 @@ fn pattern(fused: &Fused, group: &Group) -> String {
             words.extend(heads.q.map(|_| "q"));
             words.extend(heads.kv.map(|kv| if kv.k == kv.v { "k=v" } else { "k v" }));
         }
+        Kind::ExpertGateUp { dense: Some(_), .. } | Kind::ExpertDown { dense: Some(_), .. } => words.push("dense"),
         _ => {}
     }
     words.join(" ")

@@ -15,6 +15,7 @@ mod fused;
 mod fused_text;
 mod graph;
 mod infer;
+mod kinds;
 pub mod memory;
 mod op;
 pub mod passes;
@@ -25,13 +26,14 @@ mod verify_groups;
 
 pub use builder::{Builder, Mark, Value};
 pub use dot::to_dot;
-pub use fused::{
-    Branch, Epilogue, Fused, Group, Heads, KeyValueHeads, Kind, Norm, PerLayerInputs, Product, QueryHeads, Residual,
-    Router,
-};
+pub use fused::{Fused, Group};
 pub use fused_text::fused_text;
 pub use graph::{Cache, CacheId, Graph, Node, NodeId, Weight, WeightId};
 pub use infer::{TypeError, infer};
+pub use kinds::{
+    Branch, DenseHalf, Epilogue, Form, Heads, KeyValueHeads, Kind, Norm, PerLayerInputs, Product, QueryHeads, Residual,
+    Router,
+};
 pub use op::{Op, Part};
 pub use text::{layer_ranges, to_text};
 pub use types::{Elem, Rows, Type};

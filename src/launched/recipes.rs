@@ -6,10 +6,9 @@
 
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
-use gemma4c_codegen::cuda::Pass;
 use gemma4c_codegen::measured::H200;
+use gemma4c_codegen::passes;
 use gemma4c_codegen::target::Target;
-use gemma4c_graph::passes::PASSES;
 use gemma4c_models::synth::{Preset, Types};
 use gemma4c_plan::cuda::KvType;
 
@@ -132,5 +131,5 @@ pub fn with_passes_off(arch: Arch) -> Vec<Recipe> {
 }
 
 fn every_pass() -> Vec<&'static str> {
-    PASSES.iter().map(|pass| pass.name).chain(Pass::ALL.map(Pass::name)).collect()
+    passes::optional().collect()
 }

@@ -1,7 +1,7 @@
 //! Where the reference data is, and what is in it.
 //!
 //! It is no part of the repository. Where it is, all of it must be: a test that found nothing to compare with would pass. Where it
-//! is not, tests that need it are left out in silence; one test of `tests/golden.rs` says so for all of them.
+//! is not, tests that need it are left out in silence; one test of `tests/it/golden.rs` says so for all of them.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

@@ -1,10 +1,9 @@
 //! GPU plans without machine code: everything the compiler decides before NVRTC compiles the kernels. Such a plan can be inspected and
 //! run in the simulator, but not on a GPU.
-//!
-//! A test that includes this file also includes `src/compile.rs` as the module `compile`.
 
 use std::path::Path;
 
+use gemma4c::compile::{self, CudaOptions, Options};
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::target::Target as Gpu;
@@ -13,8 +12,6 @@ use gemma4c_models::gguf::Gguf;
 use gemma4c_models::synth::{self, Preset};
 use gemma4c_plan::cuda::{Code, Cuda, Image, KvType};
 use gemma4c_plan::{Plan, Target};
-
-use crate::compile::{self, CudaOptions, Options};
 
 /// The options of `gemma4c compile` that decide how a graph is lowered for a GPU.
 #[derive(Clone)]

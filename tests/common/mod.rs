@@ -1,10 +1,12 @@
 //! What the whole-program tests share: a folder to run the real binary in, its results as numbers, the golden files, and one way
 //! to take a snapshot.
 
-#![allow(dead_code, reason = "every test binary takes in all of this and uses its part")]
+#![allow(dead_code, unused_macros, reason = "every test binary takes in all of this and uses its part")]
 
+pub mod cuda_plan;
 pub mod gguf;
 pub mod golden;
+pub mod lowered;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,6 @@ use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
 /// Compares a text with `snapshots/AREA/NAME.snap`.
-#[macro_export]
 macro_rules! assert_text {
     ($area:literal, $name:expr, $text:expr) => {
         insta::with_settings!({

@@ -131,11 +131,11 @@ impl Layer {
 
     fn give(&self, product: &Product, case: Case) -> Case {
         let residual = |case: Case| {
-            let case = case.buffer("input_x", self.x.clone()).buffer("update_x", self.update.clone()).expect(
-                "stream_out",
-                self.stream(product),
-                self.close,
-            );
+            let case = case.buffer("input_x", self.x.clone()).buffer("update_x", self.update.clone());
+            let case = match product.leaves_residual {
+                true => case.expect("stream_out", self.stream(product), self.close),
+                false => case,
+            };
             let case = if product.scaled { case.buffer("scale_weight", vec![self.scale]) } else { case };
             match product.branches {
                 true => case.buffer("branch_x", self.branch.clone()),
@@ -260,14 +260,16 @@ impl Problem {
     }
 
     fn name(&self) -> String {
-        let Product { dtype, outputs, k, geglu, prologue, scaled, branches, unbounded, epsilon, ref epilogue } =
-            self.product;
+        let Product { dtype, outputs, k, geglu, prologue, scaled, branches, unbounded, epsilon, .. } = self.product;
         let mut name = format!("{dtype}, {outputs} x {k}, {prologue:?}");
         if scaled {
             name += ", scaled";
         }
         if branches {
             name += ", of two branches";
+        }
+        if prologue.adds_residual() && !self.product.leaves_residual {
+            name += ", for itself";
         }
         if unbounded && prologue != Prologue::Residual {
             name += ", unbounded";
@@ -278,7 +280,7 @@ impl Problem {
         if geglu {
             name += ", GeGLU";
         }
-        for function in epilogue {
+        for function in &self.product.epilogue {
             name = name + ", " + function.name;
         }
         name
@@ -400,6 +402,7 @@ pub fn fusions() -> Vec<Case> {
         scaled(of(DType::Q8_0, 256, Prologue::ResidualNorm)),
         geglu(of(DType::BF16, 320, Prologue::ResidualNorm)),
         Product { branches: true, ..scaled(of(DType::Q4_0, 352, Prologue::ResidualNorm)) },
+        Product { leaves_residual: false, ..scaled(of(DType::Q6K, 256, Prologue::ResidualNorm)) },
         Product { branches: true, epsilon: 0.25, ..of(DType::F32, 160, Prologue::Residual) },
         with(of(DType::Q8_0, 96, Prologue::Residual), &[slots::then_gelu::DEF, slots::then_times::DEF]),
         scaled(of(DType::Q4_0, 352, Prologue::Residual)),

@@ -1,27 +1,19 @@
 //! From raw heads to the mixed values: for one row by splitting the keys, for many rows on tensor cores.
 
 use gemma4c_dsl::ElementType;
-use gemma4c_graph::{CacheId, Elem, Group, Heads, NodeId, Op};
-use gemma4c_plan::cuda::{Form, KvType, Range, Region};
+use gemma4c_graph::{CacheId, Group, Heads, NodeId};
+use gemma4c_plan::cuda::{Form, Range, Region};
 
+use super::LowerError;
 use super::choice::Choice;
 use super::launch::Arg;
-use super::phase::{PhaseBuilder, Work, int8_arguments};
-use super::{LowerError, Pass};
+use super::phase::{PartsPlace, PhaseBuilder, Work, int8_arguments};
 use crate::kernels::attention::Attention;
 use crate::kernels::attention::step::StepOut;
-use crate::kernels::heads;
-use crate::kernels::outputs::Outputs;
+use crate::kernels::{heads, kv_element};
+use crate::passes::cache_of;
 
 impl PhaseBuilder<'_, '_> {
-    pub fn kv_element(&self) -> ElementType {
-        match self.common.kv {
-            KvType::F16 => ElementType::F16,
-            KvType::BF16 => ElementType::BF16,
-            KvType::F32 => ElementType::F32,
-        }
-    }
-
     /// Keys and values of a cache.
     pub fn cache(&self, cache: CacheId) -> (Arg, Arg) {
         let (offset, bytes) = self.common.caches[cache.index()];
@@ -29,19 +21,12 @@ impl PhaseBuilder<'_, '_> {
         (half(offset), half(offset + bytes / 2))
     }
 
-    fn attention_of(&self, cache: CacheId, heads: u32) -> Attention {
-        let c = self.graph().cache(cache);
-        Attention {
-            head_dim: c.head_dim,
-            kv_heads: c.kv_heads,
-            group: heads / c.kv_heads,
-            window: c.window,
-            capacity: self.common.capacity(c),
-            kv: self.kv_element(),
-            shared_bytes: self.common.shared_bytes,
-            cluster: self.common.cluster,
-            multiprocessors: self.common.target.multiprocessors,
-        }
+    /// An attention's cache and geometry.
+    fn attention_of(&self, attention: NodeId) -> Result<(CacheId, Attention), LowerError> {
+        let (cache, heads) = cache_of(self.graph(), attention)
+            .ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(attention) })?;
+        let cluster = self.schedule.cluster_of(attention);
+        Ok((cache, self.common.can.attention(self.graph(), cache, heads, cluster)))
     }
 
     /// The angles a position turns each pair of a head by.
@@ -61,10 +46,7 @@ impl PhaseBuilder<'_, '_> {
         let (state, width) = (self.state(group), |node: NodeId| self.graph().node(node).ty.width);
         let (q_heads, kv_heads) =
             (of.q.map_or(0, |q| width(q.out) / of.dim), of.kv.map_or(0, |kv| width(kv.k) / of.dim));
-        let kind = heads::Heads { dim: of.dim, q: q_heads, kv: kv_heads, cache: self.kv_element() };
-        if let Some((at, attention)) = self.one_launch(group, of) {
-            return self.attention_step(group, of, at, attention);
-        }
+        let kind = heads::Heads { dim: of.dim, q: q_heads, kv: kv_heads, cache: kv_element(self.common.can.kv) };
         let (mut q, mut q_weight, mut q_stride, mut q_out) = (Arg::Unused, Arg::Unused, 0, Arg::Unused);
         if let Some(queries) = of.q {
             let raw = self.floats(queries.raw)?;
@@ -80,7 +62,7 @@ impl PhaseBuilder<'_, '_> {
             (k, v, k_stride, v_stride) = (keys.start, values.start, keys.stride, values.stride);
             k_weight = self.common.weights.floats(kv.k_weight)?;
             (k_cache, v_cache) = self.cache(kv.cache);
-            capacity = self.common.capacity(self.graph().cache(kv.cache));
+            capacity = self.common.can.capacity(self.graph().cache(kv.cache));
         }
         let arguments = [
             ("q", q),
@@ -108,36 +90,20 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
-    /// The attention that a row's queries go to, if heads and attention can be one launch: its group and node.
-    fn one_launch(&self, group: &Group, of: &Heads) -> Option<(usize, NodeId)> {
-        if !self.common.steps || !self.is_one_row(group) {
-            return None;
-        }
-        let user = self.fused.sole_user(of.q?.out)?;
-        let at = self.groups.iter().position(|group| group.nodes.contains(&user))?;
-        matches!(self.graph().node(user).op, Op::Attention { .. }).then_some((at, user))
-    }
-
     /// One row: from raw heads to the mixed values in one launch.
-    fn attention_step(&mut self, group: &Group, of: &Heads, at: usize, node: NodeId) -> Result<(), LowerError> {
-        let (Some(queries), Op::Attention { heads }, &[_, kv]) =
-            (of.q, self.graph().node(node).op, &self.graph().node(node).inputs[..])
-        else {
-            return Err(LowerError::NoValue { node: self.graph().full_name(node) });
-        };
-        let Elem::Kv(cache) = self.graph().node(kv).ty.elem else {
-            return Err(LowerError::NoValue { node: self.graph().full_name(kv) });
-        };
-        let layer = self.attention_of(cache, heads);
+    pub fn attention_step(&mut self, group: &Group, of: &Heads, node: NodeId) -> Result<(), LowerError> {
+        let queries = of.q.ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })?;
+        let (cache, layer) = self.attention_of(node)?;
         let (k_cache, v_cache) = self.cache(cache);
         let (mut k, mut v, mut k_weight) = (Arg::Unused, Arg::Unused, Arg::Unused);
         if let Some(own) = of.kv {
             (k, v) = (self.floats(own.k)?.start, self.floats(own.v)?.start);
             k_weight = self.common.weights.floats(own.k_weight)?;
         }
-        let wanted = self.wanted(node);
-        let (form, out) =
-            if wanted.int8 && !wanted.floats { (Form::Int8, StepOut::Int8) } else { (Form::F32, StepOut::Floats) };
+        let (form, out) = match self.schedule.forms(node).int8 {
+            true => (Form::Int8, StepOut::Int8),
+            false => (Form::F32, StepOut::Floats),
+        };
         let result = self.alloc_value(node, form, 1);
         let width = layer.heads() as u64 * layer.head_dim as u64;
         let [extrema, values, counters] = match layer.step_values_len() {
@@ -172,7 +138,7 @@ impl PhaseBuilder<'_, '_> {
             _ => arguments.push(("keep_out", result)),
         }
         let bytes = self.visible_bytes(cache);
-        let work = Work { bytes, flops: bytes / self.common.kv.bytes() * layer.group as u64 * 2 };
+        let work = Work { bytes, flops: bytes / self.common.can.kv.bytes() * layer.group as u64 * 2 };
         let merge = match layer.peers() {
             1 if layer.splits() == 1 => "no merge".to_owned(),
             1 => "merged through memory".to_owned(),
@@ -181,46 +147,16 @@ impl PhaseBuilder<'_, '_> {
         let (splits, keys) = (layer.splits(), layer.segment());
         let why = format!("one row: heads, {splits} splits of {keys} keys at a time, {merge}: one launch");
         let why = Choice::because(why).over("three launches: heads, splits, merge");
-        let nodes = [&group.nodes[..], &[node]].concat();
-        self.applied(Pass::AttentionStep, group);
-        match layer.peers() {
-            1 if layer.splits() > 1 => self.refused(Pass::Clusters, group, "the GPU has none, or none so large"),
-            1 => self.refused(Pass::Clusters, group, "one block sees all"),
-            _ => self.applied(Pass::Clusters, group),
-        }
-        self.launch(layer.step(of.kv.is_some(), out)?, layer.step_grid(), &arguments, &nodes, work, why)?;
+        self.launch(layer.step(of.kv.is_some(), out)?, layer.step_grid(), &arguments, &group.nodes, work, why)?;
         self.record_output(node, form, result);
-        self.mark_done(at);
         Ok(())
     }
 
-    pub fn attention(&mut self, group: &Group, node: NodeId) -> Result<(), LowerError> {
-        let (Op::Attention { heads }, &[q, kv]) = (self.graph().node(node).op, &self.graph().node(node).inputs[..])
-        else {
-            return Err(LowerError::NoValue { node: self.graph().full_name(node) });
-        };
-        let Elem::Kv(cache) = self.graph().node(kv).ty.elem else {
-            return Err(LowerError::NoValue { node: self.graph().full_name(kv) });
-        };
-        let layer = self.attention_of(cache, heads);
-        if self.is_one_row(group) {
-            self.split_attention(group, node, q, cache, layer)
-        } else {
-            self.flash(group, node, q, cache, layer)
-        }
-    }
-
-    /// One row: the keys are shared out among blocks, whose partial results are merged.
-    fn split_attention(
-        &mut self,
-        group: &Group,
-        node: NodeId,
-        q: NodeId,
-        cache: CacheId,
-        layer: Attention,
-    ) -> Result<(), LowerError> {
+    /// One row: the keys are shared out among blocks, each of which leaves a partial result.
+    pub fn attention_parts(&mut self, group: &Group, node: NodeId) -> Result<(), LowerError> {
+        let (cache, layer) = self.attention_of(node)?;
         let (state, (k, v)) = (self.state(group), self.cache(cache));
-        let query = self.floats(q)?.start;
+        let query = self.floats(self.graph().node(node).inputs[0])?.start;
         let extrema = self.buffer(layer.extrema_len(1) * 8);
         let values = self.buffer(layer.values_len(1) * 4);
         let arguments = [
@@ -234,17 +170,26 @@ impl PhaseBuilder<'_, '_> {
             ("segment", Arg::U32(layer.segment())),
             ("capacity", Arg::U32(layer.capacity)),
         ];
-        let width = layer.heads() as u64 * layer.head_dim as u64;
         let bytes = self.visible_bytes(cache);
-        let work = Work { bytes, flops: bytes / self.common.kv.bytes() * layer.group as u64 * 2 };
+        let work = Work { bytes, flops: bytes / self.common.can.kv.bytes() * layer.group as u64 * 2 };
         let why = format!("one row: {} splits of the keys", layer.splits());
-        self.launch(layer.decode()?, layer.decode_grid(1), &arguments, &group.nodes, work, why)?;
-        let mut arguments =
-            vec![("extrema", extrema), ("values", values), ("state", state), ("splits", Arg::U32(layer.splits()))];
-        let wants_int8 = self.wanted(node).int8 && !self.wanted(node).floats;
-        let form = if wants_int8 { Form::Int8 } else { Form::F32 };
+        self.launch(layer.decode()?, layer.decode_grid(1), &arguments, &[node], work, why)?;
+        self.parts.insert(node, PartsPlace { extrema, values });
+        Ok(())
+    }
+
+    /// The partial results, merged.
+    pub fn attention_merge(&mut self, group: &Group, node: NodeId) -> Result<(), LowerError> {
+        let (_, layer) = self.attention_of(node)?;
+        let PartsPlace { extrema, values } =
+            *self.parts.get(&node).ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })?;
+        let (state, splits) = (self.state(group), Arg::U32(layer.splits()));
+        let mut arguments = vec![("extrema", extrema), ("values", values), ("state", state), ("splits", splits)];
+        let width = layer.heads() as u64 * layer.head_dim as u64;
+        let int8 = self.schedule.forms(node).int8;
+        let form = if int8 { Form::Int8 } else { Form::F32 };
         let out = self.alloc_value(node, form, 1);
-        let instance = if wants_int8 {
+        let instance = if int8 {
             arguments.extend(int8_arguments(out, width, ["xq", "xscale", "xsum"]));
             layer.combine_int8()?
         } else {
@@ -258,19 +203,12 @@ impl PhaseBuilder<'_, '_> {
     }
 
     /// Many rows: on tensor cores, or plainly where the cache is f32.
-    fn flash(
-        &mut self,
-        group: &Group,
-        node: NodeId,
-        q: NodeId,
-        cache: CacheId,
-        layer: Attention,
-    ) -> Result<(), LowerError> {
-        let (rows, state, (k, v)) = (self.rows, self.state(group), self.cache(cache));
-        let query = self.floats(q)?.start;
-        // The product that reads it takes bf16; only the plain kernel cannot leave that.
-        let rounded = self.common.kv != KvType::F32 && self.wanted(node) == Outputs::BF16;
-        let (form, element) = if rounded { (Form::BF16, ElementType::BF16) } else { (Form::F32, ElementType::F32) };
+    pub fn attention(&mut self, group: &Group, node: NodeId) -> Result<(), LowerError> {
+        let (cache, layer) = self.attention_of(node)?;
+        let (rows, state, (k, v)) = (self.rows(), self.state(group), self.cache(cache));
+        let query = self.whole_rows(self.graph().node(node).inputs[0])?;
+        let bf16 = self.schedule.forms(node).bf16;
+        let (form, element) = if bf16 { (Form::BF16, ElementType::BF16) } else { (Form::F32, ElementType::F32) };
         let out = self.alloc_value(node, form, rows);
         let arguments = [
             ("q", query),

@@ -1,104 +1,65 @@
 //! A mixture: its entry with the router, and the products of the experts it chose, with the dense half beside them.
 
 use gemma4c_dsl::Instance;
-use gemma4c_graph::{Elem, Group, Kind, NodeId, Norm, Product, Router, WeightId};
+use gemma4c_graph::{DenseHalf, Group, Kind, NodeId, Norm, Router, WeightId};
 use gemma4c_plan::cuda::Form;
 
+use super::LowerError;
 use super::choice::Choice;
 use super::launch::Arg;
 use super::phase::{PhaseBuilder, RoutingPlace, Work, int8_arguments};
 use super::weights::Matrix;
-use super::{LowerError, Pass};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::moe::Activations;
 use crate::kernels::moe::down::Down;
 use crate::kernels::moe::gate_up::GateUp;
 use crate::kernels::moe::router;
 use crate::kernels::outputs::Outputs;
-
-/// What a mixture's router can take along: the residual and the norm before it, and the norm of its experts' input.
-pub struct Entry {
-    /// The router's group, and that of the experts' norm.
-    router: usize,
-    expert_norm: usize,
-}
+use crate::passes::experts_of;
 
 /// A dense half that comes along with the experts.
 struct Beside {
     input: NodeId,
     output: NodeId,
-    nodes: Vec<NodeId>,
     matrix: Matrix,
 }
 
 impl PhaseBuilder<'_, '_> {
-    /// How many experts there are, and how many a row goes to.
-    pub fn experts(&self, routing: NodeId) -> (u32, u32) {
-        let ty = self.graph().node(routing).ty;
-        match ty.elem {
-            Elem::Routing { experts } => (experts, ty.width),
-            _ => (0, 0),
-        }
-    }
-
-    /// The router that reads the stream a norm leaves, with the norm of the experts' input.
-    pub fn entry(&self, group: &Group, norm: &Norm) -> Option<Entry> {
-        let residual = norm.residual.filter(|r| r.branch.is_none() && r.scale.is_none() && self.common.mixes)?;
-        norm.next.filter(|(_, weight)| weight.is_some())?;
-        let reads = |at: &usize| match &self.groups[*at].kind {
-            Kind::Router(router) => router.input == residual.sum && router.eps == norm.eps,
-            Kind::Norm(other) => {
-                let weighted = other.next.is_some_and(|(_, weight)| weight.is_some());
-                other.input == residual.sum && other.residual.is_none() && weighted && other.eps == norm.eps
-            }
-            _ => false,
-        };
-        let alike = |at: &usize| self.rows_of(&self.groups[*at]) == self.rows_of(group);
-        let readers: Vec<usize> = (0..self.groups.len()).filter(reads).filter(alike).collect();
-        let of = |wanted: fn(&Kind) -> bool| readers.iter().copied().find(|at| wanted(&self.groups[*at].kind));
-        Some(Entry {
-            router: of(|kind| matches!(kind, Kind::Router(_)))?,
-            expert_norm: of(|kind| matches!(kind, Kind::Norm(_)))?,
-        })
-    }
-
     /// Residual, norms and router in one launch.
-    pub fn enter_mixture(&mut self, group: &Group, norm: &Norm, entry: &Entry) -> Result<(), LowerError> {
-        let (router_group, expert_group) = (self.groups[entry.router].clone(), self.groups[entry.expert_norm].clone());
-        let (Some(residual), Some((dense, Some(dense_weight)))) = (norm.residual, norm.next) else { return Ok(()) };
-        let (Kind::Router(router), Kind::Norm(Norm { next: Some((expert, Some(expert_weight))), .. })) =
-            (&router_group.kind, &expert_group.kind)
-        else {
-            return Ok(());
+    pub fn enter_mixture(
+        &mut self,
+        group: &Group,
+        norm: &Norm,
+        (expert, expert_weight): (NodeId, WeightId),
+        router: &Router,
+    ) -> Result<(), LowerError> {
+        let (Some(residual), Some((dense, Some(dense_weight)))) = (norm.residual, norm.next) else {
+            return Err(LowerError::NoValue { node: self.graph().full_name(group.anchor()) });
         };
-        self.applied(Pass::Mixtures, &router_group);
-        self.mark_done(entry.router);
-        self.mark_done(entry.expert_norm);
         let rows = self.rows_of(group);
-        let outputs = self.wanted(dense).and(self.wanted(*expert));
+        let outputs = self.schedule.forms(dense);
         let stream = self.alloc_value(residual.sum, Form::F32, rows);
         let dense_names = ["dense_out", "dense_rounded", "dense_xq", "dense_xscale", "dense_xsum"];
         let expert_names = ["expert_out", "expert_rounded", "expert_xq", "expert_xscale", "expert_xsum"];
         let (mut arguments, dense_forms) = self.row_outputs(dense, outputs, rows, dense_names);
-        let (more, expert_forms) = self.row_outputs(*expert, outputs, rows, expert_names);
+        let (more, expert_forms) = self.row_outputs(expert, outputs, rows, expert_names);
         arguments.extend(more);
         arguments.extend([
             ("x", self.floats(residual.stream)?.start),
             ("update", self.floats(norm.input)?.start),
             ("post_norm", self.common.weights.floats(residual.post)?),
             ("dense_norm", self.common.weights.floats(dense_weight)?),
-            ("expert_norm", self.common.weights.floats(*expert_weight)?),
+            ("expert_norm", self.common.weights.floats(expert_weight)?),
             ("stream", stream),
         ]);
-        let nodes = [&group.nodes[..], &router_group.nodes[..], &expert_group.nodes[..]].concat();
         let why = Choice::because("residual, both norms and the choice").over("a launch each");
-        self.route(&router_group, router, Some(outputs), arguments, &nodes, why)?;
+        self.route(group, router, Some(outputs), arguments, why)?;
         self.record_output(residual.sum, Form::F32, stream);
         for (form, start) in dense_forms {
             self.record_output(dense, form, start);
         }
         for (form, start) in expert_forms {
-            self.record_output(*expert, form, start);
+            self.record_output(expert, form, start);
         }
         Ok(())
     }
@@ -124,12 +85,8 @@ impl PhaseBuilder<'_, '_> {
             "expert_xsum",
         ];
         let arguments = unused.into_iter().map(|name| (name, Arg::Unused)).chain([("x", x)]).collect();
-        let why = match self.common.mixes {
-            true => "what comes before it is not a norm for it and its experts",
-            false => "the pass that joins it with what comes before is switched off",
-        };
-        self.refused(Pass::Mixtures, group, why);
-        self.route(group, of, None, arguments, &group.nodes, why.into())
+        let why = self.schedule.note(group).unwrap_or("the pass that joins it with what comes before is switched off");
+        self.route(group, of, None, arguments, why.into())
     }
 
     fn route(
@@ -138,12 +95,12 @@ impl PhaseBuilder<'_, '_> {
         of: &Router,
         enters: Option<Outputs>,
         mut arguments: Vec<(&'static str, Arg)>,
-        nodes: &[NodeId],
         why: Choice,
     ) -> Result<(), LowerError> {
-        let node = group.nodes[group.nodes.len() - 1];
+        let is_routing = |id: &NodeId| experts_of(self.graph(), *id).0 > 0;
+        let node = group.nodes.iter().copied().find(is_routing).unwrap_or(group.anchor());
         let (rows, state) = (self.rows_of(group), self.state(group));
-        let (experts, top) = self.experts(node);
+        let (experts, top) = experts_of(self.graph(), node);
         let width = self.graph().node(of.input).ty.width;
         let kind = router::Router { epsilon: of.eps, enters, ..router::Router::new(width, experts, top) };
         if of.factor != 1.0 / (width as f32).sqrt() && of.factor != (width as f32).powf(-0.5) {
@@ -170,107 +127,36 @@ impl PhaseBuilder<'_, '_> {
             _ => (kind.instance()?, kind.grid(rows), "many rows: a block for a few"),
         };
         let why = Choice { reason: format!("{how}; {}", why.reason), ..why };
-        self.launch(instance, grid, &arguments, nodes, work, why)?;
+        self.launch(instance, grid, &arguments, &group.nodes, work, why)?;
         self.record_output(node, Form::Experts, place.ids);
         self.bind_routing(node, place);
         Ok(())
     }
 
-    /// The products of a dense half, together with those of the experts that can run now and have the same form; `false` where
-    /// there are none.
-    pub fn with_experts(&mut self, group: &Group, of: &Product) -> Result<bool, LowerError> {
-        if !self.common.mixes || !of.epilogue.is_empty() {
-            return Ok(false);
-        }
-        let Some(at) = (0..self.groups.len()).find(|at| self.can_come_along(*at, group, of)) else { return Ok(false) };
-        let weights: Vec<WeightId> = of.matmuls.iter().filter_map(|id| self.graph().node(*id).op.weight()).collect();
+    fn beside(&mut self, dense: &Option<DenseHalf>) -> Result<Option<Beside>, LowerError> {
+        let Some(DenseHalf { product, out }) = dense else { return Ok(None) };
+        let weight_of = |id: &NodeId| self.graph().node(*id).op.weight();
+        let weights: Vec<WeightId> = product.matmuls.iter().filter_map(weight_of).collect();
         let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
-        let output = group.nodes[group.nodes.len() - 1];
-        let beside = Beside { input: of.input, output, nodes: group.nodes.clone(), matrix };
-        self.mark_done(at);
-        let experts = self.groups[at].clone();
-        self.applied(Pass::Mixtures, &experts);
-        self.count_int8(&beside.nodes, beside.matrix.dtype);
-        match experts.kind {
-            Kind::ExpertGateUp { weight, input, routing } => {
-                self.expert_gate_up(&experts, weight, input, routing, Some(beside))?;
-            }
-            Kind::ExpertDown { weight, scale, input, routing } => {
-                self.expert_down(&experts, weight, scale, input, routing, Some(beside))?;
-            }
-            _ => {}
-        }
-        Ok(true)
-    }
-
-    /// Whether the experts' products of a group are those beside a dense half's: ready, of the same type, and of the same
-    /// width at the end where they meet.
-    fn can_come_along(&self, at: usize, group: &Group, of: &Product) -> bool {
-        let (weight, input, routing, is_down) = match self.groups[at].kind {
-            Kind::ExpertGateUp { weight, input, routing } => (weight, input, routing, false),
-            Kind::ExpertDown { weight, input, routing, .. } => (weight, input, routing, true),
-            _ => return false,
-        };
-        let Some(dense) = self.graph().node(of.matmuls[0]).op.weight() else { return false };
-        let (experts, dense) = (self.graph().weight(weight), self.graph().weight(dense));
-        let ready = self.has_any(input) && self.routing(routing).is_ok() && !self.is_done(at);
-        let same_shape = match is_down {
-            true => of.matmuls.len() == 1 && dense.dim(1) == experts.dim(1) && dense.dim(0).is_multiple_of(32),
-            false => of.geglu && dense.dim(0) == experts.dim(0),
-        };
-        let alike = self.rows_of(&self.groups[at]) == self.rows_of(group);
-        ready && alike && same_shape && is_down != of.geglu && dense.dtype == experts.dtype
-    }
-
-    /// The products of the chosen experts on their own.
-    pub fn experts_alone(&mut self, group: &Group) -> Result<(), LowerError> {
-        let one_row = self.is_one_row(group);
-        if one_row {
-            self.refused(Pass::Mixtures, group, "no dense half of its type and width waits for it");
-        }
-        match group.kind {
-            Kind::ExpertGateUp { weight, input, routing } if one_row => {
-                self.expert_gate_up(group, weight, input, routing, None)
-            }
-            Kind::ExpertGateUp { weight, input, routing } => self.grouped_gate_up(group, weight, input, routing),
-            Kind::ExpertDown { weight, scale, input, routing } if one_row => {
-                self.expert_down(group, weight, scale, input, routing, None)
-            }
-            Kind::ExpertDown { weight, scale, input, routing } => {
-                self.grouped_down(group, weight, scale, input, routing)
-            }
-            _ => Ok(()),
-        }
+        Ok(Some(Beside { input: product.input, output: *out, matrix }))
     }
 
     /// Gate and up of the chosen experts, and of a dense half.
-    fn expert_gate_up(
-        &mut self,
-        group: &Group,
-        weight: WeightId,
-        input: NodeId,
-        routing: NodeId,
-        beside: Option<Beside>,
-    ) -> Result<(), LowerError> {
-        let node = group.nodes[group.nodes.len() - 1];
+    pub fn expert_gate_up(&mut self, group: &Group) -> Result<(), LowerError> {
+        let Kind::ExpertGateUp { weight, input, routing, out: node, ref dense } = group.kind else {
+            return Err(LowerError::NoValue { node: self.graph().full_name(group.anchor()) });
+        };
+        let beside = self.beside(dense)?;
         let (rows, state, place) = (self.rows_of(group), self.state(group), self.routing(routing)?);
         let matrix = self.common.weights.matrix(&[weight], &mut self.common.kernels)?;
-        let (experts, top) = self.experts(routing);
+        let (experts, top) = experts_of(self.graph(), routing);
         let hidden = (matrix.rows / experts as u64 / 2) as u32;
         let inputs = [Some(input), beside.as_ref().map(|beside| beside.input)];
         let is_int8 = inputs.iter().flatten().all(|input| self.has(*input, Form::Int8));
         let from = if format(matrix.dtype).integer && is_int8 { Activations::Int8 } else { Activations::F32 };
         let dense = beside.as_ref().map_or(0, |beside| (beside.matrix.rows / 2) as u32);
-        let kind = GateUp {
-            dtype: matrix.dtype,
-            hidden,
-            k: matrix.k,
-            top,
-            from,
-            dense,
-            multiprocessors: self.common.target.multiprocessors,
-        };
-        self.count_int8(&group.nodes, matrix.dtype);
+        let multiprocessors = self.common.can.target.multiprocessors;
+        let kind = GateUp { dtype: matrix.dtype, hidden, k: matrix.k, top, from, dense, multiprocessors };
         let mut arguments = matrix.arguments();
         let names = ["arrive_x", "arrive_xq", "arrive_xscale", "arrive_xsum"];
         self.arrive(input, from, rows as u64 * matrix.k as u64, names, &mut arguments)?;
@@ -299,19 +185,14 @@ impl PhaseBuilder<'_, '_> {
     }
 
     /// Down of the chosen experts with their weighted sum, and of a dense half.
-    fn expert_down(
-        &mut self,
-        group: &Group,
-        weight: WeightId,
-        scale: Option<WeightId>,
-        input: NodeId,
-        routing: NodeId,
-        beside: Option<Beside>,
-    ) -> Result<(), LowerError> {
-        let node = group.nodes[group.nodes.len() - 1];
+    pub fn expert_down(&mut self, group: &Group) -> Result<(), LowerError> {
+        let Kind::ExpertDown { weight, scale, input, routing, out: node, ref dense } = group.kind else {
+            return Err(LowerError::NoValue { node: self.graph().full_name(group.anchor()) });
+        };
+        let beside = self.beside(dense)?;
         let (rows, state, place) = (self.rows_of(group), self.state(group), self.routing(routing)?);
         let matrix = self.common.weights.matrix(&[weight], &mut self.common.kernels)?;
-        let (experts, top) = self.experts(routing);
+        let (experts, top) = experts_of(self.graph(), routing);
         let outputs = (matrix.rows / experts as u64) as u32;
         let dense = beside.as_ref().map_or(0, |beside| beside.matrix.k);
         let kind = Down {
@@ -320,13 +201,12 @@ impl PhaseBuilder<'_, '_> {
             k: matrix.k,
             top,
             dense,
-            multiprocessors: self.common.target.multiprocessors,
+            multiprocessors: self.common.can.target.multiprocessors,
         };
         let scale = match scale {
             Some(weight) => self.common.weights.floats(weight)?,
             None => self.common.weights.constant("an expert's factor", vec![1.0; experts as usize]),
         };
-        self.count_int8(&group.nodes, matrix.dtype);
         let mut arguments = matrix.arguments();
         let out = self.alloc_value(node, Form::F32, rows);
         arguments.extend([
@@ -378,13 +258,12 @@ impl PhaseBuilder<'_, '_> {
         beside: Option<&Beside>,
         work: Work,
     ) -> Result<(), LowerError> {
-        let nodes = [beside.map_or(&[][..], |beside| &beside.nodes[..]), &group.nodes[..]].concat();
-        let why = match beside {
-            Some(_) => Choice::because("one row: the chosen experts and the dense half").over("a launch each"),
-            None if !self.common.mixes => "one row: the chosen experts".into(),
-            None => "one row: the chosen experts; no dense half of the same type and shape is ready with them".into(),
+        let why = match (beside, self.schedule.note(group)) {
+            (Some(_), _) => Choice::because("one row: the chosen experts and the dense half").over("a launch each"),
+            (None, None) => "one row: the chosen experts".into(),
+            (None, Some(why)) => format!("one row: the chosen experts; {why}").into(),
         };
-        self.launch(instance, grid, arguments, &nodes, work, why)
+        self.launch(instance, grid, arguments, &group.nodes, work, why)
     }
 
     /// Activations of an expert's product, in the form it takes: f32, or codes, scales and sums.

@@ -8,118 +8,35 @@
 //! and so faster, but the two kernels round sums differently, and a row's result must not depend on the chunk it came in.
 
 use gemma4c_dsl::ElementType;
-use gemma4c_graph::{Group, NodeId, WeightId};
+use gemma4c_graph::{Group, Kind, NodeId, WeightId};
 use gemma4c_plan::cuda::Form;
 
+use super::LowerError;
 use super::choice::Choice;
 use super::launch::Arg;
-use super::phase::{PhaseBuilder, Work};
-use super::products::EVERY_PRODUCT;
-use super::{LowerError, Pass};
+use super::phase::{PhaseBuilder, Place, SortedPairs, Work};
 use crate::kernels::moe::group::Grouping;
-use crate::kernels::outputs::Outputs;
-use crate::kernels::product::wgmma::WgmmaProduct;
 use crate::kernels::product::{Product, Tile};
+use crate::passes::{copies, experts_of};
 
-/// The pairs of rows and experts, sorted, and cut into groups of one height.
-#[derive(Clone, Copy, Debug)]
-pub struct Sorted {
-    order: Arg,
-    groups: Arg,
-    most_groups: u32,
+/// What both kinds of products take, besides their weights.
+fn sorted_rows(of: &SortedPairs, x: Arg, state: Arg, out: Arg, outputs: u32, k: u32) -> [(&'static str, Arg); 7] {
+    [
+        ("x", x),
+        ("groups", of.groups),
+        ("order", of.order),
+        ("state", state),
+        ("out", out),
+        ("outputs", Arg::U32(outputs)),
+        ("k", Arg::U32(k)),
+    ]
 }
-
-impl Sorted {
-    /// What both kinds of products take, besides their weights.
-    fn arguments(&self, x: Arg, state: Arg, out: Arg, outputs: u32, k: u32) -> [(&'static str, Arg); 7] {
-        let (outputs, k) = (Arg::U32(outputs), Arg::U32(k));
-        [
-            ("x", x),
-            ("groups", self.groups),
-            ("order", self.order),
-            ("state", state),
-            ("out", out),
-            ("outputs", outputs),
-            ("k", k),
-        ]
-    }
-}
-
-/// A product of sorted rows.
-struct ExpertProduct {
-    weight: WeightId,
-    routing: NodeId,
-    x: Arg,
-    /// Pairs that share a row of x.
-    share: u32,
-}
-
-/// The most pairs of an expert, on average, for which a tile is of one warpgroup: beyond, two share what they read.
-const MOST_FOR_ONE_WARPGROUP: u32 = 48;
 
 impl PhaseBuilder<'_, '_> {
-    /// Gate and up of the chosen experts, joined.
-    pub fn grouped_gate_up(
-        &mut self,
-        group: &Group,
-        weight: WeightId,
-        input: NodeId,
-        routing: NodeId,
-    ) -> Result<(), LowerError> {
-        let node = group.nodes[group.nodes.len() - 1];
-        let (rows, (_, top)) = (self.rows, self.experts(routing));
-        let x = self.form(group, input, Form::BF16)?.start;
-        let of = ExpertProduct { weight, routing, x, share: top };
-        let all = self.graph().weight(weight).dim(1) as u32;
-        let gated = WgmmaProduct { out: ElementType::BF16, geglu: true, pairs: top, epilogue: Vec::new() };
-        if self.wanted(node) == Outputs::BF16
-            && let Some(out) =
-                self.by_warpgroups(group, &of, gated, &group.nodes, |b| b.alloc_value(node, Form::BF16, rows))?
-        {
-            self.record_output(node, Form::BF16, out);
-            return Ok(());
-        }
-        let pairs = rows * top;
-        let raw = self.buffer(pairs as u64 * all as u64 * 4);
-        self.over_streams(group, &of, raw, &group.nodes)?;
-        self.joined(group, pairs, raw, all / 2, raw.skip(all as u64 * 2), [all, all])
-    }
-
-    /// Down of the chosen experts, and their weighted sum.
-    pub fn grouped_down(
-        &mut self,
-        group: &Group,
-        weight: WeightId,
-        scale: Option<WeightId>,
-        input: NodeId,
-        routing: NodeId,
-    ) -> Result<(), LowerError> {
-        let (down, node) = (group.nodes[0], group.nodes[group.nodes.len() - 1]);
-        let rows = self.rows;
-        let x = self.form(group, input, Form::BF16)?.start;
-        let of = ExpertProduct { weight, routing, x, share: 1 };
-        let plain = WgmmaProduct { out: ElementType::F32, geglu: false, pairs: 1, epilogue: Vec::new() };
-        let each = match self.by_warpgroups(group, &of, plain, &[down], |b| b.alloc_value(down, Form::F32, rows))? {
-            Some(out) => out,
-            None => {
-                let out = self.alloc_value(down, Form::F32, rows);
-                self.over_streams(group, &of, out, &[down])?;
-                out
-            }
-        };
-        self.record_output(down, Form::F32, each);
-
-        let why = "many rows: a row's choices come together in their order";
-        self.expert_sum(group, node, each, routing, scale, why)
-    }
-
-    /// The pairs sorted by expert, in groups of a height: by the first who asks.
-    fn sorted(&mut self, group: &Group, routing: NodeId, height: u32) -> Result<Sorted, LowerError> {
-        if let Some(sorted) = self.sorts.get(&(routing, height)) {
-            return Ok(*sorted);
-        }
-        let (experts, top) = self.experts(routing);
-        let pairs = self.rows * top;
+    /// The pairs of a row and an expert, sorted by expert, in groups of a height.
+    pub fn sort_pairs(&mut self, group: &Group, routing: NodeId, height: u32) -> Result<(), LowerError> {
+        let (experts, top) = experts_of(self.graph(), routing);
+        let pairs = self.rows() * top;
         let grouping = Grouping { experts, height, pairs };
         let most_groups = grouping.most_groups();
         let order = self.buffer(pairs as u64 * 4);
@@ -131,47 +48,81 @@ impl PhaseBuilder<'_, '_> {
             ("groups", groups),
             ("top", Arg::U32(top)),
         ];
-        let why = format!("{} rows sorted by expert, in groups of {height}", self.rows);
+        let why = format!("{} rows sorted by expert, in groups of {height}", self.rows());
         let work = Work { bytes: pairs as u64 * 8, flops: 0 };
         self.launch(grouping.instance()?, [experts, 1, 1], &arguments, &[], work, why)?;
-        let sorted = Sorted { order, groups, most_groups };
-        self.sorts.insert((routing, height), sorted);
-        Ok(sorted)
+        self.sorts.insert((routing, height), SortedPairs { order, groups, most_groups });
+        Ok(())
     }
 
-    /// The product over bf16 copies of the experts, and what it made; nothing where there are none, or where the shape does not
-    /// allow it.
-    fn by_warpgroups(
+    /// Whether the rows of a routing are sorted by expert.
+    pub fn has_sorted(&self, routing: NodeId) -> bool {
+        self.sorts.keys().any(|(sorted, _)| *sorted == routing)
+    }
+
+    /// A product of sorted rows: over bf16 copies of the experts, or over their planes.
+    pub fn expert_product(&mut self, group: &Group) -> Result<(), LowerError> {
+        let no_value = || LowerError::NoValue { node: self.graph().full_name(group.anchor()) };
+        let Kind::ExpertProduct { weight, input, routing, ref matmuls, geglu, height } = group.kind else {
+            return Err(no_value());
+        };
+        let sorted = *self.sorts.get(&(routing, height)).ok_or_else(no_value)?;
+        let x = self.location(input, Form::BF16)?.start;
+        let rows = self.rows();
+        let (out, form) = match (geglu, group.last(), &matmuls[..]) {
+            (true, Some(joined), _) => (self.alloc_value(joined, Form::BF16, rows), Form::BF16),
+            (_, _, &[down]) => (self.alloc_value(down, Form::F32, rows), Form::F32),
+            _ => (self.side_by_side(weight, routing, matmuls), Form::F32),
+        };
+        // Gate and up read one row for all experts of a row; down reads one for each.
+        let shares_rows = self.graph().node(input).ty.width as u64 == self.graph().weight(weight).dim(0);
+        if self.schedule.is_copied(matmuls[0]) {
+            self.experts_over_copies(group, (weight, routing, geglu), &sorted, x, out, height)?;
+        } else {
+            self.experts_over_planes(group, (weight, routing, shares_rows), &sorted, x, out)?;
+        }
+        match (geglu, group.last(), &matmuls[..]) {
+            (true, Some(node), _) => self.record_output(node, form, out),
+            (_, _, &[node]) => self.record_output(node, form, out),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Memory for gate and up of each pair, one behind the other.
+    fn side_by_side(&mut self, weight: WeightId, routing: NodeId, matmuls: &[NodeId]) -> Arg {
+        let all = self.graph().weight(weight).dim(1) as u32;
+        let (_, top) = experts_of(self.graph(), routing);
+        let out = self.buffer(self.rows() as u64 * top as u64 * all as u64 * 4);
+        let mut first = 0u64;
+        for id in matmuls {
+            let part = self.graph().node(*id).ty.width / top;
+            let place = Place { start: out.skip(first * 4), stride: all, part: Some(part) };
+            self.bind_location(*id, Form::F32, place);
+            first += part as u64;
+        }
+        out
+    }
+
+    fn experts_over_copies(
         &mut self,
         group: &Group,
-        of: &ExpertProduct,
-        wgmma: WgmmaProduct,
-        nodes: &[NodeId],
-        make: impl FnOnce(&mut Self) -> Arg,
-    ) -> Result<Option<Arg>, LowerError> {
-        let (experts, top) = self.experts(of.routing);
-        let (pairs, w) = (self.rows * top, self.graph().weight(of.weight));
+        (weight, routing, geglu): (WeightId, NodeId, bool),
+        sorted: &SortedPairs,
+        x: Arg,
+        out: Arg,
+        height: u32,
+    ) -> Result<(), LowerError> {
+        let (experts, top) = experts_of(self.graph(), routing);
+        let pairs = self.rows() * top;
+        let w = self.graph().weight(weight);
         let (k, all) = (w.dim(0) as u32, w.dim(1) as u32);
-        let outputs = if wgmma.geglu { all / 2 } else { all };
-        if let Err(why) = self.common.wgmma_experts {
-            // Where no product has them, experts are not another refusal.
-            let all = if self.common.wgmma.is_err() { EVERY_PRODUCT } else { "all experts of many rows" };
-            self.common.tally.refused(Pass::Bf16Copies, vec![all.into()], why);
-            return Ok(None);
-        }
-        let height = if pairs <= experts * MOST_FOR_ONE_WARPGROUP { 64 } else { 128 };
-        // An expert's last group is half full, on average.
-        let groups = pairs / height + experts.min(pairs).div_ceil(2);
-        let Some(tile) = wgmma.choose_grouped(groups, height, outputs, k, &self.common.target) else {
-            self.refused(Pass::Bf16Copies, group, "its sizes are no multiples of what they take");
-            return Ok(None);
-        };
-        self.applied(Pass::Bf16Copies, group);
-        let copy = self.common.weights.rounded(&[of.weight], &mut self.common.kernels)?;
-        let sorted = self.sorted(group, of.routing, height)?;
-        let out = make(self);
+        let (wgmma, tile, outputs) =
+            copies::grouped(self.graph(), weight, routing, self.rows(), geglu, &self.common.can.target)
+                .ok_or_else(|| LowerError::NoValue { node: w.name.clone() })?;
+        let copy = self.common.weights.rounded(&[weight], &mut self.common.kernels)?;
         let mut arguments = vec![("weights", copy)];
-        arguments.extend(sorted.arguments(of.x, self.state(group), out, outputs, k));
+        arguments.extend(sorted_rows(sorted, x, self.state(group), out, outputs, k));
         let read = all as u64 * k as u64 * 2 * experts.min(pairs) as u64;
         let work = work(read, pairs, all, outputs, k, wgmma.out.size() as u64);
         let why = format!(
@@ -179,41 +130,40 @@ impl PhaseBuilder<'_, '_> {
             tile.columns
         );
         let why = Choice::because(why).over("tensor cores over streams");
-        let grid = wgmma.grouped_grid(tile, sorted.most_groups, outputs, self.common.target.multiprocessors);
-        self.launch(wgmma.instance(tile)?, grid, &arguments, nodes, work, why)?;
-        Ok(Some(out))
+        let grid = wgmma.grouped_grid(tile, sorted.most_groups, outputs, self.common.can.target.multiprocessors);
+        self.launch(wgmma.instance(tile)?, grid, &arguments, &group.nodes, work, why)
     }
 
-    /// The product over the experts' streams.
-    fn over_streams(
+    fn experts_over_planes(
         &mut self,
         group: &Group,
-        of: &ExpertProduct,
+        (weight, routing, shares_rows): (WeightId, NodeId, bool),
+        sorted: &SortedPairs,
+        x: Arg,
         out: Arg,
-        nodes: &[NodeId],
     ) -> Result<(), LowerError> {
-        let (experts, top) = self.experts(of.routing);
-        let matrix = self.common.weights.matrix(&[of.weight], &mut self.common.kernels)?;
+        let (experts, top) = experts_of(self.graph(), routing);
+        let matrix = self.common.weights.matrix(&[weight], &mut self.common.kernels)?;
         if !matrix.k.is_multiple_of(32) {
             return Err(self.no_kernel(group, &matrix, "rows are not whole groups of 32 values"));
         }
-        let (pairs, outputs) = (self.rows * top, (matrix.rows / experts as u64) as u32);
+        let (pairs, outputs) = (self.rows() * top, (matrix.rows / experts as u64) as u32);
         let tile = Tile::for_groups(pairs, experts);
+        let share = if shares_rows { top } else { 1 };
         let product =
-            Product { dtype: matrix.dtype, k: matrix.k, out: ElementType::F32, pairs: of.share, epilogue: Vec::new() };
-        let sorted = self.sorted(group, of.routing, tile.rows)?;
+            Product { dtype: matrix.dtype, k: matrix.k, out: ElementType::F32, pairs: share, epilogue: Vec::new() };
         let mut arguments = matrix.arguments();
-        arguments.extend(sorted.arguments(of.x, self.state(group), out, outputs, matrix.k));
+        arguments.extend(sorted_rows(sorted, x, self.state(group), out, outputs, matrix.k));
         let read = matrix.bytes() / experts as u64 * experts.min(pairs) as u64;
         let work = work(read, pairs, outputs, outputs, matrix.k, 4);
         let why = format!(
             "{pairs} pairs of a row and an expert, sorted: tensor cores over streams, tiles of {} x {}",
             tile.rows, tile.columns
         );
-        let no_wgmma = self.common.wgmma_experts.err().unwrap_or("its sizes are no multiples of what they take");
-        let why = Choice::because(why).over(format!("warpgroups over a bf16 copy: {no_wgmma}"));
+        let no_copy = self.common.can.wgmma_experts.err().unwrap_or("its sizes are no multiples of what they take");
+        let why = Choice::because(why).over(format!("warpgroups over a bf16 copy: {no_copy}"));
         let grid = [sorted.most_groups, outputs.div_ceil(tile.columns), 1];
-        self.launch(product.instance(tile)?, grid, &arguments, nodes, work, why)
+        self.launch(product.instance(tile)?, grid, &arguments, &group.nodes, work, why)
     }
 }
 

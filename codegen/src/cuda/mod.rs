@@ -1,10 +1,11 @@
 //! Lowers a graph to a GPU's program: fused, phase by phase, with a kernel for every group and a place for every byte.
 //!
 //! ```text
-//! Graph ──► passes ──► groups ──► phase (decode; prefill by rows) ──► launches ──► places ──► CudaProgram + instances
+//! Graph ──► passes ──► schedule of a phase (decode; prefill by rows) ──► launches ──► places ──► CudaProgram + instances
 //! ```
 //!
-//! - `phase` walks the groups, keeps track of values and their forms, and places them;
+//! - [`crate::passes`] decides what a launch is, and the form of every value;
+//! - `phase` walks the groups, one launch each, and places the values;
 //! - `products`, `norms`, `attention`, `experts`, `grouped`, `singles` know which kernel a group gets and what it is given;
 //! - `weights` places weights in the layouts those kernels read, `launch` turns named arguments into launches;
 //! - `build` compiles the instances.
@@ -25,7 +26,6 @@ mod phase;
 mod products;
 pub mod simulate;
 mod singles;
-mod tally;
 mod weights;
 
 use std::collections::{HashMap, HashSet};
@@ -33,18 +33,17 @@ use std::collections::{HashMap, HashSet};
 use gemma4c_blocks::DType;
 use gemma4c_dsl::{Instance, InstanceError};
 use gemma4c_graph::passes::{self, Goal, Report};
-use gemma4c_graph::{Cache, Graph, Op, WeightId};
+use gemma4c_graph::{Graph, Op, WeightId};
 use gemma4c_plan::cuda::{
     Argument, CudaProgram, KvType, Launch, Memory, PassReport, Phase, Places, Range, Refusal, Region,
 };
 use gemma4c_plan::{Program, ValueIndex};
 
 use crate::kernels::sample::{MOST_KEPT, Picker};
+use crate::passes::{self as target_passes, Abilities};
 use crate::target::Target;
 use launch::{Arg, Kernels, NOTHING, bind};
 use phase::PhaseBuilder;
-pub use tally::Pass;
-use tally::Tally;
 use weights::Weights;
 
 /// What the caller decides.
@@ -58,7 +57,7 @@ pub struct Options {
     pub target: Target,
     /// Bytes of device memory a plan may take; `None`: as many as it needs.
     pub vram: Option<u64>,
-    /// Passes that do not run: of [`passes::PASSES`] and of [`Pass::ALL`].
+    /// Passes that do not run: of [`target_passes::optional`].
     pub disabled: Vec<String>,
 }
 
@@ -71,6 +70,8 @@ pub enum LowerError {
     NotFloats { tensor: String, dtype: DType },
     #[error("unknown pass `{name}`; there are {known}")]
     UnknownPass { name: String, known: String },
+    #[error("pass `{name}` cannot be switched off: there is no program without it")]
+    RequiredPass { name: String },
     #[error(
         "the plan needs {needed} bytes of device memory, the budget is {budget}: a smaller --ctx, --chunk or model fits"
     )]
@@ -80,6 +81,8 @@ pub enum LowerError {
     // What follows are faults of the compiler, not of its input.
     #[error("internal: kernel {kernel}: argument `{parameter}` is missing, unknown or of the wrong kind")]
     Argument { kernel: String, parameter: String },
+    #[error("internal: a {kind} of {node} is {launches} launches, not one")]
+    Launches { kind: &'static str, node: String, launches: usize },
     #[error("internal: nothing has made {node}")]
     NoValue { node: String },
     #[error("internal: phase {phase} puts buffers {a} and {b} in the same place")]
@@ -104,30 +107,10 @@ pub struct Common<'a> {
     places: Places,
     /// Words that are zero between launches.
     counters: u64,
-    context: u32,
-    chunk: u32,
-    kv: KvType,
+    /// What the kernels can do, and are asked for.
+    can: Abilities,
     /// Offset and bytes of each cache: keys, then values.
     caches: Vec<(u64, u64)>,
-    /// No rounding of activations anywhere: the reference.
-    exact: bool,
-    absorbs: bool,
-    /// A row's heads and attention are one launch.
-    steps: bool,
-    /// A router takes along what comes before it, and experts the dense half.
-    mixes: bool,
-    /// Prefill multiplies by bf16 copies of the weights, where their shape allows; or why it does not.
-    wgmma: Result<(), &'static str>,
-    /// By copies of the experts too, which are many times larger; or why it does not.
-    wgmma_experts: Result<(), &'static str>,
-    tally: Tally,
-    /// The GPU that launches are shaped for.
-    target: Target,
-    /// Shared memory that a block may have there.
-    shared_bytes: usize,
-    /// Blocks that may be a cluster there; 1 where there are none, or where they are switched off.
-    cluster: u32,
-    per_layer_steps: bool,
     value_index: HashMap<String, ValueIndex>,
     read: &'a ReadFloats<'a>,
 }
@@ -144,11 +127,6 @@ const ALIGNMENT: u64 = 256;
 const LADDER: [u32; 4] = [32, 128, 512, 2048];
 
 impl Common<'_> {
-    /// Rows of a cache: a ring must hold what the first row of a chunk still sees while the last one is written.
-    fn capacity(&self, cache: &Cache) -> u32 {
-        cache.window.map_or(self.context, |window| window.saturating_add(self.chunk)).min(self.context)
-    }
-
     fn counters(&self) -> Arg {
         Arg::Fixed(Range { region: Region::Arena, offset: self.counters, bytes: COUNTERS * 4 })
     }
@@ -156,7 +134,7 @@ impl Common<'_> {
 
 impl PhaseBuilder<'_, '_> {
     fn phase_name(&self) -> String {
-        name_of(self.rows)
+        name_of(self.rows())
     }
 }
 
@@ -206,13 +184,16 @@ struct Extras<'a> {
 }
 
 fn check_passes(disabled: &[String]) -> Result<(), LowerError> {
-    let known = || passes::PASSES.iter().map(|p| p.name).chain(Pass::ALL.map(Pass::name));
-    match disabled.iter().find(|name| !known().any(|known| known == name.as_str())) {
-        Some(name) => {
-            Err(LowerError::UnknownPass { name: name.clone(), known: known().collect::<Vec<_>>().join(", ") })
+    let known: Vec<&str> = target_passes::optional().collect();
+    for name in disabled {
+        if target_passes::PASSES.iter().any(|pass| pass.required && pass.name == name) {
+            return Err(LowerError::RequiredPass { name: name.clone() });
         }
-        None => Ok(()),
+        if !known.contains(&name.as_str()) {
+            return Err(LowerError::UnknownPass { name: name.clone(), known: known.join(", ") });
+        }
     }
+    Ok(())
 }
 
 /// Tables that no product reads.
@@ -265,32 +246,29 @@ fn lower_with(
         true if !of.contains(&extras.copies) => Err("the budget of memory has no room for it"),
         true => Ok(()),
     };
+    let can = Abilities {
+        exact: off("int8"),
+        kv: options.kv,
+        context: options.context,
+        chunk,
+        cluster: if off("clusters") { 1 } else { options.target.arch.most_peers() },
+        target: options.target.clone(),
+        wgmma: copies(&[Copies::All, Copies::NoExperts]),
+        wgmma_experts: copies(&[Copies::All]),
+    };
     let mut common = Common {
         weights: Weights::new(graph, extras.on_host.to_vec()),
         kernels: Kernels::default(),
         places,
         counters,
-        context: options.context,
-        chunk,
-        kv: options.kv,
+        can,
         caches: Vec::new(),
-        exact: off("int8"),
-        absorbs: !off("absorb-norms"),
-        steps: !off("attention-step"),
-        mixes: !off("mixtures"),
-        wgmma: copies(&[Copies::All, Copies::NoExperts]),
-        wgmma_experts: copies(&[Copies::All]),
-        tally: Tally::new(&options.disabled),
-        shared_bytes: target.shared_bytes_per_block as usize,
-        cluster: if off("clusters") { 1 } else { target.arch.most_peers() },
-        target,
-        per_layer_steps: !off("per-layer-step"),
         value_index,
         read,
     };
     let mut kv = 0u64;
     for cache in &graph.caches {
-        let bytes = common.capacity(cache) as u64 * cache.width() as u64 * common.kv.bytes() * 2;
+        let bytes = common.can.capacity(cache) as u64 * cache.width() as u64 * common.can.kv.bytes() * 2;
         common.caches.push((kv, bytes));
         kv = (kv + bytes).next_multiple_of(ALIGNMENT);
     }
@@ -298,6 +276,7 @@ fn lower_with(
     let pick_base = next;
     let mut phases = Vec::new();
     let mut reports: Vec<Report> = Vec::new();
+    let mut of_target: Vec<Report> = Vec::new();
     // The picks' scratch lies behind the fixed places, before the phases' values.
     let (pick_largest, pick_sampled, base) = picks(&mut common, vocabulary, pick_base)?;
     // All of prefill's phases are lowered from the same groups.
@@ -305,10 +284,11 @@ fn lower_with(
         let (fused, report) = passes::fuse(graph, goal, &options.disabled);
         merge_reports(&mut reports, report);
         for &rows in of_rows {
-            let mut builder = PhaseBuilder::new(&mut common, &fused, rows);
+            let (schedule, report) = target_passes::schedule(fused.clone(), rows, &common.can, &options.disabled);
+            merge_reports(&mut of_target, report);
+            let mut builder = PhaseBuilder::new(&mut common, &schedule);
             let asked_from = builder.lower()?;
             phases.push(builder.finish(name_of(rows), asked_from, base)?);
-            common.tally.end_phase();
         }
     }
     let arena = phases.iter().map(|phase: &Phase| phase.arena_bytes).max().unwrap_or(base);
@@ -327,7 +307,7 @@ fn lower_with(
         pick_largest,
         pick_sampled,
         most_candidates: MOST_KEPT,
-        passes: pass_reports(&reports, &common.tally),
+        passes: reports.iter().chain(&of_target).map(pass_report).collect(),
     };
     Ok(Lowered { program, instances: common.kernels.instances })
 }
@@ -357,7 +337,7 @@ fn picks(common: &mut Common<'_>, vocabulary: u32, base: u64) -> Result<(Vec<Lau
                 ("history_len", Arg::U32(HISTORY)),
             ],
         )?;
-        let programmatic = instance.def.launch.dependent && common.target.arch.has_pdl();
+        let programmatic = instance.def.launch.dependent && common.can.target.arch.has_pdl();
         let kernel = common.kernels.index(instance);
         let arguments = arguments.iter().map(fixed).collect();
         Ok(vec![Launch { kernel, grid: [picker.slices(), 1, 1], arguments, programmatic }])
@@ -374,8 +354,8 @@ fn fixed(argument: &Arg) -> Argument {
     }
 }
 
-/// The reports of decode and prefill as one. A node counts once: what one of them merged the other did not refuse, and what both refuse is
-/// one refusal, whatever the reasons.
+/// The reports of all phases as one. A node counts once: what one phase merged the others did not refuse, and what several refuse
+/// is one refusal, also where a later one has cut the group in two.
 fn merge_reports(all: &mut Vec<Report>, more: Vec<Report>) {
     if all.is_empty() {
         *all = more;
@@ -388,10 +368,13 @@ fn merge_reports(all: &mut Vec<Report>, more: Vec<Report>) {
         for (node, reason) in new.log.refused {
             match log.refused.iter_mut().find(|(known, _)| *known == node) {
                 Some((_, said)) if *said == reason => {}
+                Some((_, said)) if said.contains(&reason) => {}
                 Some((_, said)) => *said += &format!("; in prefill: {reason}"),
+                None if log.covered.contains(&node) => {}
                 None => log.refused.push((node, reason)),
             }
         }
+        log.covered.extend(new.log.covered);
         let merged: HashSet<&String> = log.merged.iter().collect();
         let applied = log.applied > 0;
         log.refused.retain(|(node, _)| match node.as_str() {
@@ -401,18 +384,13 @@ fn merge_reports(all: &mut Vec<Report>, more: Vec<Report>) {
     }
 }
 
-fn pass_reports(reports: &[Report], tally: &Tally) -> Vec<PassReport> {
-    let of_graph = reports.iter().map(|report| PassReport {
+fn pass_report(report: &Report) -> PassReport {
+    let refusal = |(node, reason): &(String, String)| Refusal { node: node.clone(), reason: reason.clone() };
+    PassReport {
         name: report.name.to_owned(),
         about: report.about.to_owned(),
         enabled: report.enabled,
         applied: report.log.applied,
-        refused: report
-            .log
-            .refused
-            .iter()
-            .map(|(node, reason)| Refusal { node: node.clone(), reason: reason.clone() })
-            .collect(),
-    });
-    of_graph.chain(tally.reports()).collect()
+        refused: report.log.refused.iter().map(refusal).collect(),
+    }
 }

@@ -14,18 +14,22 @@ use crate::kernels::outputs::Outputs;
 type Named = Vec<(&'static str, Arg)>;
 
 impl PhaseBuilder<'_, '_> {
-    /// One launch: the residual, and the norm in every form that is wanted. `why` is why no product computes it.
-    pub fn norm(&mut self, group: &Group, of: &Norm, why: &str) -> Result<(), LowerError> {
+    /// One launch: the residual, and the norm in every form that is wanted.
+    pub fn norm(&mut self, group: &Group, of: &Norm) -> Result<(), LowerError> {
+        let why = match self.is_one_row(group) {
+            true => self.schedule.note(group).unwrap_or("the pass that leaves it to products is switched off"),
+            false => "many rows: written once",
+        };
         let rows = self.rows_of(group);
         let target = of.next.map(|(node, _)| node).or(of.residual.map(|r| r.sum));
-        let Some(target) = target else { return Ok(()) };
+        let target = target.ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(of.input) })?;
         let width = self.graph().node(target).ty.width;
-        let mut wanted = self.wanted(target);
+        let mut wanted = self.schedule.forms(target);
         if of.next.is_none() {
-            // The stream itself is left as floats anyway.
+            // The residual itself is left as floats anyway.
             wanted = Outputs { floats: false, ..wanted };
         }
-        let input = self.whole_rows(group, of.input)?.start;
+        let input = self.whole_rows(of.input)?;
         let stream = of.residual.map(|residual| (residual, self.alloc_value(residual.sum, Form::F32, rows)));
         let (mut outputs, forms) = self.row_outputs(target, wanted, rows, ["out", "rounded", "xq", "xscale", "xsum"]);
         let next = match of.next {
@@ -43,11 +47,11 @@ impl PhaseBuilder<'_, '_> {
                 self.launch(instance, [rows, 1, 1], &outputs, &group.nodes, Work { bytes, flops: 0 }, why.clone())?;
             }
             Some((residual, sum)) => {
-                let h = self.whole_rows(group, residual.stream)?.start;
+                let h = self.whole_rows(residual.stream)?;
                 let unused = (Arg::Unused, Arg::Unused, Arg::Unused);
                 let (branch, x_weight, branch_weight) = match residual.branch {
                     Some(branch) => (
-                        self.whole_rows(group, branch.other)?.start,
+                        self.whole_rows(branch.other)?,
                         self.common.weights.floats(branch.weight)?,
                         self.common.weights.floats(branch.other_weight)?,
                     ),

@@ -1,31 +1,29 @@
-//! One phase: the groups of a fused graph, for one number of rows, to launches in order with places for every value.
+//! One phase: the groups of a schedule to launches in order, with a place for every value.
 //!
-//! A value may lie in memory in several forms (f32, bf16, int8); a producer makes those its readers want, and what no producer
-//! can make is converted by a launch of its own. Groups for all rows of a chunk come first, then those for the asked row:
-//! the row of decode is lowered as the asked row of a prefill is, by the same code.
+//! The passes have decided everything else: which nodes are a launch, over which copies of weights, in which form every value lies.
+//! Here each group gets its kernel, its arguments and its memory: exactly one launch, or it is an error of the compiler. Groups for
+//! all rows of a chunk come first, then those for the asked row: the row of decode is lowered as the asked row of a prefill is.
 
 use std::collections::HashMap;
 
-use gemma4c_blocks::DType;
 use gemma4c_dsl::Instance;
 use gemma4c_graph::memory::{self, Lifetime};
-use gemma4c_graph::{Fused, Graph, Group, Kind, NodeId, Norm, Op, Rows};
+use gemma4c_graph::{Fused, Graph, Group, Kind, NodeId};
 use gemma4c_plan::cuda::{Argument, CudaStep, Form, KernelIndex, Launch, Phase, Range, Region, StepOutput};
 
 use super::choice::Choice;
-use super::grouped::Sorted;
 use super::launch::{Arg, BufferId, NOTHING, bind};
-use super::{Common, LowerError, Pass};
-use crate::kernels::matvec::formats::format;
-use crate::kernels::outputs::Outputs;
-use crate::kernels::{product, quantise};
+use super::{Common, LowerError};
+use crate::passes::Schedule;
 
 /// Where a value's rows lie, in one form.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub start: Arg,
-    /// Elements from one row to the next.
+    /// Elements from one row to the next; of experts' values, from one expert's to the next one's.
     pub stride: u32,
+    /// Elements of one expert, where rows are of several experts and have gaps.
+    pub part: Option<u32>,
 }
 
 /// A router's result.
@@ -33,6 +31,21 @@ pub struct Place {
 pub struct RoutingPlace {
     pub ids: Arg,
     pub weights: Arg,
+}
+
+/// The pairs of rows and experts, sorted, and cut into groups of one height.
+#[derive(Clone, Copy, Debug)]
+pub struct SortedPairs {
+    pub order: Arg,
+    pub groups: Arg,
+    pub most_groups: u32,
+}
+
+/// What split-KV attention leaves for its merge.
+#[derive(Clone, Copy, Debug)]
+pub struct PartsPlace {
+    pub extrema: Arg,
+    pub values: Arg,
 }
 
 /// A launch whose values have no place yet.
@@ -57,122 +70,106 @@ pub struct Work {
 /// The launches of a phase under construction.
 pub struct PhaseBuilder<'p, 'a> {
     pub common: &'p mut Common<'a>,
-    pub fused: &'p Fused,
-    pub groups: Vec<Group>,
-    /// Rows of a chunk; 1 is decode.
-    pub rows: u32,
-    done: Vec<bool>,
+    pub schedule: &'p Schedule,
     buffers: Vec<u64>,
     values: HashMap<NodeId, Vec<(Form, Place)>>,
     routing: HashMap<NodeId, RoutingPlace>,
     /// Of a routing, for groups of a height.
-    pub sorts: HashMap<(NodeId, u32), Sorted>,
+    pub sorts: HashMap<(NodeId, u32), SortedPairs>,
+    /// Of an attention.
+    pub parts: HashMap<NodeId, PartsPlace>,
     drafts: Vec<Draft>,
 }
 
 impl<'p, 'a> PhaseBuilder<'p, 'a> {
-    pub fn new(common: &'p mut Common<'a>, fused: &'p Fused, rows: u32) -> Self {
-        let mut groups = fused.ordered();
-        // Nothing for all rows depends on the asked row.
-        groups.sort_by_key(|group| fused.graph.node(group.nodes[0]).ty.rows == Rows::Asked);
-        let done = vec![false; groups.len()];
-        let (values, routing, sorts) = (HashMap::new(), HashMap::new(), HashMap::new());
+    pub fn new(common: &'p mut Common<'a>, schedule: &'p Schedule) -> Self {
+        let (values, routing, sorts, parts) = (HashMap::new(), HashMap::new(), HashMap::new(), HashMap::new());
         let (buffers, drafts) = (Vec::new(), Vec::new());
-        PhaseBuilder { common, fused, groups, rows, done, buffers, values, routing, sorts, drafts }
+        PhaseBuilder { common, schedule, buffers, values, routing, sorts, parts, drafts }
+    }
+
+    pub fn fused(&self) -> &'p Fused {
+        &self.schedule.fused
     }
 
     pub fn graph(&self) -> &'p Graph {
-        &self.fused.graph
+        &self.schedule.fused.graph
     }
 
-    /// Lowers every group.
+    /// Rows of a chunk; 1 is decode.
+    pub fn rows(&self) -> u32 {
+        self.schedule.rows
+    }
+
+    /// Lowers every group, and says with which launch the asked part begins.
     pub fn lower(&mut self) -> Result<usize, LowerError> {
         let mut asked_from = None;
-        for at in 0..self.groups.len() {
-            if self.rows > 1 && self.is_asked(&self.groups[at]) {
+        for group in self.schedule.ordered() {
+            if self.rows() > 1 && self.schedule.is_asked(&group) {
                 asked_from.get_or_insert(self.drafts.len());
             }
-            if !std::mem::replace(&mut self.done[at], true) {
-                let group = self.groups[at].clone();
-                self.lower_group(&group)?;
+            let before = self.drafts.len();
+            self.lower_group(&group)?;
+            let (launches, expected) = (self.drafts.len() - before, usize::from(group.kind != Kind::View));
+            if launches != expected {
+                let node = self.graph().full_name(group.anchor());
+                return Err(LowerError::Launches { kind: group.kind.name(), node, launches });
             }
         }
         // A decoded row is asked for, all of it.
-        Ok(if self.rows == 1 { 0 } else { asked_from.unwrap_or(self.drafts.len()) })
+        Ok(if self.rows() == 1 { 0 } else { asked_from.unwrap_or(self.drafts.len()) })
     }
 
     fn lower_group(&mut self, group: &Group) -> Result<(), LowerError> {
         let one_row = self.is_one_row(group);
         match &group.kind {
             Kind::Single => self.single(group),
+            Kind::View => self.view(group.nodes[0]),
             Kind::Embed { table, tokens: _, factor } => self.gather(group, *table, *factor),
             Kind::PerLayerInputs(inputs) => self.per_layer_inputs(group, inputs),
-            Kind::Product(product) if one_row => self.product_of_one_row(group, product, None),
+            Kind::Product(product) if one_row => self.product_of_one_row(group, product),
             Kind::Product(product) => self.product_of_many_rows(group, product),
-            Kind::Norm(norm) => match (self.entry(group, norm), self.absorbers(group, norm)) {
-                (Some(entry), _) => self.enter_mixture(group, norm, &entry),
-                (None, Ok(products)) if one_row => self.absorbed_norm(group, norm, &products),
-                (None, Err(why)) if one_row => {
-                    self.refused(Pass::AbsorbNorms, group, why);
-                    self.norm(group, norm, why)
-                }
-                _ => self.norm(group, norm, "many rows: written once"),
-            },
-            Kind::Heads(heads) => {
-                let before = self.common.tally.count(Pass::AttentionStep);
-                self.heads(group, heads)?;
-                if one_row && self.common.tally.count(Pass::AttentionStep) == before {
-                    self.refused(Pass::AttentionStep, group, "its queries are not read by one attention alone");
-                }
-                Ok(())
+            Kind::Norm(norm) => self.norm(group, norm),
+            Kind::Heads(heads) => self.heads(group, heads),
+            Kind::AttentionStep { heads, attention } => self.attention_step(group, heads, *attention),
+            Kind::AttentionParts { attention } => self.attention_parts(group, *attention),
+            Kind::AttentionMerge { attention } => self.attention_merge(group, *attention),
+            Kind::PerLayerStep { gate, slice, residual, projection } => {
+                self.per_layer_step(group, gate, *slice, residual, *projection)
             }
+            Kind::MixtureEntry { norm, expert_norm, router } => self.enter_mixture(group, norm, *expert_norm, router),
             Kind::Router(router) => self.router(group, router),
-            Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. } if self.common.exact => self.one_by_one(group),
-            Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. } => self.experts_alone(group),
+            Kind::ExpertGateUp { .. } => self.expert_gate_up(group),
+            Kind::ExpertDown { .. } => self.expert_down(group),
+            Kind::ExpertProduct { .. } => self.expert_product(group),
+            Kind::SortPairs { routing, height } => self.sort_pairs(group, *routing, *height),
+            Kind::Geglu { gate, up } => self.geglu(group, *gate, *up),
+            Kind::Convert { value, form } => self.convert(group, *value, *form),
         }
-    }
-
-    /// Says that a choice of the lowering applied to a group.
-    pub fn applied(&mut self, pass: Pass, group: &Group) {
-        let values = self.names(&group.nodes);
-        self.common.tally.applied(pass, values);
-    }
-
-    /// Says that it did not.
-    pub fn refused(&mut self, pass: Pass, group: &Group, why: &str) {
-        let values = self.names(&group.nodes);
-        self.common.tally.refused(pass, values, why);
-    }
-
-    pub fn names(&self, nodes: &[NodeId]) -> Vec<String> {
-        nodes.iter().map(|node| self.graph().full_name(*node)).collect()
-    }
-
-    fn is_asked(&self, group: &Group) -> bool {
-        self.graph().node(group.nodes[0]).ty.rows == Rows::Asked
     }
 
     /// Whether a group works on one row: of decode, or the asked one.
     pub fn is_one_row(&self, group: &Group) -> bool {
-        self.rows == 1 || self.is_asked(group)
+        self.schedule.is_one_row(group)
     }
 
     /// Rows of a group's values, at most.
     pub fn rows_of(&self, group: &Group) -> u32 {
-        if self.is_one_row(group) { 1 } else { self.rows }
+        self.schedule.rows_of(group)
     }
 
     /// [position, rows, …] of the rows that a group works on.
     pub fn state(&self, group: &Group) -> Arg {
         let places = &self.common.places;
-        let offset = if self.rows > 1 && self.is_asked(group) { places.asked } else { places.state };
+        let offset = if self.rows() > 1 && self.schedule.is_asked(group) { places.asked } else { places.state };
         Arg::Fixed(Range { region: Region::Arena, offset, bytes: 12 })
     }
 
     /// The tokens of the chunk's rows.
     pub fn tokens(&self) -> Arg {
         let places = &self.common.places;
-        let (offset, words) = if self.rows == 1 { (places.state + 8, 1) } else { (places.tokens, self.rows as u64) };
+        let (offset, words) =
+            if self.rows() == 1 { (places.state + 8, 1) } else { (places.tokens, self.rows() as u64) };
         Arg::Fixed(Range { region: Region::Arena, offset, bytes: words * 4 })
     }
 
@@ -199,7 +196,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
                 Form::Int8 => elements + elements / 32 * 8,
             })
         };
-        self.bind_location(node, form, Place { start, stride: width });
+        self.bind_location(node, form, Place { start, stride: width, part: None });
         start
     }
 
@@ -210,11 +207,6 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
 
     fn find(&self, node: NodeId, form: Form) -> Option<Place> {
         self.values.get(&node)?.iter().find(|(known, _)| *known == form).map(|(_, place)| *place)
-    }
-
-    /// Whether a node's rows are there, in whatever form.
-    pub fn has_any(&self, node: NodeId) -> bool {
-        self.values.contains_key(&node)
     }
 
     pub fn has(&self, node: NodeId, form: Form) -> bool {
@@ -231,33 +223,15 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         self.find(node, form).ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })
     }
 
-    /// A node's rows in a form, converted if need be. `group` is the reader.
-    pub fn form(&mut self, group: &Group, node: NodeId, form: Form) -> Result<Place, LowerError> {
-        if let Some(place) = self.find(node, form) {
-            return Ok(place);
-        }
-        let (rows, width) = (self.rows_of(group), self.graph().node(node).ty.width);
-        let from = self.floats(node)?;
-        if from.stride != width && rows > 1 {
-            return Err(LowerError::NoValue { node: format!("{} as whole rows", self.graph().full_name(node)) });
-        }
-        let (state, to) = (self.state(group), self.alloc_value(node, form, rows));
-        let bytes = rows as u64 * width as u64 * 4;
-        let x = from.start.take(bytes);
-        let blocks = |per: u64| ((rows as u64 * width as u64).div_ceil(per)).clamp(1, 1024) as u32;
-        if form == Form::Int8 {
-            let mut arguments = vec![("x", x), ("state", state)];
-            arguments.extend(int8_arguments(to, rows as u64 * width as u64, ["xq", "xscale", "xsum"]));
-            let instance = quantise::instance(width)?;
-            let grid = [blocks(2048), 1, 1];
-            self.launch(instance, grid, &arguments, &[], Work { bytes, flops: 0 }, "no producer leaves int8")?;
-        } else {
-            let arguments = [("x", x), ("state", state), ("out", to), ("width", Arg::U32(width))];
-            let instance = product::round_rows_instance()?;
-            let grid = [blocks(2048), 1, 1];
-            self.launch(instance, grid, &arguments, &[], Work { bytes, flops: 0 }, "no producer leaves bf16")?;
-        }
-        self.location(node, form)
+    /// A node's f32 rows, one behind the other without a gap.
+    pub fn whole_rows(&self, node: NodeId) -> Result<Arg, LowerError> {
+        let width = self.graph().node(node).ty.width;
+        let forms = self.values.get(&node).map_or(&[][..], Vec::as_slice);
+        let whole = |(form, place): &&(Form, Place)| *form == Form::F32 && (place.stride == width || self.rows() == 1);
+        let asked =
+            || forms.iter().find(|(form, _)| *form == Form::F32 && self.schedule.is_one_row(self.fused().group(node)));
+        let place = forms.iter().find(whole).or_else(asked).map(|(_, place)| place.start);
+        place.ok_or_else(|| LowerError::NoValue { node: format!("{} as whole rows", self.graph().full_name(node)) })
     }
 
     pub fn bind_routing(&mut self, node: NodeId, place: RoutingPlace) {
@@ -266,100 +240,6 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
 
     pub fn routing(&self, node: NodeId) -> Result<RoutingPlace, LowerError> {
         self.routing.get(&node).copied().ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })
-    }
-
-    /// Whether a value is the residual itself or an embedding: no norm's weights have damped its massive channels, which would
-    /// take the whole scale of an int8 group. Products of such a value quantise it themselves, with fine codes.
-    pub fn is_unbounded(&self, node: NodeId) -> bool {
-        let node = self.graph().node(node);
-        match node.op {
-            Op::Add | Op::Gather { .. } => true,
-            Op::Scale { .. } | Op::MulWeight { .. } | Op::TakeAsked | Op::Columns { .. } => {
-                self.is_unbounded(node.inputs[0])
-            }
-            _ => false,
-        }
-    }
-
-    /// The forms in which the readers of a node want it.
-    pub fn wanted(&self, node: NodeId) -> Outputs {
-        let mut wanted = Outputs::NONE;
-        let unbounded = self.is_unbounded(node);
-        for user in self.fused.users(node) {
-            let group = self.fused.group(*user);
-            let one_row = self.is_one_row(group);
-            let of_product = |dtype: DType| match (self.common.exact, one_row, format(dtype).integer) {
-                (true, ..) => Outputs::FLOATS,
-                (_, true, true) if !unbounded => Outputs::INT8,
-                (_, true, _) => Outputs::FLOATS,
-                (_, false, _) => Outputs::BF16,
-            };
-            let dtype = |id: NodeId| self.graph().node(id).op.weight().map(|w| self.graph().weight(w).dtype);
-            wanted = wanted.and(match &group.kind {
-                Kind::Product(product) if product.input == node => {
-                    dtype(product.matmuls[0]).map_or(Outputs::FLOATS, of_product)
-                }
-                Kind::Single if matches!(self.graph().node(*user).op, Op::MatMul { .. }) => {
-                    dtype(*user).map_or(Outputs::FLOATS, of_product)
-                }
-                Kind::ExpertGateUp { weight, input, .. } if *input == node => {
-                    of_product(self.graph().weight(*weight).dtype)
-                }
-                // One row's hidden values are rounded where they are read.
-                Kind::ExpertDown { weight, input, .. } if *input == node && !one_row => {
-                    of_product(self.graph().weight(*weight).dtype)
-                }
-                _ => Outputs::FLOATS,
-            });
-        }
-        if wanted == Outputs::NONE { Outputs::FLOATS } else { wanted }
-    }
-
-    /// The groups that a norm's result goes to, if all of them are products of it that can run right away; else why not.
-    fn absorbers(&self, group: &Group, norm: &Norm) -> Result<Vec<usize>, &'static str> {
-        if !self.common.absorbs {
-            return Err("the pass that leaves it to products is switched off");
-        }
-        if self.common.exact {
-            return Err("products of unrounded activations compute no norm");
-        }
-        let target = match (norm.next, norm.residual) {
-            (Some((node, Some(_))), _) => node,
-            (None, Some(residual)) => residual.sum,
-            _ => return Err("it has no weights"),
-        };
-        let mut found = Vec::new();
-        for user in self.fused.users(target) {
-            let at =
-                self.groups.iter().position(|g| g.nodes.contains(user)).ok_or("it is read outside of any group")?;
-            let is_product = match &self.groups[at].kind {
-                Kind::Product(product) => product.input == target,
-                Kind::Single => matches!(self.graph().node(*user).op, Op::MatMul { .. }),
-                _ => false,
-            };
-            let ready = |id: &NodeId| *id == target || self.values.contains_key(id);
-            let can_run = is_product && self.fused.inputs(&self.groups[at]).iter().all(ready);
-            match (can_run && self.is_one_row(&self.groups[at]), norm.next.is_some()) {
-                (true, _) if !found.contains(&at) => found.push(at),
-                (true, _) | (false, false) => {}
-                (false, true) => return Err("its readers are not all products that can run right away"),
-            }
-        }
-        let same_rows = |at: &usize| self.is_asked(&self.groups[*at]) == self.is_asked(group);
-        match found.is_empty() {
-            true => Err("no product reads it"),
-            false if !found.iter().all(same_rows) => Err("its readers want other rows"),
-            false => Ok(found),
-        }
-    }
-
-    pub fn is_done(&self, at: usize) -> bool {
-        self.done[at]
-    }
-
-    /// Says that a group needs no launch of its own any more.
-    pub fn mark_done(&mut self, at: usize) {
-        self.done[at] = true;
     }
 
     // ---- launches ------------------------------------------------------------------------------------------------------
@@ -375,10 +255,10 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         choice: impl Into<Choice>,
     ) -> Result<(), LowerError> {
         let arguments = bind(&instance, arguments)?;
-        let dependent = instance.def.launch.dependent && self.common.target.arch.has_pdl();
+        let dependent = instance.def.launch.dependent && self.common.can.target.arch.has_pdl();
         let kernel = self.common.kernels.index(instance);
         let outputs = Vec::new();
-        let (nodes, choice) = (nodes.to_vec(), choice.into().on(&self.common.target));
+        let (nodes, choice) = (nodes.to_vec(), choice.into().on(&self.common.can.target));
         self.drafts.push(Draft { kernel, grid, arguments, dependent, nodes, outputs, work, choice });
         Ok(())
     }
@@ -427,7 +307,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Arg::F32(value) => Argument::F32(value),
             _ => Argument::Memory(range(argument)),
         };
-        let graph = &self.fused.graph;
+        let graph = self.graph();
         let index = |id: &NodeId| self.common.value_index.get(&graph.full_name(*id)).copied();
         let step = |(at, draft): (usize, &Draft)| CudaStep {
             launch: Launch {
@@ -451,14 +331,14 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             runner_up: draft.choice.runner_up.clone(),
         };
         let steps = self.drafts.iter().enumerate().map(step).collect();
-        Ok(Phase { name, rows: self.rows, steps, asked_from: asked_from as u32, arena_bytes: base + arena.bytes })
+        Ok(Phase { name, rows: self.rows(), steps, asked_from: asked_from as u32, arena_bytes: base + arena.bytes })
     }
 
     /// The bytes of keys and values of a cache that a row at the end of the context sees.
     pub fn visible_bytes(&self, cache: gemma4c_graph::CacheId) -> u64 {
         let c = self.graph().cache(cache);
-        let seen = c.window.unwrap_or(u32::MAX).min(self.common.context) as u64;
-        seen * c.width() as u64 * 2 * self.common.kv.bytes()
+        let seen = c.window.unwrap_or(u32::MAX).min(self.common.can.context) as u64;
+        seen * c.width() as u64 * 2 * self.common.can.kv.bytes()
     }
 }
 

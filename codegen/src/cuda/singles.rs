@@ -1,15 +1,17 @@
 //! Gathers, and operations that no pass has fused: each a launch of its own, plainly and in f32.
 
 use gemma4c_dsl::DeviceDef;
-use gemma4c_graph::{Elem, Group, Kind, NodeId, Op, PerLayerInputs, Product, WeightId};
+use gemma4c_graph::{Elem, Form as ValueForm, Group, NodeId, Op, PerLayerInputs, Product, WeightId};
 use gemma4c_plan::cuda::Form;
 
 use super::LowerError;
 use super::launch::Arg;
-use super::phase::{PhaseBuilder, Place, RoutingPlace, Work};
+use super::phase::{PhaseBuilder, Place, RoutingPlace, Work, int8_arguments};
 use crate::kernels::matvec::slots;
 use crate::kernels::plain::{experts, map, product, rope, rows};
-use crate::kernels::{gather, norm, per_layer};
+use crate::kernels::product::round_rows_instance;
+use crate::kernels::{gather, kv_element, norm, per_layer, quantise};
+use crate::passes::product_of;
 
 const ALONE: &str = "not fused: the plain kernel";
 
@@ -82,45 +84,32 @@ impl PhaseBuilder<'_, '_> {
         let x = node.inputs.first().copied();
         let pointwise = |function: &'static DeviceDef| vec![function];
         match node.op {
-            Op::Tokens => Ok(()),
+            Op::Tokens | Op::Columns { .. } => self.view(id),
             Op::Gather { table } => self.gather(group, table, 1.0),
-            Op::MatMul { .. } => {
-                let product = self.single_product(id);
-                if self.is_one_row(group) {
-                    self.product_of_one_row(group, &product, None)
-                } else {
-                    self.product_of_many_rows(group, &product)
-                }
-            }
+            Op::MatMul { .. } => match product_of(self.graph(), group) {
+                Some(product) if self.common.can.exact => self.exact_product(group, &product),
+                Some(product) if self.is_one_row(group) => self.product_of_one_row(group, &product),
+                Some(product) => self.product_of_many_rows(group, &product),
+                None => Err(LowerError::NoValue { node: self.graph().full_name(id) }),
+            },
             Op::Attention { .. } => self.attention(group, id),
-            Op::Columns { first, .. } => {
-                let whole = self.floats(node.inputs[0])?;
-                let start = whole.start.skip(first as u64 * 4);
-                let start = if rows == 1 { start.take(width as u64 * 4) } else { start };
-                self.bind_location(id, Form::F32, Place { start, stride: whole.stride });
-                Ok(())
-            }
             Op::TakeAsked => {
-                let from = self.floats(node.inputs[0])?;
-                if self.rows == 1 {
-                    self.bind_location(id, Form::F32, from);
-                    return Ok(());
-                }
+                let from = self.whole_rows(node.inputs[0])?;
                 let out = self.alloc_value(id, Form::F32, 1);
-                let arguments = [("x", from.start), ("asked", state), ("out", out), ("width", Arg::U32(width))];
+                let arguments = [("x", from), ("asked", state), ("out", out), ("width", Arg::U32(width))];
                 self.launch(rows::take()?, rows::take_grid(width), &arguments, &[id], work, "the asked row")?;
                 self.record_output(id, Form::F32, out);
                 Ok(())
             }
             Op::RmsNorm { weight, group: length, eps } => {
-                let x = self.whole_rows(group, node.inputs[0])?;
+                let x = self.whole_rows(node.inputs[0])?;
                 let weight_arg = match weight {
                     Some(weight) => self.common.weights.floats(weight)?,
                     None => Arg::Unused,
                 };
                 let out = self.alloc_value(id, Form::F32, rows);
                 let arguments = [
-                    ("x", x.start),
+                    ("x", x),
                     ("weight", weight_arg),
                     ("out", out),
                     ("width", Arg::U32(length)),
@@ -148,8 +137,8 @@ impl PhaseBuilder<'_, '_> {
                 }
             }
             Op::Add => {
-                let addend = self.whole_rows(group, node.inputs[1])?;
-                self.map(group, x, pointwise(slots::then_add::DEF), &[("chain_addend", addend.start)])
+                let addend = self.whole_rows(node.inputs[1])?;
+                self.map(group, x, pointwise(slots::then_add::DEF), &[("chain_addend", addend)])
             }
             Op::Mul => {
                 let by = self.floats(node.inputs[1])?;
@@ -165,13 +154,13 @@ impl PhaseBuilder<'_, '_> {
                 }
             }
             Op::Rope { head_dim, base, factors } => {
-                let x = self.whole_rows(group, node.inputs[0])?;
+                let x = self.whole_rows(node.inputs[0])?;
                 let angles = gemma4c_graph::Heads { dim: head_dim, base, factors, eps: 0.0, q: None, kv: None };
                 let frequencies = self.frequencies(&angles)?;
                 let out = self.alloc_value(id, Form::F32, rows);
                 let heads = width / head_dim;
                 let arguments = [
-                    ("x", x.start),
+                    ("x", x),
                     ("inverse_frequencies", frequencies),
                     ("state", state),
                     ("out", out),
@@ -184,22 +173,22 @@ impl PhaseBuilder<'_, '_> {
                 Ok(())
             }
             Op::KvAppend { cache } => {
-                let (k, v) = (self.whole_rows(group, node.inputs[0])?, self.whole_rows(group, node.inputs[1])?);
+                let (k, v) = (self.whole_rows(node.inputs[0])?, self.whole_rows(node.inputs[1])?);
                 let (k_cache, v_cache) = self.cache(cache);
                 let arguments = [
-                    ("k", k.start),
-                    ("v", v.start),
+                    ("k", k),
+                    ("v", v),
                     ("state", state),
                     ("k_cache", k_cache),
                     ("v_cache", v_cache),
                     ("width", Arg::U32(width)),
-                    ("capacity", Arg::U32(self.common.capacity(self.graph().cache(cache)))),
+                    ("capacity", Arg::U32(self.common.can.capacity(self.graph().cache(cache)))),
                 ];
-                let instance = rows::store(self.kv_element())?;
+                let instance = rows::store(kv_element(self.common.can.kv))?;
                 self.launch(instance, rows::store_grid(width, rows), &arguments, &[id], work, ALONE)
             }
             Op::Route { top_k } => {
-                let logits = self.whole_rows(group, node.inputs[0])?.start;
+                let logits = self.whole_rows(node.inputs[0])?;
                 let Elem::Routing { experts: count } = node.ty.elem else {
                     return Err(LowerError::NoValue { node: self.graph().full_name(id) });
                 };
@@ -212,7 +201,7 @@ impl PhaseBuilder<'_, '_> {
                 Ok(())
             }
             Op::ExpertMatMul { weight, part } => {
-                let (x, routing) = (self.whole_rows(group, node.inputs[0])?, self.routing(node.inputs[1])?);
+                let (x, routing) = (self.whole_rows(node.inputs[0])?, self.routing(node.inputs[1])?);
                 let w = self.graph().weight(weight);
                 let (dtype, k, height) = (w.dtype, w.dim(0) as u32, w.dim(1) as u32);
                 let top = width / part.len;
@@ -220,7 +209,7 @@ impl PhaseBuilder<'_, '_> {
                 let pairs_a_row = if self.graph().node(node.inputs[0]).ty.width == k { top } else { 1 };
                 let out = self.alloc_value(id, Form::F32, rows);
                 let arguments = [
-                    ("x", x.start),
+                    ("x", x),
                     ("ids", routing.ids),
                     ("state", state),
                     ("out", out),
@@ -240,8 +229,10 @@ impl PhaseBuilder<'_, '_> {
                 Ok(())
             }
             Op::ExpertSum { scale } => {
-                let x = self.whole_rows(group, node.inputs[0])?.start;
-                self.expert_sum(group, id, x, node.inputs[1], scale, ALONE)
+                let x = self.whole_rows(node.inputs[0])?;
+                let of_experts = self.has_sorted(node.inputs[1]);
+                let why = if of_experts { "many rows: a row's choices come together in their order" } else { ALONE };
+                self.expert_sum(group, id, x, node.inputs[1], scale, why)
             }
         }
     }
@@ -290,7 +281,7 @@ impl PhaseBuilder<'_, '_> {
     ) -> Result<(), LowerError> {
         let id = group.nodes[group.nodes.len() - 1];
         let (rows, width) = (self.rows_of(group), self.graph().node(id).ty.width);
-        let Some(x) = x else { return Ok(()) };
+        let x = x.ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(id) })?;
         let from = self.floats(x)?;
         let out = self.alloc_value(id, Form::F32, rows);
         let mut arguments = vec![
@@ -306,66 +297,80 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
-    /// A value whose rows follow each other without a gap: copied there, if it is a part of wider rows.
-    pub fn whole_rows(&mut self, group: &Group, node: NodeId) -> Result<Place, LowerError> {
-        let (rows, width) = (self.rows_of(group), self.graph().node(node).ty.width);
-        let from = self.floats(node)?;
-        if rows == 1 || from.stride == width {
-            return Ok(from);
+    /// A value that lies within another.
+    pub fn view(&mut self, id: NodeId) -> Result<(), LowerError> {
+        let node = self.graph().node(id);
+        match node.op {
+            Op::Tokens => Ok(()),
+            Op::Columns { first, .. } => {
+                let whole = self.floats(node.inputs[0])?;
+                let start = whole.start.skip(first as u64 * 4);
+                let one_row = self.is_one_row(self.fused().group(id));
+                let start = if one_row { start.take(node.ty.width as u64 * 4) } else { start };
+                self.bind_location(id, Form::F32, Place { start, ..whole });
+                Ok(())
+            }
+            Op::TakeAsked => {
+                let row = self.floats(node.inputs[0])?;
+                self.bind_location(id, Form::F32, row);
+                Ok(())
+            }
+            _ => Err(LowerError::NoValue { node: self.graph().full_name(id) }),
         }
-        let out = self.buffer(rows as u64 * width as u64 * 4);
-        let arguments =
-            [("x", from.start), ("out", out), ("width", Arg::U32(width)), ("x_stride", Arg::U32(from.stride))];
-        let work = Work { bytes: rows as u64 * width as u64 * 8, flops: 0 };
-        self.launch(map::instance(&[])?, map::grid(width, rows), &arguments, &[], work, "its reader takes whole rows")?;
-        Ok(Place { start: out, stride: width })
     }
 
-    /// A product in f32 over the file's blocks, matrix by matrix: the reference lowering.
+    /// A value in another form, where its producer could not leave that.
+    pub fn convert(&mut self, group: &Group, node: NodeId, form: ValueForm) -> Result<(), LowerError> {
+        let (rows, width, state) = (self.rows_of(group), self.graph().node(node).ty.width, self.state(group));
+        let from = self.floats(node)?;
+        let bytes = rows as u64 * width as u64 * 4;
+        let work = Work { bytes: bytes * 2, flops: 0 };
+        let blocks = [(bytes / 4).div_ceil(2048).clamp(1, 1024) as u32, 1, 1];
+        match form {
+            ValueForm::F32 => {
+                let out = self.alloc_value(node, Form::F32, rows);
+                let stride = Arg::U32(from.stride);
+                let arguments = [("x", from.start), ("out", out), ("width", Arg::U32(width)), ("x_stride", stride)];
+                let why = "its reader takes whole rows";
+                self.launch(map::instance(&[])?, map::grid(width, rows), &arguments, &[], work, why)
+            }
+            ValueForm::BF16 => {
+                let out = self.alloc_value(node, Form::BF16, rows);
+                let x = self.whole_rows(node)?.take(bytes);
+                let arguments = [("x", x), ("state", state), ("out", out), ("width", Arg::U32(width))];
+                self.launch(round_rows_instance()?, blocks, &arguments, &[], work, "no producer leaves bf16")
+            }
+            ValueForm::Int8 => {
+                let out = self.alloc_value(node, Form::Int8, rows);
+                let mut arguments = vec![("x", self.whole_rows(node)?.take(bytes)), ("state", state)];
+                arguments.extend(int8_arguments(out, bytes / 4, ["xq", "xscale", "xsum"]));
+                self.launch(quantise::instance(width)?, blocks, &arguments, &[], work, "no producer leaves int8")
+            }
+        }
+    }
+
+    /// A product in f32 over the file's blocks: the reference lowering.
     pub fn exact_product(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
         let rows = self.rows_of(group);
-        let mut results = Vec::new();
-        for (index, id) in of.matmuls.iter().enumerate() {
-            let Some(weight) = self.graph().node(*id).op.weight() else { continue };
-            let w = self.graph().weight(weight);
-            let (dtype, k, outputs) = (w.dtype, w.dim(0) as u32, w.dim(1) as u32);
-            let x = self.whole_rows(group, of.input)?;
-            let out = self.alloc_value(*id, Form::F32, rows);
-            let arguments = [
-                ("x", x.start),
-                ("out", out),
-                ("k", Arg::U32(k)),
-                ("outputs", Arg::U32(outputs)),
-                ("value_tensor", self.common.weights.blocks(weight)),
-            ];
-            let flops = 2 * rows as u64 * outputs as u64 * k as u64;
-            let work = Work { bytes: w.bytes().unwrap_or(0), flops };
-            let nodes = if index == 0 { &group.nodes[..] } else { std::slice::from_ref(id) };
-            self.launch(
-                product::instance(dtype)?,
-                product::grid(outputs, rows),
-                &arguments,
-                nodes,
-                work,
-                "exact: f32",
-            )?;
-            self.record_output(*id, Form::F32, out);
-            results.push(*id);
-        }
-        self.epilogue_in_steps(group, of)
-    }
-
-    /// What a fused product does after its matrices, one operation after the other.
-    pub fn epilogue_in_steps(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
-        let after = group.nodes.iter().copied().filter(|id| !of.matmuls.contains(id)).collect();
-        self.one_by_one(&Group { kind: group.kind.clone(), nodes: after })
-    }
-
-    /// A group's operations, each a launch of its own.
-    pub fn one_by_one(&mut self, group: &Group) -> Result<(), LowerError> {
-        for &id in &group.nodes {
-            self.single(&Group { kind: Kind::Single, nodes: vec![id] })?;
-        }
+        let no_matrix = || LowerError::NoValue { node: self.graph().full_name(group.anchor()) };
+        let [id] = of.matmuls[..] else { return Err(no_matrix()) };
+        let weight = self.graph().node(id).op.weight().ok_or_else(no_matrix)?;
+        let w = self.graph().weight(weight);
+        let (dtype, k, outputs) = (w.dtype, w.dim(0) as u32, w.dim(1) as u32);
+        let x = self.whole_rows(of.input)?;
+        let out = self.alloc_value(id, Form::F32, rows);
+        let arguments = [
+            ("x", x),
+            ("out", out),
+            ("k", Arg::U32(k)),
+            ("outputs", Arg::U32(outputs)),
+            ("value_tensor", self.common.weights.blocks(weight)),
+        ];
+        let flops = 2 * rows as u64 * outputs as u64 * k as u64;
+        let work = Work { bytes: w.bytes().unwrap_or(0), flops };
+        let grid = product::grid(outputs, rows);
+        self.launch(product::instance(dtype)?, grid, &arguments, &group.nodes, work, "exact: f32")?;
+        self.record_output(id, Form::F32, out);
         Ok(())
     }
 }

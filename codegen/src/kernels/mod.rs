@@ -24,13 +24,23 @@ pub mod streams;
 pub mod values;
 
 use gemma4c_dsl::harness::Case;
-use gemma4c_dsl::{DeviceDef, Instance, KernelDef};
+use gemma4c_dsl::{DeviceDef, ElementType, Instance, KernelDef};
+use gemma4c_plan::cuda::KvType;
 
 use crate::cases;
 use crate::nvrtc::Source;
 
 /// The epsilon of the models' norms, for a product without one and for cases. A plan takes its own from the model file.
 pub const NORM_EPSILON: f32 = 1e-6;
+
+/// The element type of keys and values.
+pub const fn kv_element(kv: KvType) -> ElementType {
+    match kv {
+        KvType::F16 => ElementType::F16,
+        KvType::BF16 => ElementType::BF16,
+        KvType::F32 => ElementType::F32,
+    }
+}
 
 /// Kernels that do one job, and everything that is known of them.
 #[derive(Debug)]

@@ -1,7 +1,8 @@
 //! Element-wise operations on a product's result become its epilogue: the softcap of the logits.
 
-use crate::fused::{Epilogue, Fused, Kind, Product};
+use crate::fused::Fused;
 use crate::graph::NodeId;
+use crate::kinds::{Epilogue, Kind, Product};
 use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 
@@ -32,7 +33,7 @@ fn run(fused: &mut Fused, log: &mut Log) {
         }
         if !epilogue.is_empty() {
             let input = fused.graph.node(matmul).inputs[0];
-            log.merge(fused, Kind::Product(Product { input, matmuls: vec![matmul], geglu: false, epilogue }), &nodes);
+            log.merge(fused, Kind::Product(Product { epilogue, ..Product::new(input, vec![matmul]) }), &nodes);
         }
     }
 }

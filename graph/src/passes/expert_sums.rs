@@ -1,7 +1,8 @@
 //! Fuses the chosen experts' down product with their weighted sum: the experts' separate results are never stored.
 
-use crate::fused::{Fused, Kind};
+use crate::fused::Fused;
 use crate::graph::NodeId;
+use crate::kinds::Kind;
 use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 
@@ -23,6 +24,6 @@ fn run(fused: &mut Fused, log: &mut Log) {
             continue;
         }
         let input = graph.node(down).inputs[0];
-        log.merge(fused, Kind::ExpertDown { weight, scale, input, routing }, &[down, sum]);
+        log.merge(fused, Kind::ExpertDown { weight, scale, input, routing, out: sum, dense: None }, &[down, sum]);
     }
 }

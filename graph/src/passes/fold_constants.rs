@@ -4,8 +4,9 @@
 //! matrix, and the logits would be scaled too.
 
 use crate::dataflow::needed_by;
-use crate::fused::{Fused, Kind};
+use crate::fused::Fused;
 use crate::graph::{Graph, NodeId};
+use crate::kinds::Kind;
 use crate::op::Op;
 use crate::passes::{Goal, Log, Pass, Run};
 

@@ -1,7 +1,8 @@
 //! Fuses the gate and up products with `gelu(gate) * up`: of a dense MLP, and of the chosen experts.
 
-use crate::fused::{Fused, Kind, Product};
+use crate::fused::Fused;
 use crate::graph::NodeId;
+use crate::kinds::{Kind, Product};
 use crate::op::{Op, Part};
 use crate::passes::{Log, Pass, Run};
 
@@ -14,7 +15,7 @@ fn run(fused: &mut Fused, log: &mut Log) {
         let Some(mul) = fused.sole_user(gelu).filter(|user| fused.graph.node(*user).op == Op::Mul) else { continue };
         let gate = fused.graph.node(gelu).inputs[0];
         let Some(&up) = fused.graph.node(mul).inputs.iter().find(|input| **input != gelu) else { continue };
-        match kind(fused, gate, up) {
+        match kind(fused, gate, up, mul) {
             Ok(Some(kind)) if fused.sole_user(gate) == Some(gelu) && fused.sole_user(up) == Some(mul) => {
                 log.merge(fused, kind, &[gate, up, gelu, mul]);
             }
@@ -26,7 +27,7 @@ fn run(fused: &mut Fused, log: &mut Log) {
 }
 
 /// What gate and up form together; nothing, where they are not both products.
-fn kind(fused: &Fused, gate: NodeId, up: NodeId) -> Result<Option<Kind>, String> {
+fn kind(fused: &Fused, gate: NodeId, up: NodeId, out: NodeId) -> Result<Option<Kind>, String> {
     let graph = &fused.graph;
     let (gate_node, up_node) = (graph.node(gate), graph.node(up));
     match (gate_node.op, up_node.op) {
@@ -39,7 +40,7 @@ fn kind(fused: &Fused, gate: NodeId, up: NodeId) -> Result<Option<Kind>, String>
                 return Err(format!("{} is {}, {} is {}", a.name, a.dtype, b.name, b.dtype));
             }
             let input = gate_node.inputs[0];
-            Ok(Some(Kind::Product(Product { input, matmuls: vec![gate, up], geglu: true, epilogue: Vec::new() })))
+            Ok(Some(Kind::Product(Product { geglu: true, ..Product::new(input, vec![gate, up]) })))
         }
         (Op::ExpertMatMul { weight: a, part: first }, Op::ExpertMatMul { weight: b, part: second }) => {
             let half = first.len;
@@ -49,7 +50,13 @@ fn kind(fused: &Fused, gate: NodeId, up: NodeId) -> Result<Option<Kind>, String>
             if a != b || first.first != 0 || second != (Part { first: half, len: half }) {
                 return Err("gate and up are not the two halves of one tensor".into());
             }
-            Ok(Some(Kind::ExpertGateUp { weight: a, input: gate_node.inputs[0], routing: gate_node.inputs[1] }))
+            Ok(Some(Kind::ExpertGateUp {
+                weight: a,
+                input: gate_node.inputs[0],
+                routing: gate_node.inputs[1],
+                out,
+                dense: None,
+            }))
         }
         _ => Ok(None),
     }

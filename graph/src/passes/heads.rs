@@ -2,8 +2,9 @@
 //!
 //! A layer that shares another's keys has queries only; the others have queries, keys and values, where the values may be the raw keys.
 
-use crate::fused::{Fused, Heads, KeyValueHeads, Kind, QueryHeads};
+use crate::fused::Fused;
 use crate::graph::NodeId;
+use crate::kinds::{Heads, KeyValueHeads, Kind, QueryHeads};
 use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 

@@ -1,7 +1,8 @@
 //! Products of the same activations with matrices of the same type become one: queries, keys and values take one launch.
 
-use crate::fused::{Fused, Kind, Product};
+use crate::fused::Fused;
 use crate::graph::NodeId;
+use crate::kinds::{Kind, Product};
 use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 
@@ -28,7 +29,7 @@ fn run(fused: &mut Fused, log: &mut Log) {
                 );
             }
             if same.len() > 1 {
-                let product = Product { input, matmuls: same.clone(), geglu: false, epilogue: Vec::new() };
+                let product = Product::new(input, same.clone());
                 log.merge(fused, Kind::Product(product), &same);
             }
             matmuls = others;

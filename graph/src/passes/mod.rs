@@ -2,7 +2,7 @@
 //!
 //! They are values in one list, run in its order, and each can be switched off by name. A pass rewrites the graph or merges
 //! groups, and reports what it did and what it refused and why. None of them knows a kernel, a type of GPU or a number of
-//! rows beyond the graph's own: which kernel a group gets is decided later, phase by phase.
+//! rows beyond the graph's own: passes that do follow them, phase by phase, in the crate that has the kernels.
 //!
 //! Two things need no pass here, unlike in other engines: a layer that shares keys and values reads the cache node of the layer
 //! that owns them, and values that are the keys' projection read the same product. There is no copy to remove.
@@ -73,6 +73,8 @@ pub struct Log {
     pub merged: Vec<String>,
     /// Where it could have applied and did not: the node's name, and the reason.
     pub refused: Vec<(String, String)>,
+    /// All nodes of the groups that it refused.
+    pub covered: Vec<String>,
 }
 
 impl Log {
@@ -84,8 +86,22 @@ impl Log {
         self.refused.push((node, reason.into()));
     }
 
+    /// Counts nodes that a pass marks and does not merge.
+    pub fn mark(&mut self, nodes: Vec<String>) {
+        self.apply();
+        self.merged.extend(nodes);
+    }
+
+    /// Refuses a group, under the name of its last node.
+    pub fn refuse_group(&mut self, nodes: Vec<String>, reason: impl Into<String>) {
+        if let Some(last) = nodes.last().cloned() {
+            self.refuse(last, reason);
+        }
+        self.covered.extend(nodes);
+    }
+
     /// Merges, or says why not.
-    fn merge(&mut self, fused: &mut Fused, kind: crate::Kind, nodes: &[crate::NodeId]) -> bool {
+    pub fn merge(&mut self, fused: &mut Fused, kind: crate::Kind, nodes: &[crate::NodeId]) -> bool {
         match fused.merge(kind, nodes) {
             Ok(()) => {
                 self.apply();

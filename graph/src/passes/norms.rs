@@ -4,8 +4,9 @@
 //! half of a mixture), their norms belong to it. So do a scale of the whole residual after the addition and the first norm that
 //! reads the result. All other norms stay groups of their own.
 
-use crate::fused::{Branch, Fused, Kind, Norm, Residual};
+use crate::fused::Fused;
 use crate::graph::{NodeId, WeightId};
+use crate::kinds::{Branch, Kind, Norm, Residual};
 use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 

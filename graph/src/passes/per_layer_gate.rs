@@ -1,8 +1,9 @@
 //! The per-layer gate: GELU and the multiplication with the layer's slice of the per-layer inputs become the product's epilogue.
 //! The slice is read in place.
 
-use crate::fused::{Epilogue, Fused, Kind, Product};
+use crate::fused::Fused;
 use crate::graph::NodeId;
+use crate::kinds::{Epilogue, Kind, Product};
 use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 
@@ -30,7 +31,7 @@ fn run(fused: &mut Fused, log: &mut Log) {
         }
         let epilogue = vec![Epilogue { node: gelu, operand: None }, Epilogue { node: mul, operand: Some(slice) }];
         let input = graph.node(gate).inputs[0];
-        let kind = Kind::Product(Product { input, matmuls: vec![gate], geglu: false, epilogue });
+        let kind = Kind::Product(Product { epilogue, ..Product::new(input, vec![gate]) });
         log.merge(fused, kind, &[gate, gelu, slice, mul]);
     }
 }

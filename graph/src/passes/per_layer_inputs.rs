@@ -1,7 +1,8 @@
 //! Fuses the per-layer inputs of all layers: the projection's norm, the table's row, their sum and three factors.
 
-use crate::fused::{Fused, Kind, PerLayerInputs};
+use crate::fused::Fused;
 use crate::graph::NodeId;
+use crate::kinds::{Kind, PerLayerInputs};
 use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 

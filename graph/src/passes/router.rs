@@ -1,7 +1,8 @@
 //! Fuses a mixture's router, from the residual to the chosen experts. All of it is f32.
 
-use crate::fused::{Fused, Kind, Router};
+use crate::fused::Fused;
 use crate::graph::NodeId;
+use crate::kinds::{Kind, Router};
 use crate::op::Op;
 use crate::passes::{Log, Pass, Run};
 

@@ -7,7 +7,7 @@
 //! from memory once. Keys and values pass through shared memory, one of them on its way while the other is used.
 
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{ElementType, Instance, InstanceBuilder, InstanceError, KernelDef};
+use gemma4c_dsl::{ElementType, Instance, InstanceError};
 
 use super::Attention;
 use super::floats::{leave_floats, mix_floats, score_floats, weigh_floats};
@@ -358,24 +358,21 @@ impl Attention {
         }
     }
 
-    /// What `attention_decode` and `attention_step` choose alike.
-    pub(super) fn decode_builder(&self, kernel: &'static KernelDef) -> InstanceBuilder {
-        let shape = self.decode_shape();
-        Instance::of(kernel)
-            .constant("D", self.head_dim)
-            .constant("G", self.group)
-            .constant("KEYS", shape.keys)
-            .constant("THREADS", shape.threads)
-            .constant("VECTOR", shape.vector)
-            .constant("TENSOR", self.kv != ElementType::F32)
-            .constant("SETS", self.group.div_ceil(8))
-            .constant("RESIDENT", shape.resident)
-            .constant("BF", self.kv == ElementType::BF16)
-            .element("KV", self.kv)
-    }
-
     pub fn decode(&self) -> Result<Instance, InstanceError> {
-        self.decode_builder(attention_decode::DEF).build()
+        let shape = self.decode_shape();
+        attention_decode::Chosen {
+            D: self.head_dim,
+            G: self.group,
+            KEYS: shape.keys,
+            THREADS: shape.threads,
+            VECTOR: shape.vector,
+            TENSOR: self.kv != ElementType::F32,
+            SETS: self.group.div_ceil(8),
+            RESIDENT: shape.resident,
+            BF: self.kv == ElementType::BF16,
+            KV: self.kv,
+        }
+        .build()
     }
 
     pub fn decode_grid(&self, rows: u32) -> [u32; 3] {

@@ -441,7 +441,7 @@ pub enum Prologue {
 }
 
 impl Prologue {
-    fn adds_residual(self) -> bool {
+    pub fn adds_residual(self) -> bool {
         matches!(self, Self::Residual | Self::ResidualNorm)
     }
 
@@ -465,6 +465,8 @@ pub struct Product {
     pub scaled: bool,
     /// What it takes is the sum of two normed branches: the halves of a mixture.
     pub branches: bool,
+    /// The residual of the prologue is left in memory: by one product of those that compute it.
+    pub leaves_residual: bool,
     /// The activations are the residual itself or an embedding: no norm has damped massive channels. Integer formats quantise
     /// them with fine codes.
     pub unbounded: bool,
@@ -480,9 +482,10 @@ const MOST_PIECES: u32 = 5;
 impl Product {
     pub fn new(dtype: DType, outputs: u32, k: u32, prologue: Prologue) -> Self {
         let epsilon = NORM_EPSILON;
-        let (geglu, scaled, branches) = (false, false, false);
+        let (geglu, scaled, branches, leaves_residual) = (false, false, false, prologue.adds_residual());
         let unbounded = prologue == Prologue::Residual;
-        Self { dtype, outputs, k, geglu, prologue, scaled, branches, unbounded, epsilon, epilogue: Vec::new() }
+        let epilogue = Vec::new();
+        Self { dtype, outputs, k, geglu, prologue, scaled, branches, leaves_residual, unbounded, epsilon, epilogue }
     }
 
     /// Rows of the matrix.
@@ -490,8 +493,8 @@ impl Product {
         u64::from(self.outputs) * if self.geglu { 2 } else { 1 }
     }
 
-    fn join(&self) -> &'static [&'static DeviceDef] {
-        if self.geglu { &[slots::geglu::DEF] } else { &[] }
+    fn join(&self) -> Vec<&'static DeviceDef> {
+        if self.geglu { vec![slots::geglu::DEF] } else { vec![] }
     }
 
     /// The shape for a GPU of that many SMs.
@@ -510,48 +513,50 @@ impl Product {
         let format = format(self.dtype);
         let (ready, residual) = (self.prologue == Prologue::Int8, self.prologue.adds_residual());
         let (normed, branches) = (self.prologue.is_normed(), residual && self.branches);
-        Instance::of(matvec::DEF)
-            .constant("K", self.k)
-            .constant("UNIT", format.unit)
-            .constant("INTEGER", format.integer)
-            .constant("LANES", shape.lanes)
-            .constant("ROWS", shape.rows)
-            .constant("DEPTH", shape.depth)
-            .constant("WARPS", shape.warps)
-            .constant("PIECES", self.pieces(shape))
-            .constant("PAIRED", self.geglu)
-            .constant("READY", ready)
-            .constant("RESIDUAL", residual)
-            .constant("BRANCHED", branches)
-            .constant("NORMED", normed)
-            .constant("FINE", self.unbounded && format.integer)
-            .constant("EPSILON", self.epsilon)
-            .slot("side", &[format.side])
-            .slot("dot", &[format.dot])
-            .slot("ready", &[if ready { slots::ready_codes::DEF } else { slots::no_part::DEF }])
-            .slot("ready_group", &[if ready { slots::ready_scale::DEF } else { slots::no_group::DEF }])
-            .slot("input", &[if ready { slots::no_four::DEF } else { slots::four_of::DEF }])
-            .slot("update", &[if residual { slots::four_of::DEF } else { slots::no_four::DEF }])
-            .slot("branch", &[if branches { slots::four_of::DEF } else { slots::no_four::DEF }])
-            .slot("scale", if residual && self.scaled { &[slots::scaled_by::DEF] } else { &[] })
-            .slot("stream", if residual { &[slots::leave_stream::DEF] } else { &[] })
-            .slot("join", self.join())
-            .slot("epilogue", &self.epilogue)
-            .build()
+        matvec::Chosen {
+            K: self.k,
+            UNIT: format.unit,
+            INTEGER: format.integer,
+            LANES: shape.lanes,
+            ROWS: shape.rows,
+            DEPTH: shape.depth,
+            WARPS: shape.warps,
+            PIECES: self.pieces(shape),
+            PAIRED: self.geglu,
+            READY: ready,
+            RESIDUAL: residual,
+            BRANCHED: branches,
+            NORMED: normed,
+            FINE: self.unbounded && format.integer,
+            EPSILON: self.epsilon,
+            side: format.side,
+            dot: format.dot,
+            ready: if ready { slots::ready_codes::DEF } else { slots::no_part::DEF },
+            ready_group: if ready { slots::ready_scale::DEF } else { slots::no_group::DEF },
+            input: if ready { slots::no_four::DEF } else { slots::four_of::DEF },
+            update: if residual { slots::four_of::DEF } else { slots::no_four::DEF },
+            branch: if branches { slots::four_of::DEF } else { slots::no_four::DEF },
+            scale: if residual && self.scaled { vec![slots::scaled_by::DEF] } else { vec![] },
+            stream: if residual && self.leaves_residual { vec![slots::leave_stream::DEF] } else { vec![] },
+            join: self.join(),
+            epilogue: self.epilogue.clone(),
+        }
+        .build()
     }
 
     /// The plain kernel, launched on `[outputs.div_ceil(64)]`. It takes activations as they are, whatever the prologue.
     pub fn plain_instance(&self) -> Result<Instance, InstanceError> {
         let format = format(self.dtype);
-        Instance::of(matvec_plain::DEF)
-            .constant("K", self.k)
-            .constant("UNIT", format.unit)
-            .constant("INTEGER", format.integer)
-            .constant("PAIRED", self.geglu)
-            .slot("side", &[format.side])
-            .slot("dot", &[format.dot])
-            .slot("join", self.join())
-            .slot("epilogue", &self.epilogue)
-            .build()
+        matvec_plain::Chosen {
+            K: self.k,
+            UNIT: format.unit,
+            INTEGER: format.integer,
+            PAIRED: self.geglu,
+            side: format.side,
+            dot: format.dot,
+            join: self.join(),
+            epilogue: self.epilogue.clone(),
+        }
+        .build()
     }
 }

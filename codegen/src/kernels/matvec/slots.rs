@@ -99,7 +99,7 @@ pub fn then_gelu(value: f32, row: u32) -> f32 {
 }
 
 /// Times a constant.
-#[device]
+#[device(fills(value, row))]
 pub fn then_scale(value: f32, row: u32, scale: f32) -> f32 {
     value * scale
 }
@@ -123,7 +123,7 @@ pub fn then_add(value: f32, row: u32, addend: Input<f32>) -> f32 {
 }
 
 /// Squashed into `-cap..cap`: the logits.
-#[device]
+#[device(fills(value, row))]
 pub fn then_softcap(value: f32, row: u32, cap: f32) -> f32 {
     cap * (value / cap).tanh()
 }

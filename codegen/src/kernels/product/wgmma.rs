@@ -384,14 +384,15 @@ impl WgmmaProduct {
     }
 
     pub fn instance(&self, tile: WgmmaTile) -> Result<Instance, InstanceError> {
-        Instance::of(product_wgmma::DEF)
-            .constant("WARPGROUPS", tile.warpgroups)
-            .constant("COLUMNS", tile.columns)
-            .constant("STAGES", tile.stages())
-            .constant("GEGLU", self.geglu)
-            .constant("PAIRS", self.pairs)
-            .element("O", self.out)
-            .slot("epilogue", &self.epilogue)
-            .build()
+        product_wgmma::Chosen {
+            WARPGROUPS: tile.warpgroups,
+            COLUMNS: tile.columns,
+            STAGES: tile.stages(),
+            GEGLU: self.geglu,
+            PAIRS: self.pairs,
+            O: self.out,
+            epilogue: self.epilogue.clone(),
+        }
+        .build()
     }
 }

@@ -1,0 +1,59 @@
+//! One row's way from raw heads to the mixed values in one launch; and where clusters merge its parts.
+
+use gemma4c_graph::passes::Log;
+use gemma4c_graph::{Kind, Op};
+
+use super::{Abilities, Pass, Schedule, cache_of};
+
+pub const PASS: Pass = Pass {
+    name: "attention-step",
+    about: "decode: head norms, rotation, store, attention and the merge of its parts in one launch",
+    required: false,
+    run,
+};
+
+pub const CLUSTERS: Pass = Pass {
+    name: "clusters",
+    about: "decode: parts of an attention are merged in the shared memory of a cluster of blocks, not in memory",
+    required: false,
+    run: merge_in_clusters,
+};
+
+fn run(schedule: &mut Schedule, _: &Abilities, log: &mut Log) {
+    for group in schedule.fused.ordered() {
+        let Kind::Heads(heads) = group.kind else { continue };
+        if !schedule.is_one_row(&group) {
+            continue;
+        }
+        let reader = heads.q.and_then(|queries| schedule.fused.sole_user(queries.out));
+        let attention = reader.filter(|user| {
+            let alone = schedule.fused.is_single(*user);
+            alone && matches!(schedule.graph().node(*user).op, Op::Attention { .. })
+        });
+        match attention {
+            Some(attention) => {
+                let nodes = [&group.nodes[..], &[attention]].concat();
+                log.merge(&mut schedule.fused, Kind::AttentionStep { heads, attention }, &nodes);
+            }
+            None => schedule.refuse(log, &group, "its queries are not read by one attention alone"),
+        }
+    }
+}
+
+fn merge_in_clusters(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
+    for group in schedule.fused.ordered() {
+        let Kind::AttentionStep { attention, .. } = group.kind else { continue };
+        let Some((cache, heads)) = cache_of(schedule.graph(), attention) else { continue };
+        let layer = can.attention(schedule.graph(), cache, heads, can.cluster);
+        match layer.peers() {
+            1 if layer.splits() > 1 => {
+                log.refuse_group(schedule.names(&group.nodes), "the GPU has none, or none so large")
+            }
+            1 => log.refuse_group(schedule.names(&group.nodes), "one block sees all"),
+            _ => {
+                schedule.mark(log, &group.nodes);
+                schedule.clusters.insert(attention, can.cluster);
+            }
+        }
+    }
+}

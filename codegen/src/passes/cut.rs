@@ -1,0 +1,131 @@
+//! Takes groups apart that no kernel of the target computes in one launch, and marks what needs none: after it a group is a launch.
+
+use gemma4c_graph::passes::Log;
+use gemma4c_graph::{Group, Kind, NodeId, Op, Product};
+
+use super::forms::wanted;
+use super::{Abilities, Pass, Schedule, copies, experts_of};
+use crate::kernels::outputs::Outputs;
+use crate::kernels::product::Tile;
+
+pub const PASS: Pass = Pass {
+    name: "cut",
+    about: "a group that no kernel computes in one launch becomes several; a value that lies within another needs none",
+    required: true,
+    run,
+};
+
+fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
+    let mut pieces: Vec<Group> = Vec::new();
+    for group in schedule.fused.ordered() {
+        let cut = cut(schedule, can, &group);
+        if cut.len() > 1 {
+            schedule.mark(log, &group.nodes);
+        }
+        for piece in cut {
+            let again = piece.nodes.is_empty() && pieces.iter().any(|known| known.kind == piece.kind);
+            pieces.extend((!again).then_some(piece));
+        }
+    }
+    schedule.fused.regroup(pieces);
+}
+
+fn singles(nodes: impl IntoIterator<Item = NodeId>) -> Vec<Group> {
+    nodes.into_iter().map(|id| Group::new(Kind::Single, vec![id])).collect()
+}
+
+/// The launches of a group, views among them.
+fn cut(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<Group> {
+    let one_row = schedule.is_one_row(group);
+    let whole = || vec![group.clone()];
+    match &group.kind {
+        Kind::Single => cut_single(schedule, group),
+        Kind::Product(_) | Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. } if can.exact => {
+            singles(group.nodes.clone()).iter().flat_map(|single| cut_single(schedule, single)).collect()
+        }
+        Kind::Product(product) if !one_row && !product.is_plain() => cut_product(schedule, can, group, product),
+        Kind::ExpertGateUp { weight, input, routing, out, .. } if !one_row => {
+            let (matmuls, after): (Vec<NodeId>, Vec<NodeId>) =
+                group.nodes.iter().partition(|id| is_matrix(schedule, **id));
+            let geglu = schedule.is_copied(group.nodes[0]);
+            let height = height(schedule, *routing, geglu);
+            let sort = Group::new(Kind::SortPairs { routing: *routing, height }, Vec::new());
+            let (weight, input, routing) = (*weight, *input, *routing);
+            let kind = Kind::ExpertProduct { weight, input, routing, matmuls: matmuls.clone(), geglu, height };
+            if geglu {
+                return vec![sort, Group::new(kind, group.nodes.clone())];
+            }
+            let (gate, up) = gate_and_up(schedule, *out, &matmuls);
+            vec![sort, Group::new(kind, matmuls), Group::new(Kind::Geglu { gate, up }, after)]
+        }
+        Kind::ExpertDown { weight, input, routing, .. } if !one_row => {
+            let (matmuls, after): (Vec<NodeId>, Vec<NodeId>) =
+                group.nodes.iter().partition(|id| is_matrix(schedule, **id));
+            let height = height(schedule, *routing, schedule.is_copied(group.nodes[0]));
+            let sort = Group::new(Kind::SortPairs { routing: *routing, height }, Vec::new());
+            let (weight, input, routing) = (*weight, *input, *routing);
+            let kind = Kind::ExpertProduct { weight, input, routing, matmuls: matmuls.clone(), geglu: false, height };
+            [vec![sort, Group::new(kind, matmuls)], singles(after)].concat()
+        }
+        _ => whole(),
+    }
+}
+
+fn is_matrix(schedule: &Schedule, id: NodeId) -> bool {
+    matches!(schedule.graph().node(id).op, Op::MatMul { .. } | Op::ExpertMatMul { .. })
+}
+
+/// Rows of a tile over sorted pairs, by warpgroups over copies or over weight planes.
+fn height(schedule: &Schedule, routing: NodeId, copied: bool) -> u32 {
+    let (experts, top) = experts_of(schedule.graph(), routing);
+    let pairs = schedule.rows * top;
+    if copied { copies::height(pairs, experts) } else { Tile::for_groups(pairs, experts).rows }
+}
+
+/// Which of two matrices is behind the GELU of `gelu(gate) * up`.
+fn gate_and_up(schedule: &Schedule, out: NodeId, matmuls: &[NodeId]) -> (NodeId, NodeId) {
+    let graph = schedule.graph();
+    let is_up = |id: &NodeId| graph.node(out).inputs.contains(id);
+    let up = matmuls.iter().copied().find(is_up).unwrap_or(matmuls[matmuls.len() - 1]);
+    let gate = matmuls.iter().copied().find(|id| *id != up).unwrap_or(matmuls[0]);
+    (gate, up)
+}
+
+fn cut_single(schedule: &Schedule, group: &Group) -> Vec<Group> {
+    let id = group.nodes[0];
+    match schedule.graph().node(id).op {
+        Op::Tokens | Op::Columns { .. } => vec![Group::new(Kind::View, vec![id])],
+        Op::TakeAsked if schedule.rows == 1 => vec![Group::new(Kind::View, vec![id])],
+        Op::Attention { .. } if schedule.is_one_row(group) => vec![
+            Group::new(Kind::AttentionParts { attention: id }, Vec::new()),
+            Group::new(Kind::AttentionMerge { attention: id }, vec![id]),
+        ],
+        _ => vec![group.clone()],
+    }
+}
+
+/// A product of many rows: only that over a copy joins gate and up, and none has another epilogue.
+fn cut_product(schedule: &Schedule, can: &Abilities, group: &Group, of: &Product) -> Vec<Group> {
+    let graph = schedule.graph();
+    let reads_bf16 = group.last().is_some_and(|last| wanted(schedule, can, last) == Outputs::BF16);
+    if of.geglu && reads_bf16 && schedule.is_copied(of.matmuls[0]) {
+        return vec![group.clone()];
+    }
+    let plain = Group::new(Kind::Product(Product::new(of.input, of.matmuls.clone())), of.matmuls.clone());
+    let after: Vec<NodeId> = group.nodes.iter().copied().filter(|id| !of.matmuls.contains(id)).collect();
+    let (views, rest): (Vec<NodeId>, Vec<NodeId>) =
+        after.iter().partition(|id| matches!(graph.node(**id).op, Op::Columns { .. }));
+    let views = singles(views).iter().flat_map(|view| cut_single(schedule, view)).collect();
+    let geglu = |gate, up| vec![Group::new(Kind::Geglu { gate, up }, rest.clone())];
+    let rest = match (&of.epilogue[..], of.geglu) {
+        (_, true) => {
+            let (gate, up) = gate_and_up(schedule, rest[rest.len() - 1], &of.matmuls);
+            geglu(gate, up)
+        }
+        ([gelu, mul], false) if graph.node(gelu.node).op == Op::Gelu && mul.operand.is_some() => {
+            mul.operand.map_or(Vec::new(), |up| geglu(of.matmuls[0], up))
+        }
+        _ => singles(rest),
+    };
+    [vec![plain], views, rest].concat()
+}

@@ -1,0 +1,204 @@
+//! How every value lies in memory: f32, bf16 or int8 codes with scales. A producer leaves what its readers want, as far as its kernel
+//! can; what is left of their wishes is converted by a launch of its own.
+//!
+//! A wish is of two kinds. Products of many rows take bf16 and nothing else. Products of one row take int8 where somebody has
+//! left it, and round floats themselves where nobody has, so that they are never a reason for a conversion.
+
+use std::collections::HashMap;
+
+use gemma4c_blocks::DType;
+use gemma4c_graph::passes::Log;
+use gemma4c_graph::{Form, Graph, Group, Kind, NodeId, Op, Product};
+use gemma4c_plan::cuda::KvType;
+
+use super::{Abilities, Pass, Schedule, product_of};
+use crate::kernels::matvec::formats::format;
+use crate::kernels::outputs::Outputs;
+
+pub const PASS: Pass = Pass {
+    name: "forms",
+    about: "a value is left in the forms that its readers want, and converted where its producer cannot",
+    required: true,
+    run,
+};
+
+fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
+    let mut forms = HashMap::new();
+    for group in schedule.fused.ordered() {
+        for (node, outputs) in left_by(schedule, can, &group) {
+            if outputs != Outputs::FLOATS {
+                schedule.mark(log, &[node]);
+                forms.insert(node, outputs);
+            }
+        }
+    }
+    schedule.forms = forms;
+    let mut groups = schedule.fused.ordered();
+    let mut helpers: Vec<Group> = Vec::new();
+    for group in &groups {
+        let demanded = demanded_by(schedule, can, group);
+        let through_floats = |(value, form): &(NodeId, Form)| !is_there(schedule, *value, *form);
+        let first = demanded.iter().filter(|of| through_floats(of)).map(|(value, _)| (*value, Form::F32));
+        for (value, form) in first.chain(demanded.iter().copied()) {
+            let kind = Kind::Convert { value, form };
+            if !is_there(schedule, value, form) && !helpers.iter().any(|known| known.kind == kind) {
+                let what = if form == Form::F32 { "rows without a gap" } else { "bf16" };
+                let name = schedule.graph().full_name(value);
+                log.refuse_group(vec![name], format!("its reader takes {what}, which its producer does not leave"));
+                helpers.push(Group::new(kind, Vec::new()));
+            }
+        }
+    }
+    groups.extend(helpers);
+    schedule.fused.regroup(groups);
+}
+
+/// Whether a value is the residual itself or an embedding: no norm's weights have damped its massive channels, which would
+/// take the whole scale of an int8 group. Products of such a value quantise it themselves, with fine codes.
+pub fn is_unbounded(graph: &Graph, node: NodeId) -> bool {
+    let node = graph.node(node);
+    match node.op {
+        Op::Add | Op::Gather { .. } => true,
+        Op::Scale { .. } | Op::MulWeight { .. } | Op::TakeAsked | Op::Columns { .. } => {
+            is_unbounded(graph, node.inputs[0])
+        }
+        _ => false,
+    }
+}
+
+/// The forms in which the readers of a node want it.
+pub fn wanted(schedule: &Schedule, can: &Abilities, node: NodeId) -> Outputs {
+    let graph = schedule.graph();
+    let unbounded = is_unbounded(graph, node);
+    let dtype = |id: NodeId| graph.node(id).op.weight().map(|weight| graph.weight(weight).dtype);
+    let mut all = Outputs::NONE;
+    for user in schedule.fused.users(node) {
+        let group = schedule.fused.group(*user);
+        if group.computes(node) {
+            continue;
+        }
+        let one_row = schedule.is_one_row(group);
+        let of_product = |dtype: Option<DType>| match (can.exact, one_row, dtype.is_some_and(|d| format(d).integer)) {
+            (true, ..) => Outputs::FLOATS,
+            (_, true, true) if !unbounded => Outputs::INT8,
+            (_, true, _) => Outputs::FLOATS,
+            (_, false, _) => Outputs::BF16,
+        };
+        all = all.and(match &group.kind {
+            Kind::ExpertGateUp { weight, input, dense, .. }
+                if *input == node || dense.as_ref().is_some_and(|dense| dense.product.input == node) =>
+            {
+                of_product(Some(graph.weight(*weight).dtype))
+            }
+            // One row's hidden values are rounded where they are read.
+            Kind::ExpertDown { input, .. } if *input == node && one_row => Outputs::FLOATS,
+            Kind::ExpertDown { weight, input, .. } | Kind::ExpertProduct { weight, input, .. } if *input == node => {
+                of_product(Some(graph.weight(*weight).dtype))
+            }
+            Kind::ExpertDown { .. } => Outputs::FLOATS,
+            _ => match product_of(graph, group) {
+                Some(product) if product.input == node && !is_operand(&product, node) => {
+                    of_product(dtype(product.matmuls[0]))
+                }
+                _ => Outputs::FLOATS,
+            },
+        });
+    }
+    if all == Outputs::NONE { Outputs::FLOATS } else { all }
+}
+
+fn is_operand(product: &Product, node: NodeId) -> bool {
+    product.epilogue.iter().any(|epilogue| epilogue.operand == Some(node))
+}
+
+/// What the group's kernel leaves of each value that others may want in another form than f32.
+fn left_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeId, Outputs)> {
+    let wanted = |node: NodeId| wanted(schedule, can, node);
+    let alone = |outputs: Outputs, form: Outputs| if outputs == form { form } else { Outputs::FLOATS };
+    match &group.kind {
+        Kind::Norm(norm) => match (norm.next, norm.residual) {
+            (Some((next, _)), _) => vec![(next, wanted(next))],
+            // The residual itself is left as floats anyway.
+            (None, Some(residual)) => vec![(residual.sum, wanted(residual.sum).and(Outputs::FLOATS))],
+            (None, None) => Vec::new(),
+        },
+        Kind::MixtureEntry { norm, expert_norm, .. } => {
+            let both = norm.next.map_or(Outputs::NONE, |(dense, _)| wanted(dense)).and(wanted(expert_norm.0));
+            norm.next.iter().map(|(dense, _)| *dense).chain([expert_norm.0]).map(|node| (node, both)).collect()
+        }
+        Kind::AttentionStep { attention, .. } | Kind::AttentionMerge { attention } => {
+            vec![(*attention, alone(wanted(*attention), Outputs::INT8))]
+        }
+        Kind::Single if matches!(schedule.graph().node(group.nodes[0]).op, Op::Attention { .. }) => {
+            // The plain kernel, which f32 keys take, leaves floats alone.
+            let form =
+                if can.kv == KvType::F32 { Outputs::FLOATS } else { alone(wanted(group.nodes[0]), Outputs::BF16) };
+            vec![(group.nodes[0], form)]
+        }
+        Kind::Geglu { .. } => group.last().map(|last| (last, alone(wanted(last), Outputs::BF16))).into_iter().collect(),
+        Kind::Product(product) if product.geglu && !schedule.is_one_row(group) => {
+            group.last().map(|last| (last, Outputs::BF16)).into_iter().collect()
+        }
+        Kind::ExpertProduct { geglu: true, .. } => group.last().map(|last| (last, Outputs::BF16)).into_iter().collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Whether the rows of a value follow each other without a gap, or there is one row.
+fn has_whole_rows(schedule: &Schedule, node: NodeId) -> bool {
+    let owner = schedule.fused.group(node);
+    let parts = match &owner.kind {
+        Kind::Product(product) if product.is_plain() => product.matmuls.len(),
+        Kind::ExpertProduct { matmuls, geglu: false, .. } => matmuls.len(),
+        Kind::View => 2,
+        _ => 1,
+    };
+    parts == 1 || schedule.is_one_row(owner)
+}
+
+fn is_there(schedule: &Schedule, node: NodeId, form: Form) -> bool {
+    let left = schedule.forms(node);
+    match form {
+        Form::F32 => left.floats && has_whole_rows(schedule, node),
+        Form::BF16 => left.bf16,
+        Form::Int8 => left.int8,
+    }
+}
+
+/// The forms that a group's kernel cannot do without.
+fn demanded_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeId, Form)> {
+    let graph = schedule.graph();
+    let floats = |nodes: Vec<NodeId>| nodes.into_iter().map(|node| (node, Form::F32)).collect();
+    let of_single = || graph.node(group.nodes[0]);
+    if matches!(group.kind, Kind::Single) && of_single().op == Op::TakeAsked {
+        return floats(of_single().inputs.clone());
+    }
+    if schedule.is_one_row(group) {
+        return Vec::new();
+    }
+    match &group.kind {
+        _ if product_of(graph, group).is_some() => {
+            let form = if can.exact { Form::F32 } else { Form::BF16 };
+            product_of(graph, group).map(|product| (product.input, form)).into_iter().collect()
+        }
+        Kind::ExpertProduct { input, .. } => vec![(*input, Form::BF16)],
+        Kind::Norm(norm) | Kind::MixtureEntry { norm, .. } => {
+            let residual = norm.residual.map(|residual| residual.stream);
+            let branch = norm.residual.and_then(|residual| residual.branch).map(|branch| branch.other);
+            floats([norm.input].into_iter().chain(residual).chain(branch).collect())
+        }
+        Kind::Router(router) => floats(vec![router.input]),
+        Kind::PerLayerInputs(inputs) => floats(vec![inputs.projected]),
+        Kind::Single => match of_single().op {
+            Op::RmsNorm { .. } | Op::Rope { .. } | Op::Route { .. } | Op::KvAppend { .. } => {
+                floats(of_single().inputs.clone())
+            }
+            Op::Attention { .. } | Op::ExpertMatMul { .. } | Op::ExpertSum { .. } => {
+                floats(vec![of_single().inputs[0]])
+            }
+            Op::Add => floats(vec![of_single().inputs[1]]),
+            _ => Vec::new(),
+        },
+        _ => Vec::new(),
+    }
+}

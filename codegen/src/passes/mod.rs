@@ -1,0 +1,231 @@
+//! The passes that ask what a GPU's kernels can do. They follow the graph's own passes in one list; after them a group is a launch.
+//!
+//! ```text
+//! graph passes (no GPU) ──► mixtures ──► absorb-norms ──► per-layer-step ──► attention-step ──► clusters ──► int8 ──► bf16-copies
+//!                           ──► cut ──► forms
+//! ```
+//!
+//! All but the last two merge groups or mark them, and can be switched off. `cut` takes apart what no kernel computes in one launch, and
+//! `forms` decides how every value lies in memory: without these two there is no program. No pass launches anything, allocates
+//! anything or knows an address.
+
+mod absorb_norms;
+mod attention_step;
+pub mod copies;
+mod cut;
+pub mod forms;
+mod int8;
+mod mixtures;
+pub mod per_layer_step;
+
+use std::collections::{HashMap, HashSet};
+
+use gemma4c_graph::passes::{self, Log, Report};
+use gemma4c_graph::{CacheId, Elem, Fused, Graph, Group, Kind, NodeId, Op, Product, Rows};
+use gemma4c_plan::cuda::KvType;
+
+use crate::kernels::attention::Attention;
+use crate::kernels::kv_element;
+use crate::kernels::outputs::Outputs;
+use crate::target::Target;
+
+/// A pass for a GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass {
+    pub name: &'static str,
+    pub about: &'static str,
+    /// Whether there is no program without it.
+    pub required: bool,
+    run: fn(&mut Schedule, &Abilities, &mut Log),
+}
+
+/// In the order they run, behind [`gemma4c_graph::passes::PASSES`].
+pub static PASSES: &[Pass] = &[
+    mixtures::PASS,
+    absorb_norms::PASS,
+    per_layer_step::PASS,
+    attention_step::PASS,
+    attention_step::CLUSTERS,
+    int8::PASS,
+    copies::PASS,
+    cut::PASS,
+    forms::PASS,
+];
+
+/// The names of all passes that can be switched off, the graph's own first.
+pub fn optional() -> impl Iterator<Item = &'static str> {
+    let of_target = PASSES.iter().filter(|pass| !pass.required).map(|pass| pass.name);
+    passes::PASSES.iter().map(|pass| pass.name).chain(of_target)
+}
+
+/// What the kernels of a target can do, and what the caller wants of them.
+#[derive(Clone, Debug)]
+pub struct Abilities {
+    /// No rounding of activations anywhere: the reference.
+    pub exact: bool,
+    pub kv: KvType,
+    pub context: u32,
+    /// Most rows of a pass.
+    pub chunk: u32,
+    /// The GPU that launches are shaped for.
+    pub target: Target,
+    /// Blocks of the largest cluster there; 1 where there are none, or where they are switched off.
+    pub cluster: u32,
+    /// Prefill multiplies by bf16 copies of the weights, where their shape allows; or why it does not.
+    pub wgmma: Result<(), &'static str>,
+    /// By copies of the experts too, which are many times larger; or why it does not.
+    pub wgmma_experts: Result<(), &'static str>,
+}
+
+impl Abilities {
+    /// Rows of a cache: a ring must hold what the first row of a chunk still sees while the last one is written.
+    pub fn capacity(&self, cache: &gemma4c_graph::Cache) -> u32 {
+        cache.window.map_or(self.context, |window| window.saturating_add(self.chunk)).min(self.context)
+    }
+
+    /// The attention of `heads` queries over a cache, whose parts may be merged in clusters of so many blocks.
+    pub fn attention(&self, graph: &Graph, cache: CacheId, heads: u32, cluster: u32) -> Attention {
+        let c = graph.cache(cache);
+        Attention {
+            head_dim: c.head_dim,
+            kv_heads: c.kv_heads,
+            group: heads / c.kv_heads,
+            window: c.window,
+            capacity: self.capacity(c),
+            kv: kv_element(self.kv),
+            shared_bytes: self.target.shared_bytes_per_block as usize,
+            cluster,
+            multiprocessors: self.target.multiprocessors,
+        }
+    }
+}
+
+/// The groups of one phase, and what the passes have decided of them.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    pub fused: Fused,
+    /// Rows of a chunk; 1 is decode.
+    pub rows: u32,
+    /// The forms in which values are left, where that is not f32 alone.
+    forms: HashMap<NodeId, Outputs>,
+    /// Products over bf16 copies of their weights, by their first matrix.
+    copied: HashSet<NodeId>,
+    /// Blocks that may merge parts of an attention in a cluster.
+    clusters: HashMap<NodeId, u32>,
+    /// Why a group is not part of a larger one, by its last node.
+    notes: HashMap<NodeId, String>,
+}
+
+/// Runs the target's passes on a phase's groups.
+pub fn schedule(fused: Fused, rows: u32, can: &Abilities, disabled: &[String]) -> (Schedule, Vec<Report>) {
+    let (forms, copied, clusters, notes) = (HashMap::new(), HashSet::new(), HashMap::new(), HashMap::new());
+    let mut schedule = Schedule { fused, rows, forms, copied, clusters, notes };
+    let mut reports = Vec::new();
+    for pass in PASSES {
+        let enabled = pass.required || !disabled.iter().any(|name| name == pass.name);
+        let mut log = Log::default();
+        if enabled {
+            (pass.run)(&mut schedule, can, &mut log);
+        }
+        let groups = || gemma4c_graph::verify_groups(&schedule.fused);
+        debug_assert!(groups().is_ok(), "after {}: {:?}", pass.name, groups());
+        reports.push(Report { name: pass.name, about: pass.about, enabled, log });
+    }
+    (schedule, reports)
+}
+
+impl Schedule {
+    pub fn graph(&self) -> &Graph {
+        &self.fused.graph
+    }
+
+    /// Whether a group works on the asked rows alone.
+    pub fn is_asked(&self, group: &Group) -> bool {
+        self.graph().node(group.anchor()).ty.rows == Rows::Asked
+    }
+
+    /// Whether a group works on one row: of decode, or the asked one.
+    pub fn is_one_row(&self, group: &Group) -> bool {
+        self.rows == 1 || self.is_asked(group)
+    }
+
+    /// Rows of a group's values, at most.
+    pub fn rows_of(&self, group: &Group) -> u32 {
+        if self.is_one_row(group) { 1 } else { self.rows }
+    }
+
+    /// The groups in the order they are launched: those for all rows of a chunk, then those for the asked one.
+    pub fn ordered(&self) -> Vec<Group> {
+        let mut groups = self.fused.ordered();
+        // Nothing for all rows depends on the asked row.
+        groups.sort_by_key(|group| self.is_asked(group));
+        groups
+    }
+
+    /// The forms in which a value is left in memory.
+    pub fn forms(&self, node: NodeId) -> Outputs {
+        self.forms.get(&node).copied().unwrap_or(Outputs::FLOATS)
+    }
+
+    /// Whether a product multiplies by a bf16 copy of its weights.
+    pub fn is_copied(&self, first_matrix: NodeId) -> bool {
+        self.copied.contains(&first_matrix)
+    }
+
+    /// Blocks of a cluster that may merge the parts of an attention.
+    pub fn cluster_of(&self, attention: NodeId) -> u32 {
+        self.clusters.get(&attention).copied().unwrap_or(1)
+    }
+
+    /// Why a group is not part of a larger one.
+    pub fn note(&self, group: &Group) -> Option<&str> {
+        self.notes.get(&group.last()?).map(String::as_str)
+    }
+
+    fn names(&self, nodes: &[NodeId]) -> Vec<String> {
+        nodes.iter().map(|node| self.graph().full_name(*node)).collect()
+    }
+
+    /// Says in the log and beside the group why a pass leaves it as it is.
+    fn refuse(&mut self, log: &mut Log, group: &Group, why: impl Into<String>) {
+        let why = why.into();
+        log.refuse_group(self.names(&group.nodes), why.clone());
+        self.notes.extend(group.last().map(|last| (last, why)));
+    }
+
+    /// Counts a group that a pass marks and does not merge.
+    fn mark(&self, log: &mut Log, nodes: &[NodeId]) {
+        log.mark(self.names(nodes));
+    }
+}
+
+/// What a group multiplies, if it is a product of rows by matrices: fused or not.
+pub fn product_of(graph: &Graph, group: &Group) -> Option<Product> {
+    match &group.kind {
+        Kind::Product(product) => Some(product.clone()),
+        Kind::Single => {
+            let id = group.nodes[0];
+            let node = graph.node(id);
+            matches!(node.op, Op::MatMul { .. }).then(|| Product::new(node.inputs[0], vec![id]))
+        }
+        _ => None,
+    }
+}
+
+/// The cache and the query heads of an attention.
+pub fn cache_of(graph: &Graph, attention: NodeId) -> Option<(CacheId, u32)> {
+    let node = graph.node(attention);
+    match (node.op, graph.node(*node.inputs.get(1)?).ty.elem) {
+        (Op::Attention { heads }, Elem::Kv(cache)) => Some((cache, heads)),
+        _ => None,
+    }
+}
+
+/// How many experts there are, and how many a row goes to.
+pub fn experts_of(graph: &Graph, routing: NodeId) -> (u32, u32) {
+    let ty = graph.node(routing).ty;
+    match ty.elem {
+        Elem::Routing { experts } => (experts, ty.width),
+        _ => (0, 0),
+    }
+}

@@ -1,0 +1,126 @@
+//! Every kernel as it is reviewed: its Rust source and its CUDA text. The headers of its instances follow from plans: they are
+//! reviewed where models are known, in `tests/it/kernel_instances.rs` of the whole project.
+//!
+//! A change of a kernel shows here as a change of both texts; a change that should leave the kernels alone proves it by
+//! changing nothing here. `cargo insta review` accepts what is meant.
+
+use gemma4c_codegen::kernels::{self, FAMILIES};
+use gemma4c_dsl::{DeviceDef, KernelDef};
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// What fusion fills and a launch must know, for the header of a kernel's snapshot. Nothing that the texts below it do not
+/// say: a header is not compared.
+#[derive(Serialize)]
+struct Facts {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    slots: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    launch: Vec<&'static str>,
+}
+
+impl Facts {
+    fn of(kernel: &KernelDef) -> Facts {
+        let typed = |(name, ty): &(&str, &str)| format!("{name}: {ty}");
+        let slot = |slot: &gemma4c_dsl::SlotDef| {
+            let params: Vec<_> = slot.params.iter().map(typed).collect();
+            format!("{}({}) -> {}", slot.name, params.join(", "), slot.output)
+        };
+        let launch = [
+            (kernel.launch.dependent, "starts before its predecessor ends"),
+            (kernel.launch.dynamic_shared, "dynamic shared memory"),
+        ];
+        Facts {
+            slots: kernel.slots.iter().map(slot).collect(),
+            launch: launch.into_iter().filter_map(|(is, what)| is.then_some(what)).collect(),
+        }
+    }
+}
+
+/// The author's text, then the emitted one, each under a rule that is easy to find in a diff.
+fn both(rust: &str, cuda: &str) -> String {
+    let rule = |what: &str| format!("// ---- {what} {}", "-".repeat(110 - what.len()));
+    format!("{}\n\n{}\n\n{}\n\n{}\n", rule("Rust"), rust.trim(), rule("CUDA"), cuda.trim())
+}
+
+/// The settings that all snapshots of kernels share.
+fn settings(folder: &str, description: &str) -> insta::Settings {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path(Path::new("../../../snapshots/kernels").join(folder));
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_description(description);
+    settings
+}
+
+#[test]
+fn every_kernel_stands_beside_its_cuda_text() {
+    for family in FAMILIES {
+        for kernel in family.kernels {
+            let mut settings = settings(family.name, family.about);
+            let facts = Facts::of(kernel);
+            if !(facts.slots.is_empty() && facts.launch.is_empty()) {
+                settings.set_info(&facts);
+            }
+            let rust_and_cuda = both(kernel.rust, kernel.cuda);
+            settings.bind(|| insta::assert_snapshot!(kernel.name, rust_and_cuda));
+        }
+    }
+}
+
+#[test]
+fn every_device_function_stands_beside_its_cuda_text() {
+    for DeviceDef { name, rust, cuda, .. } in kernels::device_functions() {
+        let rust_and_cuda = both(rust, cuda);
+        settings("device", "a device function, for kernels to call and slots to be filled with")
+            .bind(|| insta::assert_snapshot!(*name, rust_and_cuda));
+    }
+}
+
+#[test]
+fn names_are_unique_and_every_kernel_has_a_case() {
+    let mut seen = BTreeSet::new();
+    for family in FAMILIES {
+        let cases = (family.cases)();
+        for kernel in family.kernels {
+            assert!(seen.insert(kernel.name), "two kernels are called {}", kernel.name);
+            assert!(!kernel.doc.is_empty(), "kernel {} does not say what it does", kernel.name);
+            assert!(cases.iter().any(|case| case.instance.def == *kernel), "kernel {} has no case", kernel.name);
+        }
+    }
+}
+
+#[test]
+fn two_device_functions_never_share_a_name() {
+    let texts = FAMILIES.iter().flat_map(|family| (family.cases)()).flat_map(|case| case.instance.devices());
+    let known = kernels::device_functions();
+    for device in texts {
+        let listed = known.iter().find(|other| other.name == device.name);
+        assert!(listed.is_some_and(|other| other.cuda == device.cuda), "two device functions {}", device.name);
+    }
+}
+
+/// A kernel that is renamed or deleted leaves no snapshot behind.
+#[test]
+fn every_snapshot_is_of_a_kernel_that_exists() {
+    let mut expected: BTreeSet<String> = gemma4c_codegen::arch::Arch::ALL
+        .into_iter()
+        .map(|arch| format!("resources-{arch}.snap"))
+        .chain(kernels::device_functions().iter().map(|device| format!("device/{}.snap", device.name)))
+        .collect();
+    for family in FAMILIES {
+        expected.insert(format!("{}/instances.snap", family.name));
+        expected.extend(family.kernels.iter().map(|kernel| format!("{}/{}.snap", family.name, kernel.name)));
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../snapshots/kernels");
+    let files = |folder: &Path| -> Vec<_> {
+        let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        entries.map(|entry| entry.expect("the folder is readable").path()).collect()
+    };
+    let (folders, mut found): (Vec<_>, Vec<_>) = files(&root).into_iter().partition(|path| path.is_dir());
+    found.extend(folders.iter().flat_map(|folder| files(folder)));
+    for path in found.iter().filter(|path| path.extension().is_some_and(|extension| extension == "snap")) {
+        let name = path.strip_prefix(&root).expect("it was found there").to_string_lossy().into_owned();
+        assert!(expected.contains(&name), "snapshots/kernels/{name} shows nothing that exists: delete it");
+    }
+}

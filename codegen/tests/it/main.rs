@@ -1,0 +1,24 @@
+//! The tests of the compiler's back end, in one binary: kernels against their oracles, their texts, NVRTC, and lowering for the CPU.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod cpu_lowering;
+mod kernel_snapshots;
+mod kernels_attention;
+mod kernels_gather;
+mod kernels_geglu;
+mod kernels_heads;
+mod kernels_matvec;
+mod kernels_moe;
+mod kernels_norm;
+mod kernels_per_layer;
+mod kernels_plain;
+mod kernels_probe;
+mod kernels_product;
+mod kernels_quantise;
+mod kernels_repack;
+mod kernels_sample;
+mod nvrtc;

@@ -1,0 +1,292 @@
+//! What inference and the verifier refuse: at least one case a rule, and the words a person reads, as one snapshot.
+
+use std::fmt::Write;
+
+use gemma4c_blocks::DType::F32;
+use gemma4c_graph::{
+    Builder, Cache, CacheId, Elem, Graph, NodeId, Op, Part, Rows, Type, Value, VerifyError, WeightId, verify,
+};
+
+/// Names a node as `#[dataflow]` would.
+fn named(g: &mut Builder, name: &str, build: impl FnOnce(&mut Builder) -> Value) -> Value {
+    let mark = g.mark();
+    let value = build(g);
+    g.bind(mark, name, 0);
+    value
+}
+
+/// f32 rows of a width, one a token.
+fn rows(g: &mut Builder, width: u64) -> Value {
+    let table = g.weight(&format!("table{width}"), F32, &[width, 100]);
+    named(g, "rows", |g| {
+        let tokens = g.tokens();
+        g.gather(table, tokens)
+    })
+}
+
+/// A routing of every row to 2 of 4 experts.
+fn routing(g: &mut Builder) -> Value {
+    let logits = rows(g, 4);
+    g.route(logits, 2)
+}
+
+/// A cache of one layer: 2 heads of 4.
+fn cache(g: &mut Builder) -> CacheId {
+    g.cache(Cache { layer: 0, kv_heads: 2, head_dim: 4, window: Some(16) })
+}
+
+fn kv(g: &mut Builder) -> Value {
+    let (cache, x) = (cache(g), rows(g, 8));
+    g.kv_append(cache, x, x)
+}
+
+type Build = fn(&mut Builder) -> Value;
+
+/// Each builds one operation whose inputs do not fit.
+const MISFITS: [(&str, Build); 30] = [
+    ("gather from a vector", |g| {
+        let (table, tokens) = (g.weight("w", F32, &[8]), g.tokens());
+        g.gather(table, tokens)
+    }),
+    ("gather by floats", |g| {
+        let (table, x) = (g.weight("w", F32, &[8, 100]), rows(g, 8));
+        g.gather(table, x)
+    }),
+    ("gather rows too wide to be one", |g| {
+        let (table, tokens) = (g.weight("w", F32, &[1 << 32, 2]), g.tokens());
+        g.gather(table, tokens)
+    }),
+    ("arithmetic on tokens", |g| {
+        let tokens = g.tokens();
+        g.gelu(tokens)
+    }),
+    ("take_asked twice", |g| {
+        let x = rows(g, 8);
+        let asked = g.take_asked(x);
+        g.take_asked(asked)
+    }),
+    ("columns beyond the row", |g| {
+        let x = rows(g, 8);
+        g.columns(x, 5, 4)
+    }),
+    ("no columns", |g| {
+        let x = rows(g, 8);
+        g.columns(x, 5, 0)
+    }),
+    ("columns whose end overflows", |g| {
+        let x = rows(g, 8);
+        g.columns(x, u32::MAX, 2)
+    }),
+    ("matmul of another width", |g| {
+        let (w, x) = (g.weight("w", F32, &[9, 4]), rows(g, 8));
+        g.matmul(w, x)
+    }),
+    ("matmul with stacked experts", |g| {
+        let (w, x) = (g.weight("w", F32, &[8, 4, 2]), rows(g, 8));
+        g.matmul(w, x)
+    }),
+    ("expert_matmul without a routing", |g| {
+        let (w, x) = (g.weight("w", F32, &[8, 6, 4]), rows(g, 8));
+        g.expert_matmul(w, Part { first: 0, len: 6 }, x, x)
+    }),
+    ("expert_matmul with the routing of other rows", |g| {
+        let (w, x, routing) = (g.weight("w", F32, &[8, 6, 4]), rows(g, 8), routing(g));
+        let asked = g.take_asked(x);
+        g.expert_matmul(w, Part { first: 0, len: 6 }, asked, routing)
+    }),
+    ("expert_matmul of another number of experts", |g| {
+        let (w, x, routing) = (g.weight("w", F32, &[8, 6, 5]), rows(g, 8), routing(g));
+        g.expert_matmul(w, Part { first: 0, len: 6 }, x, routing)
+    }),
+    ("expert_matmul of another width", |g| {
+        let (w, x, routing) = (g.weight("w", F32, &[8, 6, 4]), rows(g, 24), routing(g));
+        g.expert_matmul(w, Part { first: 0, len: 6 }, x, routing)
+    }),
+    ("expert_matmul of rows the experts do not have", |g| {
+        let (w, x, routing) = (g.weight("w", F32, &[8, 6, 4]), rows(g, 8), routing(g));
+        g.expert_matmul(w, Part { first: 3, len: 4 }, x, routing)
+    }),
+    ("expert_matmul of no rows", |g| {
+        let (w, x, routing) = (g.weight("w", F32, &[8, 6, 4]), rows(g, 8), routing(g));
+        g.expert_matmul(w, Part { first: 3, len: 0 }, x, routing)
+    }),
+    ("norm of groups that do not divide", |g| {
+        let x = rows(g, 8);
+        g.group_norm(x, None, 3, 1e-6)
+    }),
+    ("norm of empty groups", |g| {
+        let x = rows(g, 8);
+        g.group_norm(x, None, 0, 1e-6)
+    }),
+    ("norm with a weight of another width", |g| {
+        let (w, x) = (g.weight("w", F32, &[8]), rows(g, 8));
+        g.group_norm(x, Some(w), 4, 1e-6)
+    }),
+    ("route to more experts than there are", |g| {
+        let x = rows(g, 4);
+        g.route(x, 5)
+    }),
+    ("expert_sum of rows that are not whole slots", |g| {
+        let (x, routing) = (rows(g, 7), routing(g));
+        g.expert_sum(x, routing, None)
+    }),
+    ("expert_sum with another number of scales", |g| {
+        let (w, x, routing) = (g.weight("w", F32, &[3]), rows(g, 8), routing(g));
+        g.expert_sum(x, routing, Some(w))
+    }),
+    ("add of different widths", |g| {
+        let (a, b) = (rows(g, 8), rows(g, 4));
+        g.add(a, b)
+    }),
+    ("mul of all rows and the asked ones", |g| {
+        let x = rows(g, 8);
+        let asked = g.take_asked(x);
+        g.mul(x, asked)
+    }),
+    ("mul_weight of another width", |g| {
+        let (w, x) = (g.weight("w", F32, &[4]), rows(g, 8));
+        g.mul_weight(x, w)
+    }),
+    ("rope of an odd head", |g| {
+        let x = rows(g, 9);
+        g.rope(x, 3, 1e4, None)
+    }),
+    ("rope with another number of factors", |g| {
+        let (w, x) = (g.weight("w", F32, &[4]), rows(g, 8));
+        g.rope(x, 4, 1e4, Some(w))
+    }),
+    ("kv_append of another width", |g| {
+        let (cache, x) = (cache(g), rows(g, 4));
+        g.kv_append(cache, x, x)
+    }),
+    ("attention without a cache", |g| {
+        let x = rows(g, 8);
+        g.attention(x, x, 2)
+    }),
+    ("attention of heads that do not share evenly", |g| {
+        let (kv, q) = (kv(g), rows(g, 12));
+        g.attention(q, kv, 3)
+    }),
+];
+
+/// Attention over a cache, and an LM head: all that the rules about order, state and output need.
+fn model() -> Graph {
+    let mut g = Builder::new();
+    let x = rows(&mut g, 8);
+    g.set_layer(Some(0));
+    let cache = cache(&mut g);
+    let kv = named(&mut g, "kv", |g| g.kv_append(cache, x, x));
+    let mixed = named(&mut g, "mixed", |g| g.attention(x, kv, 2));
+    g.set_layer(None);
+    let head = g.weight("head", F32, &[8, 100]);
+    let logits = named(&mut g, "logits", |g| {
+        let asked = g.take_asked(mixed);
+        g.matmul(head, asked)
+    });
+    g.output(logits);
+    g.finish().unwrap()
+}
+
+type Break = fn(&mut Graph);
+type IsExpected = fn(&VerifyError) -> bool;
+
+/// Each breaks one rule of the specification in the model above, and says which error it must be.
+const BREAKS: [(&str, Break, IsExpected); 12] = [
+    ("a weight that does not exist", |g| op_of(g, "logits", Op::MatMul { weight: WeightId(7) }), is_dangling),
+    ("a cache that does not exist", |g| op_of(g, "kv", Op::KvAppend { cache: CacheId(1) }), is_dangling),
+    ("an input that does not exist", |g| g.nodes[3].inputs[1] = NodeId(99), is_dangling),
+    ("an input that stands later", |g| g.nodes[2].inputs[0] = NodeId(4), |e| matches!(e, VerifyError::Order { .. })),
+    ("a node that reads itself", |g| g.nodes[3].inputs[0] = NodeId(3), |e| matches!(e, VerifyError::Order { .. })),
+    (
+        "inputs that do not fit",
+        |g| op_of(g, "mixed", Op::Attention { heads: 3 }),
+        |e| matches!(e, VerifyError::Type { .. }),
+    ),
+    (
+        "a type that is not the node's",
+        |g| g.nodes[1].ty = Type::f32(Rows::Chunk, 9),
+        |e| matches!(e, VerifyError::WrongType { .. }),
+    ),
+    (
+        "arithmetic on a cache",
+        |g| {
+            let ty = g.nodes[2].ty;
+            (g.nodes[3].op, g.nodes[3].inputs, g.nodes[3].ty) = (Op::Gelu, vec![NodeId(2)], ty);
+        },
+        |e| matches!(e, VerifyError::CacheRead { .. }),
+    ),
+    (
+        "a cache nobody appends to",
+        |g| g.caches.push(Cache { layer: 1, kv_heads: 2, head_dim: 4, window: None }),
+        |e| matches!(e, VerifyError::Appends { times: 0, .. }),
+    ),
+    (
+        "a cache appended to twice",
+        |g| {
+            let mut again = g.nodes[2].clone();
+            again.name = "again".into();
+            g.nodes.push(again);
+        },
+        |e| matches!(e, VerifyError::Appends { times: 2, .. }),
+    ),
+    ("no output", |g| g.output = None, |e| *e == VerifyError::Output),
+    ("two nodes of one name", |g| g.nodes[3].name = "kv".into(), |e| matches!(e, VerifyError::Name { .. })),
+];
+
+fn is_dangling(error: &VerifyError) -> bool {
+    matches!(error, VerifyError::Dangling { .. })
+}
+
+fn op_of(g: &mut Graph, name: &str, op: Op) {
+    g.nodes.iter_mut().find(|n| n.name == name).unwrap().op = op;
+}
+
+#[test]
+fn each_refusal_has_its_words() {
+    let mut texts = String::from("-- inference\n");
+    for (name, build) in MISFITS {
+        let mut g = Builder::new();
+        let value = named(&mut g, "it", build);
+        g.output(value);
+        let error = g.finish().expect_err(name);
+        assert!(matches!(error, VerifyError::Type { .. }), "{name}: {error}");
+        writeln!(texts, "{name}\n    {error}").unwrap();
+    }
+    texts.push_str("\n-- the verifier\n");
+    for (name, break_it, is_expected) in BREAKS {
+        let mut graph = model();
+        break_it(&mut graph);
+        let error = verify(&graph).expect_err(name);
+        assert!(is_expected(&error), "{name}: {error}");
+        writeln!(texts, "{name}\n    {error}").unwrap();
+    }
+    insta::with_settings!({
+        snapshot_path => "../../../snapshots/errors",
+        prepend_module_to_snapshot => false,
+        omit_expression => true,
+    }, { insta::assert_snapshot!("graph", texts) });
+}
+
+#[test]
+fn an_output_must_be_rows_of_floats() {
+    let mut graph = model();
+    graph.output = Some(NodeId(2));
+    assert!(matches!(graph.nodes[2].ty.elem, Elem::Kv(_)));
+    assert_eq!(verify(&graph), Err(VerifyError::Output));
+    graph.output = Some(NodeId(99));
+    assert_eq!(verify(&graph), Err(VerifyError::Output));
+}
+
+/// After a mistake building goes on; the error names the first binding that was wrong, not what followed from it.
+#[test]
+fn the_first_mistake_is_the_one_reported() {
+    let mut g = Builder::new();
+    let x = rows(&mut g, 8);
+    let w = g.weight("narrow", F32, &[4, 4]);
+    g.set_layer(Some(3));
+    let first = named(&mut g, "first", |g| g.matmul(w, x));
+    let second = named(&mut g, "second", |g| g.columns(first, 100, 100));
+    g.output(second);
+    let error = g.finish().unwrap_err().to_string();
+    assert!(error.starts_with("node blk.3.first: matmul:"), "{error}");
+}

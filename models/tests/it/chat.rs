@@ -1,0 +1,149 @@
+//! Chat templates against what transformers renders, and against templates that go wrong.
+
+use std::path::Path;
+
+use crate::golden;
+use gemma4c_models::chat::{ChatTemplate, Message};
+use gemma4c_models::gguf::Gguf;
+use gemma4c_models::tokenizer::vocab_from_metadata;
+use serde_json::{Map, Value, json};
+
+fn template_of(gguf: &Path) -> String {
+    vocab_from_metadata(Gguf::open(gguf).unwrap().metadata()).unwrap().unwrap().chat_template.unwrap()
+}
+
+fn render(template: &str, messages: Value) -> String {
+    let messages: Vec<Message> = serde_json::from_value(messages).unwrap();
+    match ChatTemplate::new(template).and_then(|t| t.render(&messages, &[], true, &Map::new())) {
+        Ok(text) => text,
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Checks all conversations of a golden file; returns how many there were.
+fn check_conversations(template: &str, path: &Path) -> usize {
+    let template = ChatTemplate::new(template).unwrap();
+    let cases: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    for case in &cases {
+        let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
+        let tools: Option<Vec<Value>> = serde_json::from_value(case["tools"].clone()).unwrap();
+        let add_generation_prompt = case["add_generation_prompt"].as_bool().unwrap();
+        let options = case["options"].as_object().unwrap();
+        let rendered = template.render(&messages, &tools.unwrap_or_default(), add_generation_prompt, options).unwrap();
+        assert_eq!(rendered, case["rendered"].as_str().unwrap(), "{}, {}", path.display(), case["name"]);
+    }
+    cases.len()
+}
+
+#[test]
+fn every_conversation_renders_as_in_transformers() {
+    let Some(folder) = golden::folder() else { return };
+    for name in ["google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved"] {
+        let template = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
+        assert_eq!(check_conversations(&template, &folder.join(format!("{name}.chat.json"))), 15);
+    }
+}
+
+/// The models' own template is Google's first one.
+#[test]
+fn templates_in_model_files_work() {
+    let Some(folder) = golden::folder() else { return };
+    let template = template_of(&folder.join("e_tiny_q8_0.gguf"));
+    assert_eq!(check_conversations(&template, &folder.join("google-gemma-4-31B-it.chat.json")), 15);
+    let early = template_of(&folder.join("ggml-vocab-gemma-4.gguf"));
+    let rendered =
+        render(&early, json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]));
+    assert_eq!(
+        rendered,
+        "<bos><|turn>system\nBe brief.<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
+    );
+}
+
+#[test]
+fn python_spelling_of_values() {
+    let template = "{{ messages[0].more }}|{% for v in messages[0].list %}{{ v }} {% endfor %}|\
+                    {{ messages[0].list | tojson }}|{{ messages[0].list[7:] | tojson(indent=2) }}";
+    let list = json!([null, true, 1.0, 1e16, 1.5e-7, 0.0001, 12, {"z": ["<é>\n", {}], "a": []}]);
+    let message = json!({"role": "user", "content": "", "more": ["it's", null, {"k": false}], "list": list});
+    insta::assert_snapshot!(render(template, json!([message])), @r#"
+    ["it's", None, {'k': False}]|None True 1.0 1e+16 1.5e-07 0.0001 12 {'z': ['<é>\n', {}], 'a': []} |[null, true, 1.0, 1e+16, 1.5e-07, 0.0001, 12, {"z": ["<é>\n", {}], "a": []}]|[
+      {
+        "z": [
+          "<é>\n",
+          {}
+        ],
+        "a": []
+      }
+    ]
+    "#);
+}
+
+#[test]
+fn blocks_are_trimmed_and_loops_controlled() {
+    let template = "  {% for m in messages %}\n    {% if loop.index == 2 %}{% continue %}{% endif %}\n\
+                    {{ m['content'] | trim }}!\n  {% if loop.index == 3 %}{% break %}{% endif %}\n  {% endfor %}\nend\n";
+    let messages = ["one ", "two", "three", "four"].map(|content| json!({"role": "user", "content": content}));
+    assert_eq!(render(template, messages.into()), "one!\nthree!\nend");
+}
+
+#[test]
+fn variables_a_template_sees() {
+    let template = "{{ bos_token }}{{ tools is none }}{{ add_generation_prompt }}{{ enable_thinking is defined }}";
+    assert_eq!(render(template, json!([])), "<bos>TrueTrueFalse");
+    let compiled = ChatTemplate::new("{{ bos_token }}{{ tools | length }}{{ enable_thinking }}").unwrap();
+    let options = json!({"enable_thinking": true, "bos_token": "<s>"});
+    assert_eq!(compiled.render(&[], &[json!({})], false, options.as_object().unwrap()).unwrap(), "<s>1True");
+}
+
+#[test]
+fn faults_are_named_with_their_line() {
+    let user = || json!([Message::new("user", "Hi")]);
+    let faults = [
+        ("unclosed block", "\n\n{% if messages %}"),
+        ("unknown tag", "a\n{% frobnicate %}"),
+        ("unknown filter", "a\n{{ messages | frobnicate }}"),
+        ("unknown method", "a\n{{ 'x'.frobnicate() }}"),
+        ("refused", "\n{% if true %}\n{{ raise_exception('Roles must alternate.') }}{% endif %}"),
+        ("missing attribute", "\n{{ messages[0].tool.name }}"),
+        ("wrong type", "\n\n\n{{ 'x' + 1 }}"),
+        ("in a macro", "{% macro f(x) %}\n{{ x + 1 }}{% endmacro %}\n\n{{ f('a') }}"),
+        ("endless recursion", "{% macro f() %}\n{{ f() }}{% endmacro %}{{ f() }}"),
+        ("long range", "\n{% for i in range(1000000000) %}{% endfor %}"),
+        ("bad keyword", "{{ messages | tojson(indentation=2) }}"),
+        ("another file", "{% include 'other' %}"),
+    ];
+    let report: Vec<_> = faults.map(|(name, template)| format!("{name}: {}", render(template, user()))).into();
+    insta::assert_snapshot!(report.join("\n"), @r"
+    unclosed block: chat template, line 3: syntax error: unexpected end of input, expected end of block
+    unknown tag: chat template, line 2: syntax error: unknown statement frobnicate
+    unknown filter: chat template, line 2: unknown filter: filter frobnicate is unknown
+    unknown method: chat template, line 2: unknown method: string has no method named frobnicate
+    refused: chat template, line 3: Roles must alternate.
+    missing attribute: chat template, line 2: undefined value: `messages[0].tool` is undefined
+    wrong type: chat template, line 4: tried to use + operator on unsupported types string and number
+    in a macro: chat template, line 2: tried to use + operator on unsupported types string and number
+    endless recursion: chat template, line 2: recursion limit exceeded
+    long range: chat template, line 2: range has too many elements
+    bad keyword: chat template, line 1: too many arguments: unknown keyword argument 'indentation'
+    another file: chat template, line 1: template not found: tried to include non-existing template 'other'
+    ");
+}
+
+#[test]
+fn a_template_that_runs_away_is_stopped() {
+    let template = "{% for i in range(99999) %}\n{% for j in range(99999) %}{{ i * j }}{% endfor %}{% endfor %}";
+    assert_eq!(
+        render(template, json!([])),
+        "chat template, line 2: it does not come to an end (stopped after 50000000 instructions)"
+    );
+}
+
+/// Google's template looks back through all messages for each one.
+#[test]
+fn a_long_conversation_has_fuel_enough() {
+    let Some(folder) = golden::folder() else { return };
+    let template = std::fs::read_to_string(folder.join("google-gemma-4-31B-it.jinja")).unwrap();
+    let turns = ["user", "assistant"].map(|role| Message::new(role, "word")).into_iter().cycle().take(2001);
+    let rendered = render(&template, serde_json::to_value(turns.collect::<Vec<_>>()).unwrap());
+    assert_eq!(rendered.matches("<|turn>").count(), 2002);
+}

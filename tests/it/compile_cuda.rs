@@ -1,0 +1,207 @@
+//! GPU plans of the full sizes, compiled where no GPU is: how many launches, how much work, how much memory.
+//!
+//! The models are headers whose weights are a hole on the disk. Most of it needs no kernel's machine code.
+
+use std::io::Write;
+
+use crate::common::Place;
+use crate::common::lowered::{self, LowerOptions, header};
+use gemma4c_blocks::DType;
+use gemma4c_codegen::nvrtc::Toolchain;
+use gemma4c_models::synth::Preset;
+use serde_json::Value;
+
+/// `inspect --json` of the plan of a full size.
+fn inspected(place: &Place, preset: Preset, dtype: DType, options: &LowerOptions) -> Value {
+    let model = place.path("model.gguf");
+    header(&model, preset, dtype);
+    let plan = lowered::plan(&model, options);
+    place.write("plan.bin", plan.to_bytes().expect("a plan that can be written"));
+    serde_json::from_str(&place.ok("inspect plan.bin --json")).expect("JSON")
+}
+
+fn number(value: &Value, key: &str) -> u64 {
+    value[key].as_u64().unwrap_or_else(|| panic!("{key} of {value}"))
+}
+
+/// Decode is bound by launches as much as by bytes: a budget that a change must not break unnoticed.
+#[test]
+fn decode_keeps_its_budget_of_launches() {
+    let place = Place::new();
+    for (preset, dtype, in_a_layer, outside) in [
+        (Preset::E2b, DType::Q8_0, 7, 6),
+        (Preset::E4b, DType::Q8_0, 7, 6),
+        (Preset::Dense12b, DType::Q4_0, 5, 6),
+        (Preset::Dense31b, DType::Q4_0, 5, 6),
+        // One launch more: the router between attention and the mixture.
+        (Preset::Moe26bA4b, DType::Q4_0, 6, 6),
+    ] {
+        let plan = inspected(&place, preset, dtype, &LowerOptions::default());
+        let decode = &plan["phases"][0];
+        assert_eq!(decode["name"], "decode");
+        let (most, around) = (number(decode, "launches_per_layer"), number(decode, "launches_outside_layers"));
+        eprintln!("{}: {most} a layer, {around} outside, {} in all", preset.name(), decode["launches"]);
+        assert!(most <= in_a_layer, "{}: {most} launches a layer, {in_a_layer} are allowed", preset.name());
+        assert!(around <= outside, "{}: {around} launches outside the layers, {outside} are allowed", preset.name());
+    }
+}
+
+/// A prompt's rows read an expert once, however many chose it; its copies are the first that a budget leaves out.
+#[test]
+fn experts_are_read_once_by_all_rows_and_copied_where_memory_allows() {
+    let place = Place::new();
+    let plan =
+        |vram| inspected(&place, Preset::Moe26bA4b, DType::Q4_0, &LowerOptions { vram, ..LowerOptions::default() });
+    let prefill = |plan: &Value| plan["phases"].as_array().expect("phases").last().expect("a phase").clone();
+    // Kernels of a layer's steps, and whether they read copies.
+    let copied = |plan: &Value, node: &str| -> bool {
+        let phase = prefill(plan);
+        let reads = |step: &&Value| step["nodes"].as_array().expect("nodes").iter().any(|name| name == node);
+        let step = phase["steps"].as_array().expect("steps").iter().find(reads).expect("a step").clone();
+        step["kernel"].as_str().expect("a name").starts_with("product_wgmma")
+    };
+    let device = |plan: &Value| number(&plan["memory"], "device");
+    let all = plan(None);
+    assert!(copied(&all, "blk.0.experts.down") && copied(&all, "blk.0.gated.out"));
+    let fewer = plan(Some(device(&all) - 1));
+    assert!(!copied(&fewer, "blk.0.experts.down") && copied(&fewer, "blk.0.gated.out"));
+    let none = plan(Some(device(&fewer) - 1));
+    assert!(!copied(&none, "blk.0.experts.down") && !copied(&none, "blk.0.gated.out"));
+    // 128 experts, of which each row goes to 8: gate, up and down of 704 x 2816 values, of 4.5 bits in the file. The last of the
+    // 30 layers works on the asked row alone.
+    let values = 29 * 128 * 3 * 704 * 2816;
+    assert!(device(&all) - device(&fewer) > values * 2 - (1 << 30));
+    let (bytes, weights) = (number(&prefill(&none), "bytes_read"), number(&none["memory"], "weights"));
+    let around = number(&none["memory"], "kv") + 2048 * 30 * 1_100_000;
+    assert!(bytes > values * 9 / 16 && bytes < weights + around, "{bytes} bytes");
+}
+
+/// The layers without keys of their own, and the LM head, are computed for the asked row alone.
+#[test]
+fn prefill_leaves_dead_rows_out() {
+    let place = Place::new();
+    for (preset, own_keys, percent) in [(Preset::E4b, 24, 58.0), (Preset::E2b, 15, 30.0)] {
+        let plan = inspected(&place, preset, DType::Q8_0, &LowerOptions::default());
+        let full = inspected(&place, preset, DType::Q8_0, &LowerOptions::default().without(&["dead-rows"]));
+        let phases = |plan: &Value| plan["phases"].as_array().expect("phases").clone();
+        for (phase, full) in phases(&plan).iter().zip(&phases(&full)).skip(1) {
+            let steps = phase["steps"].as_array().expect("steps");
+            for step in steps {
+                let is_of_the_tail = step["layer"].as_u64().is_some_and(|layer| layer >= own_keys);
+                let is_head = step["nodes"].as_array().expect("nodes").iter().any(|node| node == "head.out");
+                if is_of_the_tail || is_head {
+                    assert_eq!(number(step, "rows"), 1, "{} {}: {step}", preset.name(), phase["name"]);
+                }
+            }
+            let layers = steps.iter().filter_map(|step| step["layer"].as_u64());
+            assert_eq!(layers.max(), Some(number(&plan["model"], "layers") - 1), "the tail is there");
+            let share = 100.0 * number(phase, "flops") as f64 / number(full, "flops") as f64;
+            eprintln!("{} {}: {share:.1} % of the full work", preset.name(), phase["name"]);
+            assert!((share - percent).abs() <= 3.0, "{} {}: {share} %", preset.name(), phase["name"]);
+        }
+    }
+}
+
+/// Bytes as the README has them.
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.2}", bytes as f64 / 1e9)
+}
+
+/// What a plan takes is known before a GPU is seen, and the README says it: its table is what the compiler says today. What a sliding
+/// layer costs follows from its window, not from the context.
+#[test]
+fn the_readme_tells_the_memory_of_full_sizes() {
+    let place = Place::new();
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).expect("the README");
+    let mut rows = Vec::new();
+    for (preset, dtype, name, longest) in [
+        (Preset::E4b, DType::Q8_0, "E4B Q8_0", 131_072),
+        (Preset::Dense12b, DType::Q4_0, "12B Q4_0", 262_144),
+        (Preset::Dense31b, DType::Q4_0, "31B Q4_0", 262_144),
+    ] {
+        let mut shortest: Option<Vec<(bool, u64)>> = None;
+        for context in [4096, 32_768, longest] {
+            let options = LowerOptions { context: Some(context), ..LowerOptions::default() };
+            let plan = inspected(&place, preset, dtype, &options);
+            let without_copies = lowered::plan(&place.path("model.gguf"), &options.without(&["bf16-copies"]));
+            let least = without_copies.cuda.expect("a GPU plan").program.memory;
+            let bytes = |part: &str| gigabytes(number(&plan["memory"], part));
+            let parts = ["weights", "kv", "arena", "host", "total"].map(bytes).join(" | ");
+            let least = gigabytes(least.device().expect("it fits a GPU") + least.host);
+            rows.push(format!("| {name} | {context} | {parts} | {least} |"));
+
+            let caches = plan["caches"].as_array().expect("caches").iter();
+            let caches: Vec<_> = caches.map(|c| (c["window"].is_u64(), number(c, "bytes"))).collect();
+            let all: u64 = caches.iter().map(|(_, bytes)| bytes).sum();
+            assert_eq!(all, number(&plan["memory"], "kv"), "{name}: every byte belongs to a layer");
+            let before = shortest.get_or_insert_with(|| caches.clone());
+            for ((slides, before), (_, after)) in before.iter().zip(&caches) {
+                let times = if *slides { 1 } else { u64::from(context) / 4096 };
+                assert_eq!(*after, before * times, "{name}: a layer at a context of {context}");
+            }
+            assert!(caches.iter().any(|(slides, _)| *slides), "{name} has sliding layers");
+        }
+        // Copies lie behind all that is loaded, so that a plan with its weights has none of them in its file.
+        let options = LowerOptions { context: Some(4096), ..LowerOptions::default() };
+        let program = |options: &LowerOptions| {
+            lowered::plan(&place.path("model.gguf"), options).cuda.expect("a GPU plan").program
+        };
+        let without_copies = program(&options.clone().without(&["bf16-copies"])).memory.weights;
+        assert!(program(&options).loaded_bytes() <= without_copies, "{name}: a file would have copies in it");
+        // A window of 1024 and a chunk of 2048; 8 heads of 256, keys and values, two bytes each.
+        if preset == Preset::Dense12b {
+            let of_a_window = shortest.expect("caches").into_iter().find(|(slides, _)| *slides).expect("it slides").1;
+            assert_eq!(of_a_window, (1024 + 2048) * 8 * 256 * 2 * 2);
+        }
+    }
+    let missing: Vec<&String> = rows.iter().filter(|row| !readme.lines().any(|line| line == *row)).collect();
+    assert!(missing.is_empty(), "The README's table of memory says otherwise. It should be\n{}", rows.join("\n"));
+}
+
+/// What a command took: seconds, and the most memory it had at a time.
+#[cfg(target_os = "linux")]
+fn measured(place: &Place, line: &str) -> (f32, u64) {
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+    let mut command = place.command(line);
+    command.stdout(Stdio::null()).stderr(Stdio::null()).env("GEMMA4C_CACHE", place.path("cache"));
+    let started = Instant::now();
+    let mut child = command.spawn().expect("the binary starts");
+    let mut most = 0;
+    loop {
+        let ended = child.try_wait().expect("a child");
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let peak =
+            status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
+        most = most.max(peak.unwrap_or(0) * 1024);
+        if let Some(status) = ended {
+            assert!(status.success(), "gemma4c {line}");
+            return (started.elapsed().as_secs_f32(), most);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Kernels and all: in little time once they are known, in little memory, and to the same bytes. The bounds on time leave room for
+/// a machine that does other things as well: alone, two cores take a third of a minute, and half a second.
+#[cfg(target_os = "linux")]
+#[test]
+fn full_sizes_compile_in_little_time_and_memory_and_to_the_same_bytes() {
+    if let Err(error) = Toolchain::find() {
+        assert!(std::env::var_os("CI").is_none(), "NVRTC must be here.\n{error}");
+        writeln!(std::io::stderr(), "SKIPPED: {error}").expect("stderr takes a message");
+        return;
+    }
+    let place = Place::new();
+    for (preset, dtype) in [(Preset::E4b, DType::Q8_0), (Preset::Dense31b, DType::Q4_0)] {
+        header(&place.path("model.gguf"), preset, dtype);
+        let compile =
+            |plan: &str| measured(&place, &format!("compile model.gguf -o {plan} --target cuda --arch sm_90a"));
+        let ((cold, cold_bytes), (warm, warm_bytes)) = (compile("once.bin"), compile("again.bin"));
+        let (name, most) = (preset.name(), cold_bytes.max(warm_bytes));
+        eprintln!("{name} {dtype}: {cold:.1} s, then {warm:.1} s, {} MB", most / 1_000_000);
+        assert!(place.read("once.bin") == place.read("again.bin"), "{name}: other bytes");
+        assert!(cold < 240.0 && warm < 20.0, "{name}: {cold} s, then {warm} s");
+        assert!((1..1_000_000_000).contains(&most), "{name}: {most} bytes");
+    }
+}

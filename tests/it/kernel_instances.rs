@@ -1,0 +1,351 @@
+//! What plans launch is what is reviewed, compiled and checked for spills: no instance more, none less.
+//!
+//! The list is made by lowering the full sizes (`src/launched/`). Here it is shown (the headers of instances, which are all that
+//! differs between two instances of a kernel), compiled for every architecture with no GPU, and held against the tables and snapshots
+//! that are in the tree and against plans that were made the way a user makes them.
+//!
+//! The tables hold for the NVRTC that the test script fetches; another version compiles everything all the same, and its
+//! registers are its own.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::LazyLock;
+
+use crate::common::Place;
+use crate::common::lowered::{self, LowerOptions, header};
+use crate::support;
+use gemma4c::launched;
+use gemma4c::launched::recipes::SIZES;
+use gemma4c_blocks::DType;
+use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::kernels::resources::{Usage, measure, table};
+use gemma4c_codegen::kernels::{self, FAMILIES, Family, NamedInstance};
+use gemma4c_codegen::nvrtc::{Cache, Compiler, Version};
+use gemma4c_dsl::KernelDef;
+use gemma4c_models::synth::Preset;
+
+const TABLES_ARE_OF: Version = Version { major: 13, minor: 0 };
+
+/// The architectures, the one that names instances first.
+const ARCHITECTURES: [Arch; 6] = [Arch::Sm90a, Arch::Sm89, Arch::Sm80, Arch::Sm120a, Arch::Sm100a, Arch::Sm103a];
+
+/// The instances of an architecture, family by family.
+fn instances(arch: Arch) -> &'static [NamedInstance] {
+    static FOUND: [LazyLock<Vec<NamedInstance>>; 6] = [
+        LazyLock::new(|| of(ARCHITECTURES[0])),
+        LazyLock::new(|| of(ARCHITECTURES[1])),
+        LazyLock::new(|| of(ARCHITECTURES[2])),
+        LazyLock::new(|| of(ARCHITECTURES[3])),
+        LazyLock::new(|| of(ARCHITECTURES[4])),
+        LazyLock::new(|| of(ARCHITECTURES[5])),
+    ];
+    fn of(arch: Arch) -> Vec<NamedInstance> {
+        let all: Vec<&'static KernelDef> = FAMILIES.iter().flat_map(|family| family.kernels.iter().copied()).collect();
+        launched::instances(arch, &all).expect("the full sizes can be lowered")
+    }
+    &FOUND[ARCHITECTURES.iter().position(|known| *known == arch).expect("all are listed")]
+}
+
+/// An instance that some architectures have.
+struct Shared {
+    named: &'static NamedInstance,
+    architectures: Vec<Arch>,
+}
+
+impl Shared {
+    /// Which architectures it is for, where it is not for the first.
+    fn heading(&self) -> String {
+        let names: Vec<&str> = self.architectures.iter().map(|arch| arch.name()).collect();
+        let only =
+            if self.architectures[0] == ARCHITECTURES[0] { "".into() } else { format!(" ({})", names.join(", ")) };
+        format!("{}: {}{only}", self.named.instance.def.name, self.named.label)
+    }
+}
+
+/// The instances of all architectures, each text once.
+static ALL: LazyLock<Vec<Shared>> = LazyLock::new(|| {
+    let mut all: Vec<Shared> = Vec::new();
+    let mut places = std::collections::HashMap::new();
+    for arch in ARCHITECTURES {
+        for named in instances(arch) {
+            match places.get(&named.source().text) {
+                Some(at) => {
+                    let known: &mut Shared = &mut all[*at];
+                    known.architectures.push(arch);
+                }
+                None => {
+                    places.insert(named.source().text, all.len());
+                    all.push(Shared { named, architectures: vec![arch] });
+                }
+            }
+        }
+    }
+    all
+});
+
+/// Of each kernel the first instance's header whole, and of the others the lines that the first does not have.
+fn headers(family: &Family) -> String {
+    let mut text = String::new();
+    for kernel in family.kernels {
+        let own = ALL.iter().filter(|shared| shared.named.instance.def == *kernel);
+        let mut first: Option<String> = None;
+        for shared in own {
+            let header = shared.named.instance.header();
+            let _ = writeln!(text, "// ---- {}", shared.heading());
+            match &first {
+                None => text += &format!("{header}\n"),
+                Some(first) => {
+                    let known: BTreeSet<&str> = first.lines().collect();
+                    let other = header.lines().filter(|line| !known.contains(line));
+                    text.extend(other.map(|line| format!("{line}\n")));
+                }
+            }
+            first.get_or_insert(header);
+        }
+    }
+    // A last line that never changes, so that a new instance at the end touches no line of its predecessor.
+    text + "// ----\n"
+}
+
+#[test]
+fn every_instance_has_its_header() {
+    for family in FAMILIES {
+        let headers = headers(family);
+        insta::with_settings!({
+            snapshot_path => format!("../../snapshots/kernels/{}", family.name),
+            prepend_module_to_snapshot => false,
+            description => family.about,
+        }, { insta::assert_snapshot!("instances", headers) });
+    }
+}
+
+/// A kernel that falls out of all plans is noticed, and so is one that comes into them.
+#[test]
+fn every_kernel_is_launched_by_a_plan_or_is_known_not_to_be() {
+    let of_plans = ALL.iter().filter(|shared| !shared.named.label.starts_with("no plan"));
+    let launched: BTreeSet<&str> = of_plans.map(|shared| shared.named.instance.def.name).collect();
+    let known: BTreeSet<&str> = FAMILIES.iter().flat_map(|family| family.kernels).map(|kernel| kernel.name).collect();
+    let without: BTreeSet<&str> = known.difference(&launched).copied().collect();
+    assert_eq!(without, BTreeSet::from(launched::WITHOUT_PLAN));
+    for kernel in known {
+        assert!(ALL.iter().any(|shared| shared.named.instance.def.name == kernel), "kernel {kernel} has no instance");
+    }
+    // Cases reach every device function that a plan does.
+    let of_cases = kernels::device_functions();
+    for shared in ALL.iter() {
+        for device in shared.named.instance.devices() {
+            let is_known = of_cases.iter().any(|known| known.name == device.name && known.cuda == device.cuda);
+            assert!(is_known, "{}: no case reaches {}", shared.heading(), device.name);
+        }
+    }
+}
+
+#[test]
+fn an_architecture_has_each_text_and_each_label_once() {
+    for arch in ARCHITECTURES {
+        let (mut texts, mut labels) = (BTreeSet::new(), BTreeSet::new());
+        for named in instances(arch) {
+            let what = format!("{}: {}", named.instance.def.name, named.label);
+            assert!(arch.has_all_of(&named.instance), "{arch} does not have {what}");
+            assert!(texts.insert(named.source().text), "{what} is there twice");
+            assert!(labels.insert(what.clone()), "two instances are called {what}");
+        }
+    }
+}
+
+/// Every type of a file's matrices has kernels that were compiled: to gather, repack and multiply by one row and by many.
+#[test]
+fn every_type_is_launched_in_every_role() {
+    for arch in [Arch::Sm90a, Arch::Sm89] {
+        for dtype in DType::ALL {
+            let decoder = gemma4c_codegen::kernels::values::value(dtype);
+            let format = gemma4c_codegen::kernels::matvec::formats::format(dtype);
+            let decode = gemma4c_codegen::kernels::product::decode::decode(dtype);
+            for (kernel, function) in [
+                ("gather", decoder),
+                ("matmul_exact", decoder),
+                ("matvec", format.dot),
+                ("expert_geglu", format.dot),
+                ("product", decode),
+            ] {
+                let reaches = |named: &&NamedInstance| {
+                    named.instance.def.name == kernel
+                        && named.instance.devices().iter().any(|d| d.name == function.name)
+                };
+                assert!(instances(arch).iter().any(|named| reaches(&named)), "{arch}: no {kernel} of {dtype}");
+            }
+        }
+    }
+}
+
+// -- What is in the tree, and what users' plans launch -----------------------------------------------------------------------
+
+/// What one side has and the other has not, in words; nothing where they are the same.
+fn differences(tabled: &BTreeSet<String>, launched: &BTreeSet<String>) -> Vec<String> {
+    let missing = launched.difference(tabled).map(|name| format!("missing, but launched: {name}"));
+    let extra = tabled.difference(launched).map(|name| format!("there, but not launched: {name}"));
+    missing.chain(extra).collect()
+}
+
+/// `kernel: label` of every row of a table of resources.
+fn rows(table: &str) -> BTreeSet<String> {
+    let mut kernel = "";
+    let mut found = BTreeSet::new();
+    for line in table.lines() {
+        if let Some((_, name)) = line.split_once(" / ") {
+            kernel = name;
+        } else if line.starts_with(' ') && line.trim_start().starts_with(|c: char| c.is_ascii_digit()) {
+            let label: Vec<&str> = line.split_whitespace().skip(5).collect();
+            found.insert(format!("{kernel}: {}", label.join(" ")));
+        }
+    }
+    found
+}
+
+fn read(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The same without NVRTC: what the tables and snapshots in the tree list, against what plans launch.
+#[test]
+fn tables_and_snapshots_list_what_plans_launch_and_nothing_else() {
+    for arch in ARCHITECTURES {
+        let path = format!("snapshots/kernels/resources-{arch}.snap");
+        let name = |named: &NamedInstance| format!("{}: {}", named.instance.def.name, named.label);
+        let launched: BTreeSet<String> = instances(arch).iter().map(name).collect();
+        let found = differences(&rows(&read(&path)), &launched);
+        assert!(found.is_empty(), "{path}\n  {}\n(INSTA_UPDATE=always writes it anew)", found.join("\n  "));
+    }
+    let headings = |path: &str| -> BTreeSet<String> {
+        read(path).lines().filter_map(|line| line.strip_prefix("// ---- ")).map(str::to_owned).collect()
+    };
+    let of_families =
+        FAMILIES.iter().map(|family| headings(&format!("snapshots/kernels/{}/instances.snap", family.name)));
+    let listed: BTreeSet<String> = of_families.flatten().collect();
+    let found = differences(&listed, &ALL.iter().map(Shared::heading).collect());
+    assert!(found.is_empty(), "snapshots/kernels/*/instances.snap\n  {}", found.join("\n  "));
+
+    // The comparison sees a row too many and one too few.
+    let rows =
+        rows("\nmatvec / matvec\n    640        102   13184      0        0  e4b q8_0, decode, layer 0, ffn_down\n");
+    let one = BTreeSet::from(["matvec: e4b q8_0, decode, layer 0, ffn_down".to_owned()]);
+    assert_eq!(differences(&rows, &one), Vec::<String>::new());
+    assert_eq!(differences(&rows, &BTreeSet::new()).len(), 1);
+    assert_eq!(differences(&BTreeSet::new(), &one).len(), 1);
+}
+
+/// Plans as `gemma4c compile` makes them, from files: each kernel they launch is in the list. The longest context launches the same.
+#[test]
+fn what_a_users_plan_launches_is_in_the_list() {
+    let place = Place::new();
+    let model = place.path("model.gguf");
+    let known: BTreeSet<String> = instances(Arch::Sm90a).iter().map(|named| named.instance.to_string()).collect();
+    let mut lowered_as: Vec<(Preset, DType, LowerOptions)> = Vec::new();
+    lowered_as.extend(SIZES.map(|preset| (preset, DType::Q8_0, LowerOptions::default())));
+    lowered_as.extend(SIZES.map(|preset| (preset, DType::Q4_0, LowerOptions::default())));
+    lowered_as.push((Preset::E4b, DType::Q4_0, LowerOptions { context: Some(131_072), ..LowerOptions::default() }));
+    lowered_as.push((Preset::Moe26bA4b, DType::Q4_0, LowerOptions::default().without(&["bf16-copies"])));
+    let mut before = None;
+    for (preset, dtype, lowered_as) in lowered_as {
+        if before.replace((preset, dtype)) != Some((preset, dtype)) {
+            header(&model, preset, dtype);
+        }
+        let program = lowered::plan(&model, &lowered_as).cuda.expect("a GPU plan").program;
+        let missing: Vec<&str> = program
+            .kernels
+            .iter()
+            .map(|kernel| kernel.instance.as_str())
+            .filter(|name| !known.contains(*name))
+            .collect();
+        assert!(missing.is_empty(), "{} {dtype} launches\n  {}", preset.name(), missing.join("\n  "));
+    }
+}
+
+// -- Compiled, with no GPU -----------------------------------------------------------------------------------------------
+
+/// Decode kernels that spill registers, a few words a thread, where none should: one that does pays for it in every token.
+const SPILLING: [(&str, &[Arch]); 2] = [
+    ("matvec: 12b q4_k, decode, layer 1, attn_q + attn_k + attn_v", &[Arch::Sm89]),
+    ("matvec: 12b q4_k, prefill 32, layer 47, attn_q", &[Arch::Sm89]),
+];
+/// Bytes that each of them stores and loads, at most.
+const MOST_SPILLED: u32 = 96;
+
+/// Whether decode kernels are looked at for spills.
+#[derive(PartialEq)]
+enum Spills {
+    Allowed,
+    Listed,
+}
+
+/// Compiles everything for one architecture, and shows the table of what it takes.
+fn check(arch: Arch, spills: Spills) {
+    let Some(toolchain) = support::toolchain() else { return };
+    let version = toolchain.version();
+    let compiler = Compiler { toolchain, cache: Cache::from_env() };
+    let usages = measure(&compiler, arch, instances(arch)).unwrap_or_else(|errors| {
+        let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        panic!("{} of the instances do not compile for {arch}:\n\n{}", texts.len(), texts.join("\n\n"))
+    });
+    if spills == Spills::Listed {
+        let spilling: Vec<&Usage> = usages.iter().filter(|usage| usage.is_decode && usage.resources.spills()).collect();
+        let found: BTreeSet<String> = spilling.iter().map(|u| format!("{}: {}", u.kernel, u.label)).collect();
+        let listed = SPILLING.iter().filter(|(_, architectures)| architectures.contains(&arch));
+        let listed: BTreeSet<String> = listed.map(|(name, _)| name.to_string()).collect();
+        // Another version's registers are its own.
+        assert!(
+            found == listed || version != TABLES_ARE_OF,
+            "decode kernels that spill registers on {arch}: {found:#?}"
+        );
+        for Usage { kernel, label, resources, .. } in spilling {
+            assert!(resources.spill_stores + resources.spill_loads <= MOST_SPILLED, "{kernel}: {label}: {resources:?}");
+        }
+    }
+    // A product that the assembler makes wait for its predecessor still gives the right result, at a fraction of the speed.
+    for Usage { kernel, label, resources, warnings, .. } in
+        usages.iter().filter(|usage| usage.kernel == "product_wgmma")
+    {
+        assert!(warnings.is_empty() && !resources.spills(), "{kernel}: {label}: {resources:?}, {warnings:?}");
+    }
+    if version != TABLES_ARE_OF {
+        let note = format!("SKIPPED: the table of {arch} is of NVRTC {TABLES_ARE_OF}, this one is {version}");
+        writeln!(std::io::stderr(), "{note}").expect("stderr takes a message");
+        return;
+    }
+    let resources = table(&usages);
+    insta::with_settings!({
+        snapshot_path => "../../snapshots/kernels",
+        prepend_module_to_snapshot => false,
+        description => format!("What every instance takes on {arch}: per thread registers, bytes of stack and of spills; per block threads and bytes of shared memory."),
+    }, { insta::assert_snapshot!(format!("resources-{arch}"), resources) });
+}
+
+#[test]
+fn every_instance_compiles_for_sm_80() {
+    check(Arch::Sm80, Spills::Allowed);
+}
+
+#[test]
+fn every_instance_compiles_for_sm_89_and_decode_kernels_spill_nothing_new() {
+    check(Arch::Sm89, Spills::Listed);
+}
+
+#[test]
+fn every_instance_compiles_for_sm_90a_and_decode_kernels_spill_nothing() {
+    check(Arch::Sm90a, Spills::Listed);
+}
+
+#[test]
+fn every_instance_compiles_for_sm_120a() {
+    check(Arch::Sm120a, Spills::Allowed);
+}
+
+/// One or two plans stand for each of these (`recipes::FEWEST`).
+#[test]
+fn what_stands_for_sm_100a_and_sm_103a_compiles() {
+    check(Arch::Sm100a, Spills::Allowed);
+    check(Arch::Sm103a, Spills::Allowed);
+}

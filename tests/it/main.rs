@@ -1,0 +1,46 @@
+//! The tests of the whole program: one module a topic, all of them in one binary.
+//!
+//! Every test binary links all of the workspace, and cargo runs one binary after another. One binary is linked once, and its tests
+//! keep all cores busy to the end. Tests of plans in the simulator are a binary of their own (`tests/sim/`), as their stacks
+//! fill the mappings that a process may have.
+
+#![allow(clippy::unwrap_used)]
+
+#[macro_use]
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../../models/tests/support/counting_allocator.rs"]
+mod counting_allocator;
+#[path = "../../codegen/tests/support/mod.rs"]
+mod support;
+
+mod bench;
+mod chunks;
+mod compile_cuda;
+mod config;
+mod demo;
+mod diff;
+mod driver;
+mod embed;
+mod faults;
+mod golden;
+mod help;
+mod hostile_models;
+mod hostile_plans;
+mod inspect;
+mod kernel_instances;
+mod kernels_cli;
+mod massive;
+mod memory;
+mod passes;
+mod perplexity;
+mod plan_faults;
+mod run;
+mod targets;
+mod test_gpu;
+mod verify;
+mod verify_golden;
+
+/// It counts for each thread on its own, so that tests that do not ask see nothing of it.
+#[global_allocator]
+static ALLOCATOR: counting_allocator::CountingAllocator = counting_allocator::CountingAllocator;

@@ -1,0 +1,174 @@
+//! GPU plans against the golden files, without a GPU: fusion, schedule, memory and kernels together, in the simulator.
+//!
+//! The limits are those the golden data's own description gives for engines with 8-bit activations, with bf16 activations,
+//! and in f32. With `GEMMA4C_EXHAUSTIVE=1` every row of every fixture is compared, which takes long.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use crate::common::lowered::{self, LowerOptions};
+use crate::common::{Tensors, golden};
+use crate::simulated::{Distance, Feed, each, exhaustive, on_simulator};
+use gemma4c_plan::cuda::KvType;
+use gemma4c_runtime::{Asked, argmax};
+
+/// What the golden data's description allows.
+struct Limits {
+    /// Over everything.
+    rms: f64,
+    row_rms: f64,
+    largest: f32,
+    /// Where the two best golden logits are further apart, the best one must be ours too.
+    clear_margin: f32,
+}
+
+const INT8: Limits = Limits { rms: 0.15, row_rms: 0.25, largest: 1.0, clear_margin: 0.6 };
+/// With massive channels; a row alone has no limit there.
+const MASSIVE: Limits = Limits { rms: 0.2, row_rms: f64::INFINITY, largest: 1.6, clear_margin: 0.6 };
+const BF16: Limits = Limits { rms: 0.03, row_rms: 0.06, largest: 0.2, clear_margin: 0.2 };
+const F32: Limits = Limits { rms: 1e-3, row_rms: 1e-3, largest: 1e-3, clear_margin: 2e-3 };
+/// An expert can change places where a router is closer to another choice than this.
+const CLEAR_GAP: f32 = 0.2;
+
+/// Compares the rows of one fixture. `feed` takes the prompt's length and returns the lengths of its pieces, which of their
+/// rows are asked for, and how many tokens there are in all: of the prompt, then of its golden continuation.
+fn check(
+    folder: &Path,
+    name: &str,
+    options: &LowerOptions,
+    feed: impl Fn(usize) -> (Vec<usize>, Asked, usize),
+    limits: &Limits,
+) -> Result<(), String> {
+    let started = Instant::now();
+    let file = Tensors::read(&folder.join(format!("{name}.golden.safetensors")));
+    let model = folder.join(format!("{name}.gguf"));
+    let prompt = file.ids("tokens");
+    let tokens = [&prompt[..], &file.ids("greedy.tokens")].concat();
+    let (pieces, asked, count) = feed(prompt.len());
+    let mut session = on_simulator(lowered::plan(&model, options), &model);
+    let ours = Feed { tokens: &tokens[..count], pieces, asked }.rows(&mut session);
+
+    let mut all = Distance::default();
+    let (mut worst, mut largest, mut agreed) = (0.0f64, 0.0f32, 0);
+    for (at, row) in &ours {
+        let (expected, gap) = golden_row(&file, *at, prompt.len());
+        let distance = Distance::of(row, expected);
+        all = all.and(distance);
+        let what = format!("{name} without {:?}: row {at}", options.disabled);
+        let (best, margin) = best_and_margin(expected);
+        agreed += usize::from(argmax(row) == Some(best));
+        if gap < CLEAR_GAP {
+            continue;
+        }
+        (worst, largest) = (worst.max(distance.rms()), largest.max(distance.largest));
+        let close = distance.rms() <= limits.row_rms && distance.largest <= limits.largest;
+        if !close || margin > limits.clear_margin && argmax(row) != Some(best) {
+            let (rms, largest, token) = (distance.rms(), distance.largest, argmax(row));
+            return Err(format!("{what}: rms {rms}, off by {largest}, best {token:?}, expected {best} by {margin}"));
+        }
+    }
+    let report = format!(
+        "{name:<19} without {:?}: {} rows, rms {:.5}, worst row {worst:.5}, largest {largest:.5}, same best {agreed}, {:.0} s",
+        options.disabled,
+        ours.len(),
+        all.rms(),
+        started.elapsed().as_secs_f32()
+    );
+    writeln!(std::io::stderr(), "{report}").expect("stderr takes a message");
+    let enough_agree = agreed * 10 >= ours.len() * 9 || ours.len() < 20;
+    if all.rms() <= limits.rms && enough_agree { Ok(()) } else { Err(report) }
+}
+
+/// Pieces of these lengths, and the rest in as few as may be.
+fn pieces(tokens: usize, first: &[usize], chunk: usize) -> Vec<usize> {
+    let left = tokens - first.iter().sum::<usize>();
+    let whole = std::iter::repeat_n(chunk, left / chunk);
+    let rest = Some(left % chunk).filter(|rest| *rest > 0);
+    first.iter().copied().chain(whole).chain(rest).collect()
+}
+
+/// The golden logits after a token, and how clear its routers' choices were.
+fn golden_row(golden: &Tensors, at: usize, prompt: usize) -> (&[f32], f32) {
+    let layers = (0..).take_while(|layer| golden.find(&format!("hidden.{layer}")).is_some());
+    let gaps = layers.filter_map(|layer| golden.find(&format!("router_gap.{layer}")));
+    match at.checked_sub(prompt - 1) {
+        None | Some(0) => (golden.get("logits").row(at), gaps.map(|gap| gap.values[at]).fold(f32::INFINITY, f32::min)),
+        Some(greedy) => {
+            let gap = golden.find("greedy.router_gap").map_or(f32::INFINITY, |gap| gap.values[greedy]);
+            (golden.get("greedy.logits").row(greedy), gap)
+        }
+    }
+}
+
+/// The index of the largest value, and how much larger it is than the next.
+fn best_and_margin(row: &[f32]) -> (u32, f32) {
+    let best = argmax(row).expect("a row has values");
+    let others = row.iter().enumerate().filter(|(i, _)| *i != best as usize);
+    let second = others.map(|(_, v)| *v).fold(f32::NEG_INFINITY, f32::max);
+    (best, row[best as usize] - second)
+}
+
+/// The whole prompt in chunks, so that it goes round the rings of window and chunk, then a few tokens one by one.
+#[test]
+fn every_fixture_agrees_as_it_is_compiled() {
+    let Some(folder) = golden::folder() else { return };
+    let options = LowerOptions { context: Some(128), chunk: Some(24), ..LowerOptions::default() };
+    each(&golden::TEXT, |name| {
+        let limits = if name.ends_with("bf16") { &BF16 } else { &INT8 };
+        let feed = |prompt: usize| match exhaustive() {
+            true => (pieces(prompt, &[], 24), Asked::All, prompt + 31),
+            // A whole chunk, a short one, a single row, and what is left.
+            false => (pieces(prompt, &[24, 9, 1], 24), Asked::Last, prompt + 2),
+        };
+        check(&folder, name, &options, feed, limits)
+    });
+}
+
+/// A massive channel takes the whole scale of a block of int8, and its 31 neighbours are rounded to zero: a product that reads the
+/// residual itself, not a norm of it, needs more bits. Decoded rows show it first.
+#[test]
+fn massive_channels_agree_as_they_are_compiled() {
+    let Some(folder) = golden::folder() else { return };
+    let options = LowerOptions { context: Some(128), chunk: Some(4), ..LowerOptions::default() };
+    each(&golden::MASSIVE, |name| {
+        let feed = |prompt: usize| match exhaustive() {
+            true => (pieces(prompt, &[], 4), Asked::All, prompt + 31),
+            false => (vec![4, 3], Asked::Last, 10),
+        };
+        check(&folder, name, &options, feed, &MASSIVE)
+    });
+}
+
+/// Trained weights give activations of other statistics than random ones do. Few rows are fed: these models are the largest here, and
+/// their windows of 128 are longer than a simulator has time for.
+#[test]
+fn trained_models_agree_as_they_are_compiled() {
+    let Some(folder) = golden::folder() else { return };
+    let options = LowerOptions { context: Some(256), chunk: Some(4), ..LowerOptions::default() };
+    each(&golden::TRAINED, |name| {
+        let feed = |prompt: usize| match exhaustive() {
+            true => (pieces(prompt, &[], 4), Asked::All, prompt + 31),
+            false => (vec![4], Asked::Last, 6),
+        };
+        check(&folder, name, &options, feed, &INT8)
+    });
+}
+
+/// Without rounding of activations, and with keys and values in f32, what is left is the order of sums. Chunks are small, since a
+/// phase's rows are computed whether they are there or not.
+#[test]
+fn every_fixture_agrees_in_f32() {
+    let Some(folder) = golden::folder() else { return };
+    let options = LowerOptions { context: Some(128), chunk: Some(4), kv: KvType::F32, ..LowerOptions::default() }
+        .without(&["int8"]);
+    each(&[&golden::TEXT[..], &golden::MASSIVE].concat(), |name| {
+        let feed = |prompt: usize| match exhaustive() {
+            true => (pieces(prompt, &[], 4), Asked::All, prompt + 31),
+            // One of each kind beyond the window and round its ring.
+            false if name.ends_with("q8_0") && golden::TEXT.contains(name) => (vec![4, 1, 3], Asked::All, 24),
+            false => (vec![4, 3], Asked::Last, 9),
+        };
+        check(&folder, name, &options, feed, &F32)
+    });
+}

@@ -1,0 +1,158 @@
+//! Every pass switched off in turn: the plan is another one, and what it computes is the same.
+//!
+//! Plans of the smallest models of each kind run in the simulator, and are compared with what their steps mean, which the CPU
+//! computes in f32. A pass that makes no difference to a model's launches is not run for it.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use crate::common::lowered::{self, LowerOptions};
+use crate::common::{Place, random_tokens};
+use crate::simulated::{Distance, Feed, each, exhaustive, on_cpu, on_simulator};
+use gemma4c_codegen::passes::optional;
+use gemma4c_graph::passes::PASSES;
+use gemma4c_plan::Plan;
+use gemma4c_plan::cuda::{KvType, Phase};
+use gemma4c_runtime::Asked;
+
+/// The kinds of models, as small as they come, and the passes that must make a difference to each.
+const MODELS: [(&str, &str); 3] = [
+    (
+        "tiny-e -q q8_0 --layers 3",
+        "dead-rows per-layer-inputs per-layer-gate per-layer-step geglu join-products epilogues heads norms",
+    ),
+    ("tiny-dense -q q4_0 --layers 2", "dead-rows scale-gathers geglu join-products epilogues heads norms"),
+    (
+        "tiny-moe -q q8_0 --layers 2",
+        "dead-rows scale-gathers geglu join-products epilogues heads norms router expert-sums mixtures",
+    ),
+];
+
+/// With rounded activations, and without.
+const ROUNDED: (f64, f32) = (0.15, 1.0);
+const EXACT: (f64, f32) = (1e-3, 1e-3);
+
+fn phases(plan: &Plan) -> &[Phase] {
+    &plan.cuda.as_ref().expect("a GPU plan").program.phases
+}
+
+/// Compares a plan in the simulator with its meaning.
+fn check(model: &Path, what: &str, options: &LowerOptions, limits: (f64, f32)) -> Result<(), String> {
+    check_pieces(model, what, options, limits, &[4, 1])
+}
+
+/// The same for a prompt in these pieces, and two tokens after it.
+fn check_pieces(
+    model: &Path,
+    what: &str,
+    options: &LowerOptions,
+    (rms, largest): (f64, f32),
+    pieces: &[usize],
+) -> Result<(), String> {
+    let started = Instant::now();
+    let plan = lowered::plan(model, options);
+    let tokens = random_tokens(7, pieces.iter().sum::<usize>() + 2, plan.model.vocab_size);
+    let feed = Feed { tokens: &tokens, pieces: pieces.to_vec(), asked: Asked::Last };
+    let expected = feed.rows(&mut on_cpu(plan.clone(), model));
+    let ours = feed.rows(&mut on_simulator(plan, model));
+    let mut all = Distance::default();
+    for ((at, ours), (of, expected)) in ours.iter().zip(&expected) {
+        assert_eq!(at, of);
+        all = all.and(Distance::of(ours, expected));
+    }
+    let seconds = started.elapsed().as_secs_f32();
+    let report =
+        format!("{what}: {} rows, rms {:.5}, largest {:.5}, {seconds:.0} s", ours.len(), all.rms(), all.largest);
+    writeln!(std::io::stderr(), "{report}").expect("stderr takes a message");
+    if all.rms() <= rms && all.largest <= largest { Ok(()) } else { Err(report) }
+}
+
+#[test]
+fn each_pass_switched_off_computes_the_same() {
+    let place = Place::new();
+    let whole = LowerOptions { context: Some(64), chunk: Some(4), ..LowerOptions::default() };
+    let mut jobs = Vec::new();
+    for (index, (synth, must_differ)) in MODELS.iter().enumerate() {
+        let file = format!("{index}.gguf");
+        place.ok(&format!("synth {synth} -o {file}"));
+        let preset = synth.split(' ').next().expect("a preset");
+        jobs.push((file.clone(), format!("{preset} as it is"), whole.clone(), ROUNDED));
+        let all = lowered::plan(&place.path(&file), &whole);
+        for pass in optional() {
+            let without = whole.clone().without(&[pass]);
+            if phases(&lowered::plan(&place.path(&file), &without)) == phases(&all) {
+                assert!(!must_differ.split(' ').any(|name| name == pass), "{preset}: {pass} makes no difference");
+                continue;
+            }
+            if pass != "int8" {
+                jobs.push((file.clone(), format!("{preset} without {pass}"), without, ROUNDED));
+            }
+            if pass == "int8" || exhaustive() {
+                let exact = LowerOptions { kv: KvType::F32, ..whole.clone() }.without(&["int8", pass]);
+                jobs.push((file.clone(), format!("{preset} in f32 without {pass}"), exact, EXACT));
+            }
+        }
+    }
+    each(&jobs, |(file, what, options, limits)| check(&place.path(file), what, options, *limits));
+}
+
+/// Experts whose results are summed by a kernel of its own, for all rows, by a router in single steps.
+#[test]
+fn experts_in_single_steps_compute_the_same() {
+    let place = Place::new();
+    place.ok("synth tiny-moe -q q4_k --layers 2 -o model.gguf");
+    let options = LowerOptions { context: Some(64), chunk: Some(4), ..LowerOptions::default() };
+    let options = options.without(&["router", "expert-sums", "dead-rows"]);
+    check(&place.path("model.gguf"), "tiny-moe in single steps", &options, ROUNDED)
+        .unwrap_or_else(|wrong| panic!("{wrong}"));
+}
+
+/// Enough rows that experts have several tiles of them: by wgmma over bf16 copies, and over repacked weight planes.
+#[test]
+fn experts_of_many_rows_compute_the_same() {
+    let place = Place::new();
+    place.ok("synth tiny-moe -q q4_0 --layers 2 -o model.gguf");
+    let options = LowerOptions { context: Some(512), chunk: Some(512), ..LowerOptions::default() };
+    for (what, options) in
+        [("with bf16 copies", options.clone()), ("without bf16 copies", options.without(&["bf16-copies"]))]
+    {
+        check_pieces(&place.path("model.gguf"), &format!("tiny-moe {what}"), &options, ROUNDED, &[200, 20])
+            .unwrap_or_else(|wrong| panic!("{wrong}"));
+        // In phases of 512, and of 32 and 128 rows: the result of a row does not depend on the other rows of its chunk.
+        let plan = lowered::plan(&place.path("model.gguf"), &options);
+        let tokens = random_tokens(3, 160, plan.model.vocab_size);
+        let last_row = |pieces: Vec<usize>| {
+            let mut session = on_simulator(plan.clone(), &place.path("model.gguf"));
+            let rows = Feed { tokens: &tokens, pieces, asked: Asked::Last }.rows(&mut session);
+            rows.into_iter().last().expect("the last row is asked for")
+        };
+        assert!(last_row(vec![9, 151]) == last_row(vec![88, 72]), "{what}");
+    }
+}
+
+/// Nothing fused at all: the plain kernels alone.
+#[test]
+fn all_passes_switched_off_compute_the_same() {
+    let place = Place::new();
+    let passes: Vec<&str> = PASSES.iter().map(|pass| pass.name).collect();
+    for (synth, _) in MODELS {
+        place.ok(&format!("synth {synth} -o model.gguf"));
+        let options = LowerOptions { context: Some(64), chunk: Some(4), kv: KvType::F32, ..LowerOptions::default() };
+        let options = options.without(&[&passes[..], &["int8"]].concat());
+        check(&place.path("model.gguf"), &format!("{synth} without any pass"), &options, EXACT)
+            .unwrap_or_else(|wrong| panic!("{wrong}"));
+    }
+}
+
+/// So many keys that decode splits them over several blocks (split-KV): the parts are merged in a cluster, or in global memory.
+#[test]
+fn attention_of_several_blocks_computes_the_same() {
+    let place = Place::new();
+    place.ok("synth tiny-e -q q8_0 --layers 3 -o model.gguf");
+    let options = LowerOptions { context: Some(300), chunk: Some(128), ..LowerOptions::default() };
+    for (what, options) in [("in clusters", options.clone()), ("in memory", options.without(&["clusters"]))] {
+        check_pieces(&place.path("model.gguf"), &format!("tiny-e, {what}"), &options, ROUNDED, &[128, 1, 1])
+            .unwrap_or_else(|wrong| panic!("{wrong}"));
+    }
+}
