@@ -62,8 +62,10 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     let mut programs = Vec::new();
     if let Some(cuda) = &options.cuda {
         let chunk = options.chunk.unwrap_or(DEFAULT_CUDA_CHUNK);
-        let lowered =
-            |target| lower(file, &graph, &program, cuda, target, chunk).with_context(|| format!("for {target}"));
+        let lowered = |target| {
+            let lowered = lower(file, &graph, &program, cuda, target, chunk);
+            if cuda.targets.len() > 1 { lowered.with_context(|| format!("for {target}")) } else { lowered }
+        };
         let lowered = cuda.targets.iter().map(lowered).collect::<Result<Vec<_>>>()?;
         let compiler = Compiler { toolchain: Toolchain::find()?, cache: Cache::from_env() };
         for (target, lowered) in cuda.targets.iter().zip(lowered) {
