@@ -77,11 +77,13 @@ impl PhaseBuilder<'_, '_> {
         };
         let outputs = (matrix.rows / if of.geglu { 2 } else { 1 }) as u32;
         let epilogue = self.epilogue(group, &of.epilogue, &mut arguments)?;
+        let form = if of.geglu && group.last().is_some_and(|last| self.schedule.forms(last).int8) { Form::Int8 } else { Form::F32 };
         let choice = matvec::Product {
             geglu: of.geglu,
             scaled: residual.is_some_and(|residual| residual.scale.is_some()),
             branches: residual.is_some_and(|residual| residual.branch.is_some()),
             leaves_residual: left.is_some(),
+            leaves_int8: form == Form::Int8,
             unbounded,
             epsilon: of.norm.map_or(crate::kernels::NORM_EPSILON, |norm| norm.eps),
             epilogue,
@@ -91,16 +93,31 @@ impl PhaseBuilder<'_, '_> {
         if of.norm.is_some() {
             why.reason += "; every block computes the norm before it, which is a launch less";
         }
-        let out = self.product_output(group, of, outputs, 1);
-        arguments.extend([("out", out), ("rows", Arg::U32(outputs))]);
+        arguments.push(("rows", Arg::U32(outputs)));
+        let out = match (form, group.last()) {
+            (Form::Int8, Some(joined)) => {
+                let out = self.alloc_value(joined, Form::Int8, 1);
+                arguments.push(("out", Arg::Unused));
+                arguments.extend(int8_arguments(out, outputs as u64, ["keep_xq", "keep_xscale", "keep_xsum"]));
+                out
+            }
+            _ => {
+                let out = self.product_output(group, of, outputs, 1);
+                arguments.push(("out", out));
+                out
+            }
+        };
         let work = Work { bytes: matrix.bytes() + matrix.k as u64 * 4, flops: 2 * matrix.rows * matrix.k as u64 };
         // What it computes once more comes first: a value is compared where its owner leaves it.
         let nodes = [&group.recomputes[..], &group.nodes[..]].concat();
-        self.launch(choice.instance(shape)?, [shape.blocks, 1, 1], &arguments, &nodes, work, why)?;
+        self.launch(choice.instance(shape)?, choice.grid(shape), &arguments, &nodes, work, why)?;
         if let (Some(residual), Some(stream)) = (left, stream) {
             self.record_output(residual.sum, Form::F32, stream);
         }
-        self.record_product_outputs(group, of, out);
+        match (form, group.last()) {
+            (Form::Int8, Some(joined)) => self.record_output(joined, Form::Int8, out),
+            _ => self.record_product_outputs(group, of, out),
+        }
         Ok(())
     }
 
