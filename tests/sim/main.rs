@@ -8,3 +8,4 @@ mod common;
 mod golden;
 mod passes;
 mod simulated;
+mod targets;
