@@ -8,6 +8,7 @@ use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cpu::{self, Limits};
 use gemma4c_codegen::cuda::{self, LowerError, Lowered, build};
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
+use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_graph::{Graph, WeightId, to_text};
 use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::{Gguf, GgufError, TensorInfo};
@@ -36,7 +37,7 @@ pub struct Options {
 /// What is decided for a GPU besides.
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
-    pub architectures: Vec<Arch>,
+    pub targets: Vec<Gpu>,
     pub kv: KvType,
     pub vram: Option<u64>,
     pub disabled: Vec<String>,
@@ -61,9 +62,11 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     let cuda = match &options.cuda {
         None => None,
         Some(cuda) => {
-            let lowered = lower(file, &graph, &program, cuda, options.chunk.unwrap_or(DEFAULT_CUDA_CHUNK))?;
+            let (target, chunk) = (joint(&cuda.targets), options.chunk.unwrap_or(DEFAULT_CUDA_CHUNK));
+            let lowered = lower(file, &graph, &program, cuda, &target, chunk)?;
             let compiler = Compiler { toolchain: Toolchain::find()?, cache: Cache::from_env() };
-            Some(build::build(lowered, &cuda.architectures, &compiler)?.0)
+            let architectures: Vec<Arch> = cuda.targets.iter().map(|gpu| gpu.arch).collect();
+            Some(build::build(lowered, &architectures, &compiler)?.0)
         }
     };
     Ok(Plan {
@@ -97,12 +100,23 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     })
 }
 
+/// A GPU that has no more than each of them.
+fn joint(targets: &[Gpu]) -> Gpu {
+    let least =
+        targets.iter().min_by_key(|gpu| (gpu.arch.has_wgmma(), gpu.arch.most_peers(), gpu.shared_bytes_per_block));
+    let least = least.cloned().unwrap_or_else(|| Gpu::of_arch(Arch::Sm90a));
+    let multiprocessors = targets.iter().map(|gpu| gpu.multiprocessors).min();
+    let own = least.multiprocessors;
+    least.with_multiprocessors(multiprocessors.unwrap_or(own))
+}
+
 /// The launches for a GPU.
 pub fn lower(
     file: &Gguf,
     graph: &Graph,
     meaning: &gemma4c_plan::Program,
     options: &CudaOptions,
+    target: &Gpu,
     chunk: u32,
 ) -> Result<Lowered> {
     let read = |id: WeightId| -> Result<Vec<f32>, LowerError> {
@@ -119,7 +133,7 @@ pub fn lower(
         context: meaning.context,
         chunk,
         kv: options.kv,
-        architectures: options.architectures.clone(),
+        target: target.clone(),
         vram: options.vram,
         disabled: options.disabled.clone(),
     };

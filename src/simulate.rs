@@ -6,6 +6,8 @@
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cuda::simulate::Simulator;
+use gemma4c_codegen::target::Target;
+use gemma4c_dsl::sim::Interleaving;
 use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Plan;
@@ -15,18 +17,31 @@ use gemma4c_runtime::{Backend, EmbeddedWeights, ModelLocation, Pick, Run, Runtim
 
 use crate::compile::{self, CudaOptions};
 
-/// A session that runs a plan's launches in the simulator.
+/// A session that runs a plan's launches in the simulator, one after the other.
 pub fn open(plan: Plan, location: &ModelLocation) -> Result<Session> {
+    open_with(plan, location, None)
+}
+
+/// The same with the launches of a phase side by side, as far as their programmatic edges allow it. A launch that touches
+/// what another has not finished with is an error.
+#[allow(dead_code, reason = "tests run plans this way")]
+pub fn open_chained(plan: Plan, location: &ModelLocation, interleaving: Interleaving) -> Result<Session> {
+    open_with(plan, location, Some(interleaving))
+}
+
+fn open_with(plan: Plan, location: &ModelLocation, chained: Option<Interleaving>) -> Result<Session> {
     let Some(cuda) = &plan.cuda else { bail!("the plan is for the CPU: nothing of it runs on a simulated GPU") };
     let program = cuda.program.clone();
     let file = Gguf::open(location.file(&plan)?)?;
     let graph = gemma4::graph(&file, &Config::read(&file)?)?;
     let disabled = program.passes.iter().filter(|pass| !pass.enabled).map(|pass| pass.name.clone()).collect();
-    let architectures = program.architectures.iter().filter_map(|name| Arch::from_name(name)).collect();
+    let arch = program.architectures.first().and_then(|name| Arch::from_name(name));
+    let target =
+        Target::of_arch(arch.with_context(|| format!("no GPU of the table is for {:?}", program.architectures))?);
     let vram = (program.memory.host > 0).then(|| program.memory.device()).flatten();
-    let options = CudaOptions { architectures, kv: program.kv, vram, disabled };
+    let options = CudaOptions { targets: vec![target.clone()], kv: program.kv, vram, disabled };
     let chunk = program.phases.last().map_or(1, |phase| phase.rows);
-    let lowered = compile::lower(&file, &graph, &plan.program, &options, chunk)?;
+    let lowered = compile::lower(&file, &graph, &plan.program, &options, &target, chunk)?;
     let same = lowered.program.kernels == program.kernels;
     ensure!(same, "the plan was made by another version of gemma4c: compile the model again to simulate it");
     let mut simulator = Simulator::new(&program, lowered.instances);
@@ -46,13 +61,15 @@ pub fn open(plan: Plan, location: &ModelLocation) -> Result<Session> {
         }
         simulator.load(&program, |weight| tensors[weight as usize])?;
     }
-    let backend = Simulated { simulator, program, sent: Default::default() };
+    let backend = Simulated { simulator, program, chained, sent: Default::default() };
     Ok(Session::with_backend(plan, Box::new(backend))?)
 }
 
 struct Simulated {
     simulator: Simulator,
     program: CudaProgram,
+    /// How the launches of a phase overlap, if they do.
+    chained: Option<Interleaving>,
     sent: std::collections::VecDeque<u32>,
 }
 
@@ -79,10 +96,12 @@ impl Backend for Simulated {
             Pick::Sampled => &self.program.pick_sampled,
         };
         let steps = phase.steps[run.steps.0..run.steps.1].iter().map(|step| &step.launch);
-        for launch in steps.chain(picks) {
-            self.simulator.launch(launch).map_err(|fault| RuntimeError::Backend(fault.to_string()))?;
-        }
-        Ok(())
+        let mut launches = steps.chain(picks);
+        let result = match self.chained {
+            Some(interleaving) => self.simulator.launch_chain(launches, interleaving),
+            None => launches.try_for_each(|launch| self.simulator.launch(launch)),
+        };
+        result.map_err(|fault| RuntimeError::Backend(fault.to_string()))
     }
 
     fn send_back(&mut self, from: Range) -> Result<(), RuntimeError> {

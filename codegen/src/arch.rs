@@ -1,8 +1,8 @@
 //! The GPU architectures a plan can be compiled for, and the facts kernels are chosen by.
 //!
-//! The `a` of `sm_90a` and `sm_120a` unlocks instructions that exist on that one generation only (wgmma, setmaxnreg), at
+//! The `a` of `sm_90a` or `sm_120a` unlocks instructions that exist on that one generation only (wgmma, setmaxnreg), at
 //! the price of machine code that runs nowhere else. The facts are the vendor's published limits; what a kernel reaches on
-//! a given GPU is measured, not stated here.
+//! a given GPU is measured, not stated here. How many SMs a GPU has is its [`crate::target::Target`]'s to say.
 
 use gemma4c_dsl::Instance;
 use std::fmt;
@@ -17,6 +17,10 @@ pub enum Arch {
     Sm89,
     /// Hopper: H100, H200.
     Sm90a,
+    /// Blackwell of the data centre: B200. Its own tensor cores (tcgen05) are not used; `mma.sync` is.
+    Sm100a,
+    /// The same, later: B300.
+    Sm103a,
     /// Blackwell without the data-centre tensor core: RTX 50, RTX PRO 6000.
     Sm120a,
 }
@@ -27,7 +31,7 @@ pub enum Arch {
 pub struct UnknownArch(pub String);
 
 impl Arch {
-    pub const ALL: [Arch; 4] = [Arch::Sm80, Arch::Sm89, Arch::Sm90a, Arch::Sm120a];
+    pub const ALL: [Arch; 6] = [Arch::Sm80, Arch::Sm89, Arch::Sm90a, Arch::Sm100a, Arch::Sm103a, Arch::Sm120a];
 
     /// The name as NVRTC's `--gpu-architecture` and our command line spell it.
     pub const fn name(self) -> &'static str {
@@ -35,6 +39,8 @@ impl Arch {
             Arch::Sm80 => "sm_80",
             Arch::Sm89 => "sm_89",
             Arch::Sm90a => "sm_90a",
+            Arch::Sm100a => "sm_100a",
+            Arch::Sm103a => "sm_103a",
             Arch::Sm120a => "sm_120a",
         }
     }
@@ -49,6 +55,8 @@ impl Arch {
             Arch::Sm80 => (8, 0),
             Arch::Sm89 => (8, 9),
             Arch::Sm90a => (9, 0),
+            Arch::Sm100a => (10, 0),
+            Arch::Sm103a => (10, 3),
             Arch::Sm120a => (12, 0),
         }
     }
@@ -59,7 +67,7 @@ impl Arch {
         let (own_major, own_minor) = self.compute_capability();
         match self {
             Arch::Sm80 | Arch::Sm89 => major == own_major && minor >= own_minor,
-            Arch::Sm90a | Arch::Sm120a => major == own_major && minor == own_minor,
+            _ => major == own_major && minor == own_minor,
         }
     }
 
@@ -75,33 +83,36 @@ impl Arch {
 
     /// Whether the instance compiles for this architecture: it uses nothing that others alone have.
     pub fn has_all_of(self, instance: &Instance) -> bool {
-        (self.has_wgmma() || !instance.needs_warpgroups()) && instance.cluster() <= self.most_peers()
+        let (major, minor) = self.compute_capability();
+        (self.has_wgmma() || !instance.needs_warpgroups())
+            && major * 10 + minor >= instance.minimum_capability()
+            && instance.cluster() <= self.most_peers()
     }
 
     /// Blocks of the largest cluster; 1 where there are none.
     pub const fn most_peers(self) -> u32 {
         match self {
             Arch::Sm80 | Arch::Sm89 => 1,
-            Arch::Sm90a => 16,
+            Arch::Sm90a | Arch::Sm100a | Arch::Sm103a => 16,
             Arch::Sm120a => 8,
         }
     }
 
     /// Bulk tensor copies with mbarrier completion.
     pub const fn has_tma(self) -> bool {
-        matches!(self, Arch::Sm90a | Arch::Sm120a)
+        !matches!(self, Arch::Sm80 | Arch::Sm89)
     }
 
     /// Programmatic dependent launch: `griddepcontrol` is refused by the assembler below 9.0.
     pub const fn has_pdl(self) -> bool {
-        matches!(self, Arch::Sm90a | Arch::Sm120a)
+        !matches!(self, Arch::Sm80 | Arch::Sm89)
     }
 
     /// The most shared memory one block may ask for, in bytes (the opt-in limit, static and dynamic together).
     pub const fn max_shared_bytes_per_block(self) -> u32 {
         match self {
             Arch::Sm80 => 163 << 10,
-            Arch::Sm90a => 227 << 10,
+            Arch::Sm90a | Arch::Sm100a | Arch::Sm103a => 227 << 10,
             Arch::Sm89 | Arch::Sm120a => 99 << 10,
         }
     }
@@ -109,7 +120,7 @@ impl Arch {
     /// Resident threads of one SM.
     pub const fn max_threads_per_multiprocessor(self) -> u32 {
         match self {
-            Arch::Sm80 | Arch::Sm90a => 2048,
+            Arch::Sm80 | Arch::Sm90a | Arch::Sm100a | Arch::Sm103a => 2048,
             Arch::Sm89 | Arch::Sm120a => 1536,
         }
     }
@@ -139,7 +150,10 @@ mod tests {
             assert_eq!(arch.name().parse(), Ok(arch));
         }
         let error = "sm_90".parse::<Arch>().unwrap_err();
-        assert_eq!(error.to_string(), "unknown architecture `sm_90`; known are sm_80, sm_89, sm_90a, sm_120a");
+        assert_eq!(
+            error.to_string(),
+            "unknown architecture `sm_90`; known are sm_80, sm_89, sm_90a, sm_100a, sm_103a, sm_120a"
+        );
     }
 
     #[test]
@@ -150,7 +164,9 @@ mod tests {
             ((8, 6), Some(Arch::Sm80)),
             ((8, 9), Some(Arch::Sm89)),
             ((9, 0), Some(Arch::Sm90a)),
-            ((10, 0), None),
+            ((10, 0), Some(Arch::Sm100a)),
+            ((10, 3), Some(Arch::Sm103a)),
+            ((11, 0), None),
             ((12, 0), Some(Arch::Sm120a)),
             ((12, 1), None),
         ];

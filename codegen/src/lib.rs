@@ -5,7 +5,7 @@
 //! - `cuda` lowers a graph to the launches of a GPU plan, and compiles them;
 //! - `kernels` is the library of kernels, one family a file, and `cases` what each must do;
 //! - `measured` is what was measured on which GPU, as data that the constants of rules are taken from;
-//! - `arch` is the list of GPU architectures and the facts kernels are chosen by;
+//! - `arch` is the list of GPU architectures, `target` the table of GPUs: the facts kernels are chosen by;
 //! - `nvrtc` finds NVIDIA's run-time compiler, calls it and keeps what it made.
 //!
 //! No model is known here (a graph is all that comes in) and nothing runs here: no GPU and no driver is touched.
@@ -18,3 +18,4 @@ pub mod kernels;
 pub mod measured;
 pub mod nvrtc;
 pub mod passes;
+pub mod target;

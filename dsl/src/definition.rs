@@ -108,6 +108,7 @@ pub struct LaunchContract {
 #[derive(Clone, Copy)]
 pub enum Callee {
     Device(&'static DeviceDef),
+    Registers(&'static RegistersDef),
     Intrinsic(&'static Intrinsic),
     /// Part of every source text.
     Prelude,
@@ -133,6 +134,33 @@ pub struct KernelDef {
     /// One GPU thread, in the simulator.
     #[doc(hidden)]
     pub run: fn(&sim::Arguments<'_>),
+}
+
+/// A `#[registers]` struct.
+#[derive(Debug)]
+pub struct RegistersDef {
+    pub name: &'static str,
+    pub doc: &'static str,
+    /// In the order of declaration.
+    pub fields: &'static [&'static str],
+    /// Structs among its fields.
+    pub callees: &'static [fn() -> Callee],
+    pub cuda: &'static str,
+    pub rust: &'static str,
+}
+
+/// A struct that a kernel may use by name.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a value type of the kernel language",
+    label = "use bool, u8…u64, i8…i64, f32, F16, BF16, U32x2, U32x4, I32x4, F32x2, F32x4, or a `#[registers]` struct"
+)]
+pub trait Registers: sim::Value {
+    const DEF: &'static RegistersDef;
+
+    #[doc(hidden)]
+    fn callee() -> Callee {
+        Callee::Registers(Self::DEF)
+    }
 }
 
 /// A `#[device]` function.
@@ -161,6 +189,12 @@ impl KernelDef {
 
 /// Intrinsics and definitions have unique names, so comparing names is enough.
 impl PartialEq for KernelDef {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && self.cuda == other.cuda
+    }
+}
+
+impl PartialEq for DeviceDef {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name && self.cuda == other.cuda
     }

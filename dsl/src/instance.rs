@@ -1,7 +1,7 @@
 //! Instances: a kernel with its compile-time parameters, element types and slots chosen. Its source text: `source.rs`.
 
 use crate::ElementType;
-use crate::definition::{Callee, ConstantDef, DeviceDef, KernelDef, ParamDef, ParamKind, SlotDef};
+use crate::definition::{Callee, ConstantDef, DeviceDef, KernelDef, ParamDef, ParamKind, RegistersDef, SlotDef};
 use crate::intrinsics::{Intrinsic, Scope};
 
 /// Compile options that a kernel's meaning depends on. Without the first, the GPU would fuse a product and a sum where the
@@ -138,7 +138,7 @@ pub enum InstanceError {
     DeviceConstant { kernel: &'static str, function: &'static str, name: &'static str, ty: &'static str },
     #[error("kernel {kernel}: device function `{function}` calls itself")]
     Recursion { kernel: &'static str, function: &'static str },
-    #[error("kernel {kernel}: two different device functions are called `{function}`: rename one")]
+    #[error("kernel {kernel}: two different device functions or structs are called `{function}`: rename one")]
     NameClash { kernel: &'static str, function: &'static str },
     #[error("kernel {kernel}: block of {threads} threads: it must be a multiple of 32, at most 1024")]
     Block { kernel: &'static str, threads: u32 },
@@ -274,6 +274,7 @@ fn fill(
 #[derive(Default)]
 pub(crate) struct Functions {
     pub intrinsics: Vec<&'static Intrinsic>,
+    pub registers: Vec<&'static RegistersDef>,
     pub devices: Vec<&'static DeviceDef>,
 }
 
@@ -308,6 +309,16 @@ impl Instance {
     /// The parameters in launch order: the kernel's own, then those of its slots.
     pub fn params(&self) -> &[InstanceParam] {
         &self.params
+    }
+
+    /// Every function in a slot, in launch order, with those of the instance's parameters that are its own.
+    pub(crate) fn slot_params(&self) -> impl Iterator<Item = (&SlotDef, &'static DeviceDef, &[InstanceParam])> {
+        self.def.slots.iter().zip(&self.fills).flat_map(move |(slot, fill)| {
+            fill.functions.iter().zip(&fill.extra).map(move |(function, &first)| {
+                let count = function.params.len() - slot.params.len();
+                (slot, *function, &self.params[first..first + count])
+            })
+        })
     }
 
     pub(crate) fn fills(&self) -> &[Fill] {
@@ -347,6 +358,12 @@ impl Instance {
         functions.intrinsics.iter().any(|row| row.scope == Scope::Warpgroup)
     }
 
+    /// The first compute capability that has all of the instance's intrinsics: 90 is `sm_90`.
+    pub fn minimum_capability(&self) -> u32 {
+        let functions = self.functions().unwrap_or_default();
+        functions.intrinsics.iter().map(|row| row.since).max().unwrap_or(0)
+    }
+
     /// The intrinsics and device functions the instance reaches.
     pub(crate) fn functions(&self) -> Result<Functions, InstanceError> {
         let mut found = Functions::default();
@@ -363,10 +380,25 @@ impl Instance {
         self.functions().map_or_else(|_| Vec::new(), |functions| functions.devices)
     }
 
+    /// The structs of registers in the source text.
+    pub fn registers(&self) -> Vec<&'static RegistersDef> {
+        self.functions().map_or_else(|_| Vec::new(), |functions| functions.registers)
+    }
+
     fn reach(&self, callee: Callee, found: &mut Functions, path: &mut Vec<&'static str>) -> Result<(), InstanceError> {
         let kernel = self.def.name;
         match callee {
             Callee::Prelude => {}
+            Callee::Registers(def) => {
+                if let Some(known) = found.registers.iter().find(|known| known.name == def.name) {
+                    let same = known.cuda == def.cuda;
+                    return if same { Ok(()) } else { Err(InstanceError::NameClash { kernel, function: def.name }) };
+                }
+                for callee in def.callees {
+                    self.reach(callee(), found, path)?;
+                }
+                found.registers.push(def);
+            }
             Callee::Intrinsic(row) => {
                 if !found.intrinsics.iter().any(|known| known.name == row.name) {
                     for callee in row.needs {

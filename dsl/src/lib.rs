@@ -10,7 +10,7 @@
 //!
 //! ```
 //! use gemma4c_dsl::prelude::*;
-//! use gemma4c_dsl::{Instance, harness::{Bound, Case}};
+//! use gemma4c_dsl::{ElementType, LaunchArguments, harness::{Bound, Case}};
 //!
 //! /// Adds the residual: a function for a slot. The slot's values come first, then arguments of its own.
 //! #[device]
@@ -43,20 +43,26 @@
 //!     grid_launch_dependents();
 //! }
 //!
-//! let instance = Instance::of(square_sums::DEF)
-//!     .constant("K", 32u32)
-//!     .element("E", gemma4c_dsl::ElementType::BF16)
-//!     .slot("epilogue", &[add_residual::DEF])
-//!     .build()?;
-//! println!("{}", instance.cuda()); // the whole source, for NVRTC
-//! Case::new("two rows of ones", instance)
-//!     .grid([2, 1, 1])
-//!     .buffer("x", vec![BF16::from_f32(1.0); 64])
-//!     .buffer("epilogue_residual", vec![0.5f32, 0.25])
-//!     .expect("out", vec![32.5f32, 32.25], Bound::Exact)
-//!     .check()?; // the simulator in three orders with all checks, then the host's compiler
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let instance = square_sums::Chosen { K: 32, E: ElementType::BF16, epilogue: vec![add_residual::DEF] }.build()?;
+//!     println!("{}", instance.cuda()); // the whole source, for NVRTC
+//!     // Arguments in launch order; here addresses stand for memory.
+//!     let arguments: LaunchArguments<u64> = square_sums::Arguments { x: 4096, out: 8192 }
+//!         .with_slot(square_sums::slot::epilogue, add_residual::Arguments { residual: 12288 });
+//!     assert_eq!(arguments.bind(&instance)?.len(), 3);
+//!     Case::new("two rows of ones", instance)
+//!         .grid([2, 1, 1])
+//!         .buffer("x", vec![BF16::from_f32(1.0); 64])
+//!         .buffer("epilogue_residual", vec![0.5f32, 0.25])
+//!         .expect("out", vec![32.5f32, 32.25], Bound::Exact)
+//!         .check()?; // the simulator in three orders with all checks, then the host's compiler
+//!     Ok(())
+//! }
 //! ```
+//!
+//! A kernel stands at the level of a module, not inside a function: beside it the macro puts a module of its name, with `DEF`, and with
+//! a field for everything that an instance chooses (`Chosen`) and that a launch gives (`Arguments`). A forgotten or misspelt one is an
+//! error of rustc. A device function that takes more than a slot's values has `Arguments`, too.
 //!
 //! - **The head.** `block` is the number of threads, an expression over compile-time parameters. `dependent`: launched with
 //!   programmatic dependent launch, so every thread executes `grid_dependency_wait()`. `min_blocks`, also an
@@ -75,22 +81,29 @@
 //! - **Registers**: `let mut acc = regs(0.0f32, N);`, `&mut Regs<f32>` as a parameter. Index them with unrolled loops alone: a
 //!   run-time index spills them.
 //! - **Slots**: an instance fills each with device functions whose first parameters are the slot's; extra parameters become launch
-//!   arguments called `<slot>_<parameter>`, after the kernel's own. A slot whose result has the type of its first value may stay
+//!   arguments called `<slot>_<parameter>`, after the kernel's own. They start at the first memory handle; where a scalar comes
+//!   first, `#[device(fills(value, row))]` names what the slot gives. A slot whose result has the type of its first value may stay
 //!   empty or chain several functions; any other must be filled with one.
+//! - **Structs of registers**: `#[registers] struct Unit { codes: U32x4, number: u32 }` is a plain `Copy` struct of value types, and a
+//!   struct in C++. It is a local, a parameter, a result, an element of `regs(Unit::ZERO, N)`, and behind `&mut`; never an element of memory. A
+//!   literal `Unit { codes, number: 1 }` writes all fields in the order of declaration. A slot may take one, and gives a number or a vector.
 //! - **Device functions** are inlined. They take values, handles, `&mut value` and `&mut Regs<T>`, and return a value or nothing.
+//! - **Device functions with slots**: `#[device(slots(fetch(at: u32) -> U32x4))]`. Whoever calls one passes a function for each slot before the
+//!   other arguments: a slot of its own, or a device function by name, `pipeline(fetch, dot_q8_0, &mut ahead, …)`. In Rust a slot is an `impl
+//!   Fn`; in CUDA the function is a template, and a kernel's slot is passed as a lambda over its launch arguments, `fetch_slot`.
 //!
 //! # The language
 //!
 //! Statements: `let` of one name (a type or an initial value that says its type), assignment and compound assignment,
 //! `if`/`else if`/`else`, `for` over `a..b` and `(a..b).by(step)`, `while`, `loop`, `break`, `continue`, `return`, blocks, calls,
 //! `require!(condition)` (a `static_assert`), `const NAME: u32 = …;`. `#[unroll]` and `#[unroll(4)]` on a loop. Expressions: literals, variables, the
-//! operators, `as`, indexing, vector fields (`.x`), calls of device functions, slots and [`intrinsics`], methods of numbers
+//! operators, `as`, indexing, fields (`.x`, `.codes`), literals of `#[registers]` structs, calls of device functions, slots and [`intrinsics`], methods of numbers
 //! (`min max clamp abs sqrt mul_add floor ceil trunc round round_ties_even exp exp2 ln log2 powf tanh sin cos to_bits is_nan`,
 //! `wrapping_add wrapping_sub wrapping_mul rotate_left rotate_right div_ceil abs_diff count_ones leading_zeros
 //! trailing_zeros`, `to_f32`), `T::from_f32`, `f32::from_bits`, constants such as `f32::INFINITY`, and `if c { a } else { b }`
 //! with one expression a branch. Names and comments are kept; a name that shadows another gets a number.
 //!
-//! Everything else is a compile error at its token that says what to write instead: closures, `match`, tuples, arrays, structs,
+//! Everything else is a compile error at its token that says what to write instead: closures, `match`, tuples, arrays, other structs,
 //! references outside calls, recursion, `usize`, f64, iterators, other macros, `..=`, labels.
 //!
 //! # What means the same, and how
@@ -113,10 +126,13 @@
 //!
 //! [`intrinsics::TABLE`] has every row with its scope. By topic: [`intrinsics::ids`] (`thread_idx block_idx lane_id warp_id …`),
 //! [`intrinsics::warp`] (`barrier warp_barrier shfl_xor shfl_down shfl_idx ballot warp_any warp_all warp_sum warp_max warp_min
-//! block_sum block_max`), [`intrinsics::loads`] (`load load_streamed read_only store`), [`intrinsics::bits`] (`dp4a byte_perm byte_of
+//! block_sum block_max`), [`intrinsics::loads`] (`load load_streamed read_only store prefetch_l2`), [`intrinsics::bits`] (`dp4a byte_perm byte_of
 //! signed_byte_of nibble_of pack_bytes sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16`), [`intrinsics::math`] (`rsqrt
 //! recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast`), [`intrinsics::atomics`] (`atomic_add atomic_max atomic_min
-//! last_block last_block_of`), [`intrinsics::asynchronous`] (`cp_async16 cp_async_commit cp_async_wait`), [`intrinsics::tensor`] (`ldmatrix_x1 …
+//! last_block last_block_of`), [`intrinsics::ordered`] (`atomic_load_relaxed atomic_store_relaxed atomic_add_release atomic_load_acquire
+//! atomic_wait_acquire`), [`intrinsics::asynchronous`] (`cp_async16 cp_async_commit cp_async_wait`), [`intrinsics::mbarrier`]
+//! (`mbarrier_init mbarrier_arrive mbarrier_arrive_expect mbarrier_wait`) and [`intrinsics::bulk`] (`bulk_load bulk_store bulk_commit
+//! bulk_wait_read bulk_wait`: Hopper and later, as mbarriers), [`intrinsics::tensor`] (`ldmatrix_x1 …
 //! mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k32_s8`), [`intrinsics::warpgroup`] (`wgmma_bf16 wgmma_fence wgmma_commit wgmma_wait
 //! fence_proxy_async`: Hopper only), [`intrinsics::grid`] (`grid_dependency_wait grid_launch_dependents`).
 //! Warp, warpgroup and block intrinsics need all their threads at the same line; shuffles and reductions of a warp do not order memory.
@@ -125,6 +141,7 @@ pub use gemma4c_dsl_macros::dataflow;
 
 extern crate self as gemma4c_dsl;
 
+mod arguments;
 mod definition;
 pub mod elements;
 pub mod harness;
@@ -137,11 +154,13 @@ pub mod sim;
 mod source;
 pub mod text;
 
+pub use arguments::{ArgumentError, ArgumentValue, Filled, LaunchArguments, SlotKey};
 pub use definition::{
-    Access, Callee, ConstantDef, DeviceDef, KernelDef, LaunchContract, ParamDef, ParamKind, SharedDef, SlotDef,
+    Access, Callee, ConstantDef, DeviceDef, KernelDef, LaunchContract, ParamDef, ParamKind, Registers, RegistersDef,
+    SharedDef, SlotDef,
 };
 pub use elements::{BF16, Element, ElementType, F16, F32x2, F32x4, Float, I32x4, U32x2, U32x4};
-pub use gemma4c_dsl_macros::{device, kernel};
+pub use gemma4c_dsl_macros::{device, kernel, registers};
 pub use instance::{
     Constant, ConstantValue, Instance, InstanceBuilder, InstanceError, InstanceParam, NVRTC_OPTIONS, Values,
 };
@@ -152,11 +171,11 @@ pub mod prelude {
         BF16, Element, F16, F32x2, F32x4, Float, I32x4, U32x2, U32x4, f32x2, f32x4, i32x4, u32x2, u32x4,
     };
     pub use crate::intrinsics::{
-        asynchronous::*, atomics::*, bits::*, cluster::*, grid::*, ids::*, loads::*, math::*, tensor::*, warp::*,
-        warpgroup::*,
+        asynchronous::*, atomics::*, bits::*, bulk::*, cluster::*, grid::*, ids::*, loads::*, math::*, mbarrier::*,
+        ordered::*, tensor::*, warp::*, warpgroup::*,
     };
     pub use crate::sim::{InOut, Input, Output, Regs, Shared, Weights, regs};
-    pub use crate::{By, device, kernel, require};
+    pub use crate::{By, device, kernel, registers, require};
 }
 
 /// A condition on compile-time parameters. `static_assert` in the CUDA text, a fault in the simulator.

@@ -121,6 +121,10 @@ impl Instance {
         }
         source.push_str("\n// ---- this instance ----\n\n");
         source.push_str(&self.constants_text());
+        for registers in &functions.registers {
+            source.push('\n');
+            source.push_str(registers.cuda);
+        }
         for device in &functions.devices {
             source.push('\n');
             source.push_str(device.cuda);

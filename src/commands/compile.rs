@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::cuda::KvType;
 use gemma4c_runtime::machine;
@@ -126,17 +127,17 @@ pub fn run(args: &Args) -> Result<Outcome> {
         Kv::Q8_0 => bail!("--kv q8_0: keys and values in 8 bits are not there yet; there are f16, bf16 and f32"),
     };
     let cuda = for_gpu.then(|| CudaOptions {
-        architectures: match (&args.arch[..], &gpu) {
-            ([], Some(gpu)) => Arch::for_capability(gpu.compute_capability).into_iter().collect(),
-            ([], None) => vec![Arch::Sm90a],
-            (given, _) => given.to_vec(),
+        targets: match (&args.arch[..], &gpu) {
+            ([], Some(gpu)) => Arch::for_capability(gpu.compute_capability).map(Gpu::of_arch).into_iter().collect(),
+            ([], None) => vec![Gpu::of_arch(Arch::Sm90a)],
+            (given, _) => given.iter().map(|arch| Gpu::of_arch(*arch)).collect(),
         },
         kv,
         vram: args.vram,
         disabled: args.disable_pass.clone(),
     });
     if let (Some(cuda), Some(gpu)) = (&cuda, &gpu) {
-        ensure!(!cuda.architectures.is_empty(), "{} is older than any architecture kernels are made for", gpu.name);
+        ensure!(!cuda.targets.is_empty(), "{} is older than any architecture kernels are made for", gpu.name);
     }
     let options = compile::Options { context: args.ctx, chunk: args.chunk, cuda };
     let mut plan = compile::compile(&file, output::folder(&args.output), &options)?;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::nvrtc::Toolchain;
+use gemma4c_codegen::target::Target;
 use gemma4c_models::gguf::Gguf;
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
 use gemma4c_plan::cuda::KvType;
@@ -184,7 +185,7 @@ fn find_gpu() -> Result<Choice, String> {
 }
 
 fn options(arch: Arch) -> CudaOptions {
-    CudaOptions { architectures: vec![arch], kv: KvType::F16, vram: None, disabled: Vec::new() }
+    CudaOptions { targets: vec![Target::of_arch(arch)], kv: KvType::F16, vram: None, disabled: Vec::new() }
 }
 
 /// What two runs are compared by.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use gemma4c_codegen::target::Target;
 use gemma4c_graph::to_dot;
 use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::Gguf;
@@ -12,7 +13,6 @@ use serde_json::Value;
 
 use super::{Outcome, plan_file};
 use crate::report::facts::Facts;
-use crate::report::gpus::Gpu;
 use crate::report::{cpu, html, json, model, text};
 use crate::{output, progress};
 
@@ -30,8 +30,8 @@ pub struct Args {
     view: View,
 
     /// The GPU whose bandwidth and FLOP/s give the floors [default: a GPU of the plan's architecture]
-    #[arg(long, value_name = "NAME", value_parser = Gpu::find)]
-    gpu: Option<&'static Gpu>,
+    #[arg(long, value_name = "NAME", value_parser = Target::find)]
+    gpu: Option<&'static Target>,
 }
 
 /// What is shown; a summary where nothing is asked for.
@@ -114,7 +114,8 @@ fn of_plan(args: &Args) -> Result<String> {
         return Ok(String::new());
     }
     let Some(facts) = Facts::of(&plan) else { return of_cpu_plan(args, &plan) };
-    let gpu = args.gpu.unwrap_or_else(|| Gpu::for_architectures(&facts.program().architectures));
+    let own = facts.target();
+    let gpu = args.gpu.unwrap_or(&own);
     if let Some(name) = &view.phase {
         let Some(phase) = facts.phases.iter().find(|phase| phase.phase.name == name.replace('-', " ")) else {
             let names: Vec<String> = facts.phases.iter().map(|phase| format!("`{}`", phase.phase.name)).collect();

@@ -51,7 +51,7 @@ impl Plan {
             context,
             chunk,
             kv: recipe.kv,
-            architectures: vec![recipe.arch],
+            target: recipe.target(),
             vram: None,
             disabled: recipe.without.iter().map(|name| name.to_string()).collect(),
         };

@@ -6,7 +6,9 @@
 
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::measured::H200;
 use gemma4c_codegen::passes;
+use gemma4c_codegen::target::Target;
 use gemma4c_models::synth::{Preset, Types};
 use gemma4c_plan::cuda::KvType;
 
@@ -32,6 +34,11 @@ pub struct Recipe {
 impl Recipe {
     fn new(preset: Preset, types: Types, arch: Arch) -> Recipe {
         Recipe { preset, types, arch, kv: KvType::F16, without: Vec::new() }
+    }
+
+    /// The GPU it is for: one with the architecture's limits and the H200's SMs, so that architectures share texts where they can.
+    pub fn target(&self) -> Target {
+        Target::of_arch(self.arch).with_multiprocessors(H200.multiprocessors)
     }
 
     /// The same where memory has no room for bf16 copies of the weights.

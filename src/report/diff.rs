@@ -11,8 +11,8 @@ use gemma4c_plan::cuda::Kernel;
 use super::cpu;
 use super::facts::{Facts, PhaseFacts, StepFacts};
 use super::fold::{fold, layer_of, local_name};
-use super::gpus::flops;
 use super::labels::choices;
+use super::units::flops;
 use crate::output;
 
 /// What differs, or `None`.

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::target::Target;
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{Argument, Cuda, CudaProgram, CudaStep, Kernel, Phase, Range, Region};
 
 use super::fold::{layer_of, local_name};
-use super::gpus::Gpu;
 use super::labels::labels;
 
 /// A GPU plan, counted.
@@ -47,6 +48,12 @@ impl<'a> Facts<'a> {
 
     pub fn program(&self) -> &'a CudaProgram {
         &self.cuda.program
+    }
+
+    /// The GPU that its launches are shaped for.
+    pub fn target(&self) -> Target {
+        let first = self.program().architectures.first().and_then(|name| Arch::from_name(name));
+        Target::of_arch(first.unwrap_or(Arch::Sm90a))
     }
 
     pub fn label(&self, step: &StepFacts<'_>) -> &str {
@@ -138,7 +145,7 @@ impl<'a> PhaseFacts<'a> {
     }
 
     /// Seconds that its launches take at least, one after the other.
-    pub fn floor(&self, gpu: &Gpu) -> f64 {
+    pub fn floor(&self, gpu: &Target) -> f64 {
         self.steps.iter().map(|step| gpu.floor(step.step.bytes, step.step.flops)).sum()
     }
 }

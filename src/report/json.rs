@@ -1,11 +1,11 @@
 //! A GPU plan for programs.
 
+use gemma4c_codegen::target::Target;
 use gemma4c_plan::Plan;
 use gemma4c_plan::embedded::EmbeddedForm;
 use serde_json::{Value, json};
 
 use super::facts::{Facts, PhaseFacts};
-use super::gpus::Gpu;
 
 /// The model a plan belongs to.
 pub fn model(plan: &Plan) -> Value {
@@ -25,7 +25,7 @@ pub fn embedded(plan: &Plan) -> Value {
 }
 
 /// All of it but machine code and texts of kernels.
-pub fn plan(facts: &Facts<'_>, gpu: &Gpu) -> Value {
+pub fn plan(facts: &Facts<'_>, gpu: &Target) -> Value {
     let program = facts.program();
     let passes = program.passes.iter().map(|pass| {
         let refused = pass.refused.iter().map(|r| json!({"node": r.node, "reason": r.reason}));
@@ -56,7 +56,7 @@ pub fn plan(facts: &Facts<'_>, gpu: &Gpu) -> Value {
     })
 }
 
-fn phase(facts: &Facts<'_>, phase: &PhaseFacts<'_>, gpu: &Gpu) -> Value {
+fn phase(facts: &Facts<'_>, phase: &PhaseFacts<'_>, gpu: &Target) -> Value {
     let steps = phase.steps.iter().enumerate().map(|(at, s)| {
         // From `asked_from` on a phase works on one row.
         let asked = at >= phase.phase.asked_from as usize;

@@ -7,11 +7,10 @@ pub mod cpu;
 pub mod diff;
 pub mod facts;
 pub mod fold;
-pub mod gpus;
 pub mod html;
-
 pub mod json;
 pub mod labels;
 pub mod model;
 pub mod text;
+pub mod units;
 pub mod weights;

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use gemma4c_blocks::DType;
+use gemma4c_codegen::target::Target;
 use gemma4c_plan::embedded::EmbeddedForm;
 use gemma4c_plan::{Plan, Weight};
 
 use super::facts::{Facts, PhaseFacts};
 use super::fold::{fold, layer_of, local_name};
-use super::gpus::{Gpu, flops, time};
+use super::units::{flops, time};
 use crate::output;
 
 /// What every plan has: its model, its limits, its vocabulary.
@@ -83,7 +84,7 @@ pub fn memory_table(rows: &[(&str, u64)]) -> String {
 }
 
 /// All of a GPU plan but its steps.
-pub fn plan(facts: &Facts<'_>, gpu: &Gpu) -> String {
+pub fn plan(facts: &Facts<'_>, gpu: &Target) -> String {
     let memory = &facts.program().memory;
     let mut out = header(facts.plan);
     out += &memory_table(&[
@@ -117,7 +118,7 @@ fn passes(facts: &Facts<'_>) -> String {
     out
 }
 
-fn phases(facts: &Facts<'_>, gpu: &Gpu) -> String {
+fn phases(facts: &Facts<'_>, gpu: &Target) -> String {
     let floor = format!("floor on {}", gpu.name);
     let mut out = String::new();
     let _ = writeln!(
@@ -143,7 +144,7 @@ fn phases(facts: &Facts<'_>, gpu: &Gpu) -> String {
 }
 
 /// The launches of one phase.
-pub fn steps(facts: &Facts<'_>, phase: &PhaseFacts<'_>, gpu: &Gpu) -> String {
+pub fn steps(facts: &Facts<'_>, phase: &PhaseFacts<'_>, gpu: &Target) -> String {
     let mut out = format!(
         "{}: {} launches (the pick is one), {} read, {}, at least {} on {} ({} GB/s, {} TFLOP/s, {})\n\n",
         phase.phase.name,

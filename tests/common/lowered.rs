@@ -6,6 +6,7 @@ use std::path::Path;
 use gemma4c::compile::{self, CudaOptions, Options};
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_models::synth::{self, Preset};
@@ -38,15 +39,20 @@ impl LowerOptions {
 pub fn plan(model: &Path, options: &LowerOptions) -> Plan {
     let file = Gguf::open(model).expect("a model");
     let graph = gemma4::graph(&file, &Config::read(&file).expect("a config")).expect("a graph");
-    let architectures = vec![Arch::Sm90a];
-    let cuda = CudaOptions { architectures, kv: options.kv, vram: options.vram, disabled: options.disabled.clone() };
+    let h200 = Gpu::of_arch(Arch::Sm90a);
+    let cuda = CudaOptions {
+        targets: vec![h200.clone()],
+        kv: options.kv,
+        vram: options.vram,
+        disabled: options.disabled.clone(),
+    };
     let folder = model.parent().expect("a folder");
     // The CPU program first, with the GPU's limits, then the GPU program without NVRTC.
     let chunk = Some(options.chunk.unwrap_or(compile::DEFAULT_CHUNK).min(compile::DEFAULT_CHUNK));
     let cpu_options = Options { context: options.context, chunk, cuda: None };
     let mut plan = compile::compile(&file, folder, &cpu_options).expect("a plan");
     let chunk = options.chunk.unwrap_or(compile::DEFAULT_CUDA_CHUNK);
-    let lowered = compile::lower(&file, &graph, &plan.program, &cuda, chunk).expect("launches");
+    let lowered = compile::lower(&file, &graph, &plan.program, &cuda, &h200, chunk).expect("launches");
     let no_code = Code { source: "// not compiled\n".into(), cubins: vec![Image(vec![0])] };
     let code = vec![no_code; lowered.program.kernels.len()];
     plan.cuda = Some(Cuda { program: lowered.program, code });

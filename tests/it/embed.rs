@@ -77,14 +77,15 @@ fn the_weights_of_a_gpu_are_those_that_its_kernels_make() {
         let model = Gguf::open(place.path("model.gguf")).unwrap();
         let graph = gemma4::graph(&model, &Config::read(&model).unwrap()).unwrap();
         let plan = lowered::plan(&place.path("model.gguf"), &short());
+        let h200 = gemma4c_codegen::target::Target::of_arch(gemma4c_codegen::arch::Arch::Sm90a);
         let cuda = compile::CudaOptions {
-            architectures: vec![gemma4c_codegen::arch::Arch::Sm90a],
+            targets: vec![h200.clone()],
             kv: gemma4c_plan::cuda::KvType::F16,
             // The per-layer table goes to the host's memory.
             vram: (preset == "tiny-e").then(|| plan.cuda.as_ref().unwrap().program.memory.device().unwrap() - 1),
             disabled: vec![],
         };
-        let lowered = compile::lower(&model, &graph, &plan.program, &cuda, 32).unwrap();
+        let lowered = compile::lower(&model, &graph, &plan.program, &cuda, &h200, 32).unwrap();
         let program = lowered.program.clone();
         let tensor = |weight: u32| model.data(model.tensor(&plan.weights[weight as usize].name).unwrap());
         let mut simulator = Simulator::new(&program, lowered.instances);

@@ -271,6 +271,7 @@ fn combine_int8_case(head_dim: u32, heads: u32, splits: u32, rows: u32) -> Case 
         kv: ElementType::F16,
         shared_bytes,
         cluster: 1,
+        multiprocessors: 132,
     };
     let mut random = Random::new(u64::from(head_dim + splits));
     let dim = head_dim as usize;
@@ -312,7 +313,17 @@ fn combine_int8_case(head_dim: u32, heads: u32, splits: u32, rows: u32) -> Case 
 
 fn layer(head_dim: u32, group: u32, kv: ElementType) -> Attention {
     let [.., shared_bytes] = SHARED_BYTES;
-    Attention { head_dim, kv_heads: 1, group, window: None, capacity: 96, kv, shared_bytes, cluster: 1 }
+    Attention {
+        head_dim,
+        kv_heads: 1,
+        group,
+        window: None,
+        capacity: 96,
+        kv,
+        shared_bytes,
+        cluster: 1,
+        multiprocessors: 132,
+    }
 }
 
 /// One row, or few.

@@ -271,6 +271,9 @@ impl Problem {
         if prologue.adds_residual() && !self.product.leaves_residual {
             name += ", for itself";
         }
+        if self.product.leaves_int8 {
+            name += ", left as int8";
+        }
         if unbounded && prologue != Prologue::Residual {
             name += ", unbounded";
         }
@@ -302,14 +305,30 @@ impl Problem {
                 _ => case,
             };
         }
-        case.scalar("rows", self.product.outputs).expect("out", self.expected.clone(), self.bound)
+        case.scalar("rows", self.product.outputs)
+    }
+
+    /// What comes out: floats, or int8 within a step of them.
+    fn results(&self, case: Case) -> Case {
+        if !self.product.leaves_int8 {
+            return case.expect("out", self.expected.clone(), self.bound);
+        }
+        // A code is off by one where a sum is off by its rounding.
+        let int8 = Int8::of(&self.expected);
+        let codes: Vec<i8> = int8.codes.iter().flat_map(|word| word.to_le_bytes()).map(|byte| byte as i8).collect();
+        let step = |absolute| Bound::Within { absolute, relative: 0.0 };
+        let scales = Bound::Within { absolute: 1e-9, relative: 5e-3 };
+        case.buffer("out", Vec::<f32>::new())
+            .expect("keep_xq", codes, step(1.0))
+            .expect("keep_xscale", int8.scales, scales)
+            .expect("keep_xsum", int8.sums, step(32.0))
     }
 
     fn fast(&self, shape: LaunchShape) -> Case {
         let LaunchShape { lanes, rows, depth, warps, blocks } = shape;
         let name = format!("{}, {lanes} lanes, {rows} rows, {depth} deep, {blocks} x {warps} warps", self.name());
         let instance = self.product.instance(shape).expect("a shape that fits the kernel");
-        let case = self.weights(Case::new(name, instance).grid([blocks, 1, 1]));
+        let case = self.results(self.weights(Case::new(name, instance).grid(self.product.grid(shape))));
         self.layer.give(&self.product, case)
     }
 
@@ -321,7 +340,7 @@ impl Problem {
             true => int8.codes,
             false => x.iter().map(|x| x.to_bits()).collect(),
         };
-        self.weights(Case::new(format!("plain, {}", self.name()), instance))
+        self.results(self.weights(Case::new(format!("plain, {}", self.name()), instance)))
             .grid([self.product.outputs.div_ceil(64), 1, 1])
             .buffer("x", words)
             .buffer("xscale", int8.scales)
@@ -416,5 +435,10 @@ pub fn fusions() -> Vec<Case> {
     let mut cases: Vec<Case> =
         products.into_iter().map(|product| Problem::new(product).fast(shape(8, 2, 2, 2, 2))).collect();
     cases.push(Problem::new(geglu(of(DType::Q4_1, 128, Prologue::Int8))).plain());
+    // Clusters of one and of two groups; in the second the last cluster has less than its share.
+    for (outputs, shape) in [(64, shape(32, 4, 2, 2, 4)), (160, shape(16, 2, 2, 3, 6))] {
+        let product = Product::new(DType::Q8_0, outputs, 256, Prologue::ResidualNorm);
+        cases.push(Problem::new(Product { leaves_int8: true, ..geglu(product) }).fast(shape));
+    }
     cases
 }

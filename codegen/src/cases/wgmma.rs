@@ -84,7 +84,7 @@ impl Problem {
         if !epilogue.is_empty() {
             case = case.buffer("epilogue_addend", self.addend.clone());
         }
-        case.grid(self.wgmma.grid(tile, self.rows[0] as u32, self.outputs as u32))
+        case.grid(self.wgmma.grid(tile, self.rows[0] as u32, self.outputs as u32, 132))
             .buffer("weights", self.weights.clone())
             .buffer("x", self.x.clone())
             .buffer("groups", Vec::<U32x4>::new())

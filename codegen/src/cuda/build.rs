@@ -29,6 +29,7 @@ pub fn build(lowered: Lowered, architectures: &[Arch], compiler: &Compiler) -> R
         .map(|source| Code { source: source.text, cubins: images.by_ref().take(architectures.len()).collect() })
         .collect();
     let mut program = lowered.program;
+    program.architectures = architectures.iter().map(|arch| arch.name().to_owned()).collect();
     program.toolchain = format!("NVRTC {}", compiler.toolchain.version());
     Ok((Cuda { program, code }, cached))
 }

@@ -3,8 +3,9 @@
 //! A reason is of that very step: which rule decided, and by which of the step's own sizes. Figures that were measured on other
 //! steps or other models decide the rules' constants ([`crate::measured`]) and are not quoted here.
 
+use crate::kernels::matvec::Product;
 use crate::kernels::matvec::shape::{LaunchShape, Ranked, ranked_shapes};
-use crate::kernels::matvec::{Product, TUNED_MULTIPROCESSORS};
+use crate::target::Target;
 
 /// The words of a choice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,14 +39,15 @@ impl From<String> for Choice {
 }
 
 /// How a decoded row's product is launched: as the rule of launch shapes ranks it.
-pub fn product(of: &Product) -> (LaunchShape, Choice) {
-    let ranked = ranked_shapes(of.dtype, of.outputs, of.k, of.geglu, TUNED_MULTIPROCESSORS);
+pub fn product(of: &Product, target: &Target) -> (LaunchShape, Choice) {
+    let ranked = ranked_shapes(of.dtype, of.outputs, of.k, of.geglu, target.multiprocessors);
     let best = ranked[0];
     let reason = format!(
-        "one row: a matrix-vector product of {} x {} {}, shaped for {TUNED_MULTIPROCESSORS} SMs: {}",
+        "one row: a matrix-vector product of {} x {} {}, shaped for {} SMs: {}",
         of.rows(),
         of.k,
         of.dtype,
+        target.multiprocessors,
         ranking(&best)
     );
     let runner_up =
@@ -66,6 +68,7 @@ fn ranking(of: &Ranked) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::Arch;
     use crate::kernels::matvec::Prologue;
     use gemma4c_blocks::DType;
 
@@ -74,8 +77,8 @@ mod tests {
         let down = Product::new(DType::Q4K, 2560, 10240, Prologue::Plain);
         let gate_and_up = Product { geglu: true, ..Product::new(DType::Q8_0, 10240, 2560, Prologue::ResidualNorm) };
         for of in [down, gate_and_up] {
-            let (shape, choice) = product(&of);
-            assert_eq!(shape, of.shape(TUNED_MULTIPROCESSORS));
+            let (shape, choice) = product(&of, &Target::of_arch(Arch::Sm90a));
+            assert_eq!(shape, of.shape(132));
             let (rows, k) = (of.rows(), of.k);
             let own = format!("product of {rows} x {k} {}, shaped for 132 SMs: {}", of.dtype, shape.describe());
             assert!(choice.reason.contains(&own), "{}", choice.reason);

@@ -155,7 +155,8 @@ impl PhaseBuilder<'_, '_> {
         let is_int8 = inputs.iter().flatten().all(|input| self.has(*input, Form::Int8));
         let from = if format(matrix.dtype).integer && is_int8 { Activations::Int8 } else { Activations::F32 };
         let dense = beside.as_ref().map_or(0, |beside| (beside.matrix.rows / 2) as u32);
-        let kind = GateUp { dtype: matrix.dtype, hidden, k: matrix.k, top, from, dense };
+        let multiprocessors = self.common.can.target.multiprocessors;
+        let kind = GateUp { dtype: matrix.dtype, hidden, k: matrix.k, top, from, dense, multiprocessors };
         let mut arguments = matrix.arguments();
         let names = ["arrive_x", "arrive_xq", "arrive_xscale", "arrive_xsum"];
         self.arrive(input, from, rows as u64 * matrix.k as u64, names, &mut arguments)?;
@@ -194,7 +195,14 @@ impl PhaseBuilder<'_, '_> {
         let (experts, top) = experts_of(self.graph(), routing);
         let outputs = (matrix.rows / experts as u64) as u32;
         let dense = beside.as_ref().map_or(0, |beside| beside.matrix.k);
-        let kind = Down { dtype: matrix.dtype, outputs, k: matrix.k, top, dense };
+        let kind = Down {
+            dtype: matrix.dtype,
+            outputs,
+            k: matrix.k,
+            top,
+            dense,
+            multiprocessors: self.common.can.target.multiprocessors,
+        };
         let scale = match scale {
             Some(weight) => self.common.weights.floats(weight)?,
             None => self.common.weights.constant("an expert's factor", vec![1.0; experts as usize]),

@@ -117,8 +117,9 @@ impl PhaseBuilder<'_, '_> {
         let pairs = self.rows() * top;
         let w = self.graph().weight(weight);
         let (k, all) = (w.dim(0) as u32, w.dim(1) as u32);
-        let (wgmma, tile, outputs) = copies::grouped(self.graph(), weight, routing, self.rows(), geglu)
-            .ok_or_else(|| LowerError::NoValue { node: w.name.clone() })?;
+        let (wgmma, tile, outputs) =
+            copies::grouped(self.graph(), weight, routing, self.rows(), geglu, &self.common.can.target)
+                .ok_or_else(|| LowerError::NoValue { node: w.name.clone() })?;
         let copy = self.common.weights.rounded(&[weight], &mut self.common.kernels)?;
         let mut arguments = vec![("weights", copy)];
         arguments.extend(sorted_rows(sorted, x, self.state(group), out, outputs, k));
@@ -129,7 +130,7 @@ impl PhaseBuilder<'_, '_> {
             tile.columns
         );
         let why = Choice::because(why).over("tensor cores over streams");
-        let grid = wgmma.grouped_grid(tile, sorted.most_groups, outputs);
+        let grid = wgmma.grouped_grid(tile, sorted.most_groups, outputs, self.common.can.target.multiprocessors);
         self.launch(wgmma.instance(tile)?, grid, &arguments, &group.nodes, work, why)
     }
 

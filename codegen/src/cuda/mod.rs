@@ -40,9 +40,9 @@ use gemma4c_plan::cuda::{
 };
 use gemma4c_plan::{Program, ValueIndex};
 
-use crate::arch::Arch;
 use crate::kernels::sample::{MOST_KEPT, Picker};
 use crate::passes::{self as target_passes, Abilities};
+use crate::target::Target;
 use launch::{Arg, Kernels, NOTHING, bind};
 use phase::PhaseBuilder;
 use weights::Weights;
@@ -54,7 +54,8 @@ pub struct Options {
     /// Most prompt tokens of one pass.
     pub chunk: u32,
     pub kv: KvType,
-    pub architectures: Vec<Arch>,
+    /// The GPU that launches are shaped for.
+    pub target: Target,
     /// Bytes of device memory a plan may take; `None`: as many as it needs.
     pub vram: Option<u64>,
     /// Passes that do not run: of [`target_passes::optional`].
@@ -239,22 +240,20 @@ fn lower_with(
     let counters = reserve(COUNTERS);
     let value_index =
         meaning.values.iter().enumerate().map(|(i, value)| (value.name.clone(), i as ValueIndex)).collect();
-    let copies = |of: &[Copies]| match options.architectures.iter().all(|arch| arch.has_wgmma()) {
+    let target = options.target.clone();
+    let copies = |of: &[Copies]| match target.arch.has_wgmma() {
         _ if off("bf16-copies") => Err("they are switched off"),
-        false => Err("not all architectures of the plan have them"),
+        false => Err("the GPU has no warpgroup products"),
         true if !of.contains(&extras.copies) => Err("the budget of memory has no room for it"),
         true => Ok(()),
     };
-    let shared = options.architectures.iter().map(|arch| arch.max_shared_bytes_per_block() as usize).min();
-    let cluster = options.architectures.iter().map(|arch| arch.most_peers()).min().filter(|_| !off("clusters"));
     let can = Abilities {
         exact: off("int8"),
         kv: options.kv,
         context: options.context,
         chunk,
-        shared_bytes: shared.unwrap_or(48 * 1024),
-        cluster: cluster.unwrap_or(1),
-        multiprocessors: crate::kernels::matvec::TUNED_MULTIPROCESSORS,
+        cluster: if off("clusters") { 1 } else { options.target.arch.most_peers() },
+        target: options.target.clone(),
         wgmma: copies(&[Copies::All, Copies::NoExperts]),
         wgmma_experts: copies(&[Copies::All]),
     };
@@ -270,7 +269,7 @@ fn lower_with(
     };
     let mut kv = 0u64;
     for cache in &graph.caches {
-        let bytes = can.capacity(cache) as u64 * cache.width() as u64 * can.kv.bytes() * 2;
+        let bytes = common.can.capacity(cache) as u64 * cache.width() as u64 * common.can.kv.bytes() * 2;
         common.caches.push((kv, bytes));
         kv = (kv + bytes).next_multiple_of(ALIGNMENT);
     }
@@ -286,7 +285,7 @@ fn lower_with(
         let (fused, report) = passes::fuse(graph, goal, &options.disabled);
         merge_reports(&mut reports, report);
         for &rows in of_rows {
-            let (schedule, report) = target_passes::schedule(fused.clone(), rows, &can, &options.disabled);
+            let (schedule, report) = target_passes::schedule(fused.clone(), rows, &common.can, &options.disabled);
             merge_reports(&mut of_target, report);
             let mut builder = PhaseBuilder::new(&mut common, &schedule);
             let asked_from = builder.lower()?;
@@ -296,7 +295,7 @@ fn lower_with(
     let arena = phases.iter().map(|phase: &Phase| phase.arena_bytes).max().unwrap_or(base);
     let memory = Memory { weights: common.weights.device_bytes, kv, arena, host: common.weights.host_bytes };
     let program = CudaProgram {
-        architectures: options.architectures.iter().map(|arch| arch.name().to_owned()).collect(),
+        architectures: vec![options.target.arch.name().to_owned()],
         toolchain: String::new(),
         kv: options.kv,
         memory,

@@ -10,7 +10,7 @@ use super::launch::Arg;
 use super::phase::{PhaseBuilder, Place, Work, int8_arguments};
 use super::weights::Matrix;
 use crate::kernels::matvec::formats::format;
-use crate::kernels::matvec::{self, Prologue, TUNED_MULTIPROCESSORS, slots};
+use crate::kernels::matvec::{self, Prologue, slots};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::{self, Tile};
 use crate::kernels::{geglu, per_layer};
@@ -77,30 +77,47 @@ impl PhaseBuilder<'_, '_> {
         };
         let outputs = (matrix.rows / if of.geglu { 2 } else { 1 }) as u32;
         let epilogue = self.epilogue(group, &of.epilogue, &mut arguments)?;
+        let form = if of.geglu && group.last().is_some_and(|last| self.schedule.forms(last).int8) { Form::Int8 } else { Form::F32 };
         let choice = matvec::Product {
             geglu: of.geglu,
             scaled: residual.is_some_and(|residual| residual.scale.is_some()),
             branches: residual.is_some_and(|residual| residual.branch.is_some()),
             leaves_residual: left.is_some(),
+            leaves_int8: form == Form::Int8,
             unbounded,
             epsilon: of.norm.map_or(crate::kernels::NORM_EPSILON, |norm| norm.eps),
             epilogue,
             ..matvec::Product::new(matrix.dtype, outputs, matrix.k, prologue)
         };
-        let (shape, mut why) = choice::product(&choice);
+        let (shape, mut why) = choice::product(&choice, &self.common.can.target);
         if of.norm.is_some() {
             why.reason += "; every block computes the norm before it, which is a launch less";
         }
-        let out = self.product_output(group, of, outputs, 1);
-        arguments.extend([("out", out), ("rows", Arg::U32(outputs))]);
+        arguments.push(("rows", Arg::U32(outputs)));
+        let out = match (form, group.last()) {
+            (Form::Int8, Some(joined)) => {
+                let out = self.alloc_value(joined, Form::Int8, 1);
+                arguments.push(("out", Arg::Unused));
+                arguments.extend(int8_arguments(out, outputs as u64, ["keep_xq", "keep_xscale", "keep_xsum"]));
+                out
+            }
+            _ => {
+                let out = self.product_output(group, of, outputs, 1);
+                arguments.push(("out", out));
+                out
+            }
+        };
         let work = Work { bytes: matrix.bytes() + matrix.k as u64 * 4, flops: 2 * matrix.rows * matrix.k as u64 };
         // What it computes once more comes first: a value is compared where its owner leaves it.
         let nodes = [&group.recomputes[..], &group.nodes[..]].concat();
-        self.launch(choice.instance(shape)?, [shape.blocks, 1, 1], &arguments, &nodes, work, why)?;
+        self.launch(choice.instance(shape)?, choice.grid(shape), &arguments, &nodes, work, why)?;
         if let (Some(residual), Some(stream)) = (left, stream) {
             self.record_output(residual.sum, Form::F32, stream);
         }
-        self.record_product_outputs(group, of, out);
+        match (form, group.last()) {
+            (Form::Int8, Some(joined)) => self.record_output(joined, Form::Int8, out),
+            _ => self.record_product_outputs(group, of, out),
+        }
         Ok(())
     }
 
@@ -237,7 +254,7 @@ impl PhaseBuilder<'_, '_> {
             return Err(self.no_kernel(group, &matrix, "rows are not whole groups of 32 values"));
         }
         let outputs = matrix.rows as u32;
-        let tile = Tile::choose(rows, outputs, TUNED_MULTIPROCESSORS);
+        let tile = Tile::choose(rows, outputs, self.common.can.target.multiprocessors);
         let (dtype, k) = (matrix.dtype, matrix.k);
         let choice = product::Product { dtype, k, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
         let out = self.product_output(group, of, outputs, rows);
@@ -258,7 +275,7 @@ impl PhaseBuilder<'_, '_> {
         let rows = self.rows();
         let k = self.graph().weight(weights[0]).dim(0) as u32;
         let all: u64 = weights.iter().map(|w| self.graph().weight(*w).dim(1)).sum();
-        let (kind, tile, stored) = copies::dense(self.graph(), of, of.geglu, rows)
+        let (kind, tile, stored) = copies::dense(self.graph(), of, of.geglu, rows, &self.common.can.target)
             .ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(of.matmuls[0]) })?;
         let copy = self.common.weights.rounded(weights, &mut self.common.kernels)?;
         let out = match (of.geglu, group.last()) {
@@ -271,7 +288,7 @@ impl PhaseBuilder<'_, '_> {
         let work = Work { bytes, flops: 2 * rows as u64 * all * k as u64 };
         let why = format!("{rows} rows: warpgroups over a bf16 copy, tiles of {} x {}", tile.rows(), tile.columns);
         let why = Choice::because(why).over("tensor cores over streams");
-        let grid = kind.grid(tile, rows, stored);
+        let grid = kind.grid(tile, rows, stored, self.common.can.target.multiprocessors);
         self.launch(kind.instance(tile)?, grid, &arguments, &group.nodes, work, why)?;
         match (of.geglu, group.last()) {
             (true, Some(joined)) => self.record_output(joined, Form::BF16, out),

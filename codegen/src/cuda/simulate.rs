@@ -1,11 +1,11 @@
 //! Runs a GPU's program in the simulator: the same loads, launches, arguments and offsets, on kernels' Rust bodies.
 //!
 //! What it shows is that fusion, schedule, memory and kernels are right together. Bounds are checked at every access, against
-//! the ranges the plan gives; races and unwritten outputs are the business of the kernels' own cases, where they are looked
-//! for much more closely.
+//! the ranges the plan gives; races within a launch and unwritten outputs are the business of the kernels' own cases, where they
+//! are looked for much more closely. Races between launches are the plan's: [`Simulator::launch_chain`] finds them.
 
 use gemma4c_dsl::Instance;
-use gemma4c_dsl::sim::{self, AllocationId, Memory, Options, View};
+use gemma4c_dsl::sim::{self, AllocationId, ChainStep, Interleaving, Memory, Options, View};
 use gemma4c_plan::cuda::{Argument, CudaProgram, Launch, LoadArgument, LoadPart, Range, Region};
 
 /// Why a launch did not work.
@@ -13,6 +13,8 @@ use gemma4c_plan::cuda::{Argument, CudaProgram, Launch, LoadArgument, LoadPart, 
 pub enum SimulateError {
     #[error("kernel {instance}: {source}")]
     Launch { instance: String, source: sim::LaunchError },
+    #[error("a chain of {launches} launches: {source}")]
+    Chain { launches: usize, source: sim::LaunchError },
     #[error("{tensor}: {found} bytes were given, {expected} expected")]
     Tensor { tensor: u32, expected: u64, found: u64 },
 }
@@ -100,16 +102,40 @@ impl Simulator {
         &self.memory.bytes(self.region(from.region))[start..start + from.bytes as usize]
     }
 
-    /// One launch.
-    pub fn launch(&mut self, launch: &Launch) -> Result<(), SimulateError> {
+    fn arguments(&self, launch: &Launch) -> Vec<sim::Arg> {
         let argument = |argument: &Argument| match *argument {
             Argument::Memory(range) => sim::Arg::Memory(self.view(range)),
             Argument::U32(value) => sim::Arg::U32(value),
             Argument::F32(value) => sim::Arg::F32(value),
         };
-        let arguments: Vec<sim::Arg> = launch.arguments.iter().map(argument).collect();
+        launch.arguments.iter().map(argument).collect()
+    }
+
+    /// One launch.
+    pub fn launch(&mut self, launch: &Launch) -> Result<(), SimulateError> {
+        let arguments = self.arguments(launch);
         let instance = &self.instances[launch.kernel as usize];
         sim::launch(instance, launch.grid, &mut self.memory, &arguments, &self.options)
             .map_err(|source| SimulateError::Launch { instance: instance.to_string(), source })
+    }
+
+    /// Launches as a GPU runs them: a programmatic one beside its predecessor. What one of them may not touch before it has
+    /// waited for another is an error.
+    pub fn launch_chain<'l>(
+        &mut self,
+        launches: impl Iterator<Item = &'l Launch>,
+        interleaving: Interleaving,
+    ) -> Result<(), SimulateError> {
+        let bound: Vec<_> = launches.map(|launch| (launch, self.arguments(launch))).collect();
+        let instances = &self.instances;
+        let step = |(launch, args): &'_ (&Launch, Vec<sim::Arg>)| ChainStep {
+            instance: &instances[launch.kernel as usize],
+            grid: launch.grid,
+            args: args.clone(),
+            dependent: launch.programmatic,
+        };
+        let steps: Vec<_> = bound.iter().map(step).collect();
+        sim::launch_chain(&steps, &mut self.memory, interleaving, &self.options)
+            .map_err(|source| SimulateError::Chain { launches: steps.len(), source })
     }
 }

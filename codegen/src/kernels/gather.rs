@@ -25,7 +25,7 @@ pub fn gather(tokens: Input<u32>, out: Output<f32>, width: u32, vocabulary: u32,
 
 /// The gather from tables of that type.
 pub fn instance(dtype: DType) -> Result<Instance, InstanceError> {
-    Instance::of(gather::DEF).slot("value", &[value(dtype)]).build()
+    gather::Chosen { value: value(dtype) }.build()
 }
 
 /// Blocks for `rows` rows of `width` values.

@@ -47,7 +47,7 @@ pub fn geglu<const FLOATS: bool, const ROUNDED: bool, const QUANTISED: bool>(
 
 /// A [`geglu`]. Widths and strides are multiples of 8; of 32, where int8 comes out.
 pub fn instance(outputs: Outputs) -> Result<Instance, InstanceError> {
-    outputs.constants(Instance::of(geglu::DEF)).build()
+    geglu::Chosen { FLOATS: outputs.floats, ROUNDED: outputs.bf16, QUANTISED: outputs.int8 }.build()
 }
 
 /// Blocks for `rows` rows of `width` values.

@@ -176,14 +176,14 @@ pub struct Heads {
 
 impl Heads {
     pub fn instance(self) -> Result<Instance, InstanceError> {
-        Instance::of(heads::DEF)
-            .constant("DIM", self.dim)
-            .constant("Q_HEADS", self.q)
-            .constant("KV_HEADS", self.kv)
-            // More blocks rather than larger ones: the few heads of a decoded row spread over the GPU.
-            .constant("WARPS", 2u32)
-            .element("KV", self.cache)
-            .build()
+        heads::Chosen {
+            DIM: self.dim,
+            Q_HEADS: self.q,
+            KV_HEADS: self.kv, // More blocks rather than larger ones: the few heads of a decoded row spread over the GPU.
+            WARPS: 2,
+            KV: self.cache,
+        }
+        .build()
     }
 
     /// Blocks for that many rows.

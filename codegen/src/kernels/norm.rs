@@ -213,11 +213,15 @@ fn threads(width: u32) -> u32 {
 
 /// A [`rms_norm`]; its grid is `[rows, 1, 1]`.
 pub fn norm(width: u32, weighted: bool, outputs: Outputs) -> Result<Instance, InstanceError> {
-    let builder = Instance::of(rms_norm::DEF)
-        .constant("WIDTH", width)
-        .constant("THREADS", threads(width))
-        .constant("WEIGHTED", weighted);
-    outputs.constants(builder).build()
+    rms_norm::Chosen {
+        WIDTH: width,
+        THREADS: threads(width),
+        WEIGHTED: weighted,
+        FLOATS: outputs.floats,
+        ROUNDED: outputs.bf16,
+        QUANTISED: outputs.int8,
+    }
+    .build()
 }
 
 /// The choices of a [`residual_norm`].
@@ -235,15 +239,19 @@ pub struct Residual {
 
 /// A [`residual_norm`]; its grid is `[rows, 1, 1]`.
 pub fn residual(width: u32, of: Residual) -> Result<Instance, InstanceError> {
-    let builder = Instance::of(residual_norm::DEF)
-        .constant("WIDTH", width)
-        .constant("THREADS", threads(width))
-        .constant("BRANCHES", of.branches)
-        .constant("SCALED", of.scaled)
-        .constant("NEXT", of.next);
-    of.outputs.constants(builder).build()
+    residual_norm::Chosen {
+        WIDTH: width,
+        THREADS: threads(width),
+        BRANCHES: of.branches,
+        SCALED: of.scaled,
+        NEXT: of.next,
+        FLOATS: of.outputs.floats,
+        ROUNDED: of.outputs.bf16,
+        QUANTISED: of.outputs.int8,
+    }
+    .build()
 }
 
 pub fn plain(weighted: bool) -> Result<Instance, InstanceError> {
-    Instance::of(rms_norm_plain::DEF).constant("WEIGHTED", weighted).build()
+    rms_norm_plain::Chosen { WEIGHTED: weighted }.build()
 }

@@ -3,7 +3,6 @@
 //!
 //! An output that an instance does not have is an empty buffer: no compiled instance of it touches it.
 
-use gemma4c_dsl::InstanceBuilder;
 use gemma4c_dsl::prelude::*;
 
 use super::quantise::{quantise4, quantise8};
@@ -112,11 +111,6 @@ impl Outputs {
     /// The forms of both.
     pub const fn and(self, other: Self) -> Self {
         Self { floats: self.floats || other.floats, bf16: self.bf16 || other.bf16, int8: self.int8 || other.int8 }
-    }
-
-    /// Sets the constants of a kernel that ends in [`leave8`].
-    pub(crate) fn constants(self, builder: InstanceBuilder) -> InstanceBuilder {
-        builder.constant("FLOATS", self.floats).constant("ROUNDED", self.bf16).constant("QUANTISED", self.int8)
     }
 }
 

@@ -65,11 +65,7 @@ pub fn per_layer_inputs<const DIM: u32, const WARPS: u32>(
 
 /// A [`per_layer_inputs`] over slices of `dim` values and a table of that type.
 pub fn inputs(dim: u32, table: DType) -> Result<Instance, InstanceError> {
-    Instance::of(per_layer_inputs::DEF)
-        .constant("DIM", dim)
-        .constant("WARPS", 4u32)
-        .slot("value", &[value(table)])
-        .build()
+    per_layer_inputs::Chosen { DIM: dim, WARPS: 4, value: value(table) }.build()
 }
 
 /// Blocks of a [`per_layer_inputs`].

@@ -30,7 +30,7 @@ pub fn read_all<const THREADS: u32, const AHEAD: u32>(words: Weights<u32>, folde
 
 /// The probe with that many loads in flight.
 pub fn instance(threads: u32, ahead: u32) -> Result<Instance, InstanceError> {
-    Instance::of(read_all::DEF).constant("THREADS", threads).constant("AHEAD", ahead).build()
+    read_all::Chosen { THREADS: threads, AHEAD: ahead }.build()
 }
 
 /// The probes that are tried: which one reaches the ceiling differs between GPUs.

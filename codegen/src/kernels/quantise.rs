@@ -184,9 +184,9 @@ pub fn quantise_plain<const THREADS: u32, const K: u32>(
 }
 
 pub fn instance(k: u32) -> Result<Instance, InstanceError> {
-    Instance::of(quantise::DEF).constant("THREADS", BLOCK_THREADS).constant("K", k).build()
+    quantise::Chosen { THREADS: BLOCK_THREADS, K: k }.build()
 }
 
 pub fn plain_instance(k: u32) -> Result<Instance, InstanceError> {
-    Instance::of(quantise_plain::DEF).constant("THREADS", BLOCK_THREADS).constant("K", k).build()
+    quantise_plain::Chosen { THREADS: BLOCK_THREADS, K: k }.build()
 }

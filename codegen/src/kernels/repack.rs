@@ -116,26 +116,34 @@ pub fn repacks(dtype: DType) -> Result<Vec<Repack>, InstanceError> {
 
 fn repack(layout: &Layout, stream: Stream) -> Result<Option<Repack>, InstanceError> {
     let bytes = layout.bytes as u32;
-    let of = |def| Instance::of(def).constant("THREADS", BLOCK_THREADS).constant("BYTES", bytes);
-    let (builder, element_bytes) = match stream.content {
+    let (instance, element_bytes) = match stream.content {
         Content::Verbatim => return Ok(None),
         Content::Plane { from, to } => {
-            let plane = of(repack_plane::DEF)
-                .constant("LEN", layout.len as u32)
-                .constant("BITS", from.bits as u32)
-                .constant("FROM_AT", from.offset as u32)
-                .constant("FROM_RUN", from.run as u32)
-                .constant("TO_RUN", to.run as u32);
-            (plane, 4)
+            let plane = repack_plane::Chosen {
+                THREADS: BLOCK_THREADS,
+                BYTES: bytes,
+                LEN: layout.len as u32,
+                BITS: from.bits as u32,
+                FROM_AT: from.offset as u32,
+                FROM_RUN: from.run as u32,
+                TO_RUN: to.run as u32,
+            };
+            (plane.build()?, 4)
         }
         Content::Halves { offset, count } => {
-            (of(repack_halves::DEF).constant("AT", offset as u32).constant("COUNT", count as u32), 2)
+            let halves =
+                repack_halves::Chosen { THREADS: BLOCK_THREADS, BYTES: bytes, AT: offset as u32, COUNT: count as u32 };
+            (halves.build()?, 2)
         }
-        Content::Packed6 { packed } => (of(repack_packed6::DEF).constant("AT", packed as u32), 2),
-        Content::Split6 { high, low } => {
-            (of(repack_split6::DEF).constant("LOW_AT", low as u32).constant("HIGH_AT", high as u32), 1)
+        Content::Packed6 { packed } => {
+            (repack_packed6::Chosen { THREADS: BLOCK_THREADS, BYTES: bytes, AT: packed as u32 }.build()?, 2)
         }
+        Content::Split6 { high, low } => (
+            repack_split6::Chosen { THREADS: BLOCK_THREADS, BYTES: bytes, LOW_AT: low as u32, HIGH_AT: high as u32 }
+                .build()?,
+            1,
+        ),
     };
     debug_assert!(layout.len.is_multiple_of(GROUP));
-    Ok(Some(Repack { stream, instance: builder.build()?, element_bytes }))
+    Ok(Some(Repack { stream, instance, element_bytes }))
 }

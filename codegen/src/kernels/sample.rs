@@ -300,16 +300,11 @@ impl Picker {
     /// A [`pick`] on a grid `[slices, 1, 1]`. `transform` is done to each logit.
     pub fn pick(self, transform: &[&'static DeviceDef]) -> Result<Instance, InstanceError> {
         let (threads, per) = self.slice();
-        Instance::of(pick::DEF)
-            .constant("THREADS", threads)
-            .constant("PER", per)
-            .constant("KEPT", self.kept)
-            .slot("transform", transform)
-            .build()
+        pick::Chosen { THREADS: threads, PER: per, KEPT: self.kept, transform: transform.to_vec() }.build()
     }
 }
 
 /// An [`argmax_plain`], of one block.
 pub fn plain() -> Result<Instance, InstanceError> {
-    Instance::of(argmax_plain::DEF).build()
+    argmax_plain::Chosen {}.build()
 }

@@ -4,7 +4,7 @@
 use super::{Measured, Question, Trial};
 
 /// The NVIDIA H200.
-pub static H200: Measured = Measured { trials: TRIALS };
+pub static H200: Measured = Measured { multiprocessors: 132, trials: TRIALS };
 
 const fn of(model: &'static str, question: Question, value: u32, tokens_per_second: &'static [(u32, f32)]) -> Trial {
     Trial { question, value, model, tokens_per_second }

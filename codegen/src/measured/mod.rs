@@ -11,6 +11,8 @@ pub use h200::H200;
 /// What was measured on one GPU.
 #[derive(Debug)]
 pub struct Measured {
+    /// SMs that it has.
+    pub multiprocessors: u32,
     pub trials: &'static [Trial],
 }
 
@@ -126,8 +128,12 @@ mod tests {
         const FASTER: Trial = of(256, &[(0, 471.0), (8192, 431.0)]);
         static TWO: [Trial; 2] = [SLOW, FAST];
         static THREE: [Trial; 3] = [SLOW, FAST, FASTER];
-        assert_eq!(Measured { trials: &TWO }.fastest(Question::SegmentKeys), 64, "what counts is all depths");
-        assert_eq!(Measured { trials: &THREE }.fastest(Question::SegmentKeys), 256);
+        assert_eq!(
+            Measured { multiprocessors: 132, trials: &TWO }.fastest(Question::SegmentKeys),
+            64,
+            "what counts is all depths"
+        );
+        assert_eq!(Measured { multiprocessors: 132, trials: &THREE }.fastest(Question::SegmentKeys), 256);
         assert_eq!(QUESTIONS.map(|question| H200.fastest(question)), [20, 20, 64, 512, 120, 8, 4, 16]);
     }
 }

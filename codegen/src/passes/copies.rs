@@ -6,9 +6,9 @@ use gemma4c_graph::{Graph, Group, Kind, NodeId, Product, WeightId};
 
 use super::forms::wanted;
 use super::{Abilities, Pass, Schedule, experts_of, product_of};
-use crate::arch::Arch;
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::wgmma::{WgmmaProduct, WgmmaTile};
+use crate::target::Target;
 
 pub const PASS: Pass = Pass {
     name: "bf16-copies",
@@ -59,24 +59,30 @@ fn fits(schedule: &Schedule, can: &Abilities, group: &Group) -> Result<(), &'sta
         Kind::ExpertGateUp { weight, routing, out, .. } => {
             can.wgmma_experts?;
             let gated = wanted(schedule, can, *out) == Outputs::BF16;
-            grouped(graph, *weight, *routing, schedule.rows, true).filter(|_| gated).map(|_| ())
+            grouped(graph, *weight, *routing, schedule.rows, true, &can.target).filter(|_| gated).map(|_| ())
         }
         Kind::ExpertDown { weight, routing, .. } => {
             can.wgmma_experts?;
-            grouped(graph, *weight, *routing, schedule.rows, false).map(|_| ())
+            grouped(graph, *weight, *routing, schedule.rows, false, &can.target).map(|_| ())
         }
         _ => {
             can.wgmma?;
             let product = product_of(graph, group).ok_or(NO_FIT)?;
             let gated = product.geglu && group.last().is_some_and(|last| wanted(schedule, can, last) == Outputs::BF16);
-            dense(graph, &product, gated, schedule.rows).map(|_| ())
+            dense(graph, &product, gated, schedule.rows, &can.target).map(|_| ())
         }
     };
     tile.ok_or(NO_FIT)
 }
 
 /// The kernel of a product over a copy, its tile, and the values of a row that it stores.
-pub fn dense(graph: &Graph, of: &Product, gated: bool, rows: u32) -> Option<(WgmmaProduct, WgmmaTile, u32)> {
+pub fn dense(
+    graph: &Graph,
+    of: &Product,
+    gated: bool,
+    rows: u32,
+    target: &Target,
+) -> Option<(WgmmaProduct, WgmmaTile, u32)> {
     let weight = |id: &NodeId| graph.node(*id).op.weight().map(|weight| graph.weight(weight));
     let all: u64 = of.matmuls.iter().filter_map(weight).map(|weight| weight.dim(1)).sum();
     let k = weight(&of.matmuls[0])?.dim(0) as u32;
@@ -87,7 +93,7 @@ pub fn dense(graph: &Graph, of: &Product, gated: bool, rows: u32) -> Option<(Wgm
         epilogue: Vec::new(),
     };
     let stored = if gated { all as u32 / 2 } else { all as u32 };
-    let tile = kind.choose(rows, stored, k, Arch::Sm90a)?;
+    let tile = kind.choose(rows, stored, k, target)?;
     Some((kind, tile, stored))
 }
 
@@ -106,6 +112,7 @@ pub fn grouped(
     routing: NodeId,
     rows: u32,
     geglu: bool,
+    target: &Target,
 ) -> Option<(WgmmaProduct, WgmmaTile, u32)> {
     let (experts, top) = experts_of(graph, routing);
     let (pairs, w) = (rows * top, graph.weight(weight));
@@ -116,6 +123,6 @@ pub fn grouped(
     let height = height(pairs, experts);
     // An expert's last group is half full, on average.
     let groups = pairs / height + experts.min(pairs).div_ceil(2);
-    let tile = kind.choose_grouped(groups, height, outputs, k, Arch::Sm90a)?;
+    let tile = kind.choose_grouped(groups, height, outputs, k, target)?;
     Some((kind, tile, outputs))
 }

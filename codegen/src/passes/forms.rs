@@ -12,6 +12,7 @@ use gemma4c_graph::{Form, Graph, Group, Kind, NodeId, Op, Product};
 use gemma4c_plan::cuda::KvType;
 
 use super::{Abilities, Pass, Schedule, product_of};
+use crate::kernels::matvec;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::outputs::Outputs;
 
@@ -136,7 +137,13 @@ fn left_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeId, 
             vec![(group.nodes[0], form)]
         }
         Kind::Geglu { .. } => group.last().map(|last| (last, alone(wanted(last), Outputs::BF16))).into_iter().collect(),
-        Kind::Product(product) if product.geglu && !schedule.is_one_row(group) => {
+        Kind::Product(product) if product.geglu && schedule.is_one_row(group) => {
+            let width = |last: NodeId| schedule.graph().node(last).ty.width;
+            let can_leave = |last: &NodeId| matvec::Product::can_leave_int8(width(*last), can.cluster);
+            let last = group.last().filter(|last| !can.exact && can_leave(last));
+            last.map(|last| (last, alone(wanted(last), Outputs::INT8))).into_iter().collect()
+        }
+        Kind::Product(product) if product.geglu => {
             group.last().map(|last| (last, Outputs::BF16)).into_iter().collect()
         }
         Kind::ExpertProduct { geglu: true, .. } => group.last().map(|last| (last, Outputs::BF16)).into_iter().collect(),

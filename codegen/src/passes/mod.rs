@@ -27,6 +27,7 @@ use gemma4c_plan::cuda::KvType;
 use crate::kernels::attention::Attention;
 use crate::kernels::kv_element;
 use crate::kernels::outputs::Outputs;
+use crate::target::Target;
 
 /// A pass for a GPU.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +59,7 @@ pub fn optional() -> impl Iterator<Item = &'static str> {
 }
 
 /// What the kernels of a target can do, and what the caller wants of them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Abilities {
     /// No rounding of activations anywhere: the reference.
     pub exact: bool,
@@ -66,11 +67,10 @@ pub struct Abilities {
     pub context: u32,
     /// Most rows of a pass.
     pub chunk: u32,
-    /// Shared memory that a block may have.
-    pub shared_bytes: usize,
-    /// Blocks of the largest cluster; 1 where there are none.
+    /// The GPU that launches are shaped for.
+    pub target: Target,
+    /// Blocks of the largest cluster there; 1 where there are none, or where they are switched off.
     pub cluster: u32,
-    pub multiprocessors: u32,
     /// Prefill multiplies by bf16 copies of the weights, where their shape allows; or why it does not.
     pub wgmma: Result<(), &'static str>,
     /// By copies of the experts too, which are many times larger; or why it does not.
@@ -93,8 +93,9 @@ impl Abilities {
             window: c.window,
             capacity: self.capacity(c),
             kv: kv_element(self.kv),
-            shared_bytes: self.shared_bytes,
+            shared_bytes: self.target.shared_bytes_per_block as usize,
             cluster,
+            multiprocessors: self.target.multiprocessors,
         }
     }
 }

@@ -58,6 +58,7 @@ fn layers_of_both_kinds() -> [Attention; 2] {
         kv: ElementType::BF16,
         shared_bytes,
         cluster: 1,
+        multiprocessors: 132,
     };
     [full, Attention { window: Some(20), ..full }]
 }
@@ -122,7 +123,7 @@ fn the_step_has_the_bits_of_the_kernels_it_stands_for() {
 /// Every model's layers have work for most multiprocessors of a large GPU, and no more splits than can have any.
 #[test]
 fn splits_are_fixed_by_the_shape() {
-    let layer = |kv_heads, window, capacity| {
+    let shaped = |multiprocessors, kv_heads, window, capacity| {
         let [.., shared_bytes] = SHARED_BYTES;
         let layer = Attention {
             head_dim: 256,
@@ -133,9 +134,11 @@ fn splits_are_fixed_by_the_shape() {
             kv: ElementType::F16,
             shared_bytes,
             cluster: 1,
+            multiprocessors,
         };
         (layer.segment(), layer.splits(), layer.grouped())
     };
+    let layer = |kv_heads, window, capacity| shaped(132, kv_heads, window, capacity);
     assert_eq!(layer(1, Some(512), 1024), (64, 8, 8));
     assert_eq!(layer(2, Some(512), 1024), (64, 8, 8));
     assert_eq!(layer(8, Some(1024), 1536), (64, 16, 16));
@@ -146,12 +149,22 @@ fn splits_are_fixed_by_the_shape() {
     assert_eq!(layer(4, None, 100), (64, 2, 2));
     assert_eq!(layer(300, None, 100), (64, 1, 1));
 
-    let clustered = |kv_heads, window, capacity| {
+    // A smaller GPU has fewer of them, and a window's segments are twice as long before half of the splits wait.
+    assert_eq!(shaped(60, 16, Some(1024), 1536), (256, 4, 4));
+    assert_eq!(shaped(60, 1, None, 32768), (64, 120, 11));
+    assert_eq!(shaped(170, 16, Some(1024), 1536), (128, 8, 8));
+
+    let clusters = |multiprocessors, kv_heads, window, capacity| {
         let [shared_bytes, ..] = SHARED_BYTES;
         let kv = ElementType::F16;
-        let layer = Attention { head_dim: 512, kv_heads, group: 1, window, capacity, kv, shared_bytes, cluster: 16 };
+        let (head_dim, group, cluster) = (512, 1, 16);
+        let layer =
+            Attention { head_dim, kv_heads, group, window, capacity, kv, shared_bytes, cluster, multiprocessors };
         (layer.splits(), layer.peers())
     };
+    let clustered = |kv_heads, window, capacity| clusters(132, kv_heads, window, capacity);
+    assert_eq!(clusters(112, 1, None, 32768), (96, 8));
+    assert_eq!(clusters(170, 1, None, 32768), (152, 8));
     assert_eq!(clustered(2, Some(512), 1024), (8, 8));
     assert_eq!(clustered(8, Some(1024), 1536), (16, 16));
     assert_eq!(clustered(1, Some(4096), 4100), (64, 1), "more than a cluster holds");
@@ -174,6 +187,7 @@ fn flash_takes_the_largest_tile_that_fits() {
         kv,
         shared_bytes,
         cluster: 1,
+        multiprocessors: 132,
     };
     let rows = |kv, shared| layer(kv, shared).flash(ElementType::F32).expect("an instance").map(|flash| flash.rows);
     assert_eq!(rows(ElementType::BF16, 227 * 1024), Some(64));

@@ -4,6 +4,7 @@ use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cases::{grouped, product, wgmma};
 use gemma4c_codegen::kernels::product::wgmma::WgmmaProduct;
 use gemma4c_codegen::kernels::product::{Product, Tile};
+use gemma4c_codegen::target::Target;
 use gemma4c_dsl::ElementType;
 use gemma4c_dsl::harness::{Case, Executor, Simulator};
 use gemma4c_dsl::sim::Order;
@@ -73,7 +74,8 @@ fn weights_to_bf16() {
 #[test]
 fn warpgroups_take_the_tile_with_the_shortest_waves() {
     let wgmma = WgmmaProduct { out: ElementType::F32, geglu: false, pairs: 0, epilogue: Vec::new() };
-    let tile = |rows, outputs, k| wgmma.choose(rows, outputs, k, Arch::Sm90a).map(|tile| (tile.rows(), tile.columns));
+    let h200 = Target::of_arch(Arch::Sm90a);
+    let tile = |rows, outputs, k| wgmma.choose(rows, outputs, k, &h200).map(|tile| (tile.rows(), tile.columns));
     assert_eq!(tile(2048, 20480, 2560), Some((128, 256)));
     assert_eq!(tile(512, 2560, 10240), Some((128, 96)));
     assert_eq!(tile(2048, 2560, 10240), Some((128, 160)));
@@ -81,7 +83,7 @@ fn warpgroups_take_the_tile_with_the_shortest_waves() {
     // Steps are 64 values, results are stored by fours, and only Hopper has warpgroups that multiply.
     assert_eq!(tile(512, 2560, 2080), None);
     assert_eq!(tile(512, 2562, 2560), None);
-    assert_eq!(wgmma.choose(512, 2560, 2560, Arch::Sm89), None);
+    assert_eq!(wgmma.choose(512, 2560, 2560, &Target::of_arch(Arch::Sm89)), None);
 }
 
 #[test]

@@ -25,6 +25,12 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     kernel::kernel(attribute.into(), item.into()).into()
 }
 
+/// Prints a Rust struct as a C++ struct of registers, for kernels and device functions to use. See `gemma4c_dsl`.
+#[proc_macro_attribute]
+pub fn registers(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    kernel::registers(attribute.into(), item.into()).into()
+}
+
 /// Prints a Rust function as a CUDA device function, for kernels to call and slots to be filled with. See `gemma4c_dsl`.
 #[proc_macro_attribute]
 pub fn device(attribute: TokenStream, item: TokenStream) -> TokenStream {

@@ -4,8 +4,9 @@
 use super::row;
 use crate::Element;
 use crate::sim::memory::{KernelIndex, Readable, Shared, Writable};
+use crate::sim::pending::AsyncCopy;
 use crate::sim::shadow::Touch;
-use crate::sim::thread::{AsyncCopy, Thread};
+use crate::sim::thread::Thread;
 
 /// Starts to copy 16 bytes, from element `from` of global memory to element `to` of a shared array.
 #[track_caller]

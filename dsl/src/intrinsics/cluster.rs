@@ -41,11 +41,13 @@ intrinsic! {
 #[track_caller]
 pub fn load_peer<V: Element>(memory: Shared<impl Element>, index: impl KernelIndex, peer: u32) -> V {
     let thread = Thread::current();
-    let launch = thread.launch();
-    let message = match launch.returned.borrow().get(peer as usize) {
+    let (launch, cluster) = (thread.launch(), thread.cluster());
+    let message = match cluster.returned.borrow().get(peer as usize) {
         None => format!("reads the shared memory of block {peer} of a cluster of {}", launch.cluster),
         Some(true) => format!("reads the shared memory of block {peer} of its cluster, which has returned"),
-        Some(false) => return memory.raw().of_peer(&launch.shared, thread.block().rank, peer).get(index.value()),
+        Some(false) => {
+            return memory.raw().of_peer(&cluster.shared.arrays, thread.block().rank, peer).get(index.value());
+        }
     };
     thread.raise(FaultKind::OutOfBounds, thread.line(), message)
 }

@@ -1,12 +1,19 @@
 //! Programmatic dependent launch: a kernel that is launched `dependent` starts while its predecessor still runs.
 
 use super::intrinsic;
-use crate::sim::thread::Thread;
+use crate::sim::thread::{Stop, StopScope, Thread};
 
 intrinsic! {
     /// Waits until the predecessor's writes are visible. Every thread of a `dependent` kernel executes it, before it touches
     /// anything but weights.
-    Grid fn grid_dependency_wait() { Thread::current().waited.set(true); }
+    Grid fn grid_dependency_wait() {
+        let thread = Thread::current();
+        let link = &thread.launch().link;
+        let what = || "its predecessor in the stream to end".to_string();
+        thread.wait_until("grid_dependency_wait", thread.line(), what, || link.predecessor_is_complete());
+        link.has_waited();
+        thread.waited.set(true);
+    }
     cuda "
 #if __CUDA_ARCH__ >= 900
     asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");
@@ -16,7 +23,16 @@ intrinsic! {
 
 intrinsic! {
     /// Lets the successor start. It still waits for this whole grid before it reads what this grid writes.
-    Grid fn grid_launch_dependents() {}
+    Grid fn grid_launch_dependents() {
+        let thread = Thread::current();
+        let link = &thread.launch().link;
+        if !thread.block().released.replace(true) {
+            link.releases(thread.waited.get());
+        }
+        if link.pauses {
+            thread.suspend(Stop { scope: StopScope::Pause, operation: "grid_launch_dependents", line: thread.line() });
+        }
+    }
     cuda "
 #if __CUDA_ARCH__ >= 900
     asm volatile(\"griddepcontrol.launch_dependents;\" ::: \"memory\");

@@ -133,3 +133,21 @@ template <class T, class I> __device__ __forceinline__ void store_floats4(T* mem
 template <class I> __device__ __forceinline__ void store_floats4(f32* memory, I index, F32x4 four) { store(memory, index, four); }"
     host same
 }
+
+/// Asks for the 128-byte line that an element lies in to be brought into L2. Allowed before the dependency wait: it moves nothing
+/// that the kernel sees.
+#[track_caller]
+pub fn prefetch_l2(memory: impl Readable, index: impl KernelIndex) {
+    memory.raw().check_bounds(index.value(), 1);
+}
+
+row! {
+    /// Asks for the 128-byte line that an element lies in to be brought into L2. Allowed before the dependency wait.
+    Thread prefetch_l2
+    cuda "
+template <class T, class I> __device__ __forceinline__ void prefetch_l2(const T* memory, I index) { asm volatile(\"prefetch.global.L2 [%0];\" :: \"l\"(memory + index)); }
+template <class T, class I> __device__ __forceinline__ void prefetch_l2(weights<T> memory, I index) { prefetch_l2(memory.at, index); }"
+    host "
+template <class T, class I> inline void prefetch_l2(const T*, I) {}
+template <class T, class I> inline void prefetch_l2(weights<T>, I) {}"
+}

@@ -8,11 +8,14 @@
 pub mod asynchronous;
 pub mod atomics;
 pub mod bits;
+pub mod bulk;
 pub mod cluster;
 pub mod grid;
 pub mod ids;
 pub mod loads;
 pub mod math;
+pub mod mbarrier;
+pub mod ordered;
 pub mod tensor;
 pub mod warp;
 pub mod warpgroup;
@@ -55,6 +58,8 @@ pub struct Hook(pub(crate) fn() -> *const ());
 pub struct Intrinsic {
     pub name: &'static str,
     pub scope: Scope,
+    /// The first compute capability that has it, as in `sm_90`.
+    pub since: u32,
     pub doc: &'static str,
     /// The definition in CUDA C.
     pub cuda: &'static str,
@@ -110,6 +115,7 @@ macro_rules! intrinsic {
                 static ROW: $crate::intrinsics::Intrinsic = $crate::intrinsics::Intrinsic {
                     name: stringify!($name),
                     scope: $crate::intrinsics::Scope::$scope,
+                    since: $crate::intrinsics::since!(),
                     doc: concat!($($doc, "\n"),*),
                     cuda: concat!(
                         "__device__ __forceinline__ ",
@@ -144,7 +150,7 @@ macro_rules! intrinsic {
 macro_rules! row {
     (
         $(#[doc = $doc:literal])*
-        $scope:ident $name:ident $(needs [$($need:path),*])?
+        $scope:ident $name:ident $(since $since:literal)? $(needs [$($need:path),*])?
         cuda $cuda:literal
         host $host:tt
     ) => {
@@ -157,6 +163,7 @@ macro_rules! row {
                 static ROW: $crate::intrinsics::Intrinsic = $crate::intrinsics::Intrinsic {
                     name: stringify!($name),
                     scope: $crate::intrinsics::Scope::$scope,
+                    since: $crate::intrinsics::since!($($since)?),
                     doc: concat!($($doc, "\n"),*),
                     cuda: $cuda,
                     host: $crate::intrinsics::host_text!($host),
@@ -183,6 +190,16 @@ macro_rules! host_text {
     };
 }
 
+/// Every GPU of ours has what is not said to be newer.
+macro_rules! since {
+    () => {
+        80
+    };
+    ($since:literal) => {
+        $since
+    };
+}
+
 macro_rules! output_name {
     () => {
         "void"
@@ -200,7 +217,7 @@ macro_rules! parameter_list {
     };
 }
 
-pub(crate) use {host_text, intrinsic, output_name, parameter_list, row};
+pub(crate) use {host_text, intrinsic, output_name, parameter_list, row, since};
 
 macro_rules! table {
     ($($module:ident: $($name:ident)*;)*) => {
@@ -213,8 +230,11 @@ table! {
     ids: thread_idx block_dim block_idx block_idx_y block_idx_z grid_dim grid_dim_y grid_dim_z lane_id warp_id;
     warp: barrier warp_barrier shfl_xor shfl_down shfl_idx ballot warp_any warp_all warp_sum warp_max warp_min block_sum block_max;
     atomics: atomic_add atomic_max atomic_min last_block last_block_of;
-    loads: load load_streamed read_only store store_floats4;
+    loads: load load_streamed read_only store store_floats4 prefetch_l2;
+    ordered: atomic_load_relaxed atomic_store_relaxed atomic_add_release atomic_load_acquire atomic_wait_acquire;
     asynchronous: cp_async16 cp_async_commit cp_async_wait;
+    mbarrier: mbarrier_init mbarrier_arrive mbarrier_arrive_expect mbarrier_wait;
+    bulk: bulk_load bulk_store bulk_commit bulk_wait_read bulk_wait;
     bits: byte_of signed_byte_of nibble_of pack_bytes byte_perm dp4a sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16;
     math: rsqrt recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast;
     tensor: ldmatrix_x1 ldmatrix_x2 ldmatrix_x4 ldmatrix_x2_trans ldmatrix_x4_trans mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k32_s8;

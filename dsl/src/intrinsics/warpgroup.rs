@@ -17,8 +17,9 @@ use crate::BF16;
 use crate::elements::Float;
 use crate::sim::FaultKind;
 use crate::sim::memory::{Readable, Region, Regs, Shared};
+use crate::sim::pending::{Operands, Product, Tile, WARPGROUP};
 use crate::sim::shadow::Touch;
-use crate::sim::thread::{Operands, Product, Stop, StopScope, Thread, Tile, WARPGROUP};
+use crate::sim::thread::{Stop, StopScope, Thread};
 use std::rc::Rc;
 
 /// Values of k in one product.
@@ -84,17 +85,7 @@ impl Tile {
         let region = self.region();
         lines(count, self.at, |place| {
             let address = region.access((place / 2) as i64, place as i64, 16, Touch::Read);
-            if let Some(shadow) = &region.shadow
-                && let Some((writer, line)) = shadow.borrow().unfenced(place, 16, &thread.block().proxy_fences)
-            {
-                let message = format!(
-                    "multiplies `{}[{}]`, which thread {writer} wrote at {} without fence_proxy_async() since",
-                    region.name,
-                    place / 2,
-                    crate::sim::spelled(line)
-                );
-                thread.raise(FaultKind::MissingFence, thread.line(), message);
-            }
+            thread.require_fenced(region, place, 16, "multiplies", thread.line());
             // SAFETY: `access` has checked the bounds; shared arrays are aligned to far more than 16 bytes.
             unsafe { *address.cast::<[u16; 8]>() }
         })
@@ -161,7 +152,7 @@ pub fn wgmma_bf16(sums: &mut Regs<f32>, left: Shared<BF16>, right: Shared<BF16>)
 row! {
     /// Starts `sums += left · rightᵀ`: 64 x 16 times 16 x columns, twice as many columns as `sums` has registers, a multiple of
     /// 32. The GPU's order of additions within the 16 is not specified, but does not depend on the columns.
-    Warpgroup wgmma_bf16 needs [wgmma_at_once]
+    Warpgroup wgmma_bf16 since 90 needs [wgmma_at_once]
     cuda "
 __device__ __forceinline__ u64 swizzled_tile(const BF16* tile) {
     // Address, (unused here), 1024 bytes from eight rows to the next eight, swizzle of 128 bytes.
@@ -230,7 +221,7 @@ pub fn wgmma_fence(_sums: &mut Regs<f32>) {
 
 row! {
     /// Puts the accumulator's registers in order before the first product, and before the next one after the kernel touched them.
-    Warpgroup wgmma_fence
+    Warpgroup wgmma_fence since 90
     cuda "
 template <u32 COUNT> __device__ __forceinline__ void wgmma_fence(f32 (&sums)[COUNT]) {
     #pragma unroll
@@ -256,7 +247,7 @@ pub fn wgmma_commit() {
 
 row! {
     /// Closes the group of the products started since the last one.
-    Warpgroup wgmma_commit
+    Warpgroup wgmma_commit since 90
     cuda "__device__ __forceinline__ void wgmma_commit() { asm volatile(\"wgmma.commit_group.sync.aligned;\" ::: \"memory\"); }"
     host "inline void wgmma_commit() {}"
 }
@@ -290,7 +281,7 @@ pub fn wgmma_wait(pending: u32, sums: &mut Regs<f32>) {
 row! {
     /// Waits until at most `pending` groups of products are still on their way; `pending` is a constant, 0 or 1. `sums` may be
     /// touched after a wait for all of them.
-    Warpgroup wgmma_wait
+    Warpgroup wgmma_wait since 90
     cuda "
 template <u32 COUNT> __device__ __forceinline__ void wgmma_wait(u32 pending, f32 (&sums)[COUNT]) {
     // The operand of the instruction is part of it: the branch folds away.
@@ -303,7 +294,7 @@ template <u32 COUNT> __device__ __forceinline__ void wgmma_wait(u32 pending, f32
     host "template <u32 COUNT> inline void wgmma_wait(u32, f32 (&)[COUNT]) {}"
 }
 
-/// Makes this thread's writes to shared memory visible to products, once a barrier has passed.
+/// Makes this thread's writes to shared memory visible to products and bulk copies (the async proxy), once a barrier has passed.
 pub fn fence_proxy_async() {
     let thread = Thread::current();
     // Writes of the same tick stay before the fence.
@@ -311,8 +302,8 @@ pub fn fence_proxy_async() {
 }
 
 row! {
-    /// Makes this thread's writes to shared memory visible to products, once a barrier has passed.
-    Thread fence_proxy_async
+    /// Makes this thread's writes to shared memory visible to products and bulk copies (the async proxy), once a barrier has passed.
+    Thread fence_proxy_async since 90
     cuda "__device__ __forceinline__ void fence_proxy_async() { asm volatile(\"fence.proxy.async.shared::cta;\" ::: \"memory\"); }"
     host "inline void fence_proxy_async() {}"
 }

@@ -7,15 +7,16 @@
 
 use super::Order;
 use super::fault::{FaultKind, Line, spelled};
-use super::thread::{
-    AsyncCopy, Block, CURRENT, LANE_WORDS, Launch, Products, Raised, Stop, StopScope, Thread, WARPGROUP, Warp,
-    Warpgroup,
-};
+use super::known::Known;
+use super::mbarrier;
+use super::panics;
+use super::pending::{WARPGROUP, Warpgroup};
+use super::thread::{Block, CURRENT, ClusterState, LANE_WORDS, Launch, Raised, Stop, StopScope, Thread, Warp};
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 
 /// Address space of a coroutine's stack; pages are committed as they are touched.
 const STACK_BYTES: usize = 256 * 1024;
@@ -23,8 +24,6 @@ const STACK_BYTES: usize = 256 * 1024;
 thread_local! {
     /// Stacks of finished coroutines, for the next cluster.
     static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
-    /// What the panic hook saw of a panic inside a GPU thread.
-    static PANIC: RefCell<Option<(String, String)>> = const { RefCell::new(None) };
 }
 
 type GpuThread = Coroutine<(), Stop, (), DefaultStack>;
@@ -34,93 +33,80 @@ pub(crate) struct Faulted;
 
 enum Status {
     Ready,
+    /// For the others of its collective.
     Waiting(Stop),
+    /// An event, which the thread looks for when it has its turn.
+    Awaits(Stop),
     Done,
 }
 
 /// The code of a GPU thread.
 pub(crate) type Program<'a> = &'a dyn Fn();
 
-/// Runs the cluster whose first block is `first` to its end. On a fault the result is `Err`, and the fault is stored in the launch.
-pub(crate) fn run(
-    launch: &Launch<'_>,
-    first: [u32; 3],
-    order: &mut Order,
-    program: Program<'_>,
-) -> Result<(), Faulted> {
-    watch_panics();
-    let start = launch.tick();
-    let blocks: Vec<Block> = (0..launch.cluster).map(|rank| block(launch, first, rank, start)).collect();
-    launch.returned.replace(vec![false; blocks.len()]);
-    for region in launch.shared.iter().flatten() {
-        if let Some(shadow) = &region.shadow {
-            shadow.borrow_mut().restart(start);
+/// What a cluster did with its turn.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Some thread went on.
+    Progress,
+    /// All threads that have not returned wait for events that have not happened.
+    Blocked,
+    Done,
+}
+
+/// A cluster that has started, with its threads.
+pub(crate) struct Cluster<'a> {
+    /// Finished or dropped before what they borrow.
+    coroutines: Vec<GpuThread>,
+    states: Vec<Thread>,
+    blocks: Vec<Block>,
+    /// Behind a box, since threads point to it; `None` once the cluster is dropped.
+    state: Option<Box<ClusterState>>,
+    launch: &'a Launch<'a>,
+    status: Vec<Status>,
+    /// Threads that wait at a warp collective, for each warp.
+    in_warp: Vec<usize>,
+    in_warpgroup: Vec<usize>,
+    in_block: Vec<usize>,
+    in_cluster: usize,
+    /// Threads that have returned, for each block.
+    done: Vec<usize>,
+    sequence: Vec<usize>,
+}
+
+impl Drop for Cluster<'_> {
+    fn drop(&mut self) {
+        STACKS.with_borrow_mut(|pool| {
+            for coroutine in self.coroutines.drain(..) {
+                // A thread that is still suspended (after a fault) is unwound by its drop instead.
+                if coroutine.done() {
+                    pool.push(coroutine.into_stack());
+                }
+            }
+        });
+        self.states.clear();
+        if let Some(state) = self.state.take() {
+            self.launch.spare.borrow_mut().push(state.shared);
         }
     }
-    let indices = 0..launch.threads;
-    let states: Vec<Thread> =
-        blocks.iter().flat_map(|block| indices.clone().map(|index| thread(index, launch, block, start))).collect();
-    let threads = launch.threads as usize;
-    let mut scheduler = Scheduler {
-        launch,
-        states: &states,
-        coroutines: states.iter().map(|state| coroutine(state, program)).collect(),
-        status: states.iter().map(|_| Status::Ready).collect(),
-        in_warp: vec![0; states.len() / 32],
-        in_warpgroup: vec![0; blocks.len() * threads.div_ceil(WARPGROUP)],
-        in_block: vec![0; blocks.len()],
-        in_cluster: 0,
-        done: vec![0; blocks.len()],
-    };
-    let result = scheduler.run(order);
-    let Scheduler { coroutines, .. } = scheduler;
-    STACKS.with_borrow_mut(|pool| {
-        for coroutine in coroutines {
-            // A thread that is still suspended (after a fault) is unwound by its drop instead.
-            if coroutine.done() {
-                pool.push(coroutine.into_stack());
-            }
-        }
-    });
-    CURRENT.set(std::ptr::null());
-    result
 }
 
 /// Block `rank` of a cluster: its blocks lie one after the other along y.
-fn block(launch: &Launch<'_>, first: [u32; 3], rank: u32, start: u32) -> Block {
+fn block(launch: &Launch<'_>, first: [u32; 3], rank: u32, cluster: *const ClusterState) -> Block {
     let threads = launch.threads as usize;
     let ([gx, gy, _], [x, y, z]) = (launch.grid, [first[0], first[1] + rank, first[2]]);
     Block {
         index: [x, y, z],
         linear: (z * gy + y) * gx + x,
         rank,
-        start,
+        cluster,
+        released: Cell::new(false),
         warps: (0..threads / 32).map(|_| Warp { words: RefCell::new([[[0; LANE_WORDS]; 32]; 2]) }).collect(),
         warpgroups: (0..threads.div_ceil(WARPGROUP)).map(|_| Warpgroup::default()).collect(),
         proxy_fences: vec![Cell::new(0); threads],
+        mbarriers: RefCell::default(),
         words: RefCell::new([vec![0; threads], vec![0; threads]]),
         result: Cell::new((0, 0)),
         after_all_blocks: Cell::new(false),
-    }
-}
-
-#[allow(unsafe_code)]
-fn thread(index: u32, launch: &Launch<'_>, block: &Block, start: u32) -> Thread {
-    Thread {
-        index,
-        // SAFETY: only the lifetime is erased; the thread is dropped before the launch (see `run`).
-        launch: unsafe { std::mem::transmute::<*const Launch<'_>, *const Launch<'static>>(launch) },
-        block,
-        yielder: Cell::new(std::ptr::null()),
-        last_cluster_barrier: Cell::new(start),
-        last_block_barrier: Cell::new(start),
-        last_warp_barrier: Cell::new(start),
-        waited: Cell::new(false),
-        warp_collectives: Cell::new(0),
-        block_collectives: Cell::new(0),
-        open_copies: RefCell::new(Vec::<AsyncCopy>::new()),
-        copy_groups: RefCell::new(VecDeque::new()),
-        products: RefCell::new(Products::default()),
     }
 }
 
@@ -130,8 +116,7 @@ fn coroutine(state: &Thread, program: Program<'_>) -> GpuThread {
         .with_borrow_mut(Vec::pop)
         .unwrap_or_else(|| DefaultStack::new(STACK_BYTES).expect("address space for a coroutine's stack"));
     let state: *const Thread = state;
-    // SAFETY: the coroutine borrows `state` and `program`, both of which outlive it: it is finished or dropped in `run`,
-    // before they are.
+    // SAFETY: the coroutine borrows `state` and `program`, both of which outlive it: a cluster drops its coroutines first.
     unsafe {
         Coroutine::with_stack_unchecked(stack, move |yielder, ()| {
             (*state).yielder.set(yielder);
@@ -140,45 +125,102 @@ fn coroutine(state: &Thread, program: Program<'_>) -> GpuThread {
     }
 }
 
-struct Scheduler<'a> {
-    launch: &'a Launch<'a>,
-    states: &'a [Thread],
-    coroutines: Vec<GpuThread>,
-    status: Vec<Status>,
-    /// Threads that wait at a warp collective, for each warp.
-    in_warp: Vec<usize>,
-    in_warpgroup: Vec<usize>,
-    in_block: Vec<usize>,
-    in_cluster: usize,
-    /// Threads that have returned, for each block.
-    done: Vec<usize>,
+/// Threads that met at a barrier know what any of them knew.
+fn share_knowledge<'t>(threads: impl Iterator<Item = &'t Thread> + Clone) {
+    let mut known: Option<Known> = None;
+    for thread in threads.clone() {
+        if let Some(own) = &*thread.known.borrow() {
+            known.get_or_insert_default().join(own);
+        }
+    }
+    let Some(known) = known.map(Rc::new) else { return };
+    threads.for_each(|thread| *thread.known.borrow_mut() = Some(Rc::clone(&known)));
 }
 
-impl Scheduler<'_> {
-    fn run(&mut self, order: &mut Order) -> Result<(), Faulted> {
-        let mut sequence: Vec<usize> = (0..self.states.len()).collect();
-        while self.all_done() < self.states.len() {
-            order.arrange(&mut sequence);
-            let mut progress = false;
-            for &index in &sequence {
-                if !matches!(self.status[index], Status::Ready) {
-                    continue;
-                }
-                progress = true;
-                match self.resume(index)? {
-                    Some(stop) => self.arrive(index, stop)?,
-                    None => {
-                        self.status[index] = Status::Done;
-                        self.check_end(index)?;
-                        self.returns(index)?;
-                    }
-                }
+impl<'a> Cluster<'a> {
+    /// The cluster whose first block is `first`, about to run.
+    pub fn start(launch: &'a Launch<'a>, first: [u32; 3], program: Program<'a>) -> Self {
+        panics::watch();
+        let start = launch.tick();
+        let shared = launch.shared_memory();
+        for shadow in shared.arrays.iter().flatten().filter_map(|region| region.shadow.as_ref()) {
+            shadow.borrow_mut().restart(start);
+        }
+        let returned = RefCell::new(vec![false; launch.cluster as usize]);
+        let state = Box::new(ClusterState { shared, returned });
+        let blocks: Vec<Block> =
+            (0..launch.cluster).map(|rank| block(launch, first, rank, &raw const *state)).collect();
+        let threads = launch.threads as usize;
+        let states: Vec<Thread> = blocks
+            .iter()
+            .flat_map(|block| (0..launch.threads).map(|index| Thread::new(index, launch, block, start)))
+            .collect();
+        Self {
+            coroutines: states.iter().map(|state| coroutine(state, program)).collect(),
+            status: states.iter().map(|_| Status::Ready).collect(),
+            in_warp: vec![0; states.len() / 32],
+            in_warpgroup: vec![0; blocks.len() * threads.div_ceil(WARPGROUP)],
+            in_block: vec![0; blocks.len()],
+            in_cluster: 0,
+            done: vec![0; blocks.len()],
+            sequence: (0..states.len()).collect(),
+            launch,
+            states,
+            blocks,
+            state: Some(state),
+        }
+    }
+
+    /// Lets every thread that can go on do so once. On a fault the result is `Err`, and the fault is stored in the launch.
+    pub fn turn(&mut self, order: &mut Order) -> Result<Turn, Faulted> {
+        let mut sequence = std::mem::take(&mut self.sequence);
+        order.arrange(&mut sequence);
+        let (mut progress, mut waits) = (false, false);
+        for &index in &sequence {
+            if matches!(self.status[index], Status::Waiting(_) | Status::Done) {
+                continue;
             }
-            if !progress {
-                return Err(self.report_divergence());
+            match self.resume(index)? {
+                Some(Stop { scope: StopScope::Event { again: true }, .. }) => waits = true,
+                Some(stop) => {
+                    progress = true;
+                    self.arrive(index, stop)?;
+                }
+                None => {
+                    progress = true;
+                    self.status[index] = Status::Done;
+                    self.check_end(index)?;
+                    self.returns(index)?;
+                }
             }
         }
-        Ok(())
+        self.sequence = sequence;
+        match (progress, waits) {
+            _ if self.all_done() == self.states.len() => Ok(Turn::Done),
+            (true, _) => Ok(Turn::Progress),
+            (false, true) => Ok(Turn::Blocked),
+            (false, false) => Err(self.report_divergence()),
+        }
+    }
+
+    /// Whether the successor need not wait for any of the blocks in order to start.
+    pub fn is_released(&self) -> bool {
+        self.blocks.iter().all(|block| block.released.get())
+    }
+
+    /// Reports a thread that waits for an event, when nobody can bring it about.
+    pub fn report_deadlock(&self, rest: &str) -> Faulted {
+        let waiting = (0..self.states.len()).find_map(|index| match &self.status[index] {
+            Status::Awaits(stop) => Some((index, *stop)),
+            _ => None,
+        });
+        let Some((index, stop)) = waiting else { return self.report_divergence() };
+        let message = format!(
+            "`{}` waits for {}, but nothing can go on{rest}",
+            stop.operation,
+            self.states[index].awaits.borrow()
+        );
+        self.raise(index, FaultKind::Deadlock, stop.line, message)
     }
 
     fn threads(&self) -> usize {
@@ -193,7 +235,17 @@ impl Scheduler<'_> {
     fn returns(&mut self, index: usize) -> Result<(), Faulted> {
         let block = index / self.threads();
         self.done[block] += 1;
-        self.launch.returned.borrow_mut()[block] = self.done[block] == self.threads();
+        let returned = self.done[block] == self.threads();
+        if let Some(state) = &self.state {
+            state.returned.borrow_mut()[block] = returned;
+        }
+        if let Some(line) = mbarrier::unfinished(&self.blocks[block].mbarriers.borrow()).filter(|_| returned) {
+            let message = "is the last to return, and nobody waited for a bulk_load".to_string();
+            return Err(self.raise(index, FaultKind::UnfinishedCopy, line, message));
+        }
+        if returned && !self.blocks[block].released.replace(true) {
+            self.launch.link.releases(self.states[index].waited.get());
+        }
         self.release_cluster()
     }
 
@@ -212,6 +264,7 @@ impl Scheduler<'_> {
             state.last_cluster_barrier.set(now);
             state.last_block_barrier.set(now);
         }
+        share_knowledge(waiting.iter().map(|index| &self.states[*index]));
         Ok(())
     }
 
@@ -234,8 +287,7 @@ impl Scheduler<'_> {
             Ok(CoroutineResult::Return(())) => Ok(None),
             Err(payload) => {
                 if !payload.is::<Raised>() {
-                    let (line, message) =
-                        PANIC.take().unwrap_or_else(|| (spelled(None), "a panic without a message".into()));
+                    let (line, message) = panics::take();
                     let mut fault = self.states[index].fault(FaultKind::Panic, None, message);
                     fault.line = line;
                     self.launch.fault.borrow_mut().get_or_insert(fault);
@@ -256,9 +308,9 @@ impl Scheduler<'_> {
                     self.release(warp * 32..warp * 32 + 32, stop)?;
                     if orders_memory {
                         let now = self.launch.tick();
-                        self.states[warp * 32..warp * 32 + 32]
-                            .iter()
-                            .for_each(|state| state.last_warp_barrier.set(now));
+                        let lanes = &self.states[warp * 32..warp * 32 + 32];
+                        lanes.iter().for_each(|state| state.last_warp_barrier.set(now));
+                        share_knowledge(lanes.iter());
                     }
                 }
             }
@@ -278,13 +330,16 @@ impl Scheduler<'_> {
                     let threads = block * self.threads()..(block + 1) * self.threads();
                     self.release(threads.clone(), stop)?;
                     let now = self.launch.tick();
-                    self.states[threads].iter().for_each(|state| state.last_block_barrier.set(now));
+                    self.states[threads.clone()].iter().for_each(|state| state.last_block_barrier.set(now));
+                    share_knowledge(self.states[threads].iter());
                 }
             }
             StopScope::Cluster => {
                 self.in_cluster += 1;
                 self.release_cluster()?;
             }
+            StopScope::Event { .. } => self.status[index] = Status::Awaits(stop),
+            StopScope::Pause => self.status[index] = Status::Ready,
         }
         Ok(())
     }
@@ -319,6 +374,7 @@ impl Scheduler<'_> {
                 (start..start + self.threads(), "all threads of a block")
             }
             StopScope::Cluster => (0..self.status.len(), "all threads of a cluster"),
+            StopScope::Event { .. } | StopScope::Pause => (first..first + 1, "the thread alone"),
         };
         let elsewhere = group.into_iter().find_map(|other| match waiting(other) {
             Some(at) if at.is_at(&stop) => None,
@@ -349,7 +405,7 @@ impl Scheduler<'_> {
     /// What a thread must have done before it returns.
     fn check_end(&self, index: usize) -> Result<(), Faulted> {
         let state = &self.states[index];
-        if self.launch.checks && self.launch.instance.def.launch.dependent && !state.waited.get() {
+        if self.launch.must_wait && !state.waited.get() {
             let message =
                 "returns without grid_dependency_wait(): its successor would not wait for its predecessor".to_string();
             return Err(self.raise(index, FaultKind::MissingDependencyWait, None, message));
@@ -365,6 +421,11 @@ impl Scheduler<'_> {
             );
             return Err(Faulted);
         }
+        if let Some(line) = state.bulk.borrow().unfinished() {
+            let message = "returns with a bulk_store whose source nobody waited for (bulk_wait_read)".to_string();
+            return Err(self.raise(index, FaultKind::UnfinishedCopy, line, message));
+        }
+        state.bulk.borrow_mut().wait(0);
         let products = state.products.borrow();
         if !products.is_idle() {
             let message = "returns with a wgmma that nobody waited for".to_string();
@@ -372,25 +433,4 @@ impl Scheduler<'_> {
         }
         Ok(())
     }
-}
-
-fn panic_message(payload: &dyn std::any::Any) -> String {
-    let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("a panic without a message").to_string()
-}
-
-/// Installs, once, a panic hook that keeps quiet about panics inside GPU threads and remembers their line.
-fn watch_panics() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
-        let previous = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            if CURRENT.get().is_null() {
-                return previous(info);
-            }
-            let line = info.location().map_or_else(|| spelled(None), |at| format!("{}:{}", at.file(), at.line()));
-            let message = panic_message(info.payload());
-            PANIC.set(Some((line, message)));
-        }));
-    });
 }

@@ -15,6 +15,12 @@ pub enum FaultKind {
     Race,
     /// The same between two blocks, which no barrier orders.
     RaceBetweenBlocks,
+    /// The same between two launches of a chain: one did not wait for the other.
+    RaceBetweenLaunches,
+    /// An mbarrier that was not made, was arrived at too often, or whose phase was missed.
+    Mbarrier,
+    /// Threads wait for something that nobody is left to bring about.
+    Deadlock,
     /// Threads of a warp or block did not arrive at the same barrier or collective.
     Divergence,
     UninitialisedShared,
@@ -22,11 +28,11 @@ pub enum FaultKind {
     ReadOfOutput,
     /// An activation was touched before `grid_dependency_wait()`, or a thread ended without it.
     MissingDependencyWait,
-    /// A `cp_async` that no `cp_async_wait` waited for.
+    /// An asynchronous copy that nobody waited for, or memory touched before it had ended.
     UnfinishedCopy,
     /// A wgmma that no `wgmma_wait` waited for.
     UnfinishedProduct,
-    /// A wgmma whose operands or accumulator no fence has ordered.
+    /// Operands or an accumulator of a wgmma, or memory of a bulk copy, that no fence has ordered.
     MissingFence,
     /// A Rust panic: integer overflow, division by zero, `require!`.
     Panic,

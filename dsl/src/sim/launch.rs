@@ -1,11 +1,15 @@
 //! A launch: binds arguments to an instance's parameters, runs the grid block by block, and looks at what was written.
 
-use super::cluster;
+use super::cluster::{Program, Turn};
 use super::fault::{Fault, FaultKind};
-use super::memory::{Memory, Region, View};
+use super::grid::{Grid, RESIDENT_THREADS};
+use super::history::History;
+use super::memory::{Memory, Region, SharedMemory, View};
 use super::shadow::Shadow;
-use super::thread::Launch;
+use super::stream::Link;
+use super::thread::{Launch, LaunchName};
 use super::{Arguments, Order};
+use crate::arguments::ArgumentValue;
 use crate::definition::{Access, ParamKind};
 use crate::instance::Instance;
 use std::cell::{Cell, RefCell};
@@ -13,14 +17,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// An argument of a launch.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Arg {
-    Memory(View),
-    U32(u32),
-    I32(i32),
-    U64(u64),
-    F32(f32),
-}
+pub type Arg = ArgumentValue<View>;
 
 /// How a launch is run and how closely it is watched.
 #[derive(Clone, Debug, Default)]
@@ -56,7 +53,7 @@ pub fn launch(
     args: &[Arg],
     options: &Options,
 ) -> Result<(), LaunchError> {
-    let launch = bind(instance, grid, memory, args, options, false)?;
+    let launch = bind(instance, grid, memory, args, options, Binding::alone(instance))?;
     let arguments = Arguments { launch: &launch };
     run_grid(&launch, options, &|| (instance.def.run)(&arguments))
 }
@@ -72,7 +69,7 @@ pub(crate) fn launch_host(
 ) -> Result<(), LaunchError> {
     // The host text reads memory through plain pointers: nothing could note its accesses.
     let options = Options { unchecked: true, ..options.clone() };
-    let launch = bind(instance, grid, memory, args, &options, true)?;
+    let launch = bind(instance, grid, memory, args, &options, Binding { host: true, ..Binding::alone(instance) })?;
     let bases: Vec<*mut u8> =
         launch.regions.iter().map(|r| r.as_ref().map_or(std::ptr::null_mut(), |r| r.base)).collect();
     let pointers: Vec<*const std::ffi::c_void> = (0..args.len())
@@ -84,21 +81,16 @@ pub(crate) fn launch_host(
     run_grid(&launch, &options, &|| entry(&pointers))
 }
 
-fn run_grid(launch: &Launch<'_>, options: &Options, program: cluster::Program<'_>) -> Result<(), LaunchError> {
-    let [gx, gy, gz] = launch.grid;
-    let mut order = options.order.clone();
-    let high = gy / launch.cluster;
-    let mut clusters: Vec<usize> = (0..(gx * high * gz) as usize).collect();
-    order.arrange(&mut clusters);
-    for number in clusters {
-        let number = number as u32;
-        let first = [number % gx, number / gx % high * launch.cluster, number / gx / high];
-        if cluster::run(launch, first, &mut order, program).is_err() {
-            break;
+fn run_grid(launch: &Launch<'_>, options: &Options, program: Program<'_>) -> Result<(), LaunchError> {
+    let mut grid = Grid::new(launch, &options.order, program);
+    loop {
+        match grid.turn(RESIDENT_THREADS.saturating_sub(grid.resident())) {
+            Ok(Turn::Progress) => continue,
+            Ok(Turn::Done) => check_outputs(launch, options),
+            Ok(Turn::Blocked) => grid.report_deadlock(),
+            Err(_) => {}
         }
-    }
-    if launch.fault.borrow().is_none() {
-        check_outputs(launch, options);
+        break;
     }
     match launch.fault.take() {
         Some(fault) => Err(Box::new(fault).into()),
@@ -106,7 +98,7 @@ fn run_grid(launch: &Launch<'_>, options: &Options, program: cluster::Program<'_
     }
 }
 
-fn check_outputs(launch: &Launch<'_>, options: &Options) {
+pub(crate) fn check_outputs(launch: &Launch<'_>, options: &Options) {
     for region in launch.regions.iter().flatten() {
         let partial = options.partial_outputs.contains(&region.name);
         let (Some(shadow), Access::Output, false) = (&region.shadow, region.access, partial) else { continue };
@@ -126,13 +118,30 @@ fn check_outputs(launch: &Launch<'_>, options: &Options) {
     }
 }
 
-fn bind<'a>(
+/// What surrounds a launch.
+pub(crate) struct Binding<'h> {
+    pub link: Link,
+    pub names: Rc<[LaunchName]>,
+    /// By the position of the allocation; a launch alone has none.
+    pub histories: Option<&'h BTreeMap<usize, Rc<RefCell<History>>>>,
+    pub host: bool,
+}
+
+impl Binding<'static> {
+    /// A launch with nothing before and after it.
+    pub fn alone(instance: &Instance) -> Self {
+        let names = Rc::new([LaunchName { kernel: instance.def.name, threads: instance.block() }]);
+        Self { link: Link::alone(), names, histories: None, host: false }
+    }
+}
+
+pub(crate) fn bind<'a>(
     instance: &'a Instance,
     grid: [u32; 3],
     memory: &mut Memory,
     args: &[Arg],
     options: &Options,
-    host: bool,
+    binding: Binding<'_>,
 ) -> Result<Launch<'a>, LaunchError> {
     let kernel = instance.def.name;
     let params = instance.params();
@@ -147,6 +156,8 @@ fn bind<'a>(
     if !grid[1].is_multiple_of(cluster) {
         return Err(LaunchError::Cluster { kernel, grid, blocks: cluster });
     }
+    // In a chain it is known what the predecessors write, and the wait matters for that alone.
+    let must_wait = !options.unchecked && instance.def.launch.dependent && binding.histories.is_none();
     let mut regions = Vec::new();
     let mut scalars = Vec::new();
     for (param, arg) in params.iter().zip(args) {
@@ -173,8 +184,9 @@ fn bind<'a>(
                     base,
                     bytes: view.bytes,
                     checked: false,
-                    after_wait: !options.unchecked && instance.def.launch.dependent && access != Access::Weights,
+                    after_wait: must_wait && access != Access::Weights,
                     shadow: None,
+                    history: binding.histories.and_then(|all| all.get(&memory.position(view.allocation)).cloned()),
                     shadow_start: view.offset,
                 };
                 (Some((view, region)), 0)
@@ -201,23 +213,27 @@ fn bind<'a>(
     if !options.unchecked {
         attach_shadows(&mut regions, memory);
     }
-    let mut launch = Launch {
+    for (_, region) in regions.iter_mut().flatten() {
+        region.checked = region.shadow.is_some() || region.history.is_some() || region.after_wait;
+    }
+    let launch = Launch {
         instance,
         grid,
         threads: instance.block(),
         cluster,
         regions: regions.into_iter().map(|region| region.map(|(_, region)| region)).collect(),
         scalars,
-        shared: Vec::new(),
-        returned: RefCell::new(Vec::new()),
+        spare: RefCell::new(Vec::new()),
+        link: binding.link,
+        names: binding.names,
         checks: !options.unchecked,
-        host,
+        must_wait,
+        host: binding.host,
         clock: Cell::new(0),
+        published: RefCell::default(),
         fault: RefCell::new(None),
     };
-    if !host {
-        bind_shared(&mut launch, memory, options)?;
-    }
+    check_shared(&launch)?;
     Ok(launch)
 }
 
@@ -237,54 +253,56 @@ fn attach_shadows(regions: &mut [Option<(View, Region)>], memory: &Memory) {
         .collect();
     for (view, region) in regions.iter_mut().flatten() {
         region.shadow = shadows.get(&memory.position(view.allocation)).cloned();
-        region.checked = region.shadow.is_some() || region.after_wait;
     }
 }
 
-/// Shared arrays live in the simulator's memory like everything else; clusters run one after the other and share them.
-fn bind_shared(launch: &mut Launch<'_>, memory: &mut Memory, options: &Options) -> Result<(), LaunchError> {
-    let arrays = launch.instance.def.shared.len();
-    for rank in 0..launch.cluster as usize {
-        launch.shared.push(shared_arrays(launch, memory, options, rank * arrays)?);
-    }
-    Ok(())
-}
-
-/// One block's arrays, in scratches from `first` on.
-fn shared_arrays(
-    launch: &Launch<'_>,
-    memory: &mut Memory,
-    options: &Options,
-    first: usize,
-) -> Result<Vec<Region>, LaunchError> {
+/// Whether the kernel's shared arrays can be made.
+fn check_shared(launch: &Launch<'_>) -> Result<(), LaunchError> {
     let kernel = launch.kernel();
-    let mut arrays = Vec::new();
     for array in launch.instance.def.shared {
         let refuse = |why: String| LaunchError::Argument { kernel, param: array.name.to_string(), why };
-        let element = launch
-            .values()
-            .element(array.element)
-            .ok_or_else(|| refuse(format!("element type `{}`", array.element)))?;
+        if launch.values().element(array.element).is_none() {
+            return Err(refuse(format!("element type `{}`", array.element)));
+        }
         let bytes = array.bytes(launch.values());
         if bytes > 228 * 1024 {
             return Err(refuse(format!(
                 "{bytes} bytes of shared memory: no GPU of ours has more than 228 KiB a block"
             )));
         }
-        let base = memory.scratch(first + arrays.len(), bytes);
-        let shadow =
-            (!options.unchecked).then(|| Rc::new(RefCell::new(Shadow::new(bytes, element.size().min(4), true))));
-        arrays.push(Region {
-            name: array.name.to_string(),
-            access: Access::Shared,
-            element,
-            base,
-            bytes,
-            checked: shadow.is_some(),
-            after_wait: false,
-            shadow,
-            shadow_start: 0,
-        });
     }
-    Ok(arrays)
+    Ok(())
+}
+
+impl Launch<'_> {
+    pub fn blocks(&self) -> u32 {
+        self.grid.iter().product()
+    }
+
+    /// Shared arrays for a cluster that starts: those of one that has ended, or new ones. The host's text has its own.
+    pub fn shared_memory(&self) -> SharedMemory {
+        if let Some(spare) = self.spare.borrow_mut().pop() {
+            return spare;
+        }
+        let defs = if self.host { &[][..] } else { self.instance.def.shared };
+        let sizes: Vec<usize> = defs.iter().map(|array| array.bytes(self.values())).collect();
+        SharedMemory::new(self.cluster, &sizes, |number, base| {
+            let (array, bytes) = (&defs[number], sizes[number]);
+            // `check_shared` has found the type.
+            let element = self.values().element(array.element).unwrap_or(crate::ElementType::U8);
+            let shadow = self.checks.then(|| Rc::new(RefCell::new(Shadow::new(bytes, element.size().min(4), true))));
+            Region {
+                name: array.name.to_string(),
+                access: Access::Shared,
+                element,
+                base,
+                bytes,
+                checked: shadow.is_some(),
+                after_wait: false,
+                shadow,
+                history: None,
+                shadow_start: 0,
+            }
+        })
+    }
 }

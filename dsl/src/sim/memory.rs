@@ -5,6 +5,7 @@
 //! refuses to borrow an element, and no thread can be suspended in between.
 
 use super::fault::FaultKind;
+use super::history::History;
 use super::shadow::{Shadow, Touch};
 use super::thread::Thread;
 use crate::definition::Access;
@@ -22,8 +23,6 @@ struct Chunk([u8; 256]);
 #[derive(Default)]
 pub struct Memory {
     allocations: Vec<(Vec<Chunk>, usize)>,
-    /// Shared arrays of the running launch.
-    scratch: Vec<Vec<Chunk>>,
 }
 
 /// One allocation of a [`Memory`].
@@ -66,15 +65,6 @@ impl Memory {
         self.allocations[position].1
     }
 
-    /// Memory for shared array `number`. Its content is whatever the last launch left, as on the GPU.
-    pub(crate) fn scratch(&mut self, number: usize, bytes: usize) -> *mut u8 {
-        if self.scratch.len() <= number {
-            self.scratch.resize_with(number + 1, Vec::new);
-        }
-        self.scratch[number].resize(bytes.div_ceil(256), Chunk([0xff; 256]));
-        self.scratch[number].as_mut_ptr().cast()
-    }
-
     #[allow(unsafe_code)]
     pub fn bytes(&self, id: AllocationId) -> &[u8] {
         let (chunks, bytes) = &self.allocations[id.0 as usize];
@@ -102,8 +92,36 @@ pub(crate) struct Region {
     /// May be touched only after the dependency wait.
     pub after_wait: bool,
     pub shadow: Option<Rc<RefCell<Shadow>>>,
-    /// Where the region starts in the shadow, which covers a whole allocation.
+    /// Who touched it in a chain of launches.
+    pub history: Option<Rc<RefCell<History>>>,
+    /// Where the region starts in the shadow and the history, which cover a whole allocation.
     pub shadow_start: usize,
+}
+
+/// The shared arrays of a cluster's blocks, with their bytes: whatever was left there, as on the GPU.
+pub(crate) struct SharedMemory {
+    /// The arrays of each block.
+    pub arrays: Vec<Vec<Region>>,
+    /// What they point to.
+    _bytes: Vec<Vec<Chunk>>,
+}
+
+impl SharedMemory {
+    /// The arrays that `array` describes, given the bytes of each, for `blocks` blocks.
+    pub fn new(blocks: u32, sizes: &[usize], array: impl Fn(usize, *mut u8) -> Region) -> Self {
+        let mut bytes = Vec::new();
+        let mut of_block = || {
+            let regions = sizes.iter().enumerate().map(|(number, size)| {
+                let mut chunks = vec![Chunk([0xff; 256]); size.div_ceil(256)];
+                let base = chunks.as_mut_ptr().cast();
+                bytes.push(chunks);
+                array(number, base)
+            });
+            regions.collect::<Vec<_>>()
+        };
+        let arrays = (0..blocks).map(|_| of_block()).collect();
+        Self { arrays, _bytes: bytes }
+    }
 }
 
 impl Region {
@@ -118,7 +136,7 @@ impl Region {
         if self.checked {
             let thread = Thread::current();
             let line = thread.line();
-            if touch == Touch::Read && self.access == Access::Output {
+            if !touch.writes() && self.access == Access::Output {
                 let message = format!("reads `{}[{index}]`, which is an Output: declare it InOut", self.name);
                 thread.raise(FaultKind::ReadOfOutput, line, message);
             }
@@ -132,7 +150,7 @@ impl Region {
     #[track_caller]
     fn out_of_bounds(&self, index: i64, bytes: usize, touch: Touch) -> ! {
         let thread = Thread::current();
-        let verb = if touch == Touch::Read { "reads" } else { "writes" };
+        let verb = if touch.writes() { "writes" } else { "reads" };
         let len = self.bytes / self.element.size();
         let message = match bytes / self.element.size() {
             0 | 1 => format!("{verb} `{}[{index}]`, which has {len} elements", self.name),
@@ -231,6 +249,18 @@ impl<T: Element> Raw<T> {
             *address = change(old);
             old
         }
+    }
+
+    /// Checks that `count` elements from `index` on are there, without touching them. Gives the byte of the region where they start.
+    #[track_caller]
+    pub(crate) fn check_bounds(&self, index: i64, count: usize) -> usize {
+        let region = self.region();
+        let index = self.first.saturating_add(index);
+        let at = index.saturating_mul(size_of::<T>() as i64);
+        if at < 0 || at as usize + count * size_of::<T>() > region.bytes {
+            region.out_of_bounds(index, count * size_of::<T>(), Touch::Read);
+        }
+        at as usize
     }
 
     /// The same place in the array that another block of the cluster has. `shared`: the arrays of each of its blocks.
@@ -349,7 +379,7 @@ writable!(Output InOut Shared);
 pub struct Regs<T>(Vec<T>);
 
 /// `len` registers that start as `value`.
-pub fn regs<T: Element>(value: T, len: u32) -> Regs<T> {
+pub fn regs<T: Copy>(value: T, len: u32) -> Regs<T> {
     Regs(vec![value; len as usize])
 }
 

@@ -4,12 +4,18 @@
 //! Coroutines never move between OS threads.
 
 use super::fault::{Fault, FaultKind, Line, spelled};
-use super::memory::Region;
+use super::history::{Conflict, Visitor};
+use super::known::Known;
+use super::mbarrier::Mbarrier;
+use super::memory::{Region, SharedMemory};
+use super::pending::{AsyncCopy, BulkStores, Products, WARPGROUP, Warpgroup};
 use super::shadow::{Accessor, Touch};
+use super::stream::Link;
+use crate::definition::Access;
 use crate::instance::{Instance, Values};
 use corosensei::Yielder;
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::Location;
 use std::rc::Rc;
 
@@ -38,10 +44,18 @@ impl Stop {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopScope {
-    Warp { orders_memory: bool },
+    Warp {
+        orders_memory: bool,
+    },
     Warpgroup,
     Block,
     Cluster,
+    /// Something that other threads, blocks or launches bring about. `again`: it had not happened a turn ago either.
+    Event {
+        again: bool,
+    },
+    /// Nothing: the thread lets others go first.
+    Pause,
 }
 
 /// State of one launch, shared by all its threads.
@@ -54,14 +68,20 @@ pub(crate) struct Launch<'a> {
     /// One for each parameter; scalars have none.
     pub regions: Vec<Option<Region>>,
     pub scalars: Vec<u64>,
-    /// The shared arrays of each block of the running cluster.
-    pub shared: Vec<Vec<Region>>,
-    /// Which blocks of the running cluster have returned.
-    pub returned: RefCell<Vec<bool>>,
+    /// Shared memory of clusters that have ended, for the next.
+    pub spare: RefCell<Vec<SharedMemory>>,
+    /// Where the launch stands in its stream.
+    pub link: Link,
+    /// The launches of the stream, by number.
+    pub names: Rc<[LaunchName]>,
     pub checks: bool,
+    /// Every thread must wait for the predecessor, whatever it is.
+    pub must_wait: bool,
     pub host: bool,
     /// Advanced by every barrier; orders the marks of the shadow.
     pub clock: Cell<u32>,
+    /// What the releases of each counter published, by its address.
+    pub published: RefCell<BTreeMap<usize, Known>>,
     pub fault: RefCell<Option<Fault>>,
 }
 
@@ -80,18 +100,35 @@ impl Launch<'_> {
     }
 }
 
-/// State of the running block.
+/// How a launch is called in another's fault.
+pub(crate) struct LaunchName {
+    pub kernel: &'static str,
+    pub threads: u32,
+}
+
+/// State of a running cluster.
+pub(crate) struct ClusterState {
+    /// Of each block.
+    pub shared: SharedMemory,
+    /// Which of its blocks have returned.
+    pub returned: RefCell<Vec<bool>>,
+}
+
+/// State of a running block.
 pub(crate) struct Block {
     pub index: [u32; 3],
     pub linear: u32,
     /// Its number in its cluster.
     pub rank: u32,
-    /// When its cluster began: clusters run one after the other.
-    pub start: u32,
+    pub cluster: *const ClusterState,
+    /// One of its threads has let the successor start.
+    pub released: Cell<bool>,
     pub warps: Vec<Warp>,
     pub warpgroups: Vec<Warpgroup>,
     /// When each thread last made its writes to shared memory visible to products of warpgroups.
     pub proxy_fences: Vec<Cell<u32>>,
+    /// By their addresses.
+    pub mbarriers: RefCell<BTreeMap<usize, Mbarrier>>,
     /// What the threads brought to block collectives: two sets, used in turn, so that a fast thread cannot overwrite what
     /// a slow one has yet to read.
     pub words: RefCell<[Vec<u32>; 2]>,
@@ -104,64 +141,6 @@ pub(crate) struct Warp {
     pub words: RefCell<[Lanes; 2]>,
 }
 
-/// 16 bytes on their way from global to shared memory.
-pub(crate) struct AsyncCopy {
-    pub target: *const Region,
-    pub at: usize,
-    pub data: [u8; 16],
-    pub line: Line,
-}
-
-/// Threads of a warpgroup.
-pub(crate) const WARPGROUP: usize = 128;
-
-/// What the threads of a warpgroup share: the operands of its latest products, which one of them has read for all.
-#[derive(Default)]
-pub(crate) struct Warpgroup {
-    pub operands: RefCell<VecDeque<(u32, Rc<Operands>)>>,
-}
-
-/// A product's operands as numbers, 16 to a line: 64 lines of the left one, a line for each column of the right one.
-pub(crate) struct Operands {
-    pub left: Vec<f32>,
-    pub right: Vec<f32>,
-}
-
-/// A product of a warpgroup that was started.
-#[derive(Clone, Copy)]
-pub(crate) struct Product {
-    /// Counts the thread's products.
-    pub number: u32,
-    pub left: Tile,
-    pub right: Tile,
-}
-
-/// Where an operand starts in shared memory: array and byte, before the swizzle.
-#[derive(Clone, Copy)]
-pub(crate) struct Tile {
-    pub region: *const Region,
-    pub at: usize,
-}
-
-/// The products of its warpgroup that a thread has started and not waited for.
-#[derive(Default)]
-pub(crate) struct Products {
-    pub started: u32,
-    /// The accumulator while products are on their way; the kernel's own registers hold NaN meanwhile.
-    pub sums: Vec<f32>,
-    /// The accumulator's registers are in order before the next product.
-    pub fenced: bool,
-    pub open: Vec<Product>,
-    pub groups: VecDeque<Vec<Product>>,
-    pub line: Line,
-}
-
-impl Products {
-    pub fn is_idle(&self) -> bool {
-        self.open.is_empty() && self.groups.iter().all(Vec::is_empty)
-    }
-}
-
 /// State of one GPU thread.
 pub(crate) struct Thread {
     pub index: u32,
@@ -172,15 +151,60 @@ pub(crate) struct Thread {
     pub last_block_barrier: Cell<u32>,
     pub last_warp_barrier: Cell<u32>,
     pub waited: Cell<bool>,
+    /// What the thread waits for, when it waits for an event: for the report of a deadlock.
+    pub awaits: RefCell<String>,
+    /// What the thread knows of others through counters.
+    pub known: RefCell<Option<Rc<Known>>>,
+    /// What the thread read last with a polling load, and how often it was the same.
+    polled: Cell<Polled>,
     pub warp_collectives: Cell<u32>,
     pub block_collectives: Cell<u32>,
     pub open_copies: RefCell<Vec<AsyncCopy>>,
     pub copy_groups: RefCell<VecDeque<Vec<AsyncCopy>>>,
+    pub bulk: RefCell<BulkStores>,
     pub products: RefCell<Products>,
+}
+
+/// Equal reads after which a thread is taken to wait for another value.
+const PATIENCE: u32 = 64;
+
+/// A polling load.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Polled {
+    address: usize,
+    bits: u64,
+    times: u32,
 }
 
 thread_local! {
     pub(crate) static CURRENT: Cell<*const Thread> = const { Cell::new(std::ptr::null()) };
+}
+
+impl Thread {
+    /// A thread that has not run yet. Its launch and its block must outlive it.
+    #[allow(unsafe_code)]
+    pub fn new(index: u32, launch: &Launch<'_>, block: &Block, start: u32) -> Self {
+        Self {
+            index,
+            // SAFETY: only the lifetime is erased; see above.
+            launch: unsafe { std::mem::transmute::<*const Launch<'_>, *const Launch<'static>>(launch) },
+            block,
+            yielder: Cell::new(std::ptr::null()),
+            last_cluster_barrier: Cell::new(start),
+            last_block_barrier: Cell::new(start),
+            last_warp_barrier: Cell::new(start),
+            waited: Cell::new(false),
+            awaits: RefCell::default(),
+            known: RefCell::default(),
+            polled: Cell::default(),
+            warp_collectives: Cell::new(0),
+            block_collectives: Cell::new(0),
+            open_copies: RefCell::default(),
+            copy_groups: RefCell::default(),
+            bulk: RefCell::default(),
+            products: RefCell::default(),
+        }
+    }
 }
 
 /// The payload of the unwinding that ends a faulty thread.
@@ -210,6 +234,12 @@ impl Thread {
         unsafe { &*self.block }
     }
 
+    #[allow(unsafe_code)]
+    pub fn cluster(&self) -> &ClusterState {
+        // SAFETY: as above, for the cluster.
+        unsafe { &*self.block().cluster }
+    }
+
     pub fn lane(&self) -> usize {
         self.index as usize % 32
     }
@@ -227,13 +257,15 @@ impl Thread {
     pub fn accessor(&self, line: Line) -> Accessor {
         let (launch, block) = (self.launch(), self.block());
         Accessor {
-            thread: block.linear * launch.threads + self.index,
+            thread: self.number(),
             now: launch.clock.get(),
-            cluster_start: block.start,
+            cluster: launch.cluster,
+            grid: launch.grid,
             last_cluster_barrier: self.last_cluster_barrier.get(),
             last_block_barrier: self.last_block_barrier.get(),
             last_warp_barrier: self.last_warp_barrier.get(),
             after_all_blocks: block.after_all_blocks.get(),
+            known: self.known.borrow().clone(),
             threads_per_block: launch.threads,
             line,
         }
@@ -259,6 +291,78 @@ impl Thread {
         yielder.suspend(stop);
     }
 
+    /// Lets the others run until `happened` holds. `what` is awaited: it is said if nobody brings it about.
+    pub fn wait_until(
+        &self,
+        operation: &'static str,
+        line: Line,
+        what: impl Fn() -> String,
+        happened: impl Fn() -> bool,
+    ) {
+        let mut again = false;
+        while !happened() {
+            if !again {
+                *self.awaits.borrow_mut() = what();
+            }
+            self.suspend(Stop { scope: StopScope::Event { again }, operation, line });
+            again = true;
+        }
+    }
+
+    /// Notes that the thread read a place that others change. When it sees the same again and again, the others run first.
+    pub fn polls(&self, operation: &'static str, line: Line, address: usize, bits: u64) {
+        let last = self.polled.get();
+        let same = (last.address, last.bits) == (address, bits);
+        let times = if same { last.times + 1 } else { 0 };
+        self.polled.set(Polled { address, bits, times });
+        if times > 0 {
+            *self.awaits.borrow_mut() = "another value than it has read over and over".to_string();
+            self.suspend(Stop { scope: StopScope::Event { again: times > PATIENCE }, operation, line });
+        }
+    }
+
+    /// What the thread did until now, and knows of others: what a release publishes.
+    pub fn knowledge(&self) -> Known {
+        let (launch, block) = (self.launch(), self.block());
+        // What the thread does from now on is later.
+        let now = launch.tick();
+        let mut all = self.known.borrow().as_deref().cloned().unwrap_or_default();
+        all.thread(self.number(), now);
+        all.warp(self.number() / 32, self.last_warp_barrier.get().max(self.last_block_barrier.get()));
+        all.block(block.linear, self.last_block_barrier.get());
+        for rank in 0..launch.cluster {
+            let peer = block.linear + rank * launch.grid[0] - block.rank * launch.grid[0];
+            all.block(peer, self.last_cluster_barrier.get());
+        }
+        all
+    }
+
+    /// Publishes at a counter what the thread did and knows.
+    pub fn releases(&self, counter: usize) {
+        let known = self.knowledge();
+        self.launch().published.borrow_mut().entry(counter).or_default().join(&known);
+    }
+
+    /// Takes over what was published at a counter.
+    pub fn acquires(&self, counter: usize) {
+        if let Some(published) = self.launch().published.borrow().get(&counter) {
+            self.learns(published);
+        }
+    }
+
+    /// Takes over what another knows.
+    pub fn learns(&self, known: &Known) {
+        let mut own = self.known.borrow_mut();
+        let mut all = own.as_deref().cloned().unwrap_or_default();
+        all.join(known);
+        *own = Some(Rc::new(all));
+    }
+
+    /// The number of the thread in the grid.
+    fn number(&self) -> u32 {
+        self.block().linear * self.launch().threads + self.index
+    }
+
     /// Checks an access to memory that needs more than a bound.
     pub fn check(&self, region: &Region, at: usize, bytes: usize, touch: Touch, line: Line) {
         let launch = self.launch();
@@ -272,15 +376,59 @@ impl Thread {
             let result = shadow.borrow_mut().touch(region.shadow_start + at, bytes, touch, &accessor);
             if let Err((kind, why)) = result {
                 let element = at / region.element.size();
-                let verb = match touch {
-                    Touch::Read => "reads",
-                    Touch::Write => "writes",
-                    Touch::Atomic => "updates",
-                };
-                self.raise(kind, line, format!("{verb} `{}[{element}]`: {why}", region.name));
+                self.raise(kind, line, format!("{} `{}[{element}]`: {why}", touch.verb(), region.name));
             }
         }
-        debug_assert!(launch.checks);
+        if let Some(history) = &region.history {
+            // What is constant while a kernel runs is so from its start: the compiler moves its reads above the wait.
+            let waited = self.waited.get() && region.access != Access::Weights;
+            let visitor = Visitor { link: &launch.link, waited, thread: self.number(), line };
+            let result = history.borrow_mut().touch(region.shadow_start + at, bytes, touch, &visitor);
+            if let Err(conflict) = result {
+                self.raise_conflict(region, touch, line, &conflict);
+            }
+        }
+    }
+
+    /// What threads wrote to these bytes of shared memory is visible to the async proxy, or it is a fault.
+    pub fn require_fenced(&self, region: &Region, at: usize, bytes: usize, does: &str, line: Line) {
+        let Some(shadow) = &region.shadow else { return };
+        let unfenced = shadow.borrow().unfenced(at, bytes, &self.block().proxy_fences);
+        if let Some((writer, written)) = unfenced {
+            let (name, element, written) = (&region.name, at / region.element.size(), spelled(written));
+            let message = format!(
+                "{does} `{name}[{element}]`, which thread {writer} wrote at {written} without fence_proxy_async() since"
+            );
+            self.raise(FaultKind::MissingFence, line, message);
+        }
+    }
+
+    fn raise_conflict(&self, region: &Region, touch: Touch, line: Line, conflict: &Conflict) -> ! {
+        let launch = self.launch();
+        let byte = conflict.at.saturating_sub(region.shadow_start);
+        let other = &launch.names[conflict.launch as usize];
+        let (block, thread) = (conflict.thread / other.threads, conflict.thread % other.threads);
+        let did = if conflict.wrote { "written" } else { "read" };
+        let why = if conflict.launch > launch.link.number {
+            "which does not wait for this launch before that"
+        } else if region.access == Access::Weights && self.waited.get() {
+            "but weights are constant from before this launch starts"
+        } else if self.waited.get() {
+            "for which no launch between has waited"
+        } else {
+            "before grid_dependency_wait()"
+        };
+        let message = format!(
+            "{} `{}[{}]`, byte {byte}: {did} by kernel {} (launch {}, this is {}), thread {thread} of block {block}, at {}, {why}",
+            touch.verb(),
+            region.name,
+            byte / region.element.size(),
+            other.kernel,
+            conflict.launch,
+            launch.link.number,
+            conflict.line,
+        );
+        self.raise(FaultKind::RaceBetweenLaunches, line, message)
     }
 
     /// All lanes bring words, wait for each other, and see what the others brought.

@@ -14,8 +14,8 @@ use super::{HUES, arena, described, document, escape, memory, tabs, tile, vocabu
 use crate::output;
 use crate::report::cpu::{self, Cost};
 use crate::report::fold::{fold, layer_of, local_name};
-use crate::report::gpus::flops;
 use crate::report::text::by_type;
+use crate::report::units::flops;
 use crate::report::weights;
 
 pub fn page(plan: &Plan) -> String {

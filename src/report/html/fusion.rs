@@ -2,16 +2,18 @@
 
 use std::fmt::Write;
 
+use gemma4c_codegen::target::Target;
+
 use super::draw::{self, Card};
 use super::layer::{Layer, kinds};
 use super::{Hues, compact, escape, floor_mark, tabs};
 use crate::output;
 use crate::report::facts::{Facts, PhaseFacts, StepFacts};
 use crate::report::fold::{fold, layer_of, local_name};
-use crate::report::gpus::{Gpu, flops};
+use crate::report::units::flops;
 
 /// A layer of each kind, as decode computes it, one shown at a time.
-pub fn layers(facts: &Facts<'_>, hues: &Hues, gpu: &Gpu) -> String {
+pub fn layers(facts: &Facts<'_>, hues: &Hues, gpu: &Target) -> String {
     let Some(decode) = facts.phases.first() else { return String::new() };
     let mut panes = Vec::new();
     for (word, index) in kinds(facts.plan) {
@@ -32,7 +34,7 @@ pub fn layers(facts: &Facts<'_>, hues: &Hues, gpu: &Gpu) -> String {
 }
 
 /// A launch, as the drawing of a layer shows it.
-fn card(facts: &Facts<'_>, layer: u32, step: &StepFacts<'_>, hues: &Hues, gpu: &Gpu) -> Card {
+fn card(facts: &Facts<'_>, layer: u32, step: &StepFacts<'_>, hues: &Hues, gpu: &Target) -> Card {
     let values = &facts.plan.program.values;
     let mut outputs: Vec<&str> =
         step.step.outputs.iter().map(|output| local_name(&values[output.value as usize].name)).collect();

@@ -17,26 +17,27 @@ mod schedule;
 
 use std::fmt::Write;
 
+use gemma4c_codegen::target::{GPUS, Target};
 use gemma4c_plan::Plan;
 
 use super::facts::{Facts, StepFacts};
 use super::fold::local_name;
-use super::gpus::{GPUS, Gpu, time};
 use super::text::by_type;
+use super::units::time;
 use crate::output;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
 /// The page of a plan. Of a GPU plan, `gpu` gives the floors; the best known one of its architecture where none is given.
-pub fn page(plan: &Plan, gpu: Option<&Gpu>) -> String {
+pub fn page(plan: &Plan, gpu: Option<&Target>) -> String {
     match Facts::of(plan) {
-        Some(facts) => gpu_page(&facts, gpu.unwrap_or_else(|| Gpu::for_architectures(&facts.program().architectures))),
+        Some(facts) => gpu_page(&facts, gpu.unwrap_or(&facts.target())),
         None => cpu::page(plan),
     }
 }
 
-fn gpu_page(facts: &Facts<'_>, gpu: &Gpu) -> String {
+fn gpu_page(facts: &Facts<'_>, gpu: &Target) -> String {
     let hues = Hues::of_plan(facts);
     let name = escape(facts.plan.model.name.as_deref().unwrap_or("(unnamed)"));
     let sections = [
@@ -89,7 +90,7 @@ fn tabs(panes: &[(String, String, String)]) -> String {
 }
 
 /// The GPUs, for the script to choose among.
-fn gpu_choice(chosen: &Gpu) -> String {
+fn gpu_choice(chosen: &Target) -> String {
     let mut out = "<label>floors on <select id=\"gpu\">".to_owned();
     for gpu in &GPUS {
         let _ = write!(
@@ -104,7 +105,7 @@ fn gpu_choice(chosen: &Gpu) -> String {
     out + "</select></label>"
 }
 
-fn header(facts: &Facts<'_>, name: &str, gpu: &Gpu) -> String {
+fn header(facts: &Facts<'_>, name: &str, gpu: &Target) -> String {
     let (plan, program) = (facts.plan, facts.program());
     let mut out = format!("<header><h1>{name}</h1><p class=\"lead\">");
     let files: Vec<String> = plan.model.files.iter().map(|file| escape(&file.path)).collect();
@@ -199,7 +200,7 @@ impl Hues {
 }
 
 /// A launch's floor as an element's attributes and text, without the start of its tag: the script finds it by them.
-pub fn floor_mark(gpu: &Gpu, bytes: u64, flops: u64) -> String {
+pub fn floor_mark(gpu: &Target, bytes: u64, flops: u64) -> String {
     format!("data-b=\"{bytes}\" data-f=\"{flops}\">{}", time(gpu.floor(bytes, flops)))
 }
 

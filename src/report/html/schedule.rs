@@ -2,13 +2,15 @@
 
 use std::fmt::Write;
 
+use gemma4c_codegen::target::Target;
+
 use super::{Hues, compact, escape, floor_mark};
 use crate::output;
 use crate::report::facts::{Facts, PhaseFacts, StepFacts};
 use crate::report::fold::fold;
-use crate::report::gpus::{Gpu, flops, time};
+use crate::report::units::{flops, time};
 
-pub fn section(facts: &Facts<'_>, hues: &Hues, gpu: &Gpu) -> String {
+pub fn section(facts: &Facts<'_>, hues: &Hues, gpu: &Target) -> String {
     let mut out = "<p>A launch takes at least as long as its bytes take at full bandwidth, or its arithmetic on full tensor cores. \
                    Strips are drawn to that time. Keys and values count at full context. A pick follows every phase.</p>"
         .to_owned();
@@ -18,7 +20,7 @@ pub fn section(facts: &Facts<'_>, hues: &Hues, gpu: &Gpu) -> String {
     out
 }
 
-fn one(facts: &Facts<'_>, phase: &PhaseFacts<'_>, number: usize, hues: &Hues, gpu: &Gpu) -> String {
+fn one(facts: &Facts<'_>, phase: &PhaseFacts<'_>, number: usize, hues: &Hues, gpu: &Target) -> String {
     let mut out = format!(
         "<details class=\"phase\"{}><summary><b>{}</b><span>{} launches</span><span>{} a layer (mean {:.1}), {} elsewhere</span>\
          <span>{}</span><span>{}</span><span class=\"sum\" data-of=\"strip{number}\">{}</span></summary>",
@@ -40,7 +42,7 @@ fn one(facts: &Facts<'_>, phase: &PhaseFacts<'_>, number: usize, hues: &Hues, gp
 }
 
 /// The launches side by side, layer by layer.
-fn strip(phase: &PhaseFacts<'_>, number: usize, hues: &Hues, gpu: &Gpu) -> String {
+fn strip(phase: &PhaseFacts<'_>, number: usize, hues: &Hues, gpu: &Target) -> String {
     let mut out = format!("<div class=\"strip\" id=\"strip{number}\">");
     let mut rest = &phase.steps[..];
     while let Some(first) = rest.first() {
@@ -66,12 +68,12 @@ fn strip(phase: &PhaseFacts<'_>, number: usize, hues: &Hues, gpu: &Gpu) -> Strin
     out + "</div>"
 }
 
-fn floor_ns(gpu: &Gpu, step: &StepFacts<'_>) -> f64 {
+fn floor_ns(gpu: &Target, step: &StepFacts<'_>) -> f64 {
     gpu.floor(step.step.bytes, step.step.flops) * 1e9
 }
 
 /// Launches that differ in nothing but their layer.
-fn alike(facts: &Facts<'_>, phase: &PhaseFacts<'_>, hues: &Hues, gpu: &Gpu) -> String {
+fn alike(facts: &Facts<'_>, phase: &PhaseFacts<'_>, hues: &Hues, gpu: &Target) -> String {
     let mut out = "<div class=\"scroll\"><table class=\"alike\"><thead><tr><th>kernel</th><th>computes</th>\
                    <th class=\"n\">grid × block</th><th class=\"n\">bytes</th><th class=\"n\">FLOPs</th><th class=\"n\">floor</th>\
                    <th class=\"n\">times</th><th class=\"n\">share</th></tr></thead><tbody>"
@@ -128,7 +130,7 @@ impl PartialEq for Alike<'_> {
     }
 }
 
-fn all(facts: &Facts<'_>, phase: &PhaseFacts<'_>, hues: &Hues, gpu: &Gpu) -> String {
+fn all(facts: &Facts<'_>, phase: &PhaseFacts<'_>, hues: &Hues, gpu: &Target) -> String {
     let mut out = "<div class=\"scroll\"><table class=\"all\"><thead><tr><th class=\"n\">step</th><th class=\"n\">layer</th><th>kernel</th>\
                    <th>writes</th><th class=\"n\">grid × block</th><th class=\"n\">bytes</th><th class=\"n\">FLOPs</th><th class=\"n\">floor</th></tr></thead><tbody>"
         .to_owned();

@@ -217,11 +217,11 @@ pub fn attention_combine_int8<const D: u32>(
 
 impl Attention {
     pub fn combine(&self) -> Result<Instance, InstanceError> {
-        Instance::of(attention_combine::DEF).constant("D", self.head_dim).build()
+        attention_combine::Chosen { D: self.head_dim }.build()
     }
 
     pub fn combine_int8(&self) -> Result<Instance, InstanceError> {
-        Instance::of(attention_combine_int8::DEF).constant("D", self.head_dim).build()
+        attention_combine_int8::Chosen { D: self.head_dim }.build()
     }
 
     pub fn combine_grid(&self, rows: u32) -> [u32; 3] {

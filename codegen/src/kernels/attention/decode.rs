@@ -7,7 +7,7 @@
 //! from memory once. Keys and values pass through shared memory, one of them on its way while the other is used.
 
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{ElementType, Instance, InstanceBuilder, InstanceError, KernelDef};
+use gemma4c_dsl::{ElementType, Instance, InstanceError};
 
 use super::Attention;
 use super::floats::{leave_floats, mix_floats, score_floats, weigh_floats};
@@ -15,10 +15,6 @@ use super::plain::first_visible;
 use super::tensor::{leave_tensor, load_queries, mix_tensor, score_tensor, weigh_tensor};
 use crate::measured::{H200, Question};
 
-/// Multiprocessors of a large GPU: a long context is shared out among as many blocks as they can hold.
-const MULTIPROCESSORS: u32 = 132;
-/// The same where blocks are clusters, which leave some SMs over.
-const CLUSTERED_MULTIPROCESSORS: u32 = H200.fastest(Question::ClusterBlocks);
 /// Shared memory of a block that has an SM for itself, and its threads where it has much to merge.
 const ROOMY: usize = 200 * 1024;
 const ROOMY_THREADS: u32 = H200.fastest(Question::AttentionThreads);
@@ -28,6 +24,11 @@ const FULL_PEERS: [u32; 2] = [H200.fastest(Question::PeersOfOneHead), H200.faste
 const SEGMENT_KEYS: u32 = H200.fastest(Question::SegmentKeys);
 /// Clusters of a full layer: a lane for each merges them.
 const MOST_CLUSTERS: u32 = 32;
+
+/// SMs that blocks in clusters find room on. A cluster must fit in one GPC, which leaves some SMs over: of others than the H200's the same share.
+fn clustered_multiprocessors(multiprocessors: u32) -> u32 {
+    multiprocessors * H200.fastest(Question::ClusterBlocks) / H200.multiprocessors
+}
 
 /// Where the tile of keys after the one at `at` starts: in the same segment, or in the split's next one. Segments count from
 /// `first`, the first position that the row sees.
@@ -296,7 +297,7 @@ impl Attention {
     /// split leaves is merged by few blocks. A full layer's splits take turns, and short ones share a long context out evenly.
     pub fn segment(&self) -> u32 {
         match self.window {
-            Some(window) => (window * self.kv_heads / 128).next_power_of_two().clamp(64, 256),
+            Some(window) => (window * self.kv_heads / self.window_blocks()).next_power_of_two().clamp(64, 256),
             None => SEGMENT_KEYS,
         }
     }
@@ -309,9 +310,15 @@ impl Attention {
         }
     }
 
-    /// Splits of a full layer that are of use: one for each segment, but no more than a large GPU has room for.
+    /// Blocks that a window is cut into: a power of two, which a third of the SMs may miss.
+    fn window_blocks(&self) -> u32 {
+        1 << (self.multiprocessors * 4 / 3).max(1).ilog2()
+    }
+
+    /// Splits of a full layer that are of use: one for each segment, but no more than the GPU has room for.
     fn most_splits(&self) -> u32 {
-        let multiprocessors = if self.cluster > 1 { CLUSTERED_MULTIPROCESSORS } else { MULTIPROCESSORS };
+        let multiprocessors =
+            if self.cluster > 1 { clustered_multiprocessors(self.multiprocessors) } else { self.multiprocessors };
         let blocks = multiprocessors * self.decode_shape().resident;
         let room = match self.full_peers() {
             1 => blocks / self.kv_heads,
@@ -351,24 +358,21 @@ impl Attention {
         }
     }
 
-    /// What `attention_decode` and `attention_step` choose alike.
-    pub(super) fn decode_builder(&self, kernel: &'static KernelDef) -> InstanceBuilder {
-        let shape = self.decode_shape();
-        Instance::of(kernel)
-            .constant("D", self.head_dim)
-            .constant("G", self.group)
-            .constant("KEYS", shape.keys)
-            .constant("THREADS", shape.threads)
-            .constant("VECTOR", shape.vector)
-            .constant("TENSOR", self.kv != ElementType::F32)
-            .constant("SETS", self.group.div_ceil(8))
-            .constant("RESIDENT", shape.resident)
-            .constant("BF", self.kv == ElementType::BF16)
-            .element("KV", self.kv)
-    }
-
     pub fn decode(&self) -> Result<Instance, InstanceError> {
-        self.decode_builder(attention_decode::DEF).build()
+        let shape = self.decode_shape();
+        attention_decode::Chosen {
+            D: self.head_dim,
+            G: self.group,
+            KEYS: shape.keys,
+            THREADS: shape.threads,
+            VECTOR: shape.vector,
+            TENSOR: self.kv != ElementType::F32,
+            SETS: self.group.div_ceil(8),
+            RESIDENT: shape.resident,
+            BF: self.kv == ElementType::BF16,
+            KV: self.kv,
+        }
+        .build()
     }
 
     pub fn decode_grid(&self, rows: u32) -> [u32; 3] {

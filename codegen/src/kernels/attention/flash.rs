@@ -313,17 +313,18 @@ impl Attention {
     /// Tiles of that many rows and keys; a warp sums that many columns.
     pub fn flash_tile(&self, out: ElementType, rows: u32, keys: u32, columns: u32) -> Result<Flash, InstanceError> {
         let columns = columns.min(self.head_dim);
-        let instance = Instance::of(attention_flash::DEF)
-            .constant("D", self.head_dim)
-            .constant("ROWS", rows)
-            .constant("KEYS", keys)
-            .constant("COLUMNS", columns)
-            .constant("THREADS", rows * 2 * (self.head_dim / columns))
-            .constant("BF", self.kv == ElementType::BF16)
-            .constant("ROUNDED", out == ElementType::BF16)
-            .element("KV", self.kv)
-            .element("O", out)
-            .build()?;
+        let instance = attention_flash::Chosen {
+            D: self.head_dim,
+            ROWS: rows,
+            KEYS: keys,
+            COLUMNS: columns,
+            THREADS: rows * 2 * (self.head_dim / columns),
+            BF: self.kv == ElementType::BF16,
+            ROUNDED: out == ElementType::BF16,
+            KV: self.kv,
+            O: out,
+        }
+        .build()?;
         Ok(Flash { instance, rows })
     }
 }

@@ -38,6 +38,8 @@ pub struct Attention {
     pub shared_bytes: usize,
     /// Blocks that may be a cluster; 1 where there are no clusters.
     pub cluster: u32,
+    /// SMs of the GPU.
+    pub multiprocessors: u32,
 }
 
 impl Attention {

@@ -72,7 +72,7 @@ pub fn attention_plain<const D: u32, KV: Float>(
 
 impl Attention {
     pub fn plain(&self) -> Result<Instance, InstanceError> {
-        Instance::of(attention_plain::DEF).constant("D", self.head_dim).element("KV", self.kv).build()
+        attention_plain::Chosen { D: self.head_dim, KV: self.kv }.build()
     }
 
     pub fn plain_grid(&self, rows: u32) -> [u32; 3] {

@@ -13,7 +13,7 @@
 //! all additions is fixed by the shape; it is `combine.rs`'s, and so are the bits, unless there are groups or several clusters.
 
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{Instance, InstanceError};
+use gemma4c_dsl::{ElementType, Instance, InstanceError};
 
 use super::Attention;
 use super::combine::{merge_four, run_of, weigh_parts};
@@ -422,18 +422,29 @@ impl Attention {
     /// One launch for a decoded row. `own`: the layer has keys and values of its own.
     pub fn step(&self, own: bool, out: StepOut) -> Result<Instance, InstanceError> {
         let keep = match out {
-            StepOut::Int8 => &[keep_int8::DEF][..],
-            StepOut::Floats => &[keep_floats::DEF],
-            StepOut::Partials => &[],
+            StepOut::Int8 => vec![keep_int8::DEF],
+            StepOut::Floats => vec![keep_floats::DEF],
+            StepOut::Partials => vec![],
         };
-        let warps = self.decode_shape().threads / 32;
-        self.decode_builder(attention_step::DEF)
-            .constant("ROUNDS", (self.group + if own { 2 } else { 0 }).div_ceil(warps))
-            .constant("OWN", own)
-            .constant("MERGE", out != StepOut::Partials)
-            .constant("PEERS", if out == StepOut::Partials { 1 } else { self.peers() })
-            .slot("keep", keep)
-            .build()
+        let shape = self.decode_shape();
+        attention_step::Chosen {
+            D: self.head_dim,
+            G: self.group,
+            KEYS: shape.keys,
+            THREADS: shape.threads,
+            VECTOR: shape.vector,
+            TENSOR: self.kv != ElementType::F32,
+            SETS: self.group.div_ceil(8),
+            RESIDENT: shape.resident,
+            BF: self.kv == ElementType::BF16,
+            ROUNDS: (self.group + if own { 2 } else { 0 }).div_ceil(shape.threads / 32),
+            OWN: own,
+            MERGE: out != StepOut::Partials,
+            PEERS: if out == StepOut::Partials { 1 } else { self.peers() },
+            KV: self.kv,
+            keep,
+        }
+        .build()
     }
 
     pub fn step_grid(&self) -> [u32; 3] {

@@ -9,8 +9,8 @@
 //! sum of all 32. In float formats they are four activations each.
 
 use gemma4c_blocks::DType;
-use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::{DeviceDef, Filled};
 
 // ---- pieces ---------------------------------------------------------------------------------------------------------
 
@@ -389,5 +389,40 @@ pub fn format(dtype: DType) -> Format {
         DType::Q6K => format(32, true, 4, side_q6_k::DEF, dot_q6_k::DEF),
         DType::IQ4NL => format(32, true, 1, side_half::DEF, dot_iq4_nl::DEF),
         DType::IQ4XS => format(32, true, 2, side_iq4_xs::DEF, dot_iq4_xs::DEF),
+    }
+}
+
+/// The arguments of a type's `side_*` function, from the memory of each of its planes. `codes` is the kernel's own parameter.
+pub fn side_arguments<M>(dtype: DType, plane: impl Fn(&'static str) -> M) -> Filled<M> {
+    let (high, scales, supers) = (|| plane("high"), || plane("scales"), || plane("supers"));
+    match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => Filled::alone(side_none::DEF),
+        DType::Q8_0 => side_q8_0::Arguments { scales: scales() }.into(),
+        DType::Q4_0 | DType::IQ4NL => side_half::Arguments { scales: scales() }.into(),
+        DType::Q4_1 => side_half_pair::Arguments { scales: scales() }.into(),
+        DType::Q5_0 => side_q5_0::Arguments { high: high(), scales: scales() }.into(),
+        DType::Q5_1 => side_q5_1::Arguments { high: high(), scales: scales() }.into(),
+        DType::Q4K => side_q4_k::Arguments { scales: scales(), supers: supers() }.into(),
+        DType::Q5K => side_q5_k::Arguments { high: high(), scales: scales(), supers: supers() }.into(),
+        DType::Q6K => side_q6_k::Arguments { high: high(), scales: scales(), supers: supers() }.into(),
+        DType::IQ4XS => side_iq4_xs::Arguments { scales: scales(), supers: supers() }.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::streams::streams;
+
+    /// A type's planes besides `codes` are what its side function takes, each once.
+    #[test]
+    fn side_functions_take_the_planes_of_their_type() {
+        for dtype in DType::ALL.iter().copied() {
+            let filled: Filled<&str> = side_arguments(dtype, |plane| plane);
+            assert_eq!(filled.function, format(dtype).side, "{dtype}");
+            let params: Vec<_> = filled.function.params[1..].iter().map(|param| param.name).collect();
+            let planes: Vec<_> = streams(dtype).iter().skip(1).map(|stream| stream.name).collect();
+            assert_eq!(params, planes, "{dtype}");
+        }
     }
 }

@@ -69,7 +69,7 @@ pub fn inverse_rms_of_warps<const K: u32, const WARPS: u32, const EPSILON: f32>(
 /// thread keeps its share in registers from the one load to the last use, so that a norm costs a sum over the block and no
 /// second way to memory. `min_blocks = 1` lets ptxas use the whole register file;
 /// otherwise it caps registers and serialises the loads.
-#[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
+#[kernel(block = WARPS * 32, min_blocks = 1, cluster = PEERS, dependent, dynamic_shared, slots(
     side(unit: u32) -> U32x4,
     dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32,
     ready(part: u32) -> U32x4,
@@ -80,7 +80,8 @@ pub fn inverse_rms_of_warps<const K: u32, const WARPS: u32, const EPSILON: f32>(
     scale(value: f32) -> f32,
     stream(value: F32x4, at: u32) -> F32x4,
     join(value: f32, up: f32) -> f32,
-    epilogue(value: f32, row: u32) -> f32
+    epilogue(value: f32, row: u32) -> f32,
+    keep(four: F32x4, at: u32) -> F32x4
 ))]
 pub fn matvec<
     const K: u32,
@@ -97,6 +98,8 @@ pub fn matvec<
     const BRANCHED: bool,
     const NORMED: bool,
     const FINE: bool,
+    const SHARE: u32,
+    const PEERS: u32,
     const EPSILON: f32,
 >(
     codes: Weights<U32x4>,
@@ -113,6 +116,7 @@ pub fn matvec<
     require!(!BRANCHED || RESIDUAL);
     require!(!(RESIDUAL || NORMED) || K <= PIECES * WARPS * 128);
     require!(!FINE || INTEGER && !READY);
+    require!((SHARE > 0) == (PEERS > 1) && SHARE % 32 == 0);
     // With FINE the second digits of all values, then the third ones, follow the first.
     let x_words = shared::<u32>(if FINE {
         3 * K / 4
@@ -136,6 +140,8 @@ pub fn matvec<
     let of_branches = shared::<F32x4>(if BRANCHED { WARPS } else { 1 });
     let of_updates = shared::<f32>(if RESIDUAL { WARPS } else { 1 });
     let of_stream = shared::<f32>(if NORMED { WARPS } else { 1 });
+    // The block's results among those of its cluster.
+    let results = shared::<f32>(if SHARE > 0 { SHARE } else { 1 });
     let units = K / UNIT;
     // A unit's activations are one or two parts of 16 bytes. Second parts lie behind all first ones, so that neighbouring
     // lanes read neighbouring parts.
@@ -144,14 +150,19 @@ pub fn matvec<
     let lane = lane_id() % LANES;
     let outputs = if PAIRED { ROWS / 2 } else { ROWS };
     let warp_outputs = 32 / LANES * outputs;
-    let mut base = (block_idx() * WARPS + warp_id()) * warp_outputs;
+    // A cluster takes SHARE neighbouring outputs, so that whole int8 groups are its own; without clusters all blocks share all outputs.
+    let first = if SHARE > 0 { block_idx() * SHARE } else { 0 };
+    let end = if SHARE > 0 { (first + SHARE).min(rows) } else { rows };
+    let own_warp = if SHARE > 0 { cluster_rank() * WARPS } else { block_idx() * WARPS } + warp_id();
+    let all_warps = if SHARE > 0 { PEERS * WARPS } else { grid_dim() * WARPS };
+    let mut base = first + own_warp * warp_outputs;
     let own = lane_id() / LANES * outputs;
     let mut at = lane;
 
     // The first weights are on their way before the activations are there.
     let mut ahead = regs(U32x4::ZERO, ROWS * DEPTH);
     let mut sides = regs(U32x4::ZERO, ROWS * DEPTH);
-    if base < rows {
+    if base < end {
         #[unroll]
         for d in 0..DEPTH {
             #[unroll]
@@ -269,7 +280,7 @@ pub fn matvec<
                     if place < places {
                         let part = weighted(updates[p], load::<F32x4>(posts, place * 4), 1.0);
                         held[p] = with_update(held[p], part, factor, by);
-                        if block_idx() == 0 {
+                        if block_idx() == 0 && (SHARE == 0 || cluster_rank() == 0) {
                             stream(held[p], place * 4);
                         }
                     }
@@ -326,10 +337,10 @@ pub fn matvec<
     let after = if NORMED { inverse_rms_of_warps(of_stream) } else { 1.0 };
 
     let mut sums = regs(0.0f32, ROWS);
-    while base < rows {
+    while base < end {
         let row_ends = at - lane + LANES * DEPTH >= units;
         let next_at = if row_ends { lane } else { at + LANES * DEPTH };
-        let next_base = if row_ends { base + grid_dim() * WARPS * warp_outputs } else { base };
+        let next_base = if row_ends { base + all_warps * warp_outputs } else { base };
         #[unroll]
         for d in 0..DEPTH {
             // Without an end to mind, all places are one register and a constant.
@@ -357,7 +368,7 @@ pub fn matvec<
                 if exact || at + d * LANES < units {
                     sums[r] = total;
                 }
-                if next_base < rows {
+                if next_base < end {
                     let next = unit_of(next_base + own, r, next_at + d * LANES, rows);
                     ahead[d * ROWS + r] = load_streamed::<U32x4>(codes, next);
                     sides[d * ROWS + r] = side(next);
@@ -380,12 +391,36 @@ pub fn matvec<
                 sums[r] = 0.0;
             }
             let row = base + own + lane;
-            if lane < outputs && row < rows {
-                out[row] = epilogue(join(value * after, up * after), row);
+            if lane < outputs && row < end {
+                let result = epilogue(join(value * after, up * after), row);
+                if SHARE > 0 {
+                    results[row - first] = result;
+                } else {
+                    out[row] = result;
+                }
             }
         }
         at = next_at;
         base = next_base;
+    }
+    if SHARE > 0 {
+        cluster_barrier();
+        // A warp takes a group of 32: eight lanes four values each, of whichever block has them.
+        for group in (own_warp..(end - first) / 32).by(all_warps) {
+            let place = group * 32 + lane_id() % 8 * 4;
+            let mut four = F32x4::ZERO;
+            let peer = place / warp_outputs % all_warps / WARPS;
+            four.x = load_peer::<f32>(results, place, peer);
+            let peer = (place + 1) / warp_outputs % all_warps / WARPS;
+            four.y = load_peer::<f32>(results, place + 1, peer);
+            let peer = (place + 2) / warp_outputs % all_warps / WARPS;
+            four.z = load_peer::<f32>(results, place + 2, peer);
+            let peer = (place + 3) / warp_outputs % all_warps / WARPS;
+            four.w = load_peer::<f32>(results, place + 3, peer);
+            keep(four, first + place);
+        }
+        // What the others still read must not go.
+        cluster_barrier();
     }
 }
 
@@ -470,6 +505,8 @@ pub struct Product {
     /// The activations are the residual itself or an embedding: no norm has damped massive channels. Integer formats quantise
     /// them with fine codes.
     pub unbounded: bool,
+    /// The result is left as int8: clusters of two blocks share neighbouring outputs, and exchange them to find a group's scale.
+    pub leaves_int8: bool,
     /// Of the prologue's norms.
     pub epsilon: f32,
     /// Applied in order to each output.
@@ -479,16 +516,29 @@ pub struct Product {
 /// Fours of activations on their way to a thread, where it need not hold all of them.
 const MOST_PIECES: u32 = 5;
 
-/// Multiprocessors of the GPU that shapes are tuned on.
-pub const TUNED_MULTIPROCESSORS: u32 = 132;
+/// Blocks of a cluster that leaves int8. Two: a larger one does not fit all GPCs without a gap.
+const INT8_PEERS: u32 = 2;
 
 impl Product {
     pub fn new(dtype: DType, outputs: u32, k: u32, prologue: Prologue) -> Self {
         let epsilon = NORM_EPSILON;
         let (geglu, scaled, branches, leaves_residual) = (false, false, false, prologue.adds_residual());
         let unbounded = prologue == Prologue::Residual;
-        let epilogue = Vec::new();
-        Self { dtype, outputs, k, geglu, prologue, scaled, branches, leaves_residual, unbounded, epsilon, epilogue }
+        let (epilogue, leaves_int8) = (Vec::new(), false);
+        Self {
+            dtype,
+            outputs,
+            k,
+            geglu,
+            prologue,
+            scaled,
+            branches,
+            leaves_residual,
+            unbounded,
+            leaves_int8,
+            epsilon,
+            epilogue,
+        }
     }
 
     /// Rows of the matrix.
@@ -496,8 +546,8 @@ impl Product {
         u64::from(self.outputs) * if self.geglu { 2 } else { 1 }
     }
 
-    fn join(&self) -> &'static [&'static DeviceDef] {
-        if self.geglu { &[slots::geglu::DEF] } else { &[] }
+    fn join(&self) -> Vec<&'static DeviceDef> {
+        if self.geglu { vec![slots::geglu::DEF] } else { vec![] }
     }
 
     /// The shape for a GPU of that many SMs.
@@ -516,48 +566,72 @@ impl Product {
         let format = format(self.dtype);
         let (ready, residual) = (self.prologue == Prologue::Int8, self.prologue.adds_residual());
         let (normed, branches) = (self.prologue.is_normed(), residual && self.branches);
-        Instance::of(matvec::DEF)
-            .constant("K", self.k)
-            .constant("UNIT", format.unit)
-            .constant("INTEGER", format.integer)
-            .constant("LANES", shape.lanes)
-            .constant("ROWS", shape.rows)
-            .constant("DEPTH", shape.depth)
-            .constant("WARPS", shape.warps)
-            .constant("PIECES", self.pieces(shape))
-            .constant("PAIRED", self.geglu)
-            .constant("READY", ready)
-            .constant("RESIDUAL", residual)
-            .constant("BRANCHED", branches)
-            .constant("NORMED", normed)
-            .constant("FINE", self.unbounded && format.integer)
-            .constant("EPSILON", self.epsilon)
-            .slot("side", &[format.side])
-            .slot("dot", &[format.dot])
-            .slot("ready", &[if ready { slots::ready_codes::DEF } else { slots::no_part::DEF }])
-            .slot("ready_group", &[if ready { slots::ready_scale::DEF } else { slots::no_group::DEF }])
-            .slot("input", &[if ready { slots::no_four::DEF } else { slots::four_of::DEF }])
-            .slot("update", &[if residual { slots::four_of::DEF } else { slots::no_four::DEF }])
-            .slot("branch", &[if branches { slots::four_of::DEF } else { slots::no_four::DEF }])
-            .slot("scale", if residual && self.scaled { &[slots::scaled_by::DEF] } else { &[] })
-            .slot("stream", if residual && self.leaves_residual { &[slots::leave_stream::DEF] } else { &[] })
-            .slot("join", self.join())
-            .slot("epilogue", &self.epilogue)
-            .build()
+        matvec::Chosen {
+            K: self.k,
+            UNIT: format.unit,
+            INTEGER: format.integer,
+            LANES: shape.lanes,
+            ROWS: shape.rows,
+            DEPTH: shape.depth,
+            WARPS: shape.warps,
+            PIECES: self.pieces(shape),
+            PAIRED: self.geglu,
+            READY: ready,
+            RESIDUAL: residual,
+            BRANCHED: branches,
+            NORMED: normed,
+            FINE: self.unbounded && format.integer,
+            SHARE: if self.leaves_int8 { self.share(shape) } else { 0 },
+            PEERS: if self.leaves_int8 { INT8_PEERS } else { 1 },
+            EPSILON: self.epsilon,
+            side: format.side,
+            dot: format.dot,
+            ready: if ready { slots::ready_codes::DEF } else { slots::no_part::DEF },
+            ready_group: if ready { slots::ready_scale::DEF } else { slots::no_group::DEF },
+            input: if ready { slots::no_four::DEF } else { slots::four_of::DEF },
+            update: if residual { slots::four_of::DEF } else { slots::no_four::DEF },
+            branch: if branches { slots::four_of::DEF } else { slots::no_four::DEF },
+            scale: if residual && self.scaled { vec![slots::scaled_by::DEF] } else { vec![] },
+            stream: if residual && self.leaves_residual { vec![slots::leave_stream::DEF] } else { vec![] },
+            join: self.join(),
+            epilogue: self.epilogue.clone(),
+            keep: if self.leaves_int8 { vec![slots::keep_codes::DEF] } else { vec![] },
+        }
+        .build()
+    }
+
+    /// Outputs of a cluster: whole int8 groups, as evenly as they can be shared out.
+    fn share(&self, shape: LaunchShape) -> u32 {
+        let clusters = (shape.blocks / INT8_PEERS).max(1);
+        (self.outputs / 32).div_ceil(clusters) * 32
+    }
+
+    /// Whether a GPU's kernel can leave the result as int8: in whole groups, by clusters.
+    pub fn can_leave_int8(outputs: u32, cluster: u32) -> bool {
+        outputs.is_multiple_of(32) && outputs >= 64 && cluster >= INT8_PEERS
+    }
+
+    /// Blocks of the launch.
+    pub fn grid(&self, shape: LaunchShape) -> [u32; 3] {
+        match self.leaves_int8 {
+            true => [self.outputs.div_ceil(self.share(shape)), INT8_PEERS, 1],
+            false => [shape.blocks, 1, 1],
+        }
     }
 
     /// The plain kernel, launched on `[outputs.div_ceil(64)]`. It takes activations as they are, whatever the prologue.
     pub fn plain_instance(&self) -> Result<Instance, InstanceError> {
         let format = format(self.dtype);
-        Instance::of(matvec_plain::DEF)
-            .constant("K", self.k)
-            .constant("UNIT", format.unit)
-            .constant("INTEGER", format.integer)
-            .constant("PAIRED", self.geglu)
-            .slot("side", &[format.side])
-            .slot("dot", &[format.dot])
-            .slot("join", self.join())
-            .slot("epilogue", &self.epilogue)
-            .build()
+        matvec_plain::Chosen {
+            K: self.k,
+            UNIT: format.unit,
+            INTEGER: format.integer,
+            PAIRED: self.geglu,
+            side: format.side,
+            dot: format.dot,
+            join: self.join(),
+            epilogue: self.epilogue.clone(),
+        }
+        .build()
     }
 }

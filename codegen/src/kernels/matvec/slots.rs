@@ -6,6 +6,7 @@
 use gemma4c_dsl::prelude::*;
 
 use crate::kernels::gelu::gelu;
+use crate::kernels::quantise::quantise4;
 
 // ---- prologues ------------------------------------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ pub fn then_gelu(value: f32, row: u32) -> f32 {
 }
 
 /// Times a constant.
-#[device]
+#[device(fills(value, row))]
 pub fn then_scale(value: f32, row: u32, scale: f32) -> f32 {
     value * scale
 }
@@ -123,7 +124,23 @@ pub fn then_add(value: f32, row: u32, addend: Input<f32>) -> f32 {
 }
 
 /// Squashed into `-cap..cap`: the logits.
-#[device]
+#[device(fills(value, row))]
 pub fn then_softcap(value: f32, row: u32, cap: f32) -> f32 {
     cap * (value / cap).tanh()
+}
+
+// ---- results ---------------------------------------------------------------------------------------------------------
+
+/// Leaves four neighbouring results as int8, eight lanes to a group. A collective of the warp.
+#[device]
+pub fn keep_codes(four: F32x4, at: u32, xq: Output<i8>, xscale: Output<f32>, xsum: Output<i32>) -> F32x4 {
+    let codes = quantise4(four);
+    if lane_id() < 8 {
+        store(xq, at, codes.x);
+    }
+    if lane_id() == 0 {
+        xscale[at / 32] = f32::from_bits(codes.y);
+        xsum[at / 32] = codes.z as i32;
+    }
+    four
 }

@@ -229,11 +229,13 @@ pub struct Down {
     pub top: u32,
     /// Hidden values of a dense half of the same type, which comes along; 0 where none does.
     pub dense: u32,
+    /// SMs of the GPU.
+    pub multiprocessors: u32,
 }
 
 impl Down {
     fn spread(&self) -> Spread {
-        Spread::of(self.outputs)
+        Spread::of(self.outputs, self.multiprocessors)
     }
 
     /// Blocks for `rows` rows.
@@ -244,31 +246,33 @@ impl Down {
     pub fn instance(&self) -> Result<Instance, InstanceError> {
         let (format, spread) = (format(self.dtype), self.spread());
         let values = self.dense + self.top * self.k;
-        Instance::of(expert_down::DEF)
-            .constant("K", self.k)
-            .constant("UNIT", format.unit)
-            .constant("INTEGER", format.integer)
-            .constant("TOP", self.top)
-            .constant("DENSE", self.dense)
-            .constant("DEPTH", depth(format, 1, values / format.unit, spread))
-            .constant("WARPS", spread.warps)
-            .constant("PIECES", values.div_ceil(spread.warps * 128))
-            .slot("side", &[format.side])
-            .slot("dot", &[format.dot])
-            .slot("dense_side", &[if self.dense > 0 { format.side } else { nothing_beside::DEF }])
-            .build()
+        expert_down::Chosen {
+            K: self.k,
+            UNIT: format.unit,
+            INTEGER: format.integer,
+            TOP: self.top,
+            DENSE: self.dense,
+            DEPTH: depth(format, 1, values / format.unit, spread),
+            WARPS: spread.warps,
+            PIECES: values.div_ceil(spread.warps * 128),
+            side: format.side,
+            dot: format.dot,
+            dense_side: if self.dense > 0 { format.side } else { nothing_beside::DEF },
+        }
+        .build()
     }
 
     /// The plain kernel, on a grid `[outputs.div_ceil(64), rows]`. It takes int8 or f32, as the format is.
     pub fn plain_instance(&self) -> Result<Instance, InstanceError> {
         let format = format(self.dtype);
-        Instance::of(expert_down_plain::DEF)
-            .constant("K", self.k)
-            .constant("UNIT", format.unit)
-            .constant("INTEGER", format.integer)
-            .constant("TOP", self.top)
-            .slot("side", &[format.side])
-            .slot("dot", &[format.dot])
-            .build()
+        expert_down_plain::Chosen {
+            K: self.k,
+            UNIT: format.unit,
+            INTEGER: format.integer,
+            TOP: self.top,
+            side: format.side,
+            dot: format.dot,
+        }
+        .build()
     }
 }

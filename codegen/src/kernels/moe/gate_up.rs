@@ -249,11 +249,13 @@ pub struct GateUp {
     pub from: Activations,
     /// Hidden values of a dense half of the same type, which comes along; 0 where none does.
     pub dense: u32,
+    /// SMs of the GPU.
+    pub multiprocessors: u32,
 }
 
 impl GateUp {
     fn spread(&self) -> Spread {
-        Spread::of(self.dense + self.top * self.hidden)
+        Spread::of(self.dense + self.top * self.hidden, self.multiprocessors)
     }
 
     /// Blocks for `rows` rows.
@@ -265,34 +267,36 @@ impl GateUp {
         let (format, spread, beside) = (format(self.dtype), self.spread(), self.dense > 0);
         let dense_side = if beside { format.side } else { nothing_beside::DEF };
         let dense_arrive = if beside { self.from.arrive() } else { nothing_beside::DEF };
-        Instance::of(expert_geglu::DEF)
-            .constant("K", self.k)
-            .constant("UNIT", format.unit)
-            .constant("INTEGER", format.integer)
-            .constant("TOP", self.top)
-            .constant("HIDDEN", self.hidden)
-            .constant("DENSE", self.dense)
-            .constant("DEPTH", depth(format, 2, self.k / format.unit, spread))
-            .constant("WARPS", spread.warps)
-            .slot("side", &[format.side])
-            .slot("dot", &[format.dot])
-            .slot("arrive", &[self.from.arrive()])
-            .slot("dense_side", &[dense_side])
-            .slot("dense_arrive", &[dense_arrive])
-            .build()
+        expert_geglu::Chosen {
+            K: self.k,
+            UNIT: format.unit,
+            INTEGER: format.integer,
+            TOP: self.top,
+            HIDDEN: self.hidden,
+            DENSE: self.dense,
+            DEPTH: depth(format, 2, self.k / format.unit, spread),
+            WARPS: spread.warps,
+            side: format.side,
+            dot: format.dot,
+            arrive: self.from.arrive(),
+            dense_side,
+            dense_arrive,
+        }
+        .build()
     }
 
     /// The plain kernel, on a grid `[hidden.div_ceil(64), rows * top]`. It takes int8 or f32, as the format is.
     pub fn plain_instance(&self) -> Result<Instance, InstanceError> {
         let format = format(self.dtype);
-        Instance::of(expert_geglu_plain::DEF)
-            .constant("K", self.k)
-            .constant("UNIT", format.unit)
-            .constant("INTEGER", format.integer)
-            .constant("TOP", self.top)
-            .constant("HIDDEN", self.hidden)
-            .slot("side", &[format.side])
-            .slot("dot", &[format.dot])
-            .build()
+        expert_geglu_plain::Chosen {
+            K: self.k,
+            UNIT: format.unit,
+            INTEGER: format.integer,
+            TOP: self.top,
+            HIDDEN: self.hidden,
+            side: format.side,
+            dot: format.dot,
+        }
+        .build()
     }
 }

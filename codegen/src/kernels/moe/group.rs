@@ -103,11 +103,7 @@ impl Grouping {
     /// On a grid `[experts]`.
     pub fn instance(&self) -> Result<Instance, InstanceError> {
         let threads = self.pairs.div_ceil(16).next_power_of_two().clamp(64, 1024);
-        Instance::of(group_pairs::DEF)
-            .constant("EXPERTS", self.experts)
-            .constant("HEIGHT", self.height)
-            .constant("THREADS", threads)
-            .build()
+        group_pairs::Chosen { EXPERTS: self.experts, HEIGHT: self.height, THREADS: threads }.build()
     }
 
     /// Groups, at most: the last one of each expert may not be full.

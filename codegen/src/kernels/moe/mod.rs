@@ -18,7 +18,6 @@ pub mod router;
 use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;
 
-use crate::kernels::matvec::TUNED_MULTIPROCESSORS;
 use crate::kernels::matvec::formats::Format;
 use crate::kernels::quantise::quantise8;
 
@@ -69,6 +68,7 @@ pub fn nothing_beside(at: u32) -> U32x4 {
 struct Spread {
     warps: u32,
     blocks: u32,
+    multiprocessors: u32,
 }
 
 /// Warps of a block: for few tasks, so that one each is enough; for many, of which the one that leaves the fewest idle is
@@ -79,19 +79,20 @@ const MANY_WARPS: [u32; 3] = [20, 16, 12];
 const REGISTERS: (u32, u32, u32) = (65536, 50, 60);
 
 impl Spread {
-    fn of(tasks: u32) -> Self {
-        let each = tasks.div_ceil(TUNED_MULTIPROCESSORS);
+    fn of(tasks: u32, multiprocessors: u32) -> Self {
+        let multiprocessors = multiprocessors.max(1);
+        let each = tasks.div_ceil(multiprocessors);
         let idle = |warps: &u32| each.div_ceil(*warps) * warps - each;
         let warps = match each {
             _ if each <= FEW_WARPS[1] => each.max(FEW_WARPS[0]),
             _ => MANY_WARPS.into_iter().min_by_key(idle).unwrap_or(MANY_WARPS[0]),
         };
-        Self { warps, blocks: tasks.div_ceil(warps).clamp(1, TUNED_MULTIPROCESSORS) }
+        Self { warps, blocks: tasks.div_ceil(warps).clamp(1, multiprocessors), multiprocessors }
     }
 
     /// Blocks for `rows` rows.
     fn grid(self, rows: u32) -> [u32; 3] {
-        [(2 * TUNED_MULTIPROCESSORS).div_ceil(rows).min(self.blocks), rows, 1]
+        [(2 * self.multiprocessors).div_ceil(rows).min(self.blocks), rows, 1]
     }
 }
 

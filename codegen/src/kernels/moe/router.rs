@@ -451,30 +451,36 @@ impl Router {
     fn fast(&self, split: bool) -> Result<Instance, InstanceError> {
         let vectors = self.width / 4;
         let most = if split { MOST_VECTORS_AHEAD } else { VECTORS_AHEAD };
-        let builder = Instance::of(route::DEF)
-            .constant("WIDTH", self.width)
-            .constant("EXPERTS", self.experts)
-            .constant("TOP", self.top)
-            .constant("WARPS", BLOCK_WARPS)
-            .constant("DEPTH", vectors.div_ceil(32).min(most))
-            .constant("PIECES", vectors.div_ceil(BLOCK_WARPS * 32))
-            .constant("ROWS", if split { 1 } else { self.rows() })
-            .constant("SPLIT", split)
-            .constant("ENTERS", self.enters.is_some())
-            .constant("FACTOR", self.factor())
-            .constant("EPSILON", self.epsilon);
-        self.enters.unwrap_or(Outputs::NONE).constants(builder).build()
+        let outputs = self.enters.unwrap_or(Outputs::NONE);
+        route::Chosen {
+            WIDTH: self.width,
+            EXPERTS: self.experts,
+            TOP: self.top,
+            WARPS: BLOCK_WARPS,
+            DEPTH: vectors.div_ceil(32).min(most),
+            PIECES: vectors.div_ceil(BLOCK_WARPS * 32),
+            ROWS: if split { 1 } else { self.rows() },
+            SPLIT: split,
+            ENTERS: self.enters.is_some(),
+            FLOATS: outputs.floats,
+            ROUNDED: outputs.bf16,
+            QUANTISED: outputs.int8,
+            FACTOR: self.factor(),
+            EPSILON: self.epsilon,
+        }
+        .build()
     }
 
     /// The plain kernel, on a grid `[rows.div_ceil(32)]`.
     pub fn plain_instance(&self) -> Result<Instance, InstanceError> {
-        Instance::of(route_plain::DEF)
-            .constant("WIDTH", self.width)
-            .constant("EXPERTS", self.experts)
-            .constant("TOP", self.top)
-            .constant("FACTOR", self.factor())
-            .constant("EPSILON", self.epsilon)
-            .build()
+        route_plain::Chosen {
+            WIDTH: self.width,
+            EXPERTS: self.experts,
+            TOP: self.top,
+            FACTOR: self.factor(),
+            EPSILON: self.epsilon,
+        }
+        .build()
     }
 
     /// Blocks for one row: an expert for each warp.

@@ -252,23 +252,24 @@ impl Step {
         let (gate, projection) = (format(self.gate), format(self.projection));
         let lanes = self.inputs / projection.unit;
         let warps = self.peers * BLOCK_WARPS;
-        Instance::of(per_layer_step::DEF)
-            .constant("K", self.width)
-            .constant("N", self.inputs)
-            .constant("GATE_UNIT", gate.unit)
-            .constant("GATE_ROUNDS", self.inputs.div_ceil(warps))
-            .constant("GATE_DEPTH", (self.width / gate.unit).div_ceil(32))
-            .constant("UNIT", projection.unit)
-            .constant("LANES", lanes)
-            .constant("ROUNDS", (self.width * lanes).div_ceil(warps * 32))
-            .constant("PIECES", self.width.div_ceil(BLOCK_WARPS * 128))
-            .constant("WARPS", BLOCK_WARPS)
-            .constant("PEERS", self.peers)
-            .constant("EPSILON", self.epsilon)
-            .slot("gate_side", &[gate.side])
-            .slot("gate_dot", &[gate.dot])
-            .slot("side", &[projection.side])
-            .slot("dot", &[projection.dot])
-            .build()
+        per_layer_step::Chosen {
+            K: self.width,
+            N: self.inputs,
+            GATE_UNIT: gate.unit,
+            GATE_ROUNDS: self.inputs.div_ceil(warps),
+            GATE_DEPTH: (self.width / gate.unit).div_ceil(32),
+            UNIT: projection.unit,
+            LANES: lanes,
+            ROUNDS: (self.width * lanes).div_ceil(warps * 32),
+            PIECES: self.width.div_ceil(BLOCK_WARPS * 128),
+            WARPS: BLOCK_WARPS,
+            PEERS: self.peers,
+            EPSILON: self.epsilon,
+            gate_side: gate.side,
+            gate_dot: gate.dot,
+            side: projection.side,
+            dot: projection.dot,
+        }
+        .build()
     }
 }

@@ -82,17 +82,17 @@ pub fn expert_sum<const SCALED: bool>(
 
 /// A [`top_k_softmax`] on a grid `[rows, 1, 1]`.
 pub fn choice(experts: u32, top: u32) -> Result<Instance, InstanceError> {
-    Instance::of(top_k_softmax::DEF).constant("EXPERTS", experts).constant("TOP", top).build()
+    top_k_softmax::Chosen { EXPERTS: experts, TOP: top }.build()
 }
 
 /// An [`expert_product`] with experts of that type.
 pub fn product(dtype: DType) -> Result<Instance, InstanceError> {
-    Instance::of(expert_product::DEF).slot("value", &[value(dtype)]).build()
+    expert_product::Chosen { value: value(dtype) }.build()
 }
 
 /// An [`expert_sum`].
 pub fn sum(scaled: bool) -> Result<Instance, InstanceError> {
-    Instance::of(expert_sum::DEF).constant("SCALED", scaled).build()
+    expert_sum::Chosen { SCALED: scaled }.build()
 }
 
 /// Blocks of an [`expert_product`].

@@ -33,7 +33,7 @@ pub fn then_times_part(value: f32, at: u32, part: Input<f32>, width: u32, stride
 
 /// A [`map`] that applies those functions in order.
 pub fn instance(chain: &[&'static DeviceDef]) -> Result<Instance, InstanceError> {
-    Instance::of(map::DEF).slot("chain", chain).build()
+    map::Chosen { chain: chain.to_vec() }.build()
 }
 
 /// Blocks for `rows` rows of `width` values.

@@ -28,7 +28,7 @@ pub fn matmul_exact(x: Input<f32>, out: Output<f32>, k: u32, outputs: u32) {
 
 /// A [`matmul_exact`] with a matrix of that type.
 pub fn instance(dtype: DType) -> Result<Instance, InstanceError> {
-    Instance::of(matmul_exact::DEF).slot("value", &[value(dtype)]).build()
+    matmul_exact::Chosen { value: value(dtype) }.build()
 }
 
 /// Blocks for `rows` rows.

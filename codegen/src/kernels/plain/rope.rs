@@ -34,7 +34,7 @@ pub fn rope(
 
 /// A [`rope`].
 pub fn rotation() -> Result<Instance, InstanceError> {
-    Instance::of(rope::DEF).build()
+    rope::Chosen {}.build()
 }
 
 /// Blocks for `rows` rows of heads.

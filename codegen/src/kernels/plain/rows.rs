@@ -40,12 +40,12 @@ pub fn kv_store<KV: Float>(
 
 /// A [`take_row`].
 pub fn take() -> Result<Instance, InstanceError> {
-    Instance::of(take_row::DEF).build()
+    take_row::Chosen {}.build()
 }
 
 /// A [`kv_store`] into caches of F32, F16 or BF16.
 pub fn store(cache: ElementType) -> Result<Instance, InstanceError> {
-    Instance::of(kv_store::DEF).element("KV", cache).build()
+    kv_store::Chosen { KV: cache }.build()
 }
 
 /// Blocks of a [`take_row`].

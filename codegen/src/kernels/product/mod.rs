@@ -347,37 +347,39 @@ impl Product {
     /// The fast kernel, launched on [`Tile::grid`].
     pub fn instance(&self, tile: Tile) -> Result<Instance, InstanceError> {
         let format = format(self.dtype);
-        Instance::of(product::DEF)
-            .constant("UNIT", format.unit)
-            .constant("STEP", self.step())
-            .constant("ROWS", tile.rows)
-            .constant("COLUMNS", tile.columns)
-            .constant("ROW_TILES", tile.rows / tile.warps_down / 16)
-            .constant("COLUMN_TILES", tile.columns / tile.warps_across / 8)
-            .constant("WARPS_ACROSS", tile.warps_across)
-            .constant("THREADS", tile.threads())
-            .constant("PAIRS", self.pairs)
-            .element("O", self.out)
-            .slot("side", &[format.side])
-            .slot("decode", &[decode::decode(self.dtype)])
-            .slot("epilogue", &self.epilogue)
-            .build()
+        product::Chosen {
+            UNIT: format.unit,
+            STEP: self.step(),
+            ROWS: tile.rows,
+            COLUMNS: tile.columns,
+            ROW_TILES: tile.rows / tile.warps_down / 16,
+            COLUMN_TILES: tile.columns / tile.warps_across / 8,
+            WARPS_ACROSS: tile.warps_across,
+            THREADS: tile.threads(),
+            PAIRS: self.pairs,
+            O: self.out,
+            side: format.side,
+            decode: vec![decode::decode(self.dtype)],
+            epilogue: self.epilogue.clone(),
+        }
+        .build()
     }
 
     /// The plain kernel, launched on `[outputs.div_ceil(64), rows]`.
     pub fn plain_instance(&self) -> Result<Instance, InstanceError> {
         let format = format(self.dtype);
-        Instance::of(product_plain::DEF)
-            .constant("UNIT", format.unit)
-            .element("O", self.out)
-            .slot("side", &[format.side])
-            .slot("decode", &[decode::decode(self.dtype)])
-            .slot("epilogue", &self.epilogue)
-            .build()
+        product_plain::Chosen {
+            UNIT: format.unit,
+            O: self.out,
+            side: format.side,
+            decode: vec![decode::decode(self.dtype)],
+            epilogue: self.epilogue.clone(),
+        }
+        .build()
     }
 }
 
 /// Rows of f32 to bf16, on any grid.
 pub fn round_rows_instance() -> Result<Instance, InstanceError> {
-    Instance::of(round_rows::DEF).build()
+    round_rows::Chosen {}.build()
 }

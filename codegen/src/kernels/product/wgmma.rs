@@ -20,7 +20,7 @@ use gemma4c_dsl::{DeviceDef, ElementType, Instance, InstanceError};
 
 use crate::arch::Arch;
 use crate::kernels::gelu::gelu_by_exp;
-use crate::kernels::matvec::TUNED_MULTIPROCESSORS;
+use crate::target::Target;
 
 /// Values of K in a step: a row of a tile is 128 bytes, as far as the swizzle goes.
 const STEP: u32 = 64;
@@ -340,20 +340,20 @@ pub struct WgmmaProduct {
 impl WgmmaProduct {
     /// The tile for `rows` rows, if the kernel can make that product: the one whose waves of blocks take the fewest clocks.
     /// `outputs` are those that are stored.
-    pub fn choose(&self, rows: u32, outputs: u32, k: u32, arch: Arch) -> Option<WgmmaTile> {
-        let fits = arch.has_wgmma() && rows > 0 && outputs > 0 && outputs.is_multiple_of(4) && k > 0;
+    pub fn choose(&self, rows: u32, outputs: u32, k: u32, target: &Target) -> Option<WgmmaTile> {
+        let fits = target.arch.has_wgmma() && rows > 0 && outputs > 0 && outputs.is_multiple_of(4) && k > 0;
         let clocks =
-            |tile: &WgmmaTile| self.tiles(*tile, rows, outputs).div_ceil(TUNED_MULTIPROCESSORS) * tile.step_clocks();
+            |tile: &WgmmaTile| self.tiles(*tile, rows, outputs).div_ceil(target.multiprocessors) * tile.step_clocks();
         let tiles = WgmmaTile::ALL.into_iter().rev();
         if fits && k.is_multiple_of(STEP) { tiles.min_by_key(clocks) } else { None }
     }
 
     /// The tile for groups of `height` pairs of an expert, of which there are about so many, if the kernel can make that product.
-    pub fn choose_grouped(&self, groups: u32, height: u32, outputs: u32, k: u32, arch: Arch) -> Option<WgmmaTile> {
-        let fits = arch.has_wgmma() && groups > 0 && outputs > 0 && outputs.is_multiple_of(4) && k > 0;
+    pub fn choose_grouped(&self, groups: u32, height: u32, outputs: u32, k: u32, target: &Target) -> Option<WgmmaTile> {
+        let fits = target.arch.has_wgmma() && groups > 0 && outputs > 0 && outputs.is_multiple_of(4) && k > 0;
         let clocks = |tile: &WgmmaTile| {
             let tiles = groups * outputs.div_ceil(self.columns(*tile));
-            tiles.div_ceil(TUNED_MULTIPROCESSORS) * tile.step_clocks()
+            tiles.div_ceil(target.multiprocessors) * tile.step_clocks()
         };
         let tiles = WgmmaTile::ALL.into_iter().rev().filter(|tile| tile.rows() == height && tile.columns >= 64);
         if fits && k.is_multiple_of(STEP) { tiles.min_by_key(clocks) } else { None }
@@ -374,24 +374,25 @@ impl WgmmaProduct {
     }
 
     /// Blocks for `rows` rows: a tile each, or one for each SM.
-    pub fn grid(&self, tile: WgmmaTile, rows: u32, outputs: u32) -> [u32; 3] {
-        [self.tiles(tile, rows, outputs).min(TUNED_MULTIPROCESSORS), 1, 1]
+    pub fn grid(&self, tile: WgmmaTile, rows: u32, outputs: u32, multiprocessors: u32) -> [u32; 3] {
+        [self.tiles(tile, rows, outputs).min(multiprocessors), 1, 1]
     }
 
     /// Blocks for at most so many groups.
-    pub fn grouped_grid(&self, tile: WgmmaTile, groups: u32, outputs: u32) -> [u32; 3] {
-        [(groups * outputs.div_ceil(self.columns(tile))).min(TUNED_MULTIPROCESSORS), 1, 1]
+    pub fn grouped_grid(&self, tile: WgmmaTile, groups: u32, outputs: u32, multiprocessors: u32) -> [u32; 3] {
+        [(groups * outputs.div_ceil(self.columns(tile))).min(multiprocessors), 1, 1]
     }
 
     pub fn instance(&self, tile: WgmmaTile) -> Result<Instance, InstanceError> {
-        Instance::of(product_wgmma::DEF)
-            .constant("WARPGROUPS", tile.warpgroups)
-            .constant("COLUMNS", tile.columns)
-            .constant("STAGES", tile.stages())
-            .constant("GEGLU", self.geglu)
-            .constant("PAIRS", self.pairs)
-            .element("O", self.out)
-            .slot("epilogue", &self.epilogue)
-            .build()
+        product_wgmma::Chosen {
+            WARPGROUPS: tile.warpgroups,
+            COLUMNS: tile.columns,
+            STAGES: tile.stages(),
+            GEGLU: self.geglu,
+            PAIRS: self.pairs,
+            O: self.out,
+            epilogue: self.epilogue.clone(),
+        }
+        .build()
     }
 }

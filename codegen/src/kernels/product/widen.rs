@@ -35,8 +35,7 @@ pub fn widen<const UNIT: u32>(codes: Weights<U32x4>, out: Output<BF16>, units: u
 /// The widening of matrices of that type, on any grid. Its launch parameters: the streams, `out`, and `units` of [`units`].
 pub fn instance(dtype: DType) -> Result<Instance, InstanceError> {
     let format = format(dtype);
-    let of = Instance::of(widen::DEF).constant("UNIT", format.unit);
-    of.slot("side", &[format.side]).slot("decode", &[decode(dtype)]).build()
+    widen::Chosen { UNIT: format.unit, side: format.side, decode: vec![decode(dtype)] }.build()
 }
 
 /// Units of a matrix; `None` where they are more than a launch can count.

@@ -41,7 +41,7 @@ impl Printer<'_> {
             );
             return None;
         }
-        let element = self.types().value(element)?;
+        let element = self.types().element(element)?;
         let len = self.expression(&call.args[0]);
         let ty = KernelType::Memory { role: Role::Shared, element: element.clone() };
         let printed = self.scopes.declare(name, Some(ty), false);

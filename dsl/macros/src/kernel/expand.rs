@@ -1,12 +1,13 @@
-//! From the read function to the items that stay: the function (instrumented), and an empty type of the same name that
-//! carries the definition, so that `use kernels::matvec;` brings both the function and `matvec::DEF`.
+//! From the read function to the items that stay: the function (instrumented), its definition as a static, and a module of the
+//! same name ([`modules`]), so that `use kernels::matvec;` brings the function, `matvec::DEF` and `matvec::Arguments`.
 
 use super::errors::Errors;
-use super::function::{Attribute, Function, Param, Slot};
+use super::function::{Attribute, DeviceAttribute, Function, Param, Slot};
 use super::heads::{device_text, documentation, kernel_text, launch_bounds};
 use super::instrument::instrument;
+use super::modules;
 use super::printer::{Body, Printer};
-use super::types::{KernelType, Role, Types};
+use super::types::{KernelType, Role, Structs, Types};
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, format_ident, quote};
 use syn::{FnArg, GenericParam, Ident, ItemFn, Pat};
@@ -21,9 +22,10 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
         errors.push(error);
         Attribute { block: Some(syn::parse_quote!(32)), ..Attribute::default() }
     });
-    let function = Function::read(&item, &errors);
+    let structs = Structs::default();
+    let function = Function::read(&item, &structs, &errors);
     function.check_kernel(&errors);
-    check_slots(&attribute.slots, &function, &errors);
+    check_slots(&attribute.slots, &function, &structs, &errors);
     let block = attribute.block.clone().unwrap_or_else(|| {
         errors.refuse(&item.sig.ident, "the block size is missing: write `#[kernel(block = 256)]`");
         syn::parse_quote!(32)
@@ -34,8 +36,7 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
             "a cluster's blocks share dynamic shared memory alone: write `cluster = N, dynamic_shared`",
         );
     }
-    let mut printer = Printer::new(&function, &attribute.slots, &errors);
-    printer.kernel = true;
+    let mut printer = Printer::new(&function, &attribute.slots, true, &structs, &errors);
     printer.dynamic_shared = attribute.dynamic_shared;
     printer.body(&item.block, false);
     let bounds = launch_bounds(&mut printer, &block, &attribute);
@@ -51,15 +52,19 @@ pub fn device(attribute: TokenStream, item: TokenStream) -> TokenStream {
         Ok(read) => read,
         Err(refusal) => return refusal,
     };
-    if !attribute.is_empty() {
-        errors.refuse(&attribute, "#[device] takes no arguments");
-    }
-    let function = Function::read(&item, &errors);
-    let mut printer = Printer::new(&function, &[], &errors);
+    let attribute = syn::parse2::<DeviceAttribute>(attribute).unwrap_or_else(|error| {
+        errors.push(error);
+        DeviceAttribute::default()
+    });
+    let structs = Structs::default();
+    let function = Function::read(&item, &structs, &errors);
+    check_slots(&attribute.slots, &function, &structs, &errors);
+    let own = function.first_own_argument(&attribute, &errors);
+    let mut printer = Printer::new(&function, &attribute.slots, false, &structs, &errors);
     printer.body(&item.block, function.output != KernelType::Unit);
     let body = printer.finish();
-    let text = device_text(&function, &body);
-    let items = device_items(&function, &body, &text, errors.any());
+    let text = device_text(&function, &attribute.slots, &body);
+    let items = device_items(&function, &attribute, own, &body, &text, errors.any());
     finish(items, errors)
 }
 
@@ -80,19 +85,28 @@ fn finish(items: TokenStream, errors: Errors) -> TokenStream {
     quote!(#items #errors)
 }
 
-fn check_slots(slots: &[Slot], function: &Function, errors: &Errors) {
-    let types = Types { parameters: &function.types, errors };
+fn check_slots(slots: &[Slot], function: &Function, structs: &Structs, errors: &Errors) {
+    let types = Types { parameters: &function.types, structs, errors };
     for slot in slots {
         for (_, ty) in &slot.params {
             types.value(ty);
         }
-        types.value(&slot.output);
+        // The simulator passes a slot's result as 16 bytes.
+        if types.value(&slot.output).is_some_and(|output| !KernelType::Value(output).is_plain()) {
+            errors.refuse(&slot.output, "a slot gives a number or a vector: take a struct apart, or pass it in");
+        }
     }
 }
 
+/// What slots are in the Rust function: a kernel's are closures that ask the instance, a device function's are parameters.
+enum Slots<'a> {
+    Closures(&'a [Slot]),
+    Parameters(&'a [Slot]),
+}
+
 /// The author's function: compile-time parameters become variables that the running instance fills, writable handles
-/// become `mut`, slots become closures that ask the instance.
-fn rust_function(item: &ItemFn, constants: &[super::function::Constant], slots: &[Slot]) -> TokenStream {
+/// become `mut`, slots become functions to call.
+fn rust_function(item: &ItemFn, constants: &[super::function::Constant], slots: Slots<'_>) -> TokenStream {
     let ItemFn { attrs, vis, sig, block, .. } = item;
     let mut sig = sig.clone();
     let type_params = sig.generics.params.iter().filter(|p| !matches!(p, GenericParam::Const(_))).cloned().collect();
@@ -113,13 +127,23 @@ fn rust_function(item: &ItemFn, constants: &[super::function::Constant], slots: 
         let (name, ty, text) = (&constant.name, &constant.rust, constant.name.to_string());
         quote!(let #name: #ty = ::gemma4c_dsl::sim::constant(#text);)
     });
-    let closures = slots.iter().enumerate().map(|(number, slot)| {
+    let (closures, parameters) = match slots {
+        Slots::Closures(slots) => (slots, [].as_slice()),
+        Slots::Parameters(slots) => ([].as_slice(), slots),
+    };
+    for (number, Slot { name, params, output }) in parameters.iter().enumerate() {
+        let types = params.iter().map(|(_, ty)| ty);
+        sig.inputs.insert(number, syn::parse_quote!(#name: impl ::core::marker::Copy + Fn(#(#types),*) -> #output));
+    }
+    let closures = closures.iter().enumerate().map(|(number, slot)| {
         let (name, output) = (&slot.name, &slot.output);
         let names: Vec<_> = slot.params.iter().map(|(name, _)| name).collect();
         let types = slot.params.iter().map(|(_, ty)| ty);
         quote! {
             let #name = |#(#names: #types),*| -> #output {
-                ::gemma4c_dsl::sim::slot(#number, &[#(::gemma4c_dsl::sim::Word4::from_value(#names)),*])
+                let mut __words = ::std::vec::Vec::new();
+                #(::gemma4c_dsl::sim::Value::put(#names, &mut __words);)*
+                ::gemma4c_dsl::sim::slot(#number, __words)
             };
         }
     });
@@ -194,8 +218,8 @@ fn constant_rows(function: &Function) -> TokenStream {
 }
 
 fn callee_rows(body: &Body, refused: bool) -> TokenStream {
-    let callees = if refused { &[] } else { body.callees.as_slice() };
-    quote!(&[#(#callees::callee),*])
+    let (callees, structs) = if refused { (&[][..], &[][..]) } else { (&body.callees[..], &body.structs[..]) };
+    quote!(&[#(#callees::callee,)* #(<#structs as ::gemma4c_dsl::Registers>::callee,)*])
 }
 
 fn shared_rows(function: &Function, body: &Body) -> TokenStream {
@@ -277,13 +301,18 @@ fn kernel_items(
 ) -> TokenStream {
     let name = &function.item.sig.ident;
     let spelled = name.to_string();
-    let vis = &function.item.vis;
-    let rust = rust_function(&instrumented(function), &function.constants, &attribute.slots);
+    let definition = modules::definition(name);
+    let module = modules::of_kernel(function, &attribute.slots, refused);
+    let rust = rust_function(&instrumented(function), &function.constants, Slots::Closures(&attribute.slots));
     let (params, constants, slots) =
         (param_rows(&function.params), constant_rows(function), slot_rows(&attribute.slots));
     let (shared, callees, bindings) =
         (shared_rows(function, body), callee_rows(body, refused), constant_bindings(function));
-    let (types, doc, source) = (&function.types, documentation(function.item).join("\n"), source_text(function.item));
+    let (types, doc, source) = (
+        &function.types,
+        documentation(&function.item.attrs).join("\n"),
+        source_text(function.item, &function.item.attrs),
+    );
     let (dependent, dynamic) = (attribute.dependent, attribute.dynamic_shared);
     let cluster = match &attribute.cluster {
         Some(blocks) => quote! {{
@@ -298,59 +327,63 @@ fn kernel_items(
         #rust
 
         #[doc(hidden)]
-        #[allow(non_camel_case_types)]
-        #vis enum #name {}
+        #[allow(non_upper_case_globals)]
+        static #definition: ::gemma4c_dsl::KernelDef = ::gemma4c_dsl::KernelDef {
+            name: #spelled,
+            doc: #doc,
+            params: #params,
+            constants: #constants,
+            types: &[#(#types),*],
+            slots: #slots,
+            shared: #shared,
+            launch: ::gemma4c_dsl::LaunchContract {
+                block: {
+                    #[allow(non_snake_case, unused_variables, clippy::unnecessary_cast)]
+                    fn block(__values: &::gemma4c_dsl::Values) -> u32 { #bindings (#block) as u32 }
+                    block
+                },
+                cluster: #cluster,
+                dependent: #dependent,
+                dynamic_shared: #dynamic,
+            },
+            callees: #callees,
+            cuda: #text,
+            rust: #source,
+            run: {
+                fn run(__arguments: &::gemma4c_dsl::sim::Arguments<'_>) { #call }
+                run
+            },
+        };
 
-        impl #name {
-            /// The kernel's definition: what it takes, how it is launched, its CUDA text and its Rust meaning.
-            pub const DEF: &'static ::gemma4c_dsl::KernelDef = {
-                static DEF: ::gemma4c_dsl::KernelDef = ::gemma4c_dsl::KernelDef {
-                    name: #spelled,
-                    doc: #doc,
-                    params: #params,
-                    constants: #constants,
-                    types: &[#(#types),*],
-                    slots: #slots,
-                    shared: #shared,
-                    launch: ::gemma4c_dsl::LaunchContract {
-                        block: {
-                            #[allow(non_snake_case, unused_variables, clippy::unnecessary_cast)]
-                            fn block(__values: &::gemma4c_dsl::Values) -> u32 { #bindings (#block) as u32 }
-                            block
-                        },
-                        cluster: #cluster,
-                        dependent: #dependent,
-                        dynamic_shared: #dynamic,
-                    },
-                    callees: #callees,
-                    cuda: #text,
-                    rust: #source,
-                    run: {
-                        fn run(__arguments: &::gemma4c_dsl::sim::Arguments<'_>) { #call }
-                        run
-                    },
-                };
-                &DEF
-            };
-        }
+        #module
     }
 }
 
-fn device_items(function: &Function, body: &Body, text: &str, refused: bool) -> TokenStream {
+/// `own`: the number of the first parameter that is not a slot's value but an argument of the launch.
+fn device_items(
+    function: &Function,
+    attribute: &DeviceAttribute,
+    own: usize,
+    body: &Body,
+    text: &str,
+    refused: bool,
+) -> TokenStream {
     let name = &function.item.sig.ident;
     let spelled = name.to_string();
-    let vis = &function.item.vis;
-    let rust = rust_function(&instrumented(function), &function.constants, &[]);
+    let definition = modules::definition(name);
+    let rust = rust_function(&instrumented(function), &function.constants, Slots::Parameters(&attribute.slots));
     let (params, constants, callees) =
         (param_rows(&function.params), constant_rows(function), callee_rows(body, refused));
-    let (doc, source) = (documentation(function.item).join("\n"), source_text(function.item));
+    let (doc, source) =
+        (documentation(&function.item.attrs).join("\n"), source_text(function.item, &function.item.attrs));
     let output = match &function.output {
         KernelType::Value(value) => value.as_str(),
         _ => "void",
     };
     let fills_slots = !refused
         && function.types.is_empty()
-        && matches!(function.output, KernelType::Value(_))
+        && attribute.slots.is_empty()
+        && function.output.is_plain()
         && function.params.iter().all(|p| match p.ty {
             KernelType::Value(_) => true,
             // A launch has no shared memory to give.
@@ -358,7 +391,7 @@ fn device_items(function: &Function, body: &Body, text: &str, refused: bool) -> 
             _ => false,
         });
     let call = if fills_slots {
-        let arguments = (0..function.params.len()).map(|index| quote!(__arguments.take(#index)));
+        let arguments = function.params.iter().map(|_| quote!(__arguments.next()));
         quote! {
             Some({
                 fn call(__arguments: &::gemma4c_dsl::sim::SlotArguments<'_>) -> ::gemma4c_dsl::sim::Word4 {
@@ -370,41 +403,31 @@ fn device_items(function: &Function, body: &Body, text: &str, refused: bool) -> 
     } else {
         quote!(None)
     };
+    let module = modules::of_device(function, fills_slots.then_some(own));
     quote! {
         #rust
 
         #[doc(hidden)]
-        #[allow(non_camel_case_types)]
-        #vis enum #name {}
+        #[allow(non_upper_case_globals)]
+        static #definition: ::gemma4c_dsl::DeviceDef = ::gemma4c_dsl::DeviceDef {
+            name: #spelled,
+            doc: #doc,
+            params: #params,
+            output: #output,
+            constants: #constants,
+            callees: #callees,
+            cuda: #text,
+            rust: #source,
+            call: #call,
+        };
 
-        impl #name {
-            /// The device function's definition.
-            pub const DEF: &'static ::gemma4c_dsl::DeviceDef = {
-                static DEF: ::gemma4c_dsl::DeviceDef = ::gemma4c_dsl::DeviceDef {
-                    name: #spelled,
-                    doc: #doc,
-                    params: #params,
-                    output: #output,
-                    constants: #constants,
-                    callees: #callees,
-                    cuda: #text,
-                    rust: #source,
-                    call: #call,
-                };
-                &DEF
-            };
-
-            #[doc(hidden)]
-            pub fn callee() -> ::gemma4c_dsl::Callee {
-                ::gemma4c_dsl::Callee::Device(Self::DEF)
-            }
-        }
+        #module
     }
 }
 
 /// The item as its author wrote it, with comments; its tokens where the file cannot be read.
-fn source_text(item: &ItemFn) -> String {
-    let first = item.attrs.first().map_or_else(
+pub fn source_text(item: &impl ToTokens, attributes: &[syn::Attribute]) -> String {
+    let first = attributes.first().map_or_else(
         || item.to_token_stream().into_iter().next().map_or_else(Span::call_site, |token| token.span()),
         |attribute| attribute.pound_token.span,
     );
@@ -413,7 +436,7 @@ fn source_text(item: &ItemFn) -> String {
         line if line > 0 => line.min(first.start().line),
         _ => first.start().line,
     };
-    let (start, end) = (start, item.block.brace_token.span.close().end().line);
+    let end = item.to_token_stream().into_iter().last().map_or(start, |token| token.span().end().line);
     let text = first.local_file().and_then(|path| std::fs::read_to_string(path).ok()).and_then(|text| {
         let lines: Vec<_> = text.lines().skip(start.checked_sub(1)?).take(end + 1 - start).collect();
         (!lines.is_empty()).then(|| lines.join("\n") + "\n")

@@ -6,7 +6,7 @@ use super::literals;
 use super::methods;
 use super::printer::Printer;
 use super::scope::joined;
-use super::types::KernelType;
+use super::types::{KernelType, is_struct_name};
 use quote::ToTokens;
 use syn::{BinOp, Block, Expr, ExprIf, GenericArgument, Lit, Member, PathArguments, Stmt, UnOp};
 
@@ -93,6 +93,7 @@ impl Printer<'_> {
             Expr::Call(call) => self.call(expr, &call.func, call.args.iter()),
             Expr::MethodCall(call) => self.method(call),
             Expr::If(branch) => self.ternary(expr, branch),
+            Expr::Struct(literal) => self.struct_literal(expr, literal),
             // An argument of a device function: C++ takes the reference by itself.
             Expr::Reference(reference) => match (&*reference.expr, self.argument) {
                 (Expr::Path(_), true) => self.printed(&reference.expr),
@@ -102,6 +103,26 @@ impl Printer<'_> {
             },
             _ => self.refused(expr, refusal(expr)),
         }
+    }
+
+    /// `Unit { codes, side: words }`: C++ takes the fields by position, and rustc checks that these are declared so.
+    fn struct_literal(&mut self, expr: &Expr, literal: &syn::ExprStruct) -> Printed {
+        const RULE: &str = "a struct literal is `Name { field: value, … }` of a `#[registers]` struct, all fields written out; \
+                            a vector is f32x4(a, b, c, d)";
+        let Some(name) = literal.path.get_ident().filter(|name| is_struct_name(&name.to_string())) else {
+            return self.refused(expr, RULE);
+        };
+        if literal.rest.is_some() || literal.fields.iter().any(|field| matches!(field.member, Member::Unnamed(_))) {
+            return self.refused(expr, RULE);
+        }
+        self.struct_name(name);
+        let values: Vec<_> = literal.fields.iter().map(|field| self.expression(&field.expr)).collect();
+        Printed::primary(format!("{name}{{{}}}", values.join(", ")))
+    }
+
+    /// Notes a struct that is named outside a type.
+    fn struct_name(&self, name: &syn::Ident) {
+        self.types().value(&syn::parse_quote!(#name));
     }
 
     fn literal(&mut self, expr: &Expr, literal: &Lit) -> Printed {
@@ -119,8 +140,21 @@ impl Printer<'_> {
 
     fn path(&mut self, expr: &Expr, path: &syn::Path) -> Printed {
         if let Some(name) = path.get_ident() {
-            return match self.scopes.find(&name.to_string()) {
+            let spelled = name.to_string();
+            return match self.scopes.find(&spelled) {
                 Some(binding) => Printed::primary(binding.printed.clone()),
+                None if self.argument && self.slots.iter().any(|slot| *name == slot.name) => {
+                    self.passed.insert(spelled.clone());
+                    Printed::primary(format!("{spelled}_slot"))
+                }
+                None if self.slots.iter().any(|slot| *name == slot.name) => {
+                    self.refused(expr, &format!("`{name}` is a slot: call it, or pass it to a device function"))
+                }
+                // A device function, for a slot of the one that is called: rustc checks that it is one.
+                None if self.argument && spelled.starts_with(|c: char| c.is_ascii_lowercase()) => {
+                    self.callee(path);
+                    Printed::primary(format!("[](auto... values) {{ return {spelled}(values...); }}"))
+                }
                 None => self.refused(
                     expr,
                     &format!(
@@ -130,7 +164,12 @@ impl Printer<'_> {
                 ),
             };
         }
-        match methods::constant(&joined(path)) {
+        let joined = joined(path);
+        if let Some(name) = joined.strip_suffix("::ZERO").filter(|name| is_struct_name(name)) {
+            self.struct_name(&path.segments[0].ident);
+            return Printed::primary(format!("{name}{{}}"));
+        }
+        match methods::constant(&joined) {
             Some(constant) => Printed::primary(constant),
             None => {
                 self.refused(expr, "this constant has no CUDA spelling: use f32::INFINITY, u32::MAX, F32x4::ZERO …")
@@ -238,7 +277,8 @@ impl Printer<'_> {
         let printed = self.arguments(arguments.into_iter());
         if let Some(slot) = self.slots.iter().find(|slot| path.get_ident().is_some() && slot.name == name) {
             let upper = slot.name.to_string().to_uppercase();
-            return Printed::primary(format!("{name}({} {upper}_ARGS)", printed.join(", ")));
+            let of_fill = if self.kernel { format!(" {upper}_ARGS") } else { String::new() };
+            return Printed::primary(format!("{name}({}{of_fill})", printed.join(", ")));
         }
         // `f32::from_bits(x)`, `KV::from_f32(x)`: an associated function of a type.
         if let Some(owner) = path.segments.iter().rev().nth(1) {
@@ -353,7 +393,6 @@ fn refusal(expr: &Expr) -> &'static str {
         Expr::Match(_) => "`match` is refused: write `if … else if … else`",
         Expr::Array(_) | Expr::Repeat(_) => "arrays are refused: write `let name = regs(0.0f32, N);`",
         Expr::Tuple(_) => "tuples are refused: write f32x2(a, b), or two variables",
-        Expr::Struct(_) => "struct literals are refused: write f32x4(a, b, c, d)",
         Expr::Range(_) => "a range stands in `for i in a..b` alone",
         Expr::Macro(_) => "macros are refused, except `require!(condition)` as a statement",
         Expr::Let(_) => "`if let` and `while let` are refused: there are no enums in a kernel",

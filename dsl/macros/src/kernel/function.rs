@@ -2,7 +2,7 @@
 //! parameters, compile-time parameters (`const K: u32`) and element-type parameters (`KV: Float`).
 
 use super::errors::Errors;
-use super::types::{KernelType, Role, Types};
+use super::types::{KernelType, Role, Structs, Types};
 use proc_macro2::Ident;
 use quote::ToTokens;
 use syn::parse::{Parse, ParseStream};
@@ -70,6 +70,50 @@ impl Parse for Attribute {
     }
 }
 
+/// `#[device(fills(value, row))]`, or `#[device(slots(side(unit: u32) -> U32x4))]`
+#[derive(Default)]
+pub struct DeviceAttribute {
+    /// The parameters that a slot gives.
+    pub fills: Option<Vec<Ident>>,
+    /// What the caller fills: its arguments stand before the others.
+    pub slots: Vec<Slot>,
+}
+
+impl Parse for DeviceAttribute {
+    fn parse(input: ParseStream) -> syn::Result<Self> {
+        let mut attribute = Self::default();
+        while !input.is_empty() {
+            let key: Ident = input.parse()?;
+            match key.to_string().as_str() {
+                "fills" => {
+                    let content;
+                    syn::parenthesized!(content in input);
+                    let names = Punctuated::<Ident, Token![,]>::parse_terminated(&content)?;
+                    attribute.fills = Some(names.into_iter().collect());
+                }
+                "slots" => {
+                    let content;
+                    syn::parenthesized!(content in input);
+                    attribute.slots = Punctuated::<Slot, Token![,]>::parse_terminated(&content)?.into_iter().collect();
+                }
+                other => {
+                    return Err(syn::Error::new(
+                        key.span(),
+                        format!(
+                            "unknown key `{other}`: #[device] takes `fills(a, b)`, the parameters that a slot gives, \
+                             and `slots(name(a: T, …) -> T)`, which the caller fills"
+                        ),
+                    ));
+                }
+            }
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        Ok(attribute)
+    }
+}
+
 impl Parse for Slot {
     fn parse(input: ParseStream) -> syn::Result<Self> {
         let name = input.parse()?;
@@ -114,7 +158,7 @@ pub struct Function<'a> {
 }
 
 impl<'a> Function<'a> {
-    pub fn read(item: &'a ItemFn, errors: &Errors) -> Self {
+    pub fn read(item: &'a ItemFn, structs: &Structs, errors: &Errors) -> Self {
         let signature = &item.sig;
         refuse_modifiers(item, errors);
         let mut constants = Vec::new();
@@ -143,7 +187,7 @@ impl<'a> Function<'a> {
         if let Some(clause) = &signature.generics.where_clause {
             errors.refuse(clause, "`where` is refused: write `KV: Float` in the parameter list");
         }
-        let reader = Types { parameters: &types, errors };
+        let reader = Types { parameters: &types, structs, errors };
         let mut params = Vec::new();
         for input in &signature.inputs {
             match input {
@@ -164,6 +208,23 @@ impl<'a> Function<'a> {
             ReturnType::Type(_, ty) => reader.read(ty).unwrap_or(KernelType::Unit),
         };
         Self { item, params, constants, types, output }
+    }
+
+    /// The number of the first parameter that a launch gives when the function fills a slot: the one after those it says
+    /// a slot gives, or the first memory handle.
+    pub fn first_own_argument(&self, attribute: &DeviceAttribute, errors: &Errors) -> usize {
+        let first_handle = self.params.iter().position(|param| matches!(param.ty, KernelType::Memory { .. }));
+        let first_handle = first_handle.unwrap_or(self.params.len());
+        let Some(fills) = &attribute.fills else { return first_handle };
+        if let (Some(slot), Some(name)) = (attribute.slots.first(), fills.first()) {
+            errors.refuse(name, format!("a function with a slot of its own, `{}`, cannot fill one", slot.name));
+        }
+        for (at, name) in fills.iter().enumerate() {
+            if at >= first_handle || self.params[at].name != *name {
+                errors.refuse(name, "`fills` names the first parameters in order, and a slot gives values, not memory");
+            }
+        }
+        fills.len()
     }
 
     /// The rules that only a kernel has.

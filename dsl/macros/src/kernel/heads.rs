@@ -1,14 +1,14 @@
 //! The printed function around its body: documentation, qualifiers, parameters.
 
-use super::function::{Attribute, Function, Param};
+use super::function::{self, Function, Param, Slot};
 use super::printer::{Body, Printer};
 use super::scope::spelling;
-use syn::{Expr, ItemFn};
+use syn::{Attribute, Expr, ItemFn};
 
-/// The lines of a function's documentation.
-pub fn documentation(item: &ItemFn) -> Vec<String> {
+/// The lines of an item's documentation.
+pub fn documentation(attributes: &[Attribute]) -> Vec<String> {
     let mut lines = Vec::new();
-    for attribute in &item.attrs {
+    for attribute in attributes {
         if let syn::Meta::NameValue(meta) = &attribute.meta
             && meta.path.is_ident("doc")
             && let syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(text), .. }) = &meta.value
@@ -20,7 +20,7 @@ pub fn documentation(item: &ItemFn) -> Vec<String> {
 }
 
 fn comment_lines(item: &ItemFn) -> String {
-    documentation(item).iter().map(|line| format!("// {line}").trim_end().to_string() + "\n").collect()
+    documentation(&item.attrs).iter().map(|line| format!("// {line}").trim_end().to_string() + "\n").collect()
 }
 
 /// A head that fits the line, or one parameter a line.
@@ -34,7 +34,7 @@ fn declarations(params: &[Param]) -> Vec<String> {
 }
 
 /// The operands of `__launch_bounds__`.
-pub fn launch_bounds(printer: &mut Printer<'_>, block: &Expr, attribute: &Attribute) -> String {
+pub fn launch_bounds(printer: &mut Printer<'_>, block: &Expr, attribute: &function::Attribute) -> String {
     let block = printer.expression(block);
     match &attribute.min_blocks {
         Some(blocks) => format!("{block}, {}", printer.expression(blocks)),
@@ -42,7 +42,7 @@ pub fn launch_bounds(printer: &mut Printer<'_>, block: &Expr, attribute: &Attrib
     }
 }
 
-pub fn kernel_text(function: &Function, attribute: &Attribute, bounds: &str, body: &Body) -> String {
+pub fn kernel_text(function: &Function, attribute: &function::Attribute, bounds: &str, body: &Body) -> String {
     let cluster = if attribute.cluster.is_some() { "CLUSTER " } else { "" };
     let before =
         format!("extern \"C\" __global__ void {cluster}__launch_bounds__({bounds}) {}", function.item.sig.ident);
@@ -52,13 +52,20 @@ pub fn kernel_text(function: &Function, attribute: &Attribute, bounds: &str, bod
     format!("{}{head}{}}}\n", comment_lines(function.item), body.text)
 }
 
-pub fn device_text(function: &Function, body: &Body) -> String {
-    let template = match function.types.as_slice() {
-        [] => String::new(),
-        types => format!("template <{}>\n", types.iter().map(|t| format!("class {t}")).collect::<Vec<_>>().join(", ")),
-    };
+pub fn device_text(function: &Function, slots: &[Slot], body: &Body) -> String {
+    let classes = slots.iter().map(|slot| slot_class(&slot.name.to_string()));
+    let classes: Vec<_> = function.types.iter().cloned().chain(classes).map(|class| format!("class {class}")).collect();
+    let template = if classes.is_empty() { String::new() } else { format!("template <{}>\n", classes.join(", ")) };
+    let of_slots = slots.iter().map(|Slot { name, .. }| format!("{} {name}", slot_class(&name.to_string())));
+    let parameters: Vec<_> = of_slots.chain(declarations(&function.params)).collect();
     let before =
         format!("__device__ __forceinline__ {}", function.output.declare(&function.item.sig.ident.to_string()));
-    let head = head(&before, &declarations(&function.params), ") {\n");
+    let head = head(&before, &parameters, ") {\n");
     format!("{}{template}{head}{}}}\n", comment_lines(function.item), body.text)
+}
+
+/// `DenseSideSlot` for the slot `dense_side`: the class of what the caller passes.
+fn slot_class(name: &str) -> String {
+    let capital = |word: &str| word[..1].to_uppercase() + &word[1..];
+    name.split('_').filter(|word| !word.is_empty()).map(capital).chain(["Slot".to_string()]).collect()
 }

@@ -69,6 +69,21 @@ impl VisitMut for Rewriter {
         }
         visit_mut::visit_expr_mut(self, expr);
         match expr {
+            Expr::Struct(literal) if literal.rest.is_none() => {
+                let (span, name) = (literal.path.span(), &literal.path);
+                let fields = literal.fields.iter().map(|field| field.member.to_token_stream().to_string());
+                let checked = quote_spanned! {span=> {
+                    // An item, which is evaluated whether or not anything calls the function.
+                    const _: () = ::gemma4c_dsl::semantics::in_order(
+                        <#name as ::gemma4c_dsl::Registers>::DEF.fields,
+                        &[#(#fields),*],
+                    );
+                    #literal
+                }};
+                if let Ok(block) = syn::parse2(checked) {
+                    *expr = block;
+                }
+            }
             Expr::ForLoop(each) => each.attrs.clear(),
             Expr::While(each) => each.attrs.clear(),
             Expr::Binary(binary) => {

@@ -4,8 +4,9 @@ use super::comments::Comments;
 use super::errors::Errors;
 use super::function::{Function, Slot};
 use super::scope::Scopes;
-use super::types::{KernelType, Types};
-use std::collections::BTreeMap;
+use super::types::{KernelType, Structs, Types};
+use quote::ToTokens;
+use std::collections::{BTreeMap, BTreeSet};
 use syn::Expr;
 
 /// A shared array, as declared in the kernel's body.
@@ -19,7 +20,10 @@ pub struct Printer<'a> {
     pub errors: &'a Errors,
     pub function_name: String,
     pub slots: &'a [Slot],
-    /// Shared arrays may be declared: the body of a kernel, at its top level.
+    /// Slots that a kernel passes to a device function.
+    pub passed: BTreeSet<String>,
+    structs: &'a Structs,
+    /// The body of a kernel, which may declare shared arrays at its top level.
     pub kernel: bool,
     pub dynamic_shared: bool,
     pub scopes: Scopes,
@@ -41,12 +45,14 @@ pub struct Printer<'a> {
 pub struct Body {
     pub text: String,
     pub callees: Vec<syn::Path>,
+    /// Structs of registers, by name.
+    pub structs: Vec<syn::Ident>,
     pub shared: Vec<SharedArray>,
     pub constants: Vec<syn::ItemConst>,
 }
 
 impl<'a> Printer<'a> {
-    pub fn new(function: &Function, slots: &'a [Slot], errors: &'a Errors) -> Self {
+    pub fn new(function: &Function, slots: &'a [Slot], kernel: bool, structs: &'a Structs, errors: &'a Errors) -> Self {
         let mut scopes = Scopes::default();
         scopes.enter();
         for constant in &function.constants {
@@ -58,12 +64,18 @@ impl<'a> Printer<'a> {
                 scopes.set_mutable(&param.name.to_string());
             }
         }
+        // A kernel's slots are functions of the source text; a device function's are parameters.
+        for slot in slots.iter().filter(|_| !kernel) {
+            scopes.declare(&slot.name.to_string(), None, false);
+        }
         let braces = function.item.block.brace_token.span;
         Self {
             errors,
             function_name: function.item.sig.ident.to_string(),
             slots,
-            kernel: false,
+            kernel,
+            passed: BTreeSet::new(),
+            structs,
             dynamic_shared: false,
             scopes,
             shared: Vec::new(),
@@ -79,8 +91,10 @@ impl<'a> Printer<'a> {
     }
 
     pub fn finish(self) -> Body {
+        let passed = self.slots.iter().filter(|slot| self.passed.contains(&slot.name.to_string()));
         Body {
-            text: self.out,
+            text: passed.map(callable).collect::<String>() + &self.out,
+            structs: self.structs.names(),
             callees: self.callees.into_values().collect(),
             shared: self.shared,
             constants: self.constants,
@@ -88,7 +102,7 @@ impl<'a> Printer<'a> {
     }
 
     pub fn types(&self) -> Types<'_> {
-        Types { parameters: &self.type_parameters, errors: self.errors }
+        Types { parameters: &self.type_parameters, structs: self.structs, errors: self.errors }
     }
 
     /// Notes a function that is called: its definition becomes part of the source text.
@@ -152,4 +166,13 @@ impl<'a> Printer<'a> {
             self.out.push('\n');
         }
     }
+}
+
+/// A kernel's slot as a value, with the launch arguments of what fills it: what a device function can take.
+fn callable(slot: &Slot) -> String {
+    let declared: Vec<_> = slot.params.iter().map(|(name, ty)| format!("{} {name}", ty.to_token_stream())).collect();
+    let names: Vec<_> = slot.params.iter().map(|(name, _)| name.to_string()).collect();
+    let (name, upper) = (&slot.name, slot.name.to_string().to_uppercase());
+    let (declared, names) = (declared.join(", "), names.join(", "));
+    format!("    auto {name}_slot = [=]({declared}) {{ return {name}({names} {upper}_ARGS); }};\n")
 }

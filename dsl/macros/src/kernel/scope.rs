@@ -129,7 +129,9 @@ impl Scopes {
                 _ => None,
             },
             Expr::Field(field) => match self.type_of(&field.base)? {
-                KernelType::Value(vector) => value(&vector.split_once('x')?.0.to_lowercase()),
+                KernelType::Value(vector) if vector.ends_with("32x2") || vector.ends_with("32x4") => {
+                    value(&vector[..3].to_lowercase())
+                }
                 _ => None,
             },
             Expr::MethodCall(call) => match call.method.to_string().as_str() {
@@ -141,6 +143,7 @@ impl Scopes {
                     Gives::Bool => value("bool"),
                 },
             },
+            Expr::Struct(literal) => value(&literal.path.get_ident()?.to_string()),
             Expr::Call(call) => match &*call.func {
                 Expr::Path(path) => match path.path.segments.last()?.ident.to_string().as_str() {
                     "thread_idx" | "lane_id" | "warp_id" | "block_dim" | "block_idx" | "block_idx_y"

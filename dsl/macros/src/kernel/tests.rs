@@ -4,6 +4,7 @@ use super::errors::Errors;
 use super::function::{Attribute, Function};
 use super::heads::{kernel_text, launch_bounds};
 use super::printer::Printer;
+use super::types::Structs;
 use syn::ItemFn;
 
 /// The printed kernel and the refusals, from source text: what the macro does, without a compiler around it.
@@ -11,10 +12,10 @@ fn print(attribute: &str, source: &str) -> (String, Vec<String>) {
     let item: ItemFn = syn::parse_str(source).unwrap();
     let attribute: Attribute = syn::parse_str(attribute).unwrap();
     let errors = Errors::default();
-    let function = Function::read(&item, &errors);
+    let structs = Structs::default();
+    let function = Function::read(&item, &structs, &errors);
     function.check_kernel(&errors);
-    let mut printer = Printer::new(&function, &attribute.slots, &errors);
-    printer.kernel = true;
+    let mut printer = Printer::new(&function, &attribute.slots, true, &structs, &errors);
     printer.dynamic_shared = attribute.dynamic_shared;
     printer.body(&item.block, false);
     let bounds = launch_bounds(&mut printer, attribute.block.as_ref().unwrap(), &attribute);

@@ -2,7 +2,10 @@
 //! listed here is refused.
 
 use super::errors::Errors;
+use proc_macro2::Ident;
 use quote::ToTokens;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use syn::{GenericArgument, PathArguments, Type};
 
 /// Value types: what a variable, an element or a scalar parameter may be. The prelude defines them under the same names.
@@ -55,6 +58,11 @@ pub enum KernelType {
 }
 
 impl KernelType {
+    /// A number or a vector: what fits in 16 bytes.
+    pub fn is_plain(&self) -> bool {
+        matches!(self, Self::Value(value) if VALUES.contains(&value.as_str()))
+    }
+
     /// `name` declared with this type, as a CUDA parameter or variable.
     pub fn declare(&self, name: &str) -> String {
         match self {
@@ -70,9 +78,30 @@ impl KernelType {
     }
 }
 
+/// The structs of registers that a function names, each once. That they are such structs is for rustc to check.
+#[derive(Default)]
+pub struct Structs(RefCell<BTreeMap<String, Ident>>);
+
+impl Structs {
+    pub fn names(&self) -> Vec<Ident> {
+        self.0.borrow().values().cloned().collect()
+    }
+}
+
+/// The name may be a struct's: `Unit`.
+pub fn is_struct_name(name: &str) -> bool {
+    let foreign = matches!(name, "String" | "Vec" | "Option" | "Result" | "Box" | "Self");
+    name.starts_with(|c: char| c.is_ascii_uppercase())
+        && name.contains(|c: char| c.is_ascii_lowercase())
+        && !foreign
+        && name.chars().all(char::is_alphanumeric)
+        && !VALUES.contains(&name)
+}
+
 /// Reads types in the scope of a function's type parameters.
 pub struct Types<'a> {
     pub parameters: &'a [String],
+    pub structs: &'a Structs,
     pub errors: &'a Errors,
 }
 
@@ -88,7 +117,7 @@ impl Types<'_> {
                 }
                 Some((name, element)) if Role::named(&name).is_some() => {
                     let role = Role::named(&name)?;
-                    Some(KernelType::Memory { role, element: self.value(element)? })
+                    Some(KernelType::Memory { role, element: self.element(element)? })
                 }
                 _ => self.value(ty).map(KernelType::Value),
             },
@@ -114,10 +143,27 @@ impl Types<'_> {
         }
     }
 
-    /// Reads a value or element type.
+    /// Reads an element of memory: any value type but a struct.
+    pub fn element(&self, ty: &Type) -> Option<String> {
+        let name = self.value(ty)?;
+        if is_struct_name(&name) && !self.parameters.contains(&name) {
+            self.errors.refuse(ty, "a struct lives in registers: memory holds numbers and vectors");
+            return None;
+        }
+        Some(name)
+    }
+
+    /// Reads a value type.
     pub fn value(&self, ty: &Type) -> Option<String> {
         let name = ty.to_token_stream().to_string();
         if VALUES.contains(&name.as_str()) || self.parameters.contains(&name) {
+            return Some(name);
+        }
+        if let Type::Path(path) = ty
+            && let Some(ident) = path.path.get_ident()
+            && is_struct_name(&name)
+        {
+            self.structs.0.borrow_mut().entry(name.clone()).or_insert_with(|| ident.clone());
             return Some(name);
         }
         let hint = match name.as_str() {
@@ -128,7 +174,7 @@ impl Types<'_> {
             "u128" | "i128" => "no 128-bit integers on the GPU: write `U32x4` for 16 bytes",
             "char" | "str" | "String" => "no text in a kernel",
             _ => {
-                "not a value type of the kernel language: use bool, u8…u64, i8…i64, f32, F16, BF16, U32x2, U32x4, I32x4, F32x2, F32x4"
+                "not a value type of the kernel language: use bool, u8…u64, i8…i64, f32, F16, BF16, U32x2, U32x4, I32x4, F32x2, F32x4, or a `#[registers]` struct"
             }
         };
         self.errors.refuse(ty, format!("type `{name}`: {hint}"));

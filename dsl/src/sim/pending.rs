@@ -1,0 +1,128 @@
+//! What a thread or a warpgroup has started and not waited for: copies and products.
+
+use super::fault::Line;
+use super::memory::Region;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// 16 bytes on their way from global to shared memory.
+pub(crate) struct AsyncCopy {
+    pub target: *const Region,
+    pub at: usize,
+    pub data: [u8; 16],
+    pub line: Line,
+}
+
+/// Threads of a warpgroup.
+pub(crate) const WARPGROUP: usize = 128;
+
+/// What the threads of a warpgroup share: the operands of its latest products, which one of them has read for all.
+#[derive(Default)]
+pub(crate) struct Warpgroup {
+    pub operands: RefCell<VecDeque<(u32, Rc<Operands>)>>,
+}
+
+/// A product's operands as numbers, 16 to a line: 64 lines of the left one, a line for each column of the right one.
+pub(crate) struct Operands {
+    pub left: Vec<f32>,
+    pub right: Vec<f32>,
+}
+
+/// A product of a warpgroup that was started.
+#[derive(Clone, Copy)]
+pub(crate) struct Product {
+    /// Counts the thread's products.
+    pub number: u32,
+    pub left: Tile,
+    pub right: Tile,
+}
+
+/// Where an operand starts in shared memory: array and byte, before the swizzle.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    pub region: *const Region,
+    pub at: usize,
+}
+
+/// The products of its warpgroup that a thread has started and not waited for.
+#[derive(Default)]
+pub(crate) struct Products {
+    pub started: u32,
+    /// The accumulator while products are on their way; the kernel's own registers hold NaN meanwhile.
+    pub sums: Vec<f32>,
+    /// The accumulator's registers are in order before the next product.
+    pub fenced: bool,
+    pub open: Vec<Product>,
+    pub groups: VecDeque<Vec<Product>>,
+    pub line: Line,
+}
+
+impl Products {
+    pub fn is_idle(&self) -> bool {
+        self.open.is_empty() && self.groups.iter().all(Vec::is_empty)
+    }
+}
+
+/// A bulk copy from shared to global memory.
+pub(crate) struct BulkStore {
+    pub source: *const Region,
+    pub from: usize,
+    pub target: *const Region,
+    pub to: usize,
+    pub data: Vec<u8>,
+    pub line: Line,
+}
+
+/// The bulk stores that a thread has not waited for.
+#[derive(Default)]
+pub(crate) struct BulkStores {
+    pub open: Vec<BulkStore>,
+    /// Groups that may still read their sources, the oldest first,
+    reading: VecDeque<Vec<BulkStore>>,
+    /// and those before them, which may still write their targets.
+    writing: VecDeque<Vec<BulkStore>>,
+}
+
+impl BulkStores {
+    pub fn commit(&mut self) {
+        self.reading.push_back(std::mem::take(&mut self.open));
+    }
+
+    /// All groups but the latest `pending` have read their sources.
+    #[allow(unsafe_code)]
+    pub fn wait_read(&mut self, pending: usize) {
+        while self.reading.len() > pending {
+            let Some(group) = self.reading.pop_front() else { break };
+            for copy in &group {
+                // SAFETY: the array belongs to the running cluster.
+                let source = unsafe { &*copy.source };
+                if let Some(shadow) = &source.shadow {
+                    shadow.borrow_mut().give_back(copy.from, copy.data.len());
+                }
+            }
+            self.writing.push_back(group);
+        }
+    }
+
+    /// All groups but the latest `pending` have written their targets.
+    #[allow(unsafe_code)]
+    pub fn wait(&mut self, pending: usize) {
+        self.wait_read(pending);
+        while self.reading.len() + self.writing.len() > pending {
+            let Some(group) = self.writing.pop_front() else { break };
+            for copy in group {
+                // SAFETY: the region belongs to the launch; bounds were checked when the copy started.
+                unsafe {
+                    let target = (*copy.target).base.add(copy.to);
+                    std::ptr::copy_nonoverlapping(copy.data.as_ptr(), target, copy.data.len());
+                }
+            }
+        }
+    }
+
+    /// The line of a store whose source nobody waited for: shared memory ends with its block.
+    pub fn unfinished(&self) -> Option<Line> {
+        self.open.iter().chain(self.reading.iter().flatten()).map(|copy| copy.line).next()
+    }
+}
