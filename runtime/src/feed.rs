@@ -5,7 +5,7 @@
 //! the device; the host queues a few of these ahead and reads the tokens as they arrive.
 
 use gemma4c_plan::Plan;
-use gemma4c_plan::cuda::{Places, Range, Region};
+use gemma4c_plan::cuda::{CudaProgram, Places, Range, Region};
 
 use crate::backend::{Backend, Pick, Run};
 use crate::{Asked, RuntimeError, Sampler};
@@ -20,6 +20,25 @@ pub(crate) enum Want<'a> {
     Logits(Asked, &'a mut dyn FnMut(usize, &[f32])),
     /// The next token, copied to the host.
     Token(Pick),
+}
+
+/// Every run that is asked for here, so that a backend can be ready for all of them.
+pub(crate) fn runs(program: &CudaProgram) -> Vec<Run> {
+    const PICKS: [Pick; 3] = [Pick::None, Pick::Largest, Pick::Sampled];
+    let mut all: Vec<Run> = Vec::new();
+    for (phase, shape) in program.phases.iter().enumerate() {
+        let (asked_from, end) = (shape.asked_from as usize, shape.steps.len());
+        let whole = PICKS.map(|pick| Run { phase, steps: (0, end), pick });
+        let parts = [(0, asked_from), (asked_from, end)].map(|steps| Run { phase, steps, pick: Pick::None });
+        // Decode is not run in part.
+        let parts = parts.into_iter().filter(|run| phase > 0 && run.steps.0 < run.steps.1);
+        for run in whole.into_iter().chain(parts) {
+            if !all.contains(&run) {
+                all.push(run);
+            }
+        }
+    }
+    all
 }
 
 /// How a plan's phases take tokens.

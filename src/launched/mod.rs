@@ -141,7 +141,7 @@ impl Plan {
         for (place, instance) in self.launches() {
             if seen.insert(std::ptr::from_ref(instance)) {
                 let label = format!("{}, {place}", self.recipe.name());
-                found.push(NamedInstance { label, instance: instance.clone() });
+                found.push(NamedInstance { label, instance: instance.clone(), plans: 1 });
             }
         }
         found
@@ -191,7 +191,7 @@ pub fn instances(arch: Arch, kernels: &[&'static KernelDef]) -> Result<Vec<Named
         all.extend(own.map(|named| NamedInstance { label: label(&named.label), ..named }));
     }
     for (at, instance) in probe::tried()?.into_iter().enumerate() {
-        all.push(NamedInstance { label: format!("no plan, probe {} of --bench", at + 1), instance });
+        all.push(NamedInstance { label: format!("no plan, probe {} of --bench", at + 1), instance, plans: 0 });
     }
     let of = |kernel: &&'static KernelDef| {
         let kernel = *kernel;
@@ -213,7 +213,8 @@ pub fn launched(arch: Arch) -> Result<Vec<NamedInstance>> {
 #[derive(Default)]
 struct Collected {
     instances: Vec<NamedInstance>,
-    texts: HashSet<String>,
+    /// Where each is.
+    texts: HashMap<String, usize>,
     labels: HashSet<(&'static str, String)>,
 }
 
@@ -221,8 +222,14 @@ impl Collected {
     /// Adds what plans launch, in the order of the recipes.
     fn add(&mut self, recipes: Vec<Recipe>, wanted: impl Fn(&Instance) -> bool) -> Result<()> {
         for instances in lower_all(recipes)? {
-            for NamedInstance { label, instance } in instances {
-                if !wanted(&instance) || !self.texts.insert(instance.to_string()) {
+            for NamedInstance { label, instance, plans } in instances {
+                if !wanted(&instance) {
+                    continue;
+                }
+                let at = self.instances.len();
+                let known = *self.texts.entry(instance.to_string()).or_insert(at);
+                if known < at {
+                    self.instances[known].plans += plans;
                     continue;
                 }
                 // One place may launch a kernel twice, for two matrices or two planes of one.
@@ -232,7 +239,7 @@ impl Collected {
                     count += 1;
                     unique = format!("{label}, {count}");
                 }
-                self.instances.push(NamedInstance { label: unique, instance });
+                self.instances.push(NamedInstance { label: unique, instance, plans });
             }
         }
         Ok(())

@@ -73,7 +73,7 @@ fn phase(facts: &Facts<'_>, phase: &PhaseFacts<'_>, gpu: &Target) -> Value {
         json!({"kernel": s.kernel.name, "label": facts.label(s), "nodes": s.nodes, "grid": s.step.launch.grid,
                "block": s.kernel.block, "layer": s.layer, "rows": if asked { 1 } else { phase.phase.rows },
                "bytes": s.step.bytes, "flops": s.step.flops, "floor_us": gpu.floor(s.step.bytes, s.step.flops) * 1e6,
-               "outputs": outputs.collect::<Vec<_>>(), "programmatic": s.step.launch.programmatic,
+               "outputs": outputs.collect::<Vec<_>>(), "after": s.step.after, "programmatic": s.step.launch.programmatic,
                "reason": s.step.reason, "runner_up": s.runner_up()})
     });
     json!({

@@ -67,6 +67,8 @@ mod tests {
             instance: (*instance).into(),
             block: 32,
             shared: 0,
+            written: 0,
+            waits: false,
         };
         assert_eq!(labels(&instances.iter().map(kernel).collect::<Vec<_>>()), expected);
     }

@@ -123,7 +123,9 @@ fn range(region: Region, offset: u64, bytes: u64) -> Range {
 
 fn kernel(instance: &str) -> Kernel {
     let name = instance.split('[').next().expect("a name").to_owned();
-    Kernel { name, instance: instance.into(), block: 128, shared: 0 }
+    // Its second argument, and attention also the keys and values behind it.
+    let written = if name == "attention" { 0b110 } else { 0b10 };
+    Kernel { name, instance: instance.into(), block: 128, shared: 0, written, waits: true }
 }
 
 /// Every matrix repacked, the rest copied.
@@ -186,6 +188,7 @@ fn phase(plan: &Plan, kernels: &mut Vec<Kernel>, name: &str, rows: u32, groups: 
                 arguments,
                 programmatic: !steps.is_empty(),
             },
+            after: steps.len().checked_sub(1).map(|before| before as u32).into_iter().collect(),
             bytes: 100_000 * nodes.len() as u64,
             flops: 200_000 * nodes.len() as u64 * rows as u64,
             nodes,

@@ -1,7 +1,7 @@
 // A stand-in for the CUDA driver: memory is the host's, launches do nothing, and every call is held to its contract.
 //
 // It ends the process where the real driver would corrupt memory or hang: a copy or a pointer argument outside a live allocation, an
-// impossible launch shape, a call that a recording does not allow. What happened goes to $DRIVER_LOG when the context is released.
+// impossible launch shape, an edge between nodes of two graphs or a programmatic one from what is no kernel. What happened goes to $DRIVER_LOG when the context is released.
 // $DRIVER_FAIL=call:n:code makes the n-th such call fail; $DRIVER_VERSION, $DRIVER_GPUS and $DRIVER_MEMORY say what there is.
 
 #include <cstdint>
@@ -10,11 +10,13 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 typedef uint64_t Address;
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, NOT_FOUND = 500, CAPTURE_UNSUPPORTED = 900 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, NOT_FOUND = 500 };
 
 struct Function {
     std::string name;
@@ -24,8 +26,27 @@ struct Function {
 struct Module {
     std::vector<unsigned char> image;
 };
+struct Graph;
+struct Node {
+    Graph* graph;
+    bool is_kernel;
+};
 struct Graph {
-    size_t launches = 0;
+    std::vector<Node*> nodes;
+    std::set<std::pair<Node*, Node*>> edges;
+};
+struct Executable {
+    size_t nodes;
+    bool uploaded = false;
+};
+struct EdgeData {
+    unsigned char from_port, to_port, type, reserved[5];
+};
+struct KernelNodeParameters {
+    void* function;
+    unsigned grid[3], block[3], shared;
+    void **arguments, **extra;
+    void *kernel, *context;
 };
 struct LaunchConfig {
     unsigned grid[3], block[3], shared;
@@ -38,7 +59,8 @@ static std::mutex lock;
 static std::map<Address, size_t> allocations;
 static std::map<std::string, int> calls;
 static size_t device_bytes = 0, most_device_bytes = 0, copied_to = 0, copied_from = 0, allocated_late = 0;
-static Graph* recording = nullptr;
+// Of all graphs; and what was built or launched without one after the first replay.
+static size_t kernel_nodes = 0, edges = 0, programmatic_edges = 0, built_late = 0, launched_late = 0;
 
 static long setting(const char* name, long otherwise) {
     const char* text = getenv(name);
@@ -89,6 +111,27 @@ static void give_back(Address address, bool on_device) {
     allocations.erase(address);
 }
 
+static void check_launch(const unsigned* grid, const unsigned* block, Function* kernel, void** arguments) {
+    bool fits = block[0] >= 1 && block[0] <= 1024;
+    for (int i = 0; i < 3; i++) fits = fits && grid[i] >= 1;
+    if (!fits) refuse("an impossible launch of", kernel->name);
+    for (size_t i = 0; i < kernel->parameters.size(); i++) {
+        bool is_pointer = kernel->parameters[i] == 8;
+        if (is_pointer && !is_live(*(Address*)arguments[i], 0)) refuse("a pointer to nowhere for", kernel->name);
+    }
+}
+
+static Node* add_node(Graph* graph, bool is_kernel) {
+    graph->nodes.push_back(new Node{graph, is_kernel});
+    return graph->nodes.back();
+}
+
+static void add_edge(Graph* graph, Node* from, Node* to) {
+    if (from->graph != graph || to->graph != graph) refuse("an edge between two graphs");
+    if (!graph->edges.insert({from, to}).second) refuse("an edge that is there already");
+    edges++;
+}
+
 static size_t memory() { return (size_t)setting("DRIVER_MEMORY", 1L << 30); }
 
 extern "C" {
@@ -119,6 +162,8 @@ int cuDevicePrimaryCtxRelease_v2(int) {
     if (!log) return SUCCESS;
     for (auto& call : calls) fprintf(log, "%s %d\n", call.first.c_str(), call.second);
     fprintf(log, "copied_to %zu\ncopied_from %zu\n", copied_to, copied_from);
+    fprintf(log, "kernel_nodes %zu\nedges %zu\nprogrammatic_edges %zu\n", kernel_nodes, edges, programmatic_edges);
+    fprintf(log, "built_late %zu\nlaunched_late %zu\n", built_late, launched_late);
     fprintf(log, "most_device_bytes %zu\nallocated_late %zu\nleft %zu\n", most_device_bytes, allocated_late, allocations.size());
     fclose(log);
     return SUCCESS;
@@ -127,19 +172,56 @@ int cuDevicePrimaryCtxRelease_v2(int) {
 int cuStreamCreate(void** stream, unsigned) { *stream = malloc(1); return SUCCESS; }
 int cuStreamDestroy_v2(void* stream) { free(stream); return SUCCESS; }
 int cuStreamWaitEvent(void*, void*, unsigned) { return SUCCESS; }
-int cuStreamSynchronize(void*) { CALLED(cuStreamSynchronize) return recording ? CAPTURE_UNSUPPORTED : SUCCESS; }
-int cuStreamBeginCapture_v2(void*, int) { CALLED(cuStreamBeginCapture) recording = new Graph; return SUCCESS; }
-int cuStreamEndCapture(void*, void** graph) { *graph = recording; recording = nullptr; return SUCCESS; }
-int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
-    CALLED(cuGraphInstantiate)
-    *executable = new Graph(*(Graph*)graph);
+int cuStreamSynchronize(void*) { CALLED(cuStreamSynchronize) return SUCCESS; }
+int cuGraphCreate(void** graph, unsigned) { CALLED(cuGraphCreate) *graph = new Graph; return SUCCESS; }
+int cuGraphAddKernelNode_v2(void** node, void* graph, void** after, size_t count, const KernelNodeParameters* parameters) {
+    CALLED(cuGraphAddKernelNode)
+    check_launch(parameters->grid, parameters->block, (Function*)parameters->function, parameters->arguments);
+    *node = add_node((Graph*)graph, true);
+    kernel_nodes++;
+    for (size_t i = 0; i < count; i++) add_edge((Graph*)graph, (Node*)after[i], (Node*)*node);
     return SUCCESS;
 }
-int cuGraphDestroy(void* graph) { delete (Graph*)graph; return SUCCESS; }
-int cuGraphExecDestroy(void* graph) { delete (Graph*)graph; return SUCCESS; }
+int cuGraphAddEventRecordNode(void** node, void* graph, void** after, size_t count, void*) {
+    CALLED(cuGraphAddEventRecordNode)
+    *node = add_node((Graph*)graph, false);
+    for (size_t i = 0; i < count; i++) add_edge((Graph*)graph, (Node*)after[i], (Node*)*node);
+    return SUCCESS;
+}
+int cuGraphAddDependencies_v2(void* graph, void** from, void** to, const EdgeData* data, size_t count) {
+    CALLED(cuGraphAddDependencies)
+    const int PROGRAMMATIC = 1;
+    for (size_t i = 0; i < count; i++) {
+        auto *one = (Node*)from[i], *other = (Node*)to[i];
+        add_edge((Graph*)graph, one, other);
+        bool is_programmatic = data[i].type == PROGRAMMATIC;
+        if (is_programmatic && !(one->is_kernel && other->is_kernel)) refuse("a programmatic edge without kernels at both ends");
+        if (data[i].from_port != (is_programmatic ? 1 : 0) || data[i].to_port != 0) refuse("an edge at a wrong port");
+        programmatic_edges += is_programmatic;
+    }
+    return SUCCESS;
+}
+int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
+    CALLED(cuGraphInstantiate)
+    if (calls["cuGraphLaunch"] > 0) built_late++;
+    *executable = new Executable{((Graph*)graph)->nodes.size()};
+    return SUCCESS;
+}
+int cuGraphUpload(void* graph, void*) {
+    CALLED(cuGraphUpload)
+    ((Executable*)graph)->uploaded = true;
+    return SUCCESS;
+}
+int cuGraphDestroy(void* graph) {
+    for (Node* node : ((Graph*)graph)->nodes) delete node;
+    delete (Graph*)graph;
+    return SUCCESS;
+}
+int cuGraphExecDestroy(void* graph) { delete (Executable*)graph; return SUCCESS; }
 int cuGraphLaunch(void* graph, void*) {
     CALLED(cuGraphLaunch)
-    if (((Graph*)graph)->launches == 0) refuse("an empty graph is replayed");
+    if (((Executable*)graph)->nodes == 0) refuse("an empty graph is replayed");
+    if (!((Executable*)graph)->uploaded) refuse("a graph is replayed that is not on the device");
     return SUCCESS;
 }
 
@@ -163,7 +245,6 @@ int cuMemFreeHost(void* address) { give_back((Address)address, false); free(addr
 int cuMemHostGetDevicePointer_v2(Address* address, void* host, unsigned) { *address = (Address)host; return SUCCESS; }
 int cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void*) {
     CALLED(cuMemcpyHtoDAsync)
-    if (recording) return CAPTURE_UNSUPPORTED;
     if (!is_live(to, bytes)) refuse("a copy to nowhere");
     memcpy((void*)to, from, bytes);
     copied_to += bytes;
@@ -171,7 +252,6 @@ int cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void*) {
 }
 int cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void*) {
     CALLED(cuMemcpyDtoHAsync)
-    if (recording) return CAPTURE_UNSUPPORTED;
     if (!is_live(from, bytes) || !is_live((Address)to, bytes)) refuse("a copy from nowhere");
     memcpy(to, (void*)from, bytes);
     copied_from += bytes;
@@ -185,8 +265,7 @@ int cuMemsetD8Async(Address address, unsigned char byte, size_t bytes, void*) {
 
 int cuEventCreate(void** event, unsigned) { *event = malloc(1); return SUCCESS; }
 int cuEventDestroy_v2(void* event) { free(event); return SUCCESS; }
-int cuEventRecord(void*, void*) { return recording ? CAPTURE_UNSUPPORTED : SUCCESS; }
-int cuEventRecordWithFlags(void*, void*, unsigned flags) { return flags == 1 && recording ? SUCCESS : INVALID_VALUE; }
+int cuEventRecord(void*, void*) { return SUCCESS; }
 int cuEventSynchronize(void*) { CALLED(cuEventSynchronize) return SUCCESS; }
 int cuEventElapsedTime_v2(float* milliseconds, void*, void*) { *milliseconds = 0.005f; return SUCCESS; }
 
@@ -251,7 +330,7 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
     *function = found;
     return has_code ? SUCCESS : NOT_FOUND;
 }
-int cuFuncLoad(void*) { return recording ? CAPTURE_UNSUPPORTED : SUCCESS; }
+int cuFuncLoad(void*) { return SUCCESS; }
 int cuFuncSetAttribute(void*, int, int) { return SUCCESS; }
 // Every kernel has clusters as large as any.
 int cuFuncGetAttribute(int* value, int attribute, void*) {
@@ -269,15 +348,9 @@ int cuFuncGetParamInfo(void* function, size_t index, size_t* offset, size_t* siz
 int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** arguments, void**) {
     CALLED(cuLaunchKernelEx)
     auto* kernel = (Function*)function;
-    bool fits = config->block[0] >= 1 && config->block[0] <= 1024;
-    for (unsigned blocks : config->grid) fits = fits && blocks >= 1;
-    if (!fits) refuse("an impossible launch of", kernel->name);
     if (kernel->is_ptx && config->attribute_count > 0) refuse("a launch ahead of its predecessor of PTX that does not wait:", kernel->name);
-    for (size_t i = 0; i < kernel->parameters.size(); i++) {
-        bool is_pointer = kernel->parameters[i] == 8;
-        if (is_pointer && !is_live(*(Address*)arguments[i], 0)) refuse("a pointer to nowhere for", kernel->name);
-    }
-    if (recording) recording->launches++;
+    check_launch(config->grid, config->block, (Function*)function, arguments);
+    if (calls["cuGraphLaunch"] > 0) launched_late++;
     return SUCCESS;
 }
 

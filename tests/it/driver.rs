@@ -8,10 +8,12 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 
 use crate::common;
 use crate::common::{Place, Ran, finish};
+use gemma4c_plan::Plan;
+use gemma4c_plan::cuda::{CudaStep, Launch};
 
 /// The stand-in, compiled once for all tests of this file.
 fn library() -> PathBuf {
@@ -31,6 +33,15 @@ fn library() -> PathBuf {
 
 /// A place with a tiny model, and a plan of it for GPUs; `None` without a compiler for one.
 fn place() -> Option<Place> {
+    static COMPILED: LazyLock<Option<Place>> = LazyLock::new(compiled);
+    let place = Place::new();
+    for file in ["model.gguf", "plan.bin"] {
+        place.write(file, COMPILED.as_ref()?.read(file));
+    }
+    Some(place)
+}
+
+fn compiled() -> Option<Place> {
     let place = Place::new();
     place.ok("synth tiny-e -q q8_0 -o model.gguf");
     let compiled = place.run("compile model.gguf -o plan.bin --target cuda --arch sm_90a --ctx 256 --chunk 48");
@@ -67,10 +78,50 @@ fn one_replay_a_token_and_nothing_allocated_after_the_first() {
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
         assert_eq!(ran.stdout.split_whitespace().count(), tokens, "{line}");
         assert_eq!(log["cuGraphLaunch"], tokens as u64, "{line}: one replay a token");
-        assert_eq!(log["cuGraphInstantiate"], 2, "{line}: one graph for the prompt, one for tokens");
+        assert_eq!(
+            (log["built_late"], log["launched_late"]),
+            (0, 0),
+            "{line}: all graphs are there before the first token"
+        );
         assert_eq!(log["copied_from"], 4 * tokens as u64, "{line}: only tokens come back");
         assert_eq!((log["allocated_late"], log["left"]), (0, 0), "{line}");
     }
+}
+
+/// The graphs are the plan's: a node for each launch of every run, and between two of them the edges of the steps.
+#[test]
+fn graphs_have_the_nodes_and_the_edges_of_the_plan() {
+    let Some(place) = place() else { return };
+    let plan = Plan::from_bytes(&place.read("plan.bin")).unwrap();
+    let program = &plan.cuda.as_ref().unwrap().program;
+    let (mut nodes, mut edges, mut programmatic) = (0, 0, 0);
+    let mut add = |steps: &[CudaStep], first: usize, pick: &[Launch]| {
+        nodes += steps.len() + pick.len();
+        for step in steps {
+            let own = step.after.iter().filter(|before| **before as usize >= first).count();
+            edges += own;
+            programmatic += if step.launch.programmatic { own } else { 0 };
+        }
+        // The steps of these plans are a chain, so that a pick waits for the last.
+        edges += pick.len();
+        programmatic += pick.iter().filter(|launch| launch.programmatic).count();
+    };
+    for (at, phase) in program.phases.iter().enumerate() {
+        for pick in [&[][..], &program.pick_largest, &program.pick_sampled] {
+            add(&phase.steps, 0, pick);
+        }
+        let asked_from = phase.asked_from as usize;
+        if at > 0 {
+            add(&phase.steps[..asked_from], 0, &[]);
+            add(&phase.steps[asked_from..], asked_from, &[]);
+        }
+    }
+    let (ran, log) = run(&place, "run plan.bin --device cuda --tokens 2,3 -n 2 --temp 0", &[]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(log["cuGraphInstantiate"], 3 + 5 * (program.phases.len() as u64 - 1));
+    let found = [log["kernel_nodes"], log["edges"], log["programmatic_edges"]];
+    assert_eq!(found, [nodes, edges, programmatic].map(|count| count as u64));
+    assert!(programmatic > 0 && programmatic < edges);
 }
 
 #[test]
@@ -100,7 +151,7 @@ fn logits_and_profiles_go_through_every_phase() {
     ] {
         let (ran, log) = run(&place, &line, &[]);
         assert_eq!(ran.code, Some(0), "{line}\n{}", ran.stderr);
-        assert_eq!(log["left"], 0, "{line}");
+        assert_eq!((log["left"], log["launched_late"]), (0, 0), "{line}: everything runs as a graph");
     }
     let trace: serde_json::Value = serde_json::from_slice(&place.read("trace.json")).unwrap();
     assert!(trace["traceEvents"].as_array().unwrap().len() > 20);
@@ -203,6 +254,9 @@ fn whatever_the_driver_answers_ends_in_one_error() {
         ("a copy that fails while loading", "cuMemcpyHtoDAsync:5:719"),
         ("a kernel that fails while loading", "cuStreamSynchronize:3:700"),
         ("a launch that the GPU has no room for", "cuLaunchKernelEx:1:701"),
+        ("a graph that takes no kernel", "cuGraphAddKernelNode:7:1"),
+        ("a graph that takes no edge", "cuGraphAddDependencies:7:1"),
+        ("a graph that has no room on the GPU", "cuGraphUpload:1:2"),
         ("a graph that cannot be made", "cuGraphInstantiate:1:2"),
     ] {
         record_refusal(what, line, &[("DRIVER_FAIL", fail)]);

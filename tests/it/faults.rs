@@ -124,7 +124,7 @@ fn a_plan_that_cannot_be_run() {
     let (plan, model) = (place.read("plan.bin"), place.read("model.gguf"));
     let with = |at: usize, new: &[u8]| [&plan[..at], new, &plan[at + new.len()..]].concat();
     place.write("archive.bin", with(0, b"PK\x03\x04"));
-    place.write("newer.bin", with(8, &[4]));
+    place.write("newer.bin", with(8, &[gemma4c_plan::VERSION as u8 + 1]));
     place.write("cut.bin", &plan[..plan.len() - 1]);
     place.write("cut-header.bin", &plan[..20]);
     place.write("flipped.bin", with(plan.len() / 2, &[plan[plan.len() / 2] ^ 1]));

@@ -1,14 +1,13 @@
 //! What plans launch is what is reviewed, compiled and checked for spills: no instance more, none less.
 //!
-//! The list is made by lowering the full sizes (`src/launched/`). Here it is shown (the headers of instances, which are all that
-//! differs between two instances of a kernel), compiled for every architecture with no GPU, and held against the tables and snapshots
-//! that are in the tree and against plans that were made the way a user makes them.
+//! The list is made by lowering the full sizes (`src/launched/`). Here it is compiled for every architecture with no GPU, shown (an instance
+//! as what it chooses, how many plans launch it, and what it takes of an SM), and held against the snapshots that are in the tree
+//! and against plans that were made the way a user makes them.
 //!
-//! The tables hold for the NVRTC that the test script fetches; another version compiles everything all the same, and its
+//! Registers are those of the NVRTC that the test script fetches; another version compiles everything all the same, and its
 //! registers are its own.
 
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -20,7 +19,7 @@ use gemma4c::launched;
 use gemma4c::launched::recipes::SIZES;
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
-use gemma4c_codegen::kernels::resources::{Usage, measure, table};
+use gemma4c_codegen::kernels::resources::{Usage, measure};
 use gemma4c_codegen::kernels::{self, FAMILIES, Family, NamedInstance};
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Version};
 use gemma4c_dsl::KernelDef;
@@ -45,7 +44,11 @@ fn instances(arch: Arch) -> &'static [NamedInstance] {
         let all: Vec<&'static KernelDef> = FAMILIES.iter().flat_map(|family| family.kernels.iter().copied()).collect();
         launched::instances(arch, &all).expect("the full sizes can be lowered")
     }
-    &FOUND[ARCHITECTURES.iter().position(|known| *known == arch).expect("all are listed")]
+    &FOUND[place_of(arch)]
+}
+
+fn place_of(arch: Arch) -> usize {
+    ARCHITECTURES.iter().position(|known| *known == arch).expect("all are listed")
 }
 
 /// An instance that some architectures have.
@@ -85,39 +88,90 @@ static ALL: LazyLock<Vec<Shared>> = LazyLock::new(|| {
     all
 });
 
-/// Of each kernel the first instance's header whole, and of the others the lines that the first does not have.
-fn headers(family: &Family) -> String {
-    let mut text = String::new();
-    for kernel in family.kernels {
-        let own = ALL.iter().filter(|shared| shared.named.instance.def == *kernel);
-        let mut first: Option<String> = None;
-        for shared in own {
-            let header = shared.named.instance.header();
-            let _ = writeln!(text, "// ---- {}", shared.heading());
-            match &first {
-                None => text += &format!("{header}\n"),
-                Some(first) => {
-                    let known: BTreeSet<&str> = first.lines().collect();
-                    let other = header.lines().filter(|line| !known.contains(line));
-                    text.extend(other.map(|line| format!("{line}\n")));
-                }
+/// What an instance takes on one architecture.
+type Taken = (Arch, &'static Usage);
+
+impl Shared {
+    /// The instance as it is reviewed: where it is launched first, what it chooses, how it is launched, and last, where it was compiled, what
+    /// it takes. The kernel's own text is a snapshot of its kernel.
+    fn shown(&self, taken: Option<&[Taken]>) -> String {
+        let NamedInstance { instance, plans, .. } = self.named;
+        let mut text = format!("{}\n", self.heading());
+        let shown = instance.to_string();
+        let chosen = shown.strip_prefix(instance.def.name).unwrap_or(&shown).trim_matches(['[', ']']);
+        let mut line = String::new();
+        for choice in chosen.split_inclusive(", ") {
+            if line.len() + choice.trim_end().len() > WIDTH {
+                text += &format!("    {}\n", std::mem::take(&mut line).trim_end());
             }
-            first.get_or_insert(header);
+            line += choice;
+        }
+        if !line.is_empty() {
+            text += &format!("    {line}\n");
+        }
+        let launched = match plans {
+            0 => "no plan".to_owned(),
+            1 => "1 plan".to_owned(),
+            several => format!("{several} plans"),
+        };
+        text += &format!("    {} threads, {} bytes shared, {launched}\n", instance.block(), instance.shared_bytes());
+        if let Some(taken) = taken {
+            let on = |(arch, usage): &Taken| {
+                let Usage { resources, .. } = usage;
+                let more = [
+                    (resources.spill_stores + resources.spill_loads, "spilled"),
+                    (resources.stack_bytes, "stack"),
+                    ((usage.shared_bytes as u32).abs_diff(instance.shared_bytes() as u32), "shared besides"),
+                ];
+                let more =
+                    more.iter().filter(|(bytes, _)| *bytes > 0).map(|(bytes, what)| format!(" + {bytes} {what}"));
+                format!("{arch} {}{}", resources.registers, more.collect::<String>())
+            };
+            text += &format!("{REGISTERS}{}\n", taken.iter().map(on).collect::<Vec<_>>().join(", "));
+        }
+        text
+    }
+}
+
+/// Columns that the choices of an instance take.
+const WIDTH: usize = 150;
+/// Where the line begins that follows from compiling.
+const REGISTERS: &str = "    registers: ";
+const MOST_LINES: usize = 10;
+
+/// What compiling gave for each instance of a family. `None` without the NVRTC that the snapshots are of.
+fn taken() -> Option<BTreeMap<String, Vec<Taken>>> {
+    let mut all: BTreeMap<String, Vec<Taken>> = BTreeMap::new();
+    for arch in ARCHITECTURES {
+        let (version, usages) = compiled(arch).as_ref()?;
+        if *version != TABLES_ARE_OF {
+            let note = format!("SKIPPED: registers are shown of NVRTC {TABLES_ARE_OF}, this one is {version}");
+            writeln!(std::io::stderr(), "{note}").expect("stderr takes a message");
+            return None;
+        }
+        for (named, usage) in instances(arch).iter().zip(usages) {
+            all.entry(named.source().text).or_default().push((arch, usage));
         }
     }
-    // A last line that never changes, so that a new instance at the end touches no line of its predecessor.
-    text + "// ----\n"
+    Some(all)
+}
+
+/// The instances of a family, kernel by kernel.
+fn of_family(family: &Family) -> impl Iterator<Item = &'static Shared> {
+    family.kernels.iter().flat_map(|kernel| ALL.iter().filter(move |shared| shared.named.instance.def == *kernel))
 }
 
 #[test]
 fn every_instance_has_its_header() {
+    let Some(taken) = taken() else { return };
     for family in FAMILIES {
-        let headers = headers(family);
+        let shown = |shared: &Shared| shared.shown(Some(&taken[&shared.named.source().text]));
+        let instances: String = of_family(family).map(shown).collect();
         insta::with_settings!({
             snapshot_path => format!("../../snapshots/kernels/{}", family.name),
             prepend_module_to_snapshot => false,
             description => family.about,
-        }, { insta::assert_snapshot!("instances", headers) });
+        }, { insta::assert_snapshot!("instances", instances) });
     }
 }
 
@@ -189,51 +243,45 @@ fn differences(tabled: &BTreeSet<String>, launched: &BTreeSet<String>) -> Vec<St
     missing.chain(extra).collect()
 }
 
-/// `kernel: label` of every row of a table of resources.
-fn rows(table: &str) -> BTreeSet<String> {
-    let mut kernel = "";
-    let mut found = BTreeSet::new();
-    for line in table.lines() {
-        if let Some((_, name)) = line.split_once(" / ") {
-            kernel = name;
-        } else if line.starts_with(' ') && line.trim_start().starts_with(|c: char| c.is_ascii_digit()) {
-            let label: Vec<&str> = line.split_whitespace().skip(5).collect();
-            found.insert(format!("{kernel}: {}", label.join(" ")));
-        }
-    }
-    found
-}
-
 fn read(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The same without NVRTC: what the tables and snapshots in the tree list, against what plans launch.
+/// The instances that a snapshot shows, each without its registers.
+fn listed(snapshot: &str) -> BTreeSet<String> {
+    let body = snapshot.splitn(3, "---\n").nth(2).unwrap_or_default();
+    let mut found: Vec<String> = Vec::new();
+    for line in body.lines().filter(|line| !line.starts_with(REGISTERS)) {
+        match found.last_mut() {
+            Some(instance) if line.starts_with(' ') => instance.push_str(&format!("{line}\n")),
+            _ => found.push(format!("{line}\n")),
+        }
+    }
+    found.into_iter().collect()
+}
+
+/// The same without NVRTC: what the snapshots in the tree list, against what plans launch.
 #[test]
 fn tables_and_snapshots_list_what_plans_launch_and_nothing_else() {
-    for arch in ARCHITECTURES {
-        let path = format!("snapshots/kernels/resources-{arch}.snap");
-        let name = |named: &NamedInstance| format!("{}: {}", named.instance.def.name, named.label);
-        let launched: BTreeSet<String> = instances(arch).iter().map(name).collect();
-        let found = differences(&rows(&read(&path)), &launched);
-        assert!(found.is_empty(), "{path}\n  {}\n(INSTA_UPDATE=always writes it anew)", found.join("\n  "));
+    for family in FAMILIES {
+        let path = format!("snapshots/kernels/{}/instances.snap", family.name);
+        let snapshot = read(&path);
+        let launched: BTreeSet<String> = of_family(family).map(|shared| shared.shown(None)).collect();
+        let found = differences(&listed(&snapshot), &launched);
+        assert!(found.is_empty(), "{path}\n{}\n(INSTA_UPDATE=always writes it anew)", found.join("\n"));
+        let long = launched.iter().find(|shown| shown.lines().count() >= MOST_LINES);
+        assert_eq!(long, None, "{path}: an instance of more than {MOST_LINES} lines");
     }
-    let headings = |path: &str| -> BTreeSet<String> {
-        read(path).lines().filter_map(|line| line.strip_prefix("// ---- ")).map(str::to_owned).collect()
-    };
-    let of_families =
-        FAMILIES.iter().map(|family| headings(&format!("snapshots/kernels/{}/instances.snap", family.name)));
-    let listed: BTreeSet<String> = of_families.flatten().collect();
-    let found = differences(&listed, &ALL.iter().map(Shared::heading).collect());
-    assert!(found.is_empty(), "snapshots/kernels/*/instances.snap\n  {}", found.join("\n  "));
 
-    // The comparison sees a row too many and one too few.
-    let rows =
-        rows("\nmatvec / matvec\n    640        102   13184      0        0  e4b q8_0, decode, layer 0, ffn_down\n");
-    let one = BTreeSet::from(["matvec: e4b q8_0, decode, layer 0, ffn_down".to_owned()]);
-    assert_eq!(differences(&rows, &one), Vec::<String>::new());
-    assert_eq!(differences(&rows, &BTreeSet::new()).len(), 1);
+    // The comparison sees an instance too many and one too few.
+    let one =
+        "matvec: e4b q8_0, decode, layer 0, ffn_down\n    K = 10240\n    640 threads, 13184 bytes shared, 2 plans\n";
+    let snapshot = format!("---\nsource: a.rs\n---\n{one}{REGISTERS}sm_90a 102\n");
+    let of_snapshot = listed(&snapshot);
+    let one = BTreeSet::from([one.to_owned()]);
+    assert_eq!(differences(&of_snapshot, &one), Vec::<String>::new());
+    assert_eq!(differences(&of_snapshot, &BTreeSet::new()).len(), 1);
     assert_eq!(differences(&BTreeSet::new(), &one).len(), 1);
 }
 
@@ -281,15 +329,33 @@ enum Spills {
     Listed,
 }
 
-/// Compiles everything for one architecture, and shows the table of what it takes.
+/// An NVRTC, and what it says that instances take.
+type Compiled = (Version, Vec<Usage>);
+
+/// What every instance of an architecture takes; `None` where there is no NVRTC.
+fn compiled(arch: Arch) -> &'static Option<Compiled> {
+    static COMPILED: [LazyLock<Option<Compiled>>; 4] = [
+        LazyLock::new(|| of(ARCHITECTURES[0])),
+        LazyLock::new(|| of(ARCHITECTURES[1])),
+        LazyLock::new(|| of(ARCHITECTURES[2])),
+        LazyLock::new(|| of(ARCHITECTURES[3])),
+    ];
+    fn of(arch: Arch) -> Option<Compiled> {
+        let toolchain = support::toolchain()?;
+        let version = toolchain.version();
+        let compiler = Compiler { toolchain, cache: Cache::from_env() };
+        let usages = measure(&compiler, arch, instances(arch)).unwrap_or_else(|errors| {
+            let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            panic!("{} of the instances do not compile for {arch}:\n\n{}", texts.len(), texts.join("\n\n"))
+        });
+        Some((version, usages))
+    }
+    &COMPILED[place_of(arch)]
+}
+
+/// Compiles everything for one architecture, and looks at what must not spill.
 fn check(arch: Arch, spills: Spills) {
-    let Some(toolchain) = support::toolchain() else { return };
-    let version = toolchain.version();
-    let compiler = Compiler { toolchain, cache: Cache::from_env() };
-    let usages = measure(&compiler, arch, instances(arch)).unwrap_or_else(|errors| {
-        let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        panic!("{} of the instances do not compile for {arch}:\n\n{}", texts.len(), texts.join("\n\n"))
-    });
+    let Some((version, usages)) = compiled(arch) else { return };
     if spills == Spills::Listed {
         let spilling: Vec<&Usage> = usages.iter().filter(|usage| usage.is_decode && usage.resources.spills()).collect();
         let found: BTreeSet<String> = spilling.iter().map(|u| format!("{}: {}", u.kernel, u.label)).collect();
@@ -297,7 +363,7 @@ fn check(arch: Arch, spills: Spills) {
         let listed: BTreeSet<String> = listed.map(|(name, _)| name.to_string()).collect();
         // Another version's registers are its own.
         assert!(
-            found == listed || version != TABLES_ARE_OF,
+            found == listed || *version != TABLES_ARE_OF,
             "decode kernels that spill registers on {arch}: {found:#?}"
         );
         for Usage { kernel, label, resources, .. } in spilling {
@@ -310,17 +376,6 @@ fn check(arch: Arch, spills: Spills) {
     {
         assert!(warnings.is_empty() && !resources.spills(), "{kernel}: {label}: {resources:?}, {warnings:?}");
     }
-    if version != TABLES_ARE_OF {
-        let note = format!("SKIPPED: the table of {arch} is of NVRTC {TABLES_ARE_OF}, this one is {version}");
-        writeln!(std::io::stderr(), "{note}").expect("stderr takes a message");
-        return;
-    }
-    let resources = table(&usages);
-    insta::with_settings!({
-        snapshot_path => "../../snapshots/kernels",
-        prepend_module_to_snapshot => false,
-        description => format!("What every instance takes on {arch}: per thread registers, bytes of stack and of spills; per block threads and bytes of shared memory."),
-    }, { insta::assert_snapshot!(format!("resources-{arch}"), resources) });
 }
 
 #[test]

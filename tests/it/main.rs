@@ -21,6 +21,7 @@ mod config;
 mod demo;
 mod diff;
 mod driver;
+mod edges;
 mod embed;
 mod faults;
 mod golden;

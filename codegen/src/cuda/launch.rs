@@ -3,7 +3,7 @@
 //! A lowering names what it passes (`"codes"`, `"out"`); here the names become positions, and a forgotten or unknown one is an
 //! error of the compiler that says which kernel wanted what.
 
-use gemma4c_dsl::{Instance, ParamKind};
+use gemma4c_dsl::{Instance, InstanceParam, ParamKind};
 use gemma4c_plan::cuda::{Kernel, KernelIndex, Range, Region};
 
 use super::LowerError;
@@ -79,9 +79,21 @@ impl Kernels {
             instance: name.clone(),
             block: instance.block(),
             shared: if instance.def.launch.dynamic_shared { instance.shared_bytes() as u32 } else { 0 },
+            written: written(instance),
+            waits: instance.def.launch.dependent,
         };
         self.instances.iter().zip(&self.names).map(describe).collect()
     }
+}
+
+/// A bit for each parameter that is memory the kernel writes to.
+fn written(instance: &Instance) -> u64 {
+    let is_written = |param: &InstanceParam| match param.def.kind {
+        ParamKind::Memory { access, .. } => access.writes(),
+        ParamKind::Scalar(_) | ParamKind::Local => false,
+    };
+    let bits = instance.params().iter().enumerate().filter(|(_, param)| is_written(param)).map(|(index, _)| 1 << index);
+    bits.fold(0, |all, bit: u64| all | bit)
 }
 
 /// The arguments in the order of the instance's parameters.

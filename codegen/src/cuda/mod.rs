@@ -16,6 +16,7 @@
 mod attention;
 pub mod build;
 mod choice;
+mod edges;
 mod experts;
 mod grouped;
 pub mod image;

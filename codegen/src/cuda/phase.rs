@@ -12,6 +12,7 @@ use gemma4c_graph::{Fused, Graph, Group, Kind, NodeId};
 use gemma4c_plan::cuda::{Argument, CudaStep, Form, KernelIndex, Launch, Phase, Range, Region, StepOutput};
 
 use super::choice::Choice;
+use super::edges;
 use super::launch::{Arg, BufferId, NOTHING, bind};
 use super::{Common, LowerError};
 use crate::passes::Schedule;
@@ -316,6 +317,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
                 arguments: draft.arguments.iter().map(argument).collect(),
                 programmatic: draft.dependent && at != 0 && at != asked_from,
             },
+            after: Vec::new(),
             nodes: draft.nodes.iter().filter_map(index).collect(),
             outputs: draft
                 .outputs
@@ -330,7 +332,8 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             reason: draft.choice.reason.clone(),
             runner_up: draft.choice.runner_up.clone(),
         };
-        let steps = self.drafts.iter().enumerate().map(step).collect();
+        let mut steps: Vec<CudaStep> = self.drafts.iter().enumerate().map(step).collect();
+        edges::connect(&mut steps);
         Ok(Phase { name, rows: self.rows(), steps, asked_from: asked_from as u32, arena_bytes: base + arena.bytes })
     }
 

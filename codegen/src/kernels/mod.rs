@@ -181,6 +181,8 @@ pub static FAMILIES: &[Family] = &[
 pub struct NamedInstance {
     pub label: String,
     pub instance: Instance,
+    /// How many of the plans that were looked at launch it; 0 for one that is there for its case.
+    pub plans: usize,
 }
 
 impl NamedInstance {
@@ -210,7 +212,7 @@ impl Family {
             let chosen = shown.strip_prefix(instance.def.name).unwrap_or(&shown);
             let label = chosen.trim_matches(['[', ']']).to_owned();
             if !found.iter().any(|known| known.instance.def == instance.def && known.label == label) {
-                found.push(NamedInstance { label, instance });
+                found.push(NamedInstance { label, instance, plans: 0 });
             }
         }
         found

@@ -45,7 +45,7 @@ pub struct CudaProgram {
     /// Decode first, then the prefill ladder from the fewest rows to the most.
     #[serde(deserialize_with = "at_most::<32, _, _>")]
     pub phases: Vec<Phase>,
-    /// From the logits to the next token's [`Places::state`], by the largest logit.
+    /// From the logits to the next token's [`Places::state`], by the largest logit: one after another, after all steps.
     #[serde(deserialize_with = "at_most::<8, _, _>")]
     pub pick_largest: Vec<Launch>,
     /// The same, by temperature, top-k and top-p.
@@ -189,6 +189,17 @@ pub struct Kernel {
     pub block: u32,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
+    /// A bit for each parameter, set where the kernel writes to the memory it is given.
+    pub written: u64,
+    /// It waits for its predecessor itself, in every thread, before it touches what others write (PDL).
+    pub waits: bool,
+}
+
+impl Kernel {
+    /// Whether it writes to the memory that this argument is.
+    pub const fn writes_to(&self, argument: usize) -> bool {
+        argument < 64 && self.written >> argument & 1 == 1
+    }
 }
 
 /// Machine code and source text of one kernel.
@@ -255,7 +266,8 @@ pub struct Launch {
     pub grid: [u32; 3],
     #[serde(deserialize_with = "at_most::<64, _, _>")]
     pub arguments: Vec<Argument>,
-    /// Programmatic dependent launch: it may start before its predecessor ends, and waits for it itself.
+    /// Programmatic dependent launch: it may start before its predecessor ends, and waits for it itself. Of a step, the predecessor is the
+    /// one step it waits for.
     pub programmatic: bool,
 }
 
@@ -263,6 +275,10 @@ pub struct Launch {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CudaStep {
     pub launch: Launch,
+    /// The earlier steps of the phase that it waits for, ascending: all that a graph has as edges. What these have waited for has ended,
+    /// too. The edge of a programmatic launch is a programmatic one.
+    #[serde(deserialize_with = "at_most::<64, _, _>")]
+    pub after: Vec<u32>,
     /// The values of the unfused program that it computes, inner ones too: its meaning.
     #[serde(deserialize_with = "at_most::<64, _, _>")]
     pub nodes: Vec<ValueIndex>,

@@ -8,6 +8,7 @@ pub mod cuda;
 pub mod embedded;
 pub mod fingerprint;
 mod format;
+pub mod hazards;
 mod list;
 mod model;
 mod program;

@@ -1,12 +1,13 @@
 //! What must hold of the GPU's program: every range lies in its region, every index exists, and no launch is absurd.
 //!
 //! A GPU checks none of this. That the kernels stay within the ranges they are given is the compiler's promise, tested in its
-//! simulator; that the ranges lie in the allocations is checked here, whoever wrote the plan.
+//! simulator; that the ranges lie in the allocations, and that no two launches meet there, is checked here, whoever wrote the plan.
 
 use std::collections::HashSet;
 
 use crate::Plan;
 use crate::cuda::{Argument, Cuda, CudaProgram, Gpu, Launch, LoadPart, Phase, Range, Region};
+use crate::hazards::{self, Order};
 
 /// Beyond any GPU.
 const MOST_BYTES: u64 = 1 << 42;
@@ -181,6 +182,10 @@ fn check_launch(program: &CudaProgram, launch: &Launch, what: &str) -> Result<()
     if launch.grid.iter().zip(MOST_BLOCKS).any(|(blocks, most)| *blocks == 0 || *blocks > most) {
         return Err(format!("{what} launches a grid of {:?}", launch.grid));
     }
+    let kernel = &program.kernels[launch.kernel as usize];
+    if launch.programmatic && !kernel.waits {
+        return Err(format!("{what} may start kernel {} early, which waits for nothing", kernel.name));
+    }
     launch.arguments.iter().try_for_each(|argument| match argument {
         Argument::Memory(range) => check_range(program, range, what),
         Argument::U32(_) | Argument::F32(_) => Ok(()),
@@ -202,5 +207,45 @@ fn check_phase(plan: &Plan, program: &CudaProgram, phase: &Phase) -> Result<(), 
         }
         step.outputs.iter().try_for_each(|output| check_range(program, &output.place, name))?;
     }
+    check_edges(program, phase)
+}
+
+/// Every step waits for whoever wrote what it reads, and for whoever touched what it writes: by its own edges, or by those of the
+/// steps it waits for.
+fn check_edges(program: &CudaProgram, phase: &Phase) -> Result<(), String> {
+    let name = &phase.name;
+    for (at, step) in phase.steps.iter().enumerate() {
+        let ends_before = |edge: &u32| (*edge as usize) < at;
+        if !step.after.iter().all(ends_before) || !step.after.is_sorted_by(|a, b| a < b) {
+            return Err(format!("step {at} of {name} waits for steps {:?}", step.after));
+        }
+        // It would wait for one predecessor, and not for the others.
+        if step.launch.programmatic && step.after.len() > 1 {
+            return Err(format!("step {at} of {name} may overlap with {} steps at once", step.after.len()));
+        }
+        let stays = |argument: &Range| matches!(argument.region, Region::Kv | Region::Arena) || argument.bytes == 0;
+        if written(program, &step.launch).any(|range| !stays(range)) {
+            return Err(format!("step {at} of {name} writes to weights"));
+        }
+    }
+    let launches: Vec<&Launch> = phase.steps.iter().map(|step| &step.launch).collect();
+    let needs = hazards::needs(&launches, &program.kernels);
+    let needs = needs.ok_or_else(|| format!("the steps of {name} cut memory into too many pieces"))?;
+    let edges: Vec<Vec<u32>> = phase.steps.iter().map(|step| step.after.clone()).collect();
+    let order = Order::of(&edges);
+    for (at, own) in needs.iter().enumerate() {
+        if let Some(needed) = own.iter().find(|needed| !order.is_before(**needed, at as u32)) {
+            return Err(format!("step {at} of {name} does not wait for step {needed}, whose memory it uses"));
+        }
+    }
     Ok(())
+}
+
+/// The memory that a launch writes to.
+fn written<'a>(program: &'a CudaProgram, launch: &'a Launch) -> impl Iterator<Item = &'a Range> {
+    let kernel = &program.kernels[launch.kernel as usize];
+    launch.arguments.iter().enumerate().filter_map(|(index, argument)| match argument {
+        Argument::Memory(range) if kernel.writes_to(index) => Some(range),
+        _ => None,
+    })
 }

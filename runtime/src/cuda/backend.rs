@@ -1,10 +1,9 @@
 //! A plan on a GPU: loaded once, then replayed.
 //!
-//! Everything is allocated before the first token. A sequence of launches is captured as a CUDA graph when it is first run, and
-//! replayed from then on. What changes from token to token lies in device memory, so no graph is ever updated.
+//! Everything is allocated before the first token, and every CUDA graph is built from the plan's steps and their edges, instantiated and
+//! uploaded. What changes from token to token lies in device memory, so no graph is ever updated.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,10 +14,11 @@ use super::load::{self, Loader};
 use super::load_image::load_image;
 use super::regions::Regions;
 use super::words::Words;
-use super::{Argument, CudaError, Device, Function, Graph, Launch, Pinned, Stream};
+use super::{Argument, CudaError, Device, Function, Graph, GraphBuilder, Launch, Node, Pinned, Stream};
 use crate::backend::{Backend, Pick, Run};
 use crate::choose::choose;
 use crate::embedded::EmbeddedWeights;
+use crate::feed;
 use crate::machine;
 use crate::weights::Weights;
 use crate::{ModelLocation, RuntimeError};
@@ -133,6 +133,7 @@ impl CudaBackend {
         let own = Arc::clone(&plan);
         let mut backend = CudaBackend { graphs, functions, regions, mailbox, outbox, words, device, plan: own, opened };
         backend.prepare()?;
+        backend.build_graphs()?;
         Ok((plan, backend))
     }
 
@@ -142,6 +143,24 @@ impl CudaBackend {
         self.program().prepare.iter().try_for_each(|launch| self.launch(launch, false))?;
         self.device.synchronize()?;
         self.opened.parts.push(("copies of weights", started.elapsed()));
+        Ok(())
+    }
+
+    /// Builds the graph of every run that feeding tokens asks for.
+    fn build_graphs(&mut self) -> Result<(), RuntimeError> {
+        let started = Instant::now();
+        for run in feed::runs(self.program()) {
+            let mut graph = self.device.graph()?;
+            let mut nodes: Vec<Node> = Vec::new();
+            for Queued { launch, after } in self.launches(run)? {
+                let after: Vec<Node> = after.iter().map(|position| nodes[*position]).collect();
+                // A launch that waits for several would wait for one of them.
+                nodes.push(self.add(&mut graph, launch, after.len() == 1, &after)?);
+            }
+            self.graphs.insert(run, graph.finish()?);
+        }
+        self.device.synchronize()?;
+        self.opened.parts.push(("graphs", started.elapsed()));
         Ok(())
     }
 
@@ -162,8 +181,8 @@ impl CudaBackend {
         program(&self.plan)
     }
 
-    /// The launches of a run; an error for a run that the plan does not have.
-    pub(super) fn launches(&self, run: Run) -> Result<Vec<&plan::Launch>, RuntimeError> {
+    /// The launches of a run, in order; an error for a run that the plan does not have.
+    pub(super) fn launches(&self, run: Run) -> Result<Vec<Queued<'_>>, RuntimeError> {
         let program = self.program();
         let phase = program.phases.get(run.phase);
         let steps = phase.and_then(|phase| phase.steps.get(run.steps.0..run.steps.1));
@@ -173,51 +192,74 @@ impl CudaBackend {
             Pick::Largest => &program.pick_largest,
             Pick::Sampled => &program.pick_sampled,
         };
-        Ok(steps.iter().map(|step| &step.launch).chain(pick).collect())
+        Ok(with_edges(steps, run.steps.0, pick))
+    }
+
+    /// Adds one launch to a graph.
+    pub(super) fn add(
+        &self,
+        graph: &mut GraphBuilder,
+        launch: &plan::Launch,
+        may_overlap: bool,
+        after: &[Node],
+    ) -> Result<Node, CudaError> {
+        let function = &self.functions[launch.kernel as usize];
+        graph.launch(function, self.shape(launch, may_overlap), &self.arguments(launch), after)
+    }
+
+    /// The arguments of a launch as addresses and numbers.
+    fn arguments(&self, launch: &plan::Launch) -> Vec<Argument<'static>> {
+        let argument = |argument: &plan::Argument| match argument {
+            plan::Argument::Memory(range) => Argument::Address(self.regions.address(range)),
+            plan::Argument::U32(value) => Argument::U32(*value),
+            plan::Argument::F32(value) => Argument::F32(*value),
+        };
+        launch.arguments.iter().map(argument).collect()
+    }
+
+    fn shape(&self, launch: &plan::Launch, may_overlap: bool) -> Launch {
+        // GPUs before Hopper have no programmatic dependent launch.
+        let dependent = launch.programmatic && may_overlap && self.device.gpu.compute_capability.0 >= 9;
+        Launch { grid: launch.grid, block: self.program().kernels[launch.kernel as usize].block, dependent }
     }
 
     /// Queues one launch.
     #[allow(unsafe_code)]
     pub(super) fn launch(&self, launch: &plan::Launch, may_overlap: bool) -> Result<(), CudaError> {
-        let arguments: Vec<Argument<'_>> = launch
-            .arguments
-            .iter()
-            .map(|argument| match argument {
-                plan::Argument::Memory(range) => Argument::Address(self.regions.address(range)),
-                plan::Argument::U32(value) => Argument::U32(*value),
-                plan::Argument::F32(value) => Argument::F32(*value),
-            })
-            .collect();
-        // GPUs before Hopper have no programmatic edges.
-        let dependent = launch.programmatic && may_overlap && self.device.gpu.compute_capability.0 >= 9;
-        let block = self.program().kernels[launch.kernel as usize].block;
+        let (function, shape) = (&self.functions[launch.kernel as usize], self.shape(launch, may_overlap));
         // SAFETY: the ranges were checked against the regions, which live as long as `self`; that the kernel stays within
         // them is the compiler's promise.
-        unsafe {
-            self.functions[launch.kernel as usize].launch(Launch { grid: launch.grid, block, dependent }, &arguments)
-        }
+        unsafe { function.launch(shape, &self.arguments(launch)) }
     }
 
-    /// Whether a run will be repeated and is worth a graph: a whole phase, or one of its two parts.
-    fn is_whole(&self, run: Run) -> bool {
-        self.program().phases.get(run.phase).is_some_and(|phase| {
-            let (asked_from, end) = (phase.asked_from as usize, phase.steps.len());
-            [(0, asked_from), (asked_from, end), (0, end)].contains(&run.steps)
-        })
+    /// The graph of a run; `None` for one that feeding tokens does not ask for, such as a single step.
+    pub(super) fn graph(&self, run: Run) -> Option<&Graph> {
+        self.graphs.get(&run)
     }
+}
 
-    /// The graph of a run, recorded if this is the first time.
-    pub(super) fn graph(&mut self, run: Run) -> Result<&Graph, RuntimeError> {
-        if !self.graphs.contains_key(&run) {
-            let launches = self.launches(run)?;
-            let graph = self.device.record(|| launches.iter().try_for_each(|launch| self.launch(launch, true)))?;
-            self.graphs.insert(run, graph);
-        }
-        match self.graphs.entry(run) {
-            Entry::Occupied(entry) => Ok(entry.into_mut()),
-            Entry::Vacant(_) => unreachable!("inserted just now"),
-        }
+/// A launch of a run, and the launches that it waits for, by their places in the run.
+pub(super) struct Queued<'a> {
+    pub launch: &'a plan::Launch,
+    pub after: Vec<usize>,
+}
+
+/// Steps of a phase, the first of which is number `first`, and the launches that follow them: each of these after the one before it, and
+/// the first after all steps. What lies before the first step has ended.
+fn with_edges<'a>(steps: &'a [plan::CudaStep], first: usize, then: &'a [plan::Launch]) -> Vec<Queued<'a>> {
+    let mut all: Vec<Queued<'a>> = Vec::with_capacity(steps.len() + then.len());
+    let mut is_last = vec![true; steps.len()];
+    for step in steps {
+        let after: Vec<usize> = step.after.iter().filter_map(|before| (*before as usize).checked_sub(first)).collect();
+        after.iter().for_each(|before| is_last[*before] = false);
+        all.push(Queued { launch: &step.launch, after });
     }
+    let mut after: Vec<usize> = (0..steps.len()).filter(|position| is_last[*position]).collect();
+    for launch in then {
+        all.push(Queued { launch, after });
+        after = vec![all.len() - 1];
+    }
+    all
 }
 
 fn program(plan: &Plan) -> &CudaProgram {
@@ -290,11 +332,13 @@ impl Backend for CudaBackend {
 
     #[allow(unsafe_code)]
     fn run(&mut self, run: Run) -> Result<(), RuntimeError> {
-        if !self.is_whole(run) {
-            return Ok(self.launches(run)?.into_iter().try_for_each(|launch| self.launch(launch, true))?);
-        }
-        // SAFETY: memory and functions live as long as the graph; each launch is as sound here as it is alone.
-        Ok(unsafe { self.graph(run)?.replay() }?)
+        let Some(graph) = self.graph(run) else {
+            let mut launches = self.launches(run)?.into_iter();
+            return Ok(launches.try_for_each(|queued| self.launch(queued.launch, true))?);
+        };
+        // SAFETY: memory and functions live as long as the graph; each launch is as sound here as it is alone, and the plan's edges
+        // were checked.
+        Ok(unsafe { graph.replay() }?)
     }
 
     fn send_back(&mut self, from: Range) -> Result<(), RuntimeError> {
@@ -352,5 +396,27 @@ impl Clock {
     fn lap(&mut self, part: &'static str) {
         self.parts.push((part, self.last.elapsed()));
         self.last = Instant::now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::support;
+
+    #[test]
+    fn a_part_of_a_phase_waits_for_nothing_before_it() {
+        let program = support::plan().cuda.unwrap().program;
+        let steps = &program.phases[1].steps;
+        let edges = |steps, first, then| -> Vec<Vec<usize>> {
+            with_edges(steps, first, then).into_iter().map(|queued| queued.after).collect()
+        };
+        assert_eq!(edges(steps, 0, &program.pick_largest), [vec![], vec![0], vec![1], vec![2]]);
+        assert_eq!(edges(&steps[1..], 1, &[]), [vec![], vec![0]]);
+        assert_eq!(edges(&[], 3, &program.pick_largest), [Vec::<usize>::new()]);
+        // A fork: what follows the steps waits for both ends.
+        let mut forked = steps.clone();
+        forked[2].after = vec![0];
+        assert_eq!(edges(&forked, 0, &program.pick_sampled), [vec![], vec![0], vec![0], vec![1, 2]]);
     }
 }

@@ -52,7 +52,7 @@ impl Module {
         // SAFETY: the module is loaded for as long as `self` lives, and the function keeps it.
         #[allow(unsafe_code)]
         let function = unsafe { result::module::get_function(self.module, symbol) }.map_err(finding())?;
-        // With lazy loading the driver would load it at its first launch, which must not happen during a capture.
+        // With lazy loading the driver would load it at its first launch; then the plan would not be ready when it says so.
         // SAFETY: found just now.
         #[allow(unsafe_code)]
         unsafe { sys::cuFuncLoad(function) }.result().map_err(CudaError::driver(format!("loading kernel {name}")))?;
@@ -117,9 +117,9 @@ impl Drop for Module {
 /// A kernel ready to be launched.
 pub struct Function {
     module: Arc<Module>,
-    function: sys::CUfunction,
-    name: String,
-    shared: u32,
+    pub(super) function: sys::CUfunction,
+    pub(super) name: String,
+    pub(super) shared: u32,
 }
 
 // SAFETY: a function's handle may be used from any thread that has made the context current.
@@ -158,6 +158,23 @@ impl Argument<'_> {
 }
 
 impl Function {
+    /// The arguments as the driver reads them, the lower bytes of each word. An error if the kernel has others.
+    pub(super) fn words(&self, arguments: &[Argument<'_>]) -> Result<Vec<u64>, CudaError> {
+        let expected = parameters(self.function, arguments.len());
+        if !arguments.iter().map(Argument::size).eq(expected.iter().copied()) {
+            let found = arguments.iter().map(Argument::size).collect();
+            return Err(CudaError::Arguments { kernel: self.name.clone(), expected, found });
+        }
+        let word = |argument: &Argument<'_>| match *argument {
+            Argument::Memory(buffer, offset) => buffer.address + offset as u64,
+            Argument::U32(value) => value as u64,
+            Argument::I32(value) => value as u32 as u64,
+            Argument::U64(value) | Argument::Address(value) => value,
+            Argument::F32(value) => value.to_bits() as u64,
+        };
+        Ok(arguments.iter().map(word).collect())
+    }
+
     /// Queues a launch; it runs after what was queued before.
     ///
     /// # Safety
@@ -167,21 +184,7 @@ impl Function {
     pub unsafe fn launch(&self, launch: Launch, arguments: &[Argument<'_>]) -> Result<(), CudaError> {
         let context = &self.module.context;
         context.enter()?;
-        let expected = parameters(self.function, arguments.len());
-        if !arguments.iter().map(Argument::size).eq(expected.iter().copied()) {
-            let found = arguments.iter().map(Argument::size).collect();
-            return Err(CudaError::Arguments { kernel: self.name.clone(), expected, found });
-        }
-        let mut words: Vec<u64> = arguments
-            .iter()
-            .map(|argument| match *argument {
-                Argument::Memory(buffer, offset) => buffer.address + offset as u64,
-                Argument::U32(value) => value as u64,
-                Argument::I32(value) => value as u32 as u64,
-                Argument::U64(value) | Argument::Address(value) => value,
-                Argument::F32(value) => value.to_bits() as u64,
-            })
-            .collect();
+        let mut words = self.words(arguments)?;
         // Little-endian on every machine CUDA runs on: the low bytes of a word are the narrower argument.
         let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|word| (word as *mut u64).cast()).collect();
         let mut attribute = sys::CUlaunchAttribute {

@@ -20,7 +20,7 @@ mod words;
 
 pub use backend::{CudaBackend, OnGpu, Opened};
 pub use device::{Buffer, CudaError, Device};
-pub use graph::Graph;
+pub use graph::{Graph, GraphBuilder, Node};
 pub use launch::{Argument, Function, Launch, Module};
 pub use pinned::Pinned;
 pub use profile::Profile;

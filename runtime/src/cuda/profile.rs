@@ -6,6 +6,7 @@
 
 use gemma4c_plan::cuda::{Range, Region};
 
+use super::backend::Queued;
 use super::{CudaBackend, CudaError, Event, Graph};
 use crate::RuntimeError;
 use crate::backend::{Backend, Run};
@@ -41,7 +42,7 @@ impl CudaBackend {
                 whole.push(time);
             }
         }
-        let (graph, events) = self.record_apart(run)?;
+        let (graph, events) = self.build_apart(run)?;
         let mut launches = vec![Vec::with_capacity(repeat); events.len().saturating_sub(1)];
         for i in 0..WARM_UP + repeat {
             self.write(state, &words)?;
@@ -61,29 +62,28 @@ impl CudaBackend {
     fn time_whole(&mut self, run: Run) -> Result<f64, RuntimeError> {
         let device = self.device.clone();
         let count = if self.program().phases[run.phase].rows == 1 { IN_A_ROW } else { 1 };
-        let graph = self.graph(run)?;
+        let graph = self.graph(run).ok_or(RuntimeError::NoSuchRun(run))?;
         let all = device.time(|| (0..count).try_for_each(|_| replay(graph)))?;
         Ok(f64::from(all) * 1000.0 / count as f64)
     }
 
     /// The run with full dependencies (no PDL) and an event before, between and after its launches.
-    fn record_apart(&self, run: Run) -> Result<(Graph, Vec<Event>), RuntimeError> {
+    fn build_apart(&self, run: Run) -> Result<(Graph, Vec<Event>), RuntimeError> {
         let launches = self.launches(run)?;
         let events = (0..=launches.len()).map(|_| self.device.event(true)).collect::<Result<Vec<_>, CudaError>>()?;
-        let graph = self.device.record(|| {
-            events[0].record_in_graph()?;
-            launches.iter().zip(&events[1..]).try_for_each(|(launch, event)| {
-                self.launch(launch, false)?;
-                event.record_in_graph()
-            })
-        })?;
-        Ok((graph, events))
+        let mut graph = self.device.graph()?;
+        let mut last = graph.event(&events[0], &[])?;
+        for (Queued { launch, .. }, event) in launches.iter().zip(&events[1..]) {
+            let ran = self.add(&mut graph, launch, false, &[last])?;
+            last = graph.event(event, &[ran])?;
+        }
+        Ok((graph.finish()?, events))
     }
 }
 
 #[allow(unsafe_code)]
 fn replay(graph: &Graph) -> Result<(), CudaError> {
-    // SAFETY: the graph was recorded from the backend's own launches, and the backend outlives it here.
+    // SAFETY: the graph was made of the backend's own launches, and the backend outlives it here.
     unsafe { graph.replay() }
 }
 

@@ -55,17 +55,6 @@ impl Event {
             .map_err(CudaError::driver("recording an event"))
     }
 
-    /// Records the event as a node of the graph that is being captured: it passes anew at every replay.
-    pub fn record_in_graph(&self) -> Result<(), CudaError> {
-        self.context.enter()?;
-        let flags = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
-        // SAFETY: event and stream are alive; the graph's owner keeps the event.
-        #[allow(unsafe_code)]
-        unsafe { sys::cuEventRecordWithFlags(self.event, self.context.stream, flags) }
-            .result()
-            .map_err(CudaError::driver("recording an event in a graph"))
-    }
-
     /// Work queued in the stream from now on waits for the event; the host does not.
     pub fn block_stream(&self, stream: Stream) -> Result<(), CudaError> {
         self.context.enter()?;

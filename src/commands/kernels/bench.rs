@@ -146,7 +146,7 @@ fn read_ceiling(gpu: &Gpu) -> Result<f64> {
             let launches = [gpu.bind(&instance, [blocks, 1, 1], arguments)?];
             // A kernel is loaded at its first launch, which a recording must not meet.
             launches[0].launch(false)?;
-            let microseconds = Chain::record(gpu, &launches, 2, false)?.microseconds(gpu)?;
+            let microseconds = Chain::new(gpu, &launches, 2, false)?.microseconds(gpu)?;
             best = best.max(PROBED as f64 / microseconds / 1000.0);
         }
     }
@@ -180,9 +180,9 @@ fn time(gpu: &Gpu, timed: &Timed) -> Result<Times> {
     }
     launches[0].launch(false)?;
     let count = LAUNCHES.next_multiple_of(copies);
-    let alone = Chain::record(gpu, &launches, count, false)?.microseconds(gpu)?;
+    let alone = Chain::new(gpu, &launches, count, false)?.microseconds(gpu)?;
     let chained = match launches[0].may_depend {
-        true => Some(Chain::record(gpu, &launches, count, true)?.microseconds(gpu)?),
+        true => Some(Chain::new(gpu, &launches, count, true)?.microseconds(gpu)?),
         false => None,
     };
     Ok(Times { alone, chained })

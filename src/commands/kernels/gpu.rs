@@ -178,25 +178,29 @@ impl Bound {
     /// Queues the launch; a dependent one may start before its predecessor ends.
     #[allow(unsafe_code)]
     pub fn launch(&self, dependent: bool) -> Result<(), CudaError> {
-        let arguments: Vec<cuda::Argument<'_>> = self
-            .arguments
-            .iter()
-            .map(|held| match held {
-                Held::Buffer(buffer) => cuda::Argument::Memory(buffer, BAND),
-                Held::Scalar(Scalar::U32(value)) => cuda::Argument::U32(*value),
-                Held::Scalar(Scalar::I32(value)) => cuda::Argument::I32(*value),
-                Held::Scalar(Scalar::U64(value)) => cuda::Argument::U64(*value),
-                Held::Scalar(Scalar::F32(value)) => cuda::Argument::F32(*value),
-            })
-            .collect();
-        let launch = Launch { dependent: dependent && self.may_depend, ..self.launch };
         // SAFETY: the arguments are the instance's own, in order, by `bind`'s callers; that accesses stay in the buffers is
         // what the simulator shows for the same case.
-        unsafe { self.function.launch(launch, &arguments) }
+        unsafe { self.function.launch(self.shape(dependent), &self.arguments()) }
+    }
+
+    fn shape(&self, dependent: bool) -> Launch {
+        Launch { dependent: dependent && self.may_depend, ..self.launch }
+    }
+
+    fn arguments(&self) -> Vec<cuda::Argument<'_>> {
+        let held = self.arguments.iter();
+        held.map(|held| match held {
+            Held::Buffer(buffer) => cuda::Argument::Memory(buffer, BAND),
+            Held::Scalar(Scalar::U32(value)) => cuda::Argument::U32(*value),
+            Held::Scalar(Scalar::I32(value)) => cuda::Argument::I32(*value),
+            Held::Scalar(Scalar::U64(value)) => cuda::Argument::U64(*value),
+            Held::Scalar(Scalar::F32(value)) => cuda::Argument::F32(*value),
+        })
+        .collect()
     }
 }
 
-/// Recorded launches, and what they use.
+/// Launches as a graph, each after the one before it, and what they use.
 pub struct Chain<'a> {
     graph: Graph,
     launches: &'a [Bound],
@@ -204,10 +208,15 @@ pub struct Chain<'a> {
 }
 
 impl<'a> Chain<'a> {
-    /// Records `count` launches, one after the other from `launches`, starting over at their end.
-    pub fn record(gpu: &Gpu, launches: &'a [Bound], count: usize, dependent: bool) -> Result<Chain<'a>, CudaError> {
-        let work = || launches.iter().cycle().take(count).try_for_each(|bound| bound.launch(dependent));
-        Ok(Chain { graph: gpu.device.record(work)?, launches, count })
+    /// `count` launches, one after the other from `launches`, starting over at their end.
+    pub fn new(gpu: &Gpu, launches: &'a [Bound], count: usize, dependent: bool) -> Result<Chain<'a>, CudaError> {
+        let mut graph = gpu.device.graph()?;
+        let mut before = None;
+        for bound in launches.iter().cycle().take(count) {
+            let shape = bound.shape(dependent && before.is_some());
+            before = Some(graph.launch(&bound.function, shape, &bound.arguments(), before.as_slice())?);
+        }
+        Ok(Chain { graph: graph.finish()?, launches, count })
     }
 
     #[allow(unsafe_code)]

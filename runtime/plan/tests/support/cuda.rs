@@ -16,12 +16,16 @@ const PICK: u32 = 4;
 
 /// Adds a program of three phases: decode, and chunks of 2 and 8 rows.
 pub fn with_cuda(plan: Plan) -> Plan {
-    let names = ["repack", "embed", "layer", "head", "pick"];
-    let kernel = |name: &&str| Kernel {
+    // With what they write to: a bit for each argument.
+    let kernels = [("repack", 0b10), ("embed", 0b100), ("layer", 0b110), ("head", 0b100), ("pick", 0b110)];
+    let names = kernels.map(|(name, _)| name);
+    let kernel = |(name, written): &(&str, u64)| Kernel {
         name: (*name).into(),
         instance: format!("{name} THREADS=128"),
         block: 128,
         shared: if *name == "layer" { 65536 } else { 0 },
+        written: *written,
+        waits: *name != "repack",
     };
     let code = |name: &&str| Code { source: format!("void {name}() {{}}\n"), image: Image(name.as_bytes().to_vec()) };
     let vocab = plan.model.vocab_size as u64;
@@ -49,8 +53,9 @@ pub fn with_cuda(plan: Plan) -> Plan {
     };
     let phase = |name: &str, rows: u32| {
         let hidden = range(Region::Arena, 1024, rows as u64 * 128);
-        let step = |launch, nodes: &[u32], outputs, layer| CudaStep {
+        let step = |launch, after: &[u32], nodes: &[u32], outputs, layer| CudaStep {
             launch,
+            after: after.to_vec(),
             nodes: nodes.to_vec(),
             outputs,
             layer,
@@ -66,6 +71,7 @@ pub fn with_cuda(plan: Plan) -> Plan {
             steps: vec![
                 step(
                     launch(EMBED, memory(&[range(Region::Host, 0, 408), state, hidden]), false),
+                    &[],
                     &[1, 2],
                     output(2, Form::F32, hidden),
                     None,
@@ -80,12 +86,14 @@ pub fn with_cuda(plan: Plan) -> Plan {
                         .concat(),
                         true,
                     ),
+                    &[0],
                     &[3, 4, 5, 6],
                     output(6, Form::Int8, hidden),
                     Some(0),
                 ),
                 step(
                     launch(HEAD, memory(&[range(Region::Weights, 4096, 408), hidden, logits]), true),
+                    &[1],
                     &[26, 27],
                     output(27, Form::F32, logits),
                     None,
@@ -109,7 +117,7 @@ pub fn with_cuda(plan: Plan) -> Plan {
         kv: KvType::BF16,
         memory: MEMORY,
         places,
-        kernels: names.iter().map(kernel).collect(),
+        kernels: kernels.iter().map(kernel).collect(),
         loads: loads(&plan),
         constants: vec![Constant {
             name: "rope".into(),

@@ -1,7 +1,9 @@
 //! Contradictions in the GPU's part of a plan: a GPU would not notice any of them.
 
 use gemma4c_plan::Plan;
-use gemma4c_plan::cuda::{Argument, Code, Constant, Cuda, CudaProgram, Image, Launch, LoadPart, Range, Region};
+use gemma4c_plan::cuda::{
+    Argument, Code, Constant, Cuda, CudaProgram, CudaStep, Image, Launch, LoadPart, Range, Region,
+};
 
 use super::Edit;
 
@@ -15,6 +17,10 @@ fn program(plan: &mut Plan) -> &mut CudaProgram {
 
 fn launch(plan: &mut Plan) -> &mut Launch {
     &mut program(plan).phases[1].steps[1].launch
+}
+
+fn step(plan: &mut Plan) -> &mut CudaStep {
+    &mut program(plan).phases[1].steps[1]
 }
 
 fn part(plan: &mut Plan, load: usize, index: usize) -> &mut LoadPart {
@@ -105,7 +111,7 @@ pub const CONTRADICTIONS: [(&str, Edit); 55] = [
 ];
 
 /// More of them, of the phases.
-pub const PHASES: [(&str, Edit); 9] = [
+pub const PHASES: [(&str, Edit); 17] = [
     ("no phase", |p| program(p).phases.clear()),
     ("prefill phases out of order", |p| program(p).phases.swap(1, 2)),
     ("two prefill phases of the same rows", |p| program(p).phases[2].rows = 2),
@@ -117,4 +123,17 @@ pub const PHASES: [(&str, Edit); 9] = [
     ("a step that leaves a value beyond the arena", |p| {
         program(p).phases[1].steps[0].outputs[0].place.offset = 8192;
     }),
+    ("a step that does not wait for what it reads", |p| {
+        launch(p).programmatic = false;
+        step(p).after.clear();
+    }),
+    ("a step that waits for another one than that it reads from", |p| {
+        program(p).phases[1].steps[2].after = vec![0];
+    }),
+    ("a step that waits for itself", |p| step(p).after = vec![1]),
+    ("a step that waits for a later one", |p| step(p).after = vec![0, 2]),
+    ("a step that waits for one twice", |p| step(p).after = vec![0, 0]),
+    ("a step that may overlap with two others", |p| program(p).phases[1].steps[2].after = vec![0, 1]),
+    ("a kernel that starts early and does not wait", |p| program(p).kernels[2].waits = false),
+    ("a step that writes to weights", |p| program(p).kernels[2].written |= 1),
 ];

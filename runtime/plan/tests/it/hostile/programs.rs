@@ -63,7 +63,14 @@ pub fn crowds() -> Vec<(&'static str, Vec<u8>)> {
         program.loads.push(Load { weight: 0, rows: 1, parts: vec![LoadPart::Copy { to }; 16] });
     });
     let kernels = crowded(4000, |program, _| {
-        program.kernels.push(Kernel { name: "k".into(), instance: String::new(), block: 1, shared: 0 });
+        program.kernels.push(Kernel {
+            name: "k".into(),
+            instance: String::new(),
+            block: 1,
+            shared: 0,
+            written: 0,
+            waits: false,
+        });
     });
     let refusal = Refusal { node: String::new(), reason: String::new() };
     let passes = crowded(60, |program, _| {
