@@ -66,7 +66,13 @@ fn open_with(
         }
         simulator.load(&program, |weight| tensors[weight as usize])?;
     }
-    let backend = Simulated { simulator, program, chained, sent: Default::default() };
+    session(plan, simulator, chained)
+}
+
+/// A session over a plan's first program, in a simulator that has its kernels and its weights.
+pub fn session(plan: Plan, simulator: Simulator, chained: Option<Interleaving>) -> Result<Session> {
+    let Some(cuda) = &plan.cuda else { bail!("the plan has no program for a GPU") };
+    let backend = Simulated { simulator, program: cuda.program.clone(), chained, sent: Default::default() };
     Ok(Session::with_backend(plan, Box::new(backend))?)
 }
 
