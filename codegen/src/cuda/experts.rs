@@ -72,7 +72,7 @@ impl PhaseBuilder<'_, '_> {
             "post_norm",
             "dense_norm",
             "expert_norm",
-            "stream",
+            "residual",
             "dense_out",
             "dense_rounded",
             "dense_xq",
