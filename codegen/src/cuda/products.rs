@@ -77,7 +77,11 @@ impl PhaseBuilder<'_, '_> {
         };
         let outputs = (matrix.rows / if of.geglu { 2 } else { 1 }) as u32;
         let epilogue = self.epilogue(group, &of.epilogue, &mut arguments)?;
-        let form = if of.geglu && group.last().is_some_and(|last| self.schedule.forms(last).int8) { Form::Int8 } else { Form::F32 };
+        let form = if of.geglu && group.last().is_some_and(|last| self.schedule.forms(last).int8) {
+            Form::Int8
+        } else {
+            Form::F32
+        };
         let choice = matvec::Product {
             geglu: of.geglu,
             scaled: residual.is_some_and(|residual| residual.scale.is_some()),
