@@ -3,7 +3,8 @@
 //! - `cpu` lowers a graph to the steps of a CPU plan, one a node;
 //! - `passes` are the passes that ask what a GPU's kernels can do, behind those of the graph;
 //! - `cuda` lowers a graph to the launches of a GPU plan, and compiles them;
-//! - `kernels` is the library of kernels, one family a file, and `cases` what each must do;
+//! - `kernels` is the library of kernels, one family a file, `cases` what each must do, `families` the table of both, and `resources` what
+//!   an instance takes of an SM;
 //! - `measured` is what was measured on which GPU, as data that the constants of rules are taken from;
 //! - `arch` is the list of GPU architectures, `target` the table of GPUs: the facts kernels are chosen by;
 //! - `nvrtc` finds NVIDIA's run-time compiler, calls it and keeps what it made.
@@ -14,8 +15,10 @@ pub mod arch;
 pub mod cases;
 pub mod cpu;
 pub mod cuda;
+pub mod families;
 pub mod kernels;
 pub mod measured;
 pub mod nvrtc;
 pub mod passes;
+pub mod resources;
 pub mod target;

@@ -9,9 +9,9 @@ use std::fmt::Write;
 
 use anyhow::{Context, Result, bail};
 use gemma4c_codegen::arch::Arch;
-use gemma4c_codegen::kernels::resources::{measure, table};
-use gemma4c_codegen::kernels::{FAMILIES, Family, NamedInstance};
+use gemma4c_codegen::families::{FAMILIES, Family, NamedInstance};
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
+use gemma4c_codegen::resources::{measure, table};
 use gemma4c_dsl::KernelDef;
 
 use super::Outcome;

@@ -19,9 +19,9 @@ use gemma4c::launched;
 use gemma4c::launched::recipes::SIZES;
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
-use gemma4c_codegen::kernels::resources::{Usage, measure};
-use gemma4c_codegen::kernels::{self, FAMILIES, Family, NamedInstance};
+use gemma4c_codegen::families::{self, FAMILIES, Family, NamedInstance};
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Version};
+use gemma4c_codegen::resources::{Usage, measure};
 use gemma4c_dsl::KernelDef;
 use gemma4c_models::synth::Preset;
 
@@ -187,7 +187,7 @@ fn every_kernel_is_launched_by_a_plan_or_is_known_not_to_be() {
         assert!(ALL.iter().any(|shared| shared.named.instance.def.name == kernel), "kernel {kernel} has no instance");
     }
     // Cases reach every device function that a plan does.
-    let of_cases = kernels::device_functions();
+    let of_cases = families::device_functions();
     for shared in ALL.iter() {
         for device in shared.named.instance.devices() {
             let is_known = of_cases.iter().any(|known| known.name == device.name && known.cuda == device.cuda);

@@ -38,7 +38,7 @@ fn assert_cli_snapshot(name: &str, text: &str) {
 #[test]
 fn the_list_has_every_kernel_of_every_family() {
     let list = printed(&[]);
-    for family in gemma4c_codegen::kernels::FAMILIES {
+    for family in gemma4c_codegen::families::FAMILIES {
         assert!(list.contains(&format!("{}: {}\n", family.name, family.about)), "{list}");
         for kernel in family.kernels {
             assert!(list.contains(&format!("\n  {} ", kernel.name)), "{} is not in\n{list}", kernel.name);
@@ -54,7 +54,7 @@ fn one_kernel_is_described() {
 
 #[test]
 fn texts_are_printed_as_they_are() {
-    let (family, kernel) = gemma4c_codegen::kernels::kernel("read_all").expect("the probe is there");
+    let (family, kernel) = gemma4c_codegen::families::kernel("read_all").expect("the probe is there");
     assert_eq!(printed(&["read_all", "--cuda"]).trim(), kernel.cuda.trim());
     assert_eq!(printed(&["read_all", "--rust"]).trim(), kernel.rust.trim());
     let both = printed(&["read_all", "--rust", "--cuda"]);
@@ -89,7 +89,7 @@ fn the_simulator_and_the_host_check_a_family() {
 fn a_wrong_name_is_told_the_right_ones() {
     let error = refused(&["no_such_kernel"]);
     assert!(error.starts_with("error: no kernel is called `no_such_kernel`; there are\n"), "{error}");
-    for kernel in gemma4c_codegen::kernels::FAMILIES.iter().flat_map(|family| family.kernels) {
+    for kernel in gemma4c_codegen::families::FAMILIES.iter().flat_map(|family| family.kernels) {
         assert!(error.contains(kernel.name), "{} is not in\n{error}", kernel.name);
     }
     let error = refused(&["--family", "no_such_family"]);

@@ -34,14 +34,36 @@ const EPS: f32 = 1e-6;
 #[derive(Clone, Debug)]
 enum Block {
     /// Products of one value, multiplied or added together; the last may have an epilogue.
-    Products { types: Vec<DType>, multiply: bool, epilogue: u8 },
+    Products {
+        types: Vec<DType>,
+        multiply: bool,
+        epilogue: u8,
+    },
     /// `down(gelu(gate) * up)`; the gate may be read once more.
-    Gated { gate: DType, up: DType, down: DType, read_again: bool },
+    Gated {
+        gate: DType,
+        up: DType,
+        down: DType,
+        read_again: bool,
+    },
     /// A gate by a slice of a wider product, and a projection.
-    Slice { dtype: DType, first: bool },
-    Attention { types: Vec<DType>, kv_heads: u32, group: u32, window: Option<u32>, keys_are_values: bool },
+    Slice {
+        dtype: DType,
+        first: bool,
+    },
+    Attention {
+        types: Vec<DType>,
+        kv_heads: u32,
+        group: u32,
+        window: Option<u32>,
+        keys_are_values: bool,
+    },
     /// All experts are chosen, so that rounding changes no choice.
-    Experts { dtype: DType, dense: Option<DType>, stacked: bool },
+    Experts {
+        dtype: DType,
+        dense: Option<DType>,
+        stacked: bool,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -68,8 +90,11 @@ fn dtype() -> impl Strategy<Value = DType> {
 fn block() -> impl Strategy<Value = Block> {
     let types = |count| prop::collection::vec(dtype(), count);
     prop_oneof![
-        (types(1..4), any::<bool>(), 0u8..4)
-            .prop_map(|(types, multiply, epilogue)| Block::Products { types, multiply, epilogue }),
+        (types(1..4), any::<bool>(), 0u8..4).prop_map(|(types, multiply, epilogue)| Block::Products {
+            types,
+            multiply,
+            epilogue
+        }),
         (dtype(), any::<bool>(), dtype(), any::<bool>()).prop_map(|(gate, same, down, again)| {
             let up = if same { gate } else { DType::Q8_0 };
             Block::Gated { gate, up, down, read_again: again && !same }
@@ -81,14 +106,21 @@ fn block() -> impl Strategy<Value = Block> {
                 Block::Attention { types, kv_heads, group, window, keys_are_values }
             }
         ),
-        (dtype(), prop::option::of(dtype()), any::<bool>())
-            .prop_map(|(dtype, dense, stacked)| Block::Experts { dtype, dense, stacked }),
+        (dtype(), prop::option::of(dtype()), any::<bool>()).prop_map(|(dtype, dense, stacked)| Block::Experts {
+            dtype,
+            dense,
+            stacked
+        }),
     ]
 }
 
 fn recipe() -> impl Strategy<Value = Recipe> {
-    let layer = (block(), 0u8..3, any::<bool>(), any::<bool>())
-        .prop_map(|(block, before, after, scaled)| Layer { block, before, after, scaled });
+    let layer = (block(), 0u8..3, any::<bool>(), any::<bool>()).prop_map(|(block, before, after, scaled)| Layer {
+        block,
+        before,
+        after,
+        scaled,
+    });
     let disabled = prop::collection::vec(prop::bool::weighted(0.25), optional().count());
     let kv = prop::sample::select(vec![KvType::F16, KvType::BF16, KvType::F32]);
     (prop::collection::vec(layer, 1..4), disabled, kv, any::<bool>())
@@ -289,9 +321,7 @@ fn bytes(weight: &gemma4c_graph::Weight, random: &mut Random) -> Vec<u8> {
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes();
     match weight.dtype {
         DType::F32 => (0..elements).flat_map(|_| value(random).to_le_bytes()).collect(),
-        DType::BF16 => {
-            (0..elements).flat_map(|_| half::bf16::from_f32(value(random)).to_le_bytes()).collect()
-        }
+        DType::BF16 => (0..elements).flat_map(|_| half::bf16::from_f32(value(random)).to_le_bytes()).collect(),
         DType::Q8_0 => {
             let block = |random: &mut Random| {
                 let codes = (0..32).map(|_| (random.next() % 255) as u8).collect::<Vec<_>>();
@@ -391,16 +421,18 @@ fn compare(recipe: &Recipe) -> Result<(), String> {
 
 #[test]
 fn fused_graphs_compute_what_they_mean() {
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(24);
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(60);
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 60, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, proptest::test_runner::TestRng::deterministic_rng(
-        proptest::test_runner::RngAlgorithm::ChaCha,
-    ));
+    let mut runner = TestRunner::new_with_rng(
+        config,
+        proptest::test_runner::TestRng::deterministic_rng(proptest::test_runner::RngAlgorithm::ChaCha),
+    );
     let checked = std::cell::Cell::new(0);
     let outcome = runner.run(&recipe(), |recipe| {
         checked.set(checked.get() + 1);
         compare(&recipe).map_err(|wrong| {
-            let off: Vec<&str> = optional().zip(&recipe.disabled).filter(|(_, off)| **off).map(|(name, _)| name).collect();
+            let off: Vec<&str> =
+                optional().zip(&recipe.disabled).filter(|(_, off)| **off).map(|(name, _)| name).collect();
             TestCaseError::fail(format!("{wrong}; without {}", off.join(", ")))
         })
     });

@@ -1,7 +1,7 @@
 //! What every kernel must do, as data: shapes, inputs, and what must come out by a plain oracle.
 //!
 //! A case knows nothing of who runs it: tests run it in the simulator and as host-compiled text, `gemma4c kernels --check`
-//! on a GPU. One file a family, with the family's oracles; [`crate::kernels::FAMILIES`] names its `cases`.
+//! on a GPU. One file a family, with the family's oracles; `families.rs` names its `cases`.
 
 pub mod attention;
 pub mod gather;
@@ -19,12 +19,3 @@ pub mod quantise;
 pub mod repack;
 pub mod sample;
 pub mod wgmma;
-
-use gemma4c_dsl::harness::Case;
-
-use crate::kernels::FAMILIES;
-
-/// The cases of every family, by the family's name.
-pub fn all() -> Vec<(&'static str, Vec<Case>)> {
-    FAMILIES.iter().map(|family| (family.name, (family.cases)())).collect()
-}

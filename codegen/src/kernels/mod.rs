@@ -1,7 +1,7 @@
 //! The kernel library: one family a file, the plain version of a kernel beside the fast one as its oracle.
 //!
-//! A family's row in [`FAMILIES`] is all that lists, snapshots and checks its kernels. Which kernel a node gets, and so which instances
-//! there are, is decided elsewhere; nothing here knows a graph, a plan or a GPU.
+//! Nothing here knows a case, a graph, a plan or a GPU. The table of all families, with their cases, is `families.rs`; which kernel a node gets, and so
+//! which instances there are, is decided elsewhere.
 
 pub mod attention;
 pub mod gather;
@@ -18,16 +18,13 @@ pub mod probe;
 pub mod product;
 pub mod quantise;
 pub mod repack;
-pub mod resources;
 pub mod sample;
 pub mod streams;
 pub mod values;
 
-use gemma4c_dsl::harness::Case;
-use gemma4c_dsl::{DeviceDef, ElementType, Instance, KernelDef, RegistersDef};
+use gemma4c_dsl::{ElementType, Instance};
 use gemma4c_plan::cuda::KvType;
 
-use crate::cases;
 use crate::nvrtc::Source;
 
 /// The epsilon of the models' norms, for a product without one and for cases. A plan takes its own from the model file.
@@ -42,207 +39,7 @@ pub const fn kv_element(kv: KvType) -> ElementType {
     }
 }
 
-/// Kernels that do one job, and everything that is known of them.
-#[derive(Debug)]
-pub struct Family {
-    pub name: &'static str,
-    /// One line: what the job is.
-    pub about: &'static str,
-    pub kernels: &'static [&'static KernelDef],
-    /// What the kernels must do, for every executor.
-    pub cases: fn() -> Vec<Case>,
-}
-
-/// The whole library, in the order of a layer.
-pub static FAMILIES: &[Family] = &[
-    Family {
-        name: "probe",
-        about: "what this GPU's memory gives at best",
-        kernels: &[probe::read_all::DEF],
-        cases: cases::probe::cases,
-    },
-    Family {
-        name: "gather",
-        about: "embedding rows: gathered by token, decoded, scaled",
-        kernels: &[gather::gather::DEF],
-        cases: cases::gather::cases,
-    },
-    Family {
-        name: "repack",
-        about: "GGUF blocks to streams of codes and scales, once, at load",
-        kernels: &[
-            repack::repack_plane::DEF,
-            repack::repack_halves::DEF,
-            repack::repack_packed6::DEF,
-            repack::repack_split6::DEF,
-        ],
-        cases: cases::repack::cases,
-    },
-    Family {
-        name: "quantise",
-        about: "activations to int8, 32 to a scale",
-        kernels: &[quantise::quantise::DEF, quantise::quantise_plain::DEF],
-        cases: cases::quantise::cases,
-    },
-    Family {
-        name: "matvec",
-        about: "decode's matrix-vector products over repacked weights, with prologue and epilogue",
-        kernels: &[matvec::matvec::DEF, matvec::matvec_plain::DEF],
-        cases: cases::matvec::cases,
-    },
-    Family {
-        name: "norm",
-        about: "RMS norms of rows, with residual, layer scale, next norm and int8 outputs",
-        kernels: &[norm::rms_norm::DEF, norm::residual_norm::DEF, norm::rms_norm_plain::DEF],
-        cases: cases::norm::cases,
-    },
-    Family {
-        name: "heads",
-        about: "head norms of Q, K and V, RoPE, and the store into the cache",
-        kernels: &[heads::heads::DEF],
-        cases: cases::heads::cases,
-    },
-    Family {
-        name: "geglu",
-        about: "gelu(gate) * up over rows",
-        kernels: &[geglu::geglu::DEF],
-        cases: cases::geglu::cases,
-    },
-    Family {
-        name: "per_layer",
-        about: "per-layer embeddings: the inputs of all layers at once",
-        kernels: &[per_layer::per_layer_inputs::DEF, per_layer::step::per_layer_step::DEF],
-        cases: cases::per_layer::cases,
-    },
-    Family {
-        name: "sample",
-        about: "argmax, and sampling by temperature, top-k and top-p",
-        kernels: &[sample::pick::DEF, sample::argmax_plain::DEF],
-        cases: cases::sample::cases,
-    },
-    Family {
-        name: "product",
-        about: "prefill's matrix products on bf16 tensor cores: over repacked weights, and over a bf16 copy of them",
-        kernels: &[
-            product::product::DEF,
-            product::product_plain::DEF,
-            product::round_rows::DEF,
-            product::wgmma::product_wgmma::DEF,
-            product::widen::widen::DEF,
-        ],
-        cases: cases::product::cases,
-    },
-    Family {
-        name: "moe",
-        about: "mixture of experts: the router, and the products of the experts it chose",
-        kernels: &[
-            moe::router::route::DEF,
-            moe::router::route_plain::DEF,
-            moe::gate_up::expert_geglu::DEF,
-            moe::gate_up::expert_geglu_plain::DEF,
-            moe::down::expert_down::DEF,
-            moe::down::expert_down_plain::DEF,
-            moe::group::group_pairs::DEF,
-        ],
-        cases: cases::moe::cases,
-    },
-    Family {
-        name: "attention",
-        about: "attention over the cache: for few rows, for many rows, and plainly",
-        kernels: &[
-            attention::plain::attention_plain::DEF,
-            attention::decode::attention_decode::DEF,
-            attention::combine::attention_combine::DEF,
-            attention::combine::attention_combine_int8::DEF,
-            attention::step::attention_step::DEF,
-            attention::flash::attention_flash::DEF,
-        ],
-        cases: cases::attention::cases,
-    },
-    Family {
-        name: "plain",
-        about: "every operation of a graph on its own, in f32, weights as they lie in the file",
-        kernels: &[
-            plain::map::map::DEF,
-            plain::rows::take_row::DEF,
-            plain::rows::kv_store::DEF,
-            plain::rope::rope::DEF,
-            plain::product::matmul_exact::DEF,
-            plain::experts::top_k_softmax::DEF,
-            plain::experts::expert_product::DEF,
-            plain::experts::expert_sum::DEF,
-        ],
-        cases: cases::plain::cases,
-    },
-];
-
-/// An instance with its name for people: `read_all`, `4 loads ahead`.
-#[derive(Clone, Debug)]
-pub struct NamedInstance {
-    pub label: String,
-    pub instance: Instance,
-    /// How many of the plans that were looked at launch it; 0 for one that is there for its case.
-    pub plans: usize,
-}
-
-impl NamedInstance {
-    /// What NVRTC compiles.
-    pub fn source(&self) -> Source {
-        source(&self.instance)
-    }
-
-    /// Part of the chain that makes one token, where a spilled register costs every token of every user. Such kernels, and
-    /// no others, start before their predecessor ends.
-    pub fn is_decode(&self) -> bool {
-        self.instance.def.launch.dependent
-    }
-}
-
 /// An instance's CUDA C under its kernel's name.
 pub fn source(instance: &Instance) -> Source {
     Source { name: instance.def.name.to_owned(), text: instance.cuda() }
-}
-
-impl Family {
-    /// The instances of the cases, each once, under what they choose.
-    pub fn instances_of_cases(&self) -> Vec<NamedInstance> {
-        let mut found: Vec<NamedInstance> = Vec::new();
-        for Case { instance, .. } in (self.cases)() {
-            let shown = instance.to_string();
-            let chosen = shown.strip_prefix(instance.def.name).unwrap_or(&shown);
-            let label = chosen.trim_matches(['[', ']']).to_owned();
-            if !found.iter().any(|known| known.instance.def == instance.def && known.label == label) {
-                found.push(NamedInstance { label, instance, plans: 0 });
-            }
-        }
-        found
-    }
-}
-
-/// The family of that name.
-pub fn family(name: &str) -> Option<&'static Family> {
-    FAMILIES.iter().find(|family| family.name == name)
-}
-
-/// The kernel of that name, and its family.
-pub fn kernel(name: &str) -> Option<(&'static Family, &'static KernelDef)> {
-    FAMILIES.iter().find_map(|family| Some((family, *family.kernels.iter().find(|kernel| kernel.name == name)?)))
-}
-
-/// The device functions that any case reaches, each once, by name.
-pub fn device_functions() -> Vec<&'static DeviceDef> {
-    let of_cases = FAMILIES.iter().flat_map(|family| (family.cases)()).map(|case| case.instance);
-    let mut found: Vec<&'static DeviceDef> = of_cases.flat_map(|instance| instance.devices()).collect();
-    found.sort_by_key(|device| device.name);
-    found.dedup_by_key(|device| device.name);
-    found
-}
-
-/// The structs of registers that any case reaches, each once, by name.
-pub fn register_structs() -> Vec<&'static RegistersDef> {
-    let of_cases = FAMILIES.iter().flat_map(|family| (family.cases)()).map(|case| case.instance);
-    let mut found: Vec<&'static RegistersDef> = of_cases.flat_map(|instance| instance.registers()).collect();
-    found.sort_by_key(|registers| registers.name);
-    found.dedup_by_key(|registers| registers.name);
-    found
 }

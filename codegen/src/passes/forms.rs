@@ -142,9 +142,7 @@ fn left_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeId, 
             let last = group.last().filter(|last| !can.exact && whole_groups(last));
             last.map(|last| (last, alone(wanted(last), Outputs::INT8))).into_iter().collect()
         }
-        Kind::Product(product) if product.geglu => {
-            group.last().map(|last| (last, Outputs::BF16)).into_iter().collect()
-        }
+        Kind::Product(product) if product.geglu => group.last().map(|last| (last, Outputs::BF16)).into_iter().collect(),
         Kind::ExpertProduct { geglu: true, .. } => group.last().map(|last| (last, Outputs::BF16)).into_iter().collect(),
         _ => Vec::new(),
     }

@@ -4,7 +4,7 @@
 //! A change of a kernel shows here as a change of both texts; a change that should leave the kernels alone proves it by
 //! changing nothing here. `cargo insta review` accepts what is meant.
 
-use gemma4c_codegen::kernels::{self, FAMILIES};
+use gemma4c_codegen::families::{self, FAMILIES};
 use gemma4c_dsl::{DeviceDef, KernelDef, RegistersDef};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -70,7 +70,7 @@ fn every_kernel_stands_beside_its_cuda_text() {
 
 #[test]
 fn every_device_function_stands_beside_its_cuda_text() {
-    for DeviceDef { name, rust, cuda, .. } in kernels::device_functions() {
+    for DeviceDef { name, rust, cuda, .. } in families::device_functions() {
         let rust_and_cuda = both(rust, cuda);
         settings("device", "a device function, for kernels to call and slots to be filled with")
             .bind(|| insta::assert_snapshot!(*name, rust_and_cuda));
@@ -79,7 +79,7 @@ fn every_device_function_stands_beside_its_cuda_text() {
 
 #[test]
 fn every_struct_of_registers_stands_beside_its_cuda_text() {
-    for RegistersDef { name, rust, cuda, .. } in kernels::register_structs() {
+    for RegistersDef { name, rust, cuda, .. } in families::register_structs() {
         let rust_and_cuda = both(rust, cuda);
         settings("registers", "a struct of registers, for kernels and device functions to use")
             .bind(|| insta::assert_snapshot!(*name, rust_and_cuda));
@@ -102,7 +102,7 @@ fn names_are_unique_and_every_kernel_has_a_case() {
 #[test]
 fn two_device_functions_never_share_a_name() {
     let texts = FAMILIES.iter().flat_map(|family| (family.cases)()).flat_map(|case| case.instance.devices());
-    let known = kernels::device_functions();
+    let known = families::device_functions();
     for device in texts {
         let listed = known.iter().find(|other| other.name == device.name);
         assert!(listed.is_some_and(|other| other.cuda == device.cuda), "two device functions {}", device.name);
@@ -112,10 +112,10 @@ fn two_device_functions_never_share_a_name() {
 /// A kernel that is renamed or deleted leaves no snapshot behind.
 #[test]
 fn every_snapshot_is_of_a_kernel_that_exists() {
-    let mut expected: BTreeSet<String> = kernels::device_functions()
+    let mut expected: BTreeSet<String> = families::device_functions()
         .iter()
         .map(|device| format!("device/{}.snap", device.name))
-        .chain(kernels::register_structs().iter().map(|registers| format!("registers/{}.snap", registers.name)))
+        .chain(families::register_structs().iter().map(|registers| format!("registers/{}.snap", registers.name)))
         .collect();
     for family in FAMILIES {
         expected.insert(format!("{}/instances.snap", family.name));

@@ -56,7 +56,11 @@ fn every_product_of_every_model_gets_a_shape_that_fits() {
                 assert!((1..=132 * 768 / (warps * 32)).contains(&blocks), "{what}");
                 assert_eq!((share > 0, share % 32), (leaves_int8, 0), "{what}");
                 // A block that is launched has rows to work on.
-                assert!(share > 0 && (blocks - 1) * share < outputs || (blocks - 1) * warps * (32 / lanes) * if geglu { rows / 2 } else { rows } < outputs, "{what}");
+                assert!(
+                    share > 0 && (blocks - 1) * share < outputs
+                        || (blocks - 1) * warps * (32 / lanes) * if geglu { rows / 2 } else { rows } < outputs,
+                    "{what}"
+                );
                 let instance = product.instance(shape).unwrap_or_else(|error| panic!("{what}: {error}"));
                 assert!(instance.shared_bytes() as u32 <= Arch::Sm89.max_shared_bytes_per_block(), "{what}");
             }
@@ -83,7 +87,8 @@ fn the_largest_products_keep_memory_busy() {
 #[test]
 fn int8_activations_are_refused_for_float_weights() {
     let product = Product::new(DType::BF16, 4, 32, Prologue::Int8);
-    let instance = product.instance(LaunchShape { lanes: 8, rows: 2, depth: 1, warps: 1, blocks: 1, share: 0 }).unwrap();
+    let instance =
+        product.instance(LaunchShape { lanes: 8, rows: 2, depth: 1, warps: 1, blocks: 1, share: 0 }).unwrap();
     let case = Case::new("floats by int8", instance)
         .buffer("codes", Data::new(ElementType::U32x4, vec![0; 4 * 32 * 2]))
         .buffer("update_norm", Vec::<f32>::new())

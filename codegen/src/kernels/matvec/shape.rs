@@ -114,7 +114,8 @@ pub fn ranked_shapes(
         let warps = match tiles.div_ceil(multiprocessors) {
             _ if share > 0 => {
                 let full = MANY_WARPS.into_iter().find(|warps| busy(*warps) >= FULL_ROUNDS);
-                full.or_else(|| MANY_WARPS.into_iter().max_by(|a, b| busy(*a).total_cmp(&busy(*b)))).unwrap_or(FEWEST_WARPS)
+                full.or_else(|| MANY_WARPS.into_iter().max_by(|a, b| busy(*a).total_cmp(&busy(*b))))
+                    .unwrap_or(FEWEST_WARPS)
             }
             few if few <= MANY_WARPS[0] => few.max(FEWEST_WARPS),
             _ => MANY_WARPS.into_iter().max_by(|a, b| busy(*a).total_cmp(&busy(*b))).unwrap_or(FEWEST_WARPS),

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::{NamedInstance, kernel};
 use crate::arch::Arch;
+use crate::families::{NamedInstance, kernel};
 use crate::nvrtc::{Compiler, Cubin, Job, NvrtcError, Options, Resources};
 
 /// One instance of a family, compiled for one architecture.

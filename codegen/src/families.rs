@@ -1,0 +1,210 @@
+//! The table of kernel families: what each is for, its kernels, and the cases that say what they must do.
+//!
+//! A family's row is all that lists, snapshots and checks its kernels. It stands above kernels and cases, so that kernels know nothing of
+//! the cases that are made of them.
+
+use gemma4c_dsl::harness::Case;
+use gemma4c_dsl::{DeviceDef, Instance, KernelDef, RegistersDef};
+
+use crate::nvrtc::Source;
+use crate::{cases, kernels};
+
+/// Kernels that do one job, and everything that is known of them.
+#[derive(Debug)]
+pub struct Family {
+    pub name: &'static str,
+    /// One line: what the job is.
+    pub about: &'static str,
+    pub kernels: &'static [&'static KernelDef],
+    /// What the kernels must do, for every executor.
+    pub cases: fn() -> Vec<Case>,
+}
+
+/// The whole library, in the order of a layer.
+pub static FAMILIES: &[Family] = &[
+    Family {
+        name: "probe",
+        about: "what this GPU's memory gives at best",
+        kernels: &[kernels::probe::read_all::DEF],
+        cases: cases::probe::cases,
+    },
+    Family {
+        name: "gather",
+        about: "embedding rows: gathered by token, decoded, scaled",
+        kernels: &[kernels::gather::gather::DEF],
+        cases: cases::gather::cases,
+    },
+    Family {
+        name: "repack",
+        about: "GGUF blocks to streams of codes and scales, once, at load",
+        kernels: &[
+            kernels::repack::repack_plane::DEF,
+            kernels::repack::repack_halves::DEF,
+            kernels::repack::repack_packed6::DEF,
+            kernels::repack::repack_split6::DEF,
+        ],
+        cases: cases::repack::cases,
+    },
+    Family {
+        name: "quantise",
+        about: "activations to int8, 32 to a scale",
+        kernels: &[kernels::quantise::quantise::DEF, kernels::quantise::quantise_plain::DEF],
+        cases: cases::quantise::cases,
+    },
+    Family {
+        name: "matvec",
+        about: "decode's matrix-vector products over repacked weights, with prologue and epilogue",
+        kernels: &[kernels::matvec::matvec::DEF, kernels::matvec::matvec_plain::DEF],
+        cases: cases::matvec::cases,
+    },
+    Family {
+        name: "norm",
+        about: "RMS norms of rows, with residual, layer scale, next norm and int8 outputs",
+        kernels: &[kernels::norm::rms_norm::DEF, kernels::norm::residual_norm::DEF, kernels::norm::rms_norm_plain::DEF],
+        cases: cases::norm::cases,
+    },
+    Family {
+        name: "heads",
+        about: "head norms of Q, K and V, RoPE, and the store into the cache",
+        kernels: &[kernels::heads::heads::DEF],
+        cases: cases::heads::cases,
+    },
+    Family {
+        name: "geglu",
+        about: "gelu(gate) * up over rows",
+        kernels: &[kernels::geglu::geglu::DEF],
+        cases: cases::geglu::cases,
+    },
+    Family {
+        name: "per_layer",
+        about: "per-layer embeddings: the inputs of all layers at once",
+        kernels: &[kernels::per_layer::per_layer_inputs::DEF, kernels::per_layer::step::per_layer_step::DEF],
+        cases: cases::per_layer::cases,
+    },
+    Family {
+        name: "sample",
+        about: "argmax, and sampling by temperature, top-k and top-p",
+        kernels: &[kernels::sample::pick::DEF, kernels::sample::argmax_plain::DEF],
+        cases: cases::sample::cases,
+    },
+    Family {
+        name: "product",
+        about: "prefill's matrix products on bf16 tensor cores: over repacked weights, and over a bf16 copy of them",
+        kernels: &[
+            kernels::product::product::DEF,
+            kernels::product::product_plain::DEF,
+            kernels::product::round_rows::DEF,
+            kernels::product::wgmma::product_wgmma::DEF,
+            kernels::product::widen::widen::DEF,
+        ],
+        cases: cases::product::cases,
+    },
+    Family {
+        name: "moe",
+        about: "mixture of experts: the router, and the products of the experts it chose",
+        kernels: &[
+            kernels::moe::router::route::DEF,
+            kernels::moe::router::route_plain::DEF,
+            kernels::moe::gate_up::expert_geglu::DEF,
+            kernels::moe::gate_up::expert_geglu_plain::DEF,
+            kernels::moe::down::expert_down::DEF,
+            kernels::moe::down::expert_down_plain::DEF,
+            kernels::moe::group::group_pairs::DEF,
+        ],
+        cases: cases::moe::cases,
+    },
+    Family {
+        name: "attention",
+        about: "attention over the cache: for few rows, for many rows, and plainly",
+        kernels: &[
+            kernels::attention::plain::attention_plain::DEF,
+            kernels::attention::decode::attention_decode::DEF,
+            kernels::attention::combine::attention_combine::DEF,
+            kernels::attention::combine::attention_combine_int8::DEF,
+            kernels::attention::step::attention_step::DEF,
+            kernels::attention::flash::attention_flash::DEF,
+        ],
+        cases: cases::attention::cases,
+    },
+    Family {
+        name: "plain",
+        about: "every operation of a graph on its own, in f32, weights as they lie in the file",
+        kernels: &[
+            kernels::plain::map::map::DEF,
+            kernels::plain::rows::take_row::DEF,
+            kernels::plain::rows::kv_store::DEF,
+            kernels::plain::rope::rope::DEF,
+            kernels::plain::product::matmul_exact::DEF,
+            kernels::plain::experts::top_k_softmax::DEF,
+            kernels::plain::experts::expert_product::DEF,
+            kernels::plain::experts::expert_sum::DEF,
+        ],
+        cases: cases::plain::cases,
+    },
+];
+
+/// An instance with its name for people: `read_all`, `4 loads ahead`.
+#[derive(Clone, Debug)]
+pub struct NamedInstance {
+    pub label: String,
+    pub instance: Instance,
+    /// How many of the plans that were looked at launch it; 0 for one that is there for its case.
+    pub plans: usize,
+}
+
+impl NamedInstance {
+    /// What NVRTC compiles.
+    pub fn source(&self) -> Source {
+        kernels::source(&self.instance)
+    }
+
+    /// Part of the chain that makes one token, where a spilled register costs every token of every user. Such kernels, and
+    /// no others, start before their predecessor ends.
+    pub fn is_decode(&self) -> bool {
+        self.instance.def.launch.dependent
+    }
+}
+
+impl Family {
+    /// The instances of the cases, each once, under what they choose.
+    pub fn instances_of_cases(&self) -> Vec<NamedInstance> {
+        let mut found: Vec<NamedInstance> = Vec::new();
+        for Case { instance, .. } in (self.cases)() {
+            let shown = instance.to_string();
+            let chosen = shown.strip_prefix(instance.def.name).unwrap_or(&shown);
+            let label = chosen.trim_matches(['[', ']']).to_owned();
+            if !found.iter().any(|known| known.instance.def == instance.def && known.label == label) {
+                found.push(NamedInstance { label, instance, plans: 0 });
+            }
+        }
+        found
+    }
+}
+
+/// The family of that name.
+pub fn family(name: &str) -> Option<&'static Family> {
+    FAMILIES.iter().find(|family| family.name == name)
+}
+
+/// The kernel of that name, and its family.
+pub fn kernel(name: &str) -> Option<(&'static Family, &'static KernelDef)> {
+    FAMILIES.iter().find_map(|family| Some((family, *family.kernels.iter().find(|kernel| kernel.name == name)?)))
+}
+
+/// The device functions that any case reaches, each once, by name.
+pub fn device_functions() -> Vec<&'static DeviceDef> {
+    let of_cases = FAMILIES.iter().flat_map(|family| (family.cases)()).map(|case| case.instance);
+    let mut found: Vec<&'static DeviceDef> = of_cases.flat_map(|instance| instance.devices()).collect();
+    found.sort_by_key(|device| device.name);
+    found.dedup_by_key(|device| device.name);
+    found
+}
+
+/// The structs of registers that any case reaches, each once, by name.
+pub fn register_structs() -> Vec<&'static RegistersDef> {
+    let of_cases = FAMILIES.iter().flat_map(|family| (family.cases)()).map(|case| case.instance);
+    let mut found: Vec<&'static RegistersDef> = of_cases.flat_map(|instance| instance.registers()).collect();
+    found.sort_by_key(|registers| registers.name);
+    found.dedup_by_key(|registers| registers.name);
+    found
+}
