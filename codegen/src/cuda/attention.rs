@@ -1,23 +1,27 @@
 //! From raw heads to the mixed values: for one row by splitting the keys, for many rows on tensor cores.
 
-use gemma4c_dsl::ElementType;
+use gemma4c_dsl::{ElementType, LaunchArguments};
 use gemma4c_graph::{CacheId, Group, Heads, NodeId};
 use gemma4c_plan::cuda::{Form, Range, Region};
 
 use super::LowerError;
 use super::choice::Choice;
-use super::launch::Arg;
-use super::phase::{PartsPlace, PhaseBuilder, Work, int8_arguments};
+use super::launch::{Int8Span, Span};
+use super::phase::{PartsPlace, PhaseBuilder, Work};
 use crate::kernels::attention::Attention;
-use crate::kernels::attention::step::StepOut;
+use crate::kernels::attention::combine::{attention_combine, attention_combine_int8};
+use crate::kernels::attention::decode::attention_decode;
+use crate::kernels::attention::flash::attention_flash;
+use crate::kernels::attention::plain::attention_plain;
+use crate::kernels::attention::step::{StepOut, attention_step, keep_floats, keep_int8};
 use crate::kernels::{heads, kv_element};
 use crate::passes::cache_of;
 
 impl PhaseBuilder<'_, '_> {
     /// Keys and values of a cache.
-    pub fn cache(&self, cache: CacheId) -> (Arg, Arg) {
+    pub fn cache(&self, cache: CacheId) -> (Span, Span) {
         let (offset, bytes) = self.common.caches[cache.index()];
-        let half = |offset| Arg::Fixed(Range { region: Region::Kv, offset, bytes: bytes / 2 });
+        let half = |offset| Span::Fixed(Range { region: Region::Kv, offset, bytes: bytes / 2 });
         (half(offset), half(offset + bytes / 2))
     }
 
@@ -30,7 +34,7 @@ impl PhaseBuilder<'_, '_> {
     }
 
     /// The angles a position turns each pair of a head by.
-    pub fn frequencies(&mut self, of: &Heads) -> Result<Arg, LowerError> {
+    pub fn frequencies(&mut self, of: &Heads) -> Result<Span, LowerError> {
         let factors = match of.factors {
             Some(weight) => Some((self.common.read)(weight)?),
             None => None,
@@ -47,7 +51,7 @@ impl PhaseBuilder<'_, '_> {
         let (q_heads, kv_heads) =
             (of.q.map_or(0, |q| width(q.out) / of.dim), of.kv.map_or(0, |kv| width(kv.k) / of.dim));
         let kind = heads::Heads { dim: of.dim, q: q_heads, kv: kv_heads, cache: kv_element(self.common.can.kv) };
-        let (mut q, mut q_weight, mut q_stride, mut q_out) = (Arg::Unused, Arg::Unused, 0, Arg::Unused);
+        let (mut q, mut q_weight, mut q_stride, mut q_out) = (Span::Unused, Span::Unused, 0, Span::Unused);
         if let Some(queries) = of.q {
             let raw = self.floats(queries.raw)?;
             (q, q_stride) = (raw.start, raw.stride);
@@ -55,7 +59,7 @@ impl PhaseBuilder<'_, '_> {
             q_out = self.alloc_value(queries.out, Form::F32, rows);
         }
         let (mut k, mut v, mut k_weight, mut k_cache, mut v_cache) =
-            (Arg::Unused, Arg::Unused, Arg::Unused, Arg::Unused, Arg::Unused);
+            (Span::Unused, Span::Unused, Span::Unused, Span::Unused, Span::Unused);
         let (mut k_stride, mut v_stride, mut capacity) = (0, 0, 1);
         if let Some(kv) = of.kv {
             let (keys, values) = (self.floats(kv.k)?, self.floats(kv.v)?);
@@ -64,26 +68,26 @@ impl PhaseBuilder<'_, '_> {
             (k_cache, v_cache) = self.cache(kv.cache);
             capacity = self.common.can.capacity(self.graph().cache(kv.cache));
         }
-        let arguments = [
-            ("q", q),
-            ("k", k),
-            ("v", v),
-            ("q_weight", q_weight),
-            ("k_weight", k_weight),
-            ("inverse_frequencies", frequencies),
-            ("state", state),
-            ("q_out", q_out),
-            ("k_cache", k_cache),
-            ("v_cache", v_cache),
-            ("q_stride", Arg::U32(q_stride)),
-            ("k_stride", Arg::U32(k_stride)),
-            ("v_stride", Arg::U32(v_stride)),
-            ("capacity", Arg::U32(capacity)),
-            ("epsilon", Arg::F32(of.eps)),
-        ];
+        let arguments = heads::heads::Arguments {
+            q,
+            k,
+            v,
+            q_weight,
+            k_weight,
+            inverse_frequencies: frequencies,
+            state,
+            q_out,
+            k_cache,
+            v_cache,
+            q_stride,
+            k_stride,
+            v_stride,
+            capacity,
+            epsilon: of.eps,
+        };
         let values = (q_heads + 2 * kv_heads) as u64 * of.dim as u64 * rows as u64;
         let work = Work { bytes: values * 4, flops: 0 };
-        self.launch(kind.instance()?, kind.grid(rows), &arguments, &group.nodes, work, "norms, rotation and store")?;
+        self.launch(kind.instance()?, kind.grid(rows), arguments, &group.nodes, work, "norms, rotation and store")?;
         if let Some(queries) = of.q {
             self.record_output(queries.out, Form::F32, q_out);
         }
@@ -95,7 +99,7 @@ impl PhaseBuilder<'_, '_> {
         let queries = of.q.ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })?;
         let (cache, layer) = self.attention_of(node)?;
         let (k_cache, v_cache) = self.cache(cache);
-        let (mut k, mut v, mut k_weight) = (Arg::Unused, Arg::Unused, Arg::Unused);
+        let (mut k, mut v, mut k_weight) = (Span::Unused, Span::Unused, Span::Unused);
         if let Some(own) = of.kv {
             (k, v) = (self.floats(own.k)?.start, self.floats(own.v)?.start);
             k_weight = self.common.weights.floats(own.k_weight)?;
@@ -107,36 +111,40 @@ impl PhaseBuilder<'_, '_> {
         let result = self.alloc_value(node, form, 1);
         let width = layer.heads() as u64 * layer.head_dim as u64;
         let [extrema, values, counters] = match layer.step_values_len() {
-            0 => [Arg::Unused; 3],
+            0 => [Span::Unused; 3],
             values => [
                 self.buffer(layer.step_extrema_len() * 8),
                 self.buffer(values * 4),
                 self.common.counters().take(layer.step_counters_len() * 4),
             ],
         };
-        let mut arguments = vec![
-            ("q", self.floats(queries.raw)?.start),
-            ("k", k),
-            ("v", v),
-            ("q_weight", self.common.weights.floats(queries.weight)?),
-            ("k_weight", k_weight),
-            ("inverse_frequencies", self.frequencies(of)?),
-            ("state", self.state(group)),
-            ("k_cache", k_cache),
-            ("v_cache", v_cache),
-            ("extrema", extrema),
-            ("values", values),
-            ("counters", counters),
-            ("window", Arg::U32(layer.window_scalar())),
-            ("segment", Arg::U32(layer.segment())),
-            ("grouped", Arg::U32(layer.grouped())),
-            ("capacity", Arg::U32(layer.capacity)),
-            ("epsilon", Arg::F32(of.eps)),
-        ];
-        match form {
-            Form::Int8 => arguments.extend(int8_arguments(result, width, ["keep_xq", "keep_xscale", "keep_xsum"])),
-            _ => arguments.push(("keep_out", result)),
-        }
+        let arguments = attention_step::Arguments {
+            q: self.floats(queries.raw)?.start,
+            k,
+            v,
+            q_weight: self.common.weights.floats(queries.weight)?,
+            k_weight,
+            inverse_frequencies: self.frequencies(of)?,
+            state: self.state(group),
+            k_cache,
+            v_cache,
+            extrema,
+            values,
+            counters,
+            window: layer.window_scalar(),
+            segment: layer.segment(),
+            grouped: layer.grouped(),
+            capacity: layer.capacity,
+            epsilon: of.eps,
+        };
+        let keep = attention_step::slot::keep;
+        let arguments = match form {
+            Form::Int8 => {
+                let Int8Span { codes, scales, sums } = Int8Span::of(result, width);
+                arguments.with_slot(keep, keep_int8::Arguments { xq: codes, xscale: scales, xsum: sums })
+            }
+            _ => arguments.with_slot(keep, keep_floats::Arguments { out: result }),
+        };
         let bytes = self.visible_bytes(cache);
         let work = Work { bytes, flops: bytes / self.common.can.kv.bytes() * layer.group as u64 * 2 };
         let merge = match layer.peers() {
@@ -147,7 +155,7 @@ impl PhaseBuilder<'_, '_> {
         let (splits, keys) = (layer.splits(), layer.segment());
         let why = format!("one row: heads, {splits} splits of {keys} keys at a time, {merge}: one launch");
         let why = Choice::because(why).over("three launches: heads, splits, merge");
-        self.launch(layer.step(of.kv.is_some(), out)?, layer.step_grid(), &arguments, &group.nodes, work, why)?;
+        self.launch(layer.step(of.kv.is_some(), out)?, layer.step_grid(), arguments, &group.nodes, work, why)?;
         self.record_output(node, form, result);
         Ok(())
     }
@@ -159,21 +167,21 @@ impl PhaseBuilder<'_, '_> {
         let query = self.floats(self.graph().node(node).inputs[0])?.start;
         let extrema = self.buffer(layer.extrema_len(1) * 8);
         let values = self.buffer(layer.values_len(1) * 4);
-        let arguments = [
-            ("q", query),
-            ("k", k),
-            ("v", v),
-            ("state", state),
-            ("extrema", extrema),
-            ("values", values),
-            ("window", Arg::U32(layer.window_scalar())),
-            ("segment", Arg::U32(layer.segment())),
-            ("capacity", Arg::U32(layer.capacity)),
-        ];
+        let arguments = attention_decode::Arguments {
+            q: query,
+            k,
+            v,
+            state,
+            extrema,
+            values,
+            window: layer.window_scalar(),
+            segment: layer.segment(),
+            capacity: layer.capacity,
+        };
         let bytes = self.visible_bytes(cache);
         let work = Work { bytes, flops: bytes / self.common.can.kv.bytes() * layer.group as u64 * 2 };
         let why = format!("one row: {} splits of the keys", layer.splits());
-        self.launch(layer.decode()?, layer.decode_grid(1), &arguments, &[node], work, why)?;
+        self.launch(layer.decode()?, layer.decode_grid(1), arguments, &[node], work, why)?;
         self.parts.insert(node, PartsPlace { extrema, values });
         Ok(())
     }
@@ -183,21 +191,20 @@ impl PhaseBuilder<'_, '_> {
         let (_, layer) = self.attention_of(node)?;
         let PartsPlace { extrema, values } =
             *self.parts.get(&node).ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })?;
-        let (state, splits) = (self.state(group), Arg::U32(layer.splits()));
-        let mut arguments = vec![("extrema", extrema), ("values", values), ("state", state), ("splits", splits)];
+        let (state, splits) = (self.state(group), layer.splits());
         let width = layer.heads() as u64 * layer.head_dim as u64;
         let int8 = self.schedule.forms(node).int8;
         let form = if int8 { Form::Int8 } else { Form::F32 };
         let out = self.alloc_value(node, form, 1);
-        let instance = if int8 {
-            arguments.extend(int8_arguments(out, width, ["xq", "xscale", "xsum"]));
-            layer.combine_int8()?
+        let (instance, arguments): (_, LaunchArguments<Span>) = if int8 {
+            let Int8Span { codes: xq, scales: xscale, sums: xsum } = Int8Span::of(out, width);
+            let arguments = attention_combine_int8::Arguments { extrema, values, state, xq, xscale, xsum, splits };
+            (layer.combine_int8()?, arguments.into())
         } else {
-            arguments.push(("out", out));
-            layer.combine()?
+            (layer.combine()?, attention_combine::Arguments { extrema, values, state, out, splits }.into())
         };
         let work = Work { bytes: layer.values_len(1) * 4, flops: 0 };
-        self.launch(instance, layer.combine_grid(1), &arguments, &group.nodes, work, "merges the splits")?;
+        self.launch(instance, layer.combine_grid(1), arguments, &group.nodes, work, "merges the splits")?;
         self.record_output(node, form, out);
         Ok(())
     }
@@ -210,16 +217,7 @@ impl PhaseBuilder<'_, '_> {
         let bf16 = self.schedule.forms(node).bf16;
         let (form, element) = if bf16 { (Form::BF16, ElementType::BF16) } else { (Form::F32, ElementType::F32) };
         let out = self.alloc_value(node, form, rows);
-        let arguments = [
-            ("q", query),
-            ("k", k),
-            ("v", v),
-            ("state", state),
-            ("out", out),
-            ("group", Arg::U32(layer.group)),
-            ("window", Arg::U32(layer.window_scalar())),
-            ("capacity", Arg::U32(layer.capacity)),
-        ];
+        let (q, window, capacity) = (query, layer.window_scalar(), layer.capacity);
         let width = layer.heads() as u64 * layer.head_dim as u64;
         let seen = layer.window.unwrap_or(u32::MAX).min(rows).div_ceil(2) as u64;
         let bytes = rows as u64 * width * 8 + self.visible_bytes(cache);
@@ -228,11 +226,15 @@ impl PhaseBuilder<'_, '_> {
             Some(flash) => {
                 let why = format!("many rows: tensor cores, tiles of {} rows", flash.rows);
                 let grid = flash.grid(&layer, rows);
-                self.launch(flash.instance, grid, &arguments, &group.nodes, work, why)?;
+                let arguments =
+                    attention_flash::Arguments { q, k, v, state, out, group: layer.group, window, capacity };
+                self.launch(flash.instance, grid, arguments, &group.nodes, work, why)?;
             }
             None => {
                 let why = "keys and values in f32: the plain kernel";
-                self.launch(layer.plain()?, [layer.heads(), rows, 1], &arguments, &group.nodes, work, why)?;
+                let arguments =
+                    attention_plain::Arguments { q, k, v, state, out, group: layer.group, window, capacity };
+                self.launch(layer.plain()?, [layer.heads(), rows, 1], arguments, &group.nodes, work, why)?;
             }
         }
         self.record_output(node, form, out);

@@ -1,21 +1,34 @@
 //! A mixture: its entry with the router, and the products of the experts it chose, with the dense half beside them.
 
-use gemma4c_dsl::Instance;
+use gemma4c_dsl::{Filled, Instance, LaunchArguments};
 use gemma4c_graph::{DenseHalf, Group, Kind, NodeId, Norm, Router, WeightId};
 use gemma4c_plan::cuda::Form;
 
 use super::LowerError;
 use super::choice::Choice;
-use super::launch::Arg;
-use super::phase::{PhaseBuilder, RoutingPlace, Work, int8_arguments};
+use super::launch::{Int8Span, Span};
+use super::norms::RowOutputs;
+use super::phase::{PhaseBuilder, RoutingPlace, Work};
 use super::weights::Matrix;
 use crate::kernels::matvec::formats::format;
-use crate::kernels::moe::Activations;
-use crate::kernels::moe::down::Down;
-use crate::kernels::moe::gate_up::GateUp;
-use crate::kernels::moe::router;
+use crate::kernels::moe::down::{Down, expert_down};
+use crate::kernels::moe::gate_up::{GateUp, expert_geglu};
+use crate::kernels::moe::{Activations, f32_piece, int8_piece, router};
 use crate::kernels::outputs::Outputs;
 use crate::passes::experts_of;
+
+/// What a router takes and leaves besides its choice, where it begins the mixture: the residual, and both norms of it.
+#[derive(Default)]
+struct Entry {
+    forms: Option<Outputs>,
+    update: Span,
+    post_norm: Span,
+    dense_norm: Span,
+    expert_norm: Span,
+    residual: Span,
+    dense: RowOutputs,
+    expert: RowOutputs,
+}
 
 /// A dense half that comes along with the experts.
 struct Beside {
@@ -37,72 +50,40 @@ impl PhaseBuilder<'_, '_> {
             return Err(LowerError::NoValue { node: self.graph().full_name(group.anchor()) });
         };
         let rows = self.rows_of(group);
-        let outputs = self.schedule.forms(dense);
-        let stream = self.alloc_value(residual.sum, Form::F32, rows);
-        let dense_names = ["dense_out", "dense_rounded", "dense_xq", "dense_xscale", "dense_xsum"];
-        let expert_names = ["expert_out", "expert_rounded", "expert_xq", "expert_xscale", "expert_xsum"];
-        let (mut arguments, dense_forms) = self.row_outputs(dense, outputs, rows, dense_names);
-        let (more, expert_forms) = self.row_outputs(expert, outputs, rows, expert_names);
-        arguments.extend(more);
-        arguments.extend([
-            ("x", self.floats(residual.stream)?.start),
-            ("update", self.floats(norm.input)?.start),
-            ("post_norm", self.common.weights.floats(residual.post)?),
-            ("dense_norm", self.common.weights.floats(dense_weight)?),
-            ("expert_norm", self.common.weights.floats(expert_weight)?),
-            ("residual", stream),
-        ]);
+        let forms = self.schedule.forms(dense);
+        let entry = Entry {
+            forms: Some(forms),
+            residual: self.alloc_value(residual.sum, Form::F32, rows),
+            dense: self.row_outputs(dense, forms, rows),
+            expert: self.row_outputs(expert, forms, rows),
+            update: self.floats(norm.input)?.start,
+            post_norm: self.common.weights.floats(residual.post)?,
+            dense_norm: self.common.weights.floats(dense_weight)?,
+            expert_norm: self.common.weights.floats(expert_weight)?,
+        };
+        let x = self.floats(residual.stream)?.start;
         let why = Choice::because("residual, both norms and the choice").over("a launch each");
-        self.route(group, router, Some(outputs), arguments, why)?;
-        self.record_output(residual.sum, Form::F32, stream);
-        for (form, start) in dense_forms {
-            self.record_output(dense, form, start);
-        }
-        for (form, start) in expert_forms {
-            self.record_output(expert, form, start);
-        }
+        self.route(group, router, x, &entry, why)?;
+        self.record_output(residual.sum, Form::F32, entry.residual);
+        self.record_row_outputs(dense, &entry.dense);
+        self.record_row_outputs(expert, &entry.expert);
         Ok(())
     }
 
     /// A router on its own.
     pub fn router(&mut self, group: &Group, of: &Router) -> Result<(), LowerError> {
         let x = self.floats(of.input)?.start;
-        let unused = [
-            "update",
-            "post_norm",
-            "dense_norm",
-            "expert_norm",
-            "residual",
-            "dense_out",
-            "dense_rounded",
-            "dense_xq",
-            "dense_xscale",
-            "dense_xsum",
-            "expert_out",
-            "expert_rounded",
-            "expert_xq",
-            "expert_xscale",
-            "expert_xsum",
-        ];
-        let arguments = unused.into_iter().map(|name| (name, Arg::Unused)).chain([("x", x)]).collect();
         let why = self.schedule.note(group).unwrap_or("the pass that joins it with what comes before is switched off");
-        self.route(group, of, None, arguments, why.into())
+        self.route(group, of, x, &Entry::default(), why.into())
     }
 
-    fn route(
-        &mut self,
-        group: &Group,
-        of: &Router,
-        enters: Option<Outputs>,
-        mut arguments: Vec<(&'static str, Arg)>,
-        why: Choice,
-    ) -> Result<(), LowerError> {
+    fn route(&mut self, group: &Group, of: &Router, x: Span, entry: &Entry, why: Choice) -> Result<(), LowerError> {
         let is_routing = |id: &NodeId| experts_of(self.graph(), *id).0 > 0;
         let node = group.nodes.iter().copied().find(is_routing).unwrap_or(group.anchor());
         let (rows, state) = (self.rows_of(group), self.state(group));
         let (experts, top) = experts_of(self.graph(), node);
         let width = self.graph().node(of.input).ty.width;
-        let kind = router::Router { epsilon: of.eps, enters, ..router::Router::new(width, experts, top) };
+        let kind = router::Router { epsilon: of.eps, enters: entry.forms, ..router::Router::new(width, experts, top) };
         if of.factor != 1.0 / (width as f32).sqrt() && of.factor != (width as f32).powf(-0.5) {
             return Err(LowerError::NoValue {
                 node: format!("{}: a factor of {}", self.graph().full_name(node), of.factor),
@@ -110,24 +91,41 @@ impl PhaseBuilder<'_, '_> {
         }
         let pairs = rows as u64 * top as u64 * 4;
         let place = RoutingPlace { ids: self.buffer(pairs), weights: self.buffer(pairs) };
-        arguments.extend([
-            ("router", self.common.weights.floats(of.weight)?),
-            ("scale", self.common.weights.floats(of.scale)?),
-            ("state", state),
-            ("logits", self.buffer(rows as u64 * experts as u64 * 4)),
-            ("counter", self.common.counters().take(4)),
-            ("ids", place.ids),
-            ("weights", place.weights),
-        ]);
+        let Entry { dense, expert, .. } = entry;
+        let arguments = router::route::Arguments {
+            router: self.common.weights.floats(of.weight)?,
+            scale: self.common.weights.floats(of.scale)?,
+            post_norm: entry.post_norm,
+            dense_norm: entry.dense_norm,
+            expert_norm: entry.expert_norm,
+            x,
+            update: entry.update,
+            state,
+            logits: self.buffer(rows as u64 * experts as u64 * 4),
+            counter: self.common.counters().take(4),
+            ids: place.ids,
+            weights: place.weights,
+            residual: entry.residual,
+            dense_out: dense.floats,
+            dense_rounded: dense.bf16,
+            dense_xq: dense.int8.codes,
+            dense_xscale: dense.int8.scales,
+            dense_xsum: dense.int8.sums,
+            expert_out: expert.floats,
+            expert_rounded: expert.bf16,
+            expert_xq: expert.int8.codes,
+            expert_xscale: expert.int8.scales,
+            expert_xsum: expert.int8.sums,
+        };
         let activations = rows as u64 * width as u64 * 4;
-        let bytes = experts as u64 * width as u64 * 4 + if enters.is_some() { 4 } else { 1 } * activations;
+        let bytes = experts as u64 * width as u64 * 4 + if entry.forms.is_some() { 4 } else { 1 } * activations;
         let work = Work { bytes, flops: 2 * rows as u64 * experts as u64 * width as u64 };
         let (instance, grid, how) = match rows {
             1 => (kind.split_instance()?, [kind.split_blocks(), 1, 1], "one row: experts shared out among blocks"),
             _ => (kind.instance()?, kind.grid(rows), "many rows: a block for a few"),
         };
         let why = Choice { reason: format!("{how}; {}", why.reason), ..why };
-        self.launch(instance, grid, &arguments, &group.nodes, work, why)?;
+        self.launch(instance, grid, arguments, &group.nodes, work, why)?;
         self.record_output(node, Form::Experts, place.ids);
         self.bind_routing(node, place);
         Ok(())
@@ -157,26 +155,28 @@ impl PhaseBuilder<'_, '_> {
         let dense = beside.as_ref().map_or(0, |beside| (beside.matrix.rows / 2) as u32);
         let multiprocessors = self.common.can.target.multiprocessors;
         let kind = GateUp { dtype: matrix.dtype, hidden, k: matrix.k, top, from, dense, multiprocessors };
-        let mut arguments = matrix.arguments();
-        let names = ["arrive_x", "arrive_xq", "arrive_xscale", "arrive_xsum"];
-        self.arrive(input, from, rows as u64 * matrix.k as u64, names, &mut arguments)?;
+        let elements = rows as u64 * matrix.k as u64;
         let out = self.alloc_value(node, Form::F32, rows);
-        arguments.extend([("ids", place.ids), ("state", state), ("out", out)]);
-        let dense_out = match &beside {
-            Some(beside) => {
-                arguments.extend(beside.arguments());
-                let names = ["dense_arrive_x", "dense_arrive_xq", "dense_arrive_xscale", "dense_arrive_xsum"];
-                self.arrive(beside.input, from, rows as u64 * matrix.k as u64, names, &mut arguments)?;
-                self.alloc_value(beside.output, Form::F32, rows)
-            }
-            None => {
-                arguments.push(("dense_codes", Arg::Unused));
-                Arg::Unused
-            }
+        let dense_out = beside.as_ref().map(|beside| self.alloc_value(beside.output, Form::F32, rows));
+        let dense_out = dense_out.unwrap_or_default();
+        let arguments = expert_geglu::Arguments {
+            codes: matrix.codes(),
+            dense_codes: beside.as_ref().map(|beside| beside.matrix.codes()).unwrap_or_default(),
+            ids: place.ids,
+            state,
+            out,
+            dense_out,
         };
-        arguments.push(("dense_out", dense_out));
+        let mut arguments = arguments
+            .with_slot(expert_geglu::slot::side, matrix.side())
+            .with_slot(expert_geglu::slot::arrive, self.arriving(input, from, elements)?);
+        if let Some(beside) = &beside {
+            arguments = arguments
+                .with_slot(expert_geglu::slot::dense_side, beside.matrix.side())
+                .with_slot(expert_geglu::slot::dense_arrive, self.arriving(beside.input, from, elements)?);
+        }
         let work = self.expert_work(&matrix, experts, rows * top, beside.as_ref());
-        self.launch_experts(kind.instance()?, kind.grid(rows), &arguments, group, beside.as_ref(), work)?;
+        self.launch_experts(kind.instance()?, kind.grid(rows), arguments, group, beside.as_ref(), work)?;
         self.record_output(node, Form::F32, out);
         if let Some(beside) = beside {
             self.record_output(beside.output, Form::F32, dense_out);
@@ -207,30 +207,34 @@ impl PhaseBuilder<'_, '_> {
             Some(weight) => self.common.weights.floats(weight)?,
             None => self.common.weights.constant("an expert's factor", vec![1.0; experts as usize]),
         };
-        let mut arguments = matrix.arguments();
         let out = self.alloc_value(node, Form::F32, rows);
-        arguments.extend([
-            ("expert_scale", scale),
-            ("x", self.floats(input)?.start),
-            ("ids", place.ids),
-            ("weights", place.weights),
-            ("state", state),
-            ("out", out),
-            ("outputs", Arg::U32(outputs)),
-        ]);
-        let (dense_x, dense_out) = match &beside {
-            Some(beside) => {
-                arguments.extend(beside.arguments());
-                (self.floats(beside.input)?.start, self.alloc_value(beside.output, Form::F32, rows))
-            }
-            None => {
-                arguments.push(("dense_codes", Arg::Unused));
-                (Arg::Unused, Arg::Unused)
-            }
+        let (dense_codes, dense_x, dense_out) = match &beside {
+            Some(beside) => (
+                beside.matrix.codes(),
+                self.floats(beside.input)?.start,
+                self.alloc_value(beside.output, Form::F32, rows),
+            ),
+            None => Default::default(),
         };
-        arguments.extend([("dense_x", dense_x), ("dense_out", dense_out)]);
+        let arguments = expert_down::Arguments {
+            codes: matrix.codes(),
+            dense_codes,
+            expert_scale: scale,
+            x: self.floats(input)?.start,
+            dense_x,
+            ids: place.ids,
+            weights: place.weights,
+            state,
+            out,
+            dense_out,
+            outputs,
+        };
+        let mut arguments = arguments.with_slot(expert_down::slot::side, matrix.side());
+        if let Some(beside) = &beside {
+            arguments = arguments.with_slot(expert_down::slot::dense_side, beside.matrix.side());
+        }
         let work = self.expert_work(&matrix, experts, rows * top, beside.as_ref());
-        self.launch_experts(kind.instance()?, kind.grid(rows), &arguments, group, beside.as_ref(), work)?;
+        self.launch_experts(kind.instance()?, kind.grid(rows), arguments, group, beside.as_ref(), work)?;
         self.record_output(node, Form::F32, out);
         if let Some(beside) = beside {
             self.record_output(beside.output, Form::F32, dense_out);
@@ -253,7 +257,7 @@ impl PhaseBuilder<'_, '_> {
         &mut self,
         instance: Instance,
         grid: [u32; 3],
-        arguments: &[(&str, Arg)],
+        arguments: LaunchArguments<Span>,
         group: &Group,
         beside: Option<&Beside>,
         work: Work,
@@ -267,35 +271,13 @@ impl PhaseBuilder<'_, '_> {
     }
 
     /// Activations of an expert's product, in the form it takes: f32, or codes, scales and sums.
-    fn arrive(
-        &self,
-        input: NodeId,
-        from: Activations,
-        elements: u64,
-        names: [&'static str; 4],
-        arguments: &mut Vec<(&'static str, Arg)>,
-    ) -> Result<(), LowerError> {
-        let [floats, codes, scales, sums] = names;
-        match from {
+    fn arriving(&self, input: NodeId, from: Activations, elements: u64) -> Result<Filled<Span>, LowerError> {
+        Ok(match from {
             Activations::Int8 => {
-                let x = self.location(input, Form::Int8)?;
-                arguments.extend(int8_arguments(x.start, elements, [codes, scales, sums]));
+                let x = Int8Span::of(self.location(input, Form::Int8)?.start, elements);
+                int8_piece::Arguments { xq: x.codes, xscale: x.scales, xsum: x.sums }.into()
             }
-            Activations::F32 => arguments.push((floats, self.floats(input)?.start)),
-        }
-        Ok(())
-    }
-}
-
-impl Beside {
-    /// The streams under the names that the experts' kernels have for them.
-    fn arguments(&self) -> Vec<(&'static str, Arg)> {
-        let dense = |name: &str| match name {
-            "side_high" => "dense_side_high",
-            "side_scales" => "dense_side_scales",
-            "side_supers" => "dense_side_supers",
-            _ => "dense_codes",
-        };
-        self.matrix.arguments().into_iter().map(|(name, arg)| (dense(name), arg)).collect()
+            Activations::F32 => f32_piece::Arguments { x: self.floats(input)?.start }.into(),
+        })
     }
 }

@@ -13,24 +13,12 @@ use gemma4c_plan::cuda::Form;
 
 use super::LowerError;
 use super::choice::Choice;
-use super::launch::Arg;
+use super::launch::Span;
 use super::phase::{PhaseBuilder, Place, SortedPairs, Work};
-use crate::kernels::moe::group::Grouping;
-use crate::kernels::product::{Product, Tile};
+use crate::kernels::moe::group::{Grouping, group_pairs};
+use crate::kernels::product::wgmma::product_wgmma;
+use crate::kernels::product::{Product, Tile, product};
 use crate::passes::{copies, experts_of};
-
-/// What both kinds of products take, besides their weights.
-fn sorted_rows(of: &SortedPairs, x: Arg, state: Arg, out: Arg, outputs: u32, k: u32) -> [(&'static str, Arg); 7] {
-    [
-        ("x", x),
-        ("groups", of.groups),
-        ("order", of.order),
-        ("state", state),
-        ("out", out),
-        ("outputs", Arg::U32(outputs)),
-        ("k", Arg::U32(k)),
-    ]
-}
 
 impl PhaseBuilder<'_, '_> {
     /// The pairs of a row and an expert, sorted by expert, in groups of a height.
@@ -41,16 +29,11 @@ impl PhaseBuilder<'_, '_> {
         let most_groups = grouping.most_groups();
         let order = self.buffer(pairs as u64 * 4);
         let groups = self.buffer((1 + most_groups as u64) * 16);
-        let arguments = [
-            ("ids", self.routing(routing)?.ids),
-            ("state", self.state(group)),
-            ("order", order),
-            ("groups", groups),
-            ("top", Arg::U32(top)),
-        ];
+        let (ids, state) = (self.routing(routing)?.ids, self.state(group));
+        let arguments = group_pairs::Arguments { ids, state, order, groups, top };
         let why = format!("{} rows sorted by expert, in groups of {height}", self.rows());
         let work = Work { bytes: pairs as u64 * 8, flops: 0 };
-        self.launch(grouping.instance()?, [experts, 1, 1], &arguments, &[], work, why)?;
+        self.launch(grouping.instance()?, [experts, 1, 1], arguments, &[], work, why)?;
         self.sorts.insert((routing, height), SortedPairs { order, groups, most_groups });
         Ok(())
     }
@@ -90,7 +73,7 @@ impl PhaseBuilder<'_, '_> {
     }
 
     /// Memory for gate and up of each pair, one behind the other.
-    fn side_by_side(&mut self, weight: WeightId, routing: NodeId, matmuls: &[NodeId]) -> Arg {
+    fn side_by_side(&mut self, weight: WeightId, routing: NodeId, matmuls: &[NodeId]) -> Span {
         let all = self.graph().weight(weight).dim(1) as u32;
         let (_, top) = experts_of(self.graph(), routing);
         let out = self.buffer(self.rows() as u64 * top as u64 * all as u64 * 4);
@@ -109,8 +92,8 @@ impl PhaseBuilder<'_, '_> {
         group: &Group,
         (weight, routing, geglu): (WeightId, NodeId, bool),
         sorted: &SortedPairs,
-        x: Arg,
-        out: Arg,
+        x: Span,
+        out: Span,
         height: u32,
     ) -> Result<(), LowerError> {
         let (experts, top) = experts_of(self.graph(), routing);
@@ -121,8 +104,16 @@ impl PhaseBuilder<'_, '_> {
             copies::grouped(self.graph(), weight, routing, self.rows(), geglu, &self.common.can.target)
                 .ok_or_else(|| LowerError::NoValue { node: w.name.clone() })?;
         let copy = self.common.weights.rounded(&[weight], &mut self.common.kernels)?;
-        let mut arguments = vec![("weights", copy)];
-        arguments.extend(sorted_rows(sorted, x, self.state(group), out, outputs, k));
+        let arguments = product_wgmma::Arguments {
+            weights: copy,
+            x,
+            groups: sorted.groups,
+            order: sorted.order,
+            state: self.state(group),
+            out,
+            outputs,
+            k,
+        };
         let read = all as u64 * k as u64 * 2 * experts.min(pairs) as u64;
         let work = work(read, pairs, all, outputs, k, wgmma.out.size() as u64);
         let why = format!(
@@ -131,7 +122,7 @@ impl PhaseBuilder<'_, '_> {
         );
         let why = Choice::because(why).over("tensor cores over streams");
         let grid = wgmma.grouped_grid(tile, sorted.most_groups, outputs, self.common.can.target.multiprocessors);
-        self.launch(wgmma.instance(tile)?, grid, &arguments, &group.nodes, work, why)
+        self.launch(wgmma.instance(tile)?, grid, arguments, &group.nodes, work, why)
     }
 
     fn experts_over_planes(
@@ -139,8 +130,8 @@ impl PhaseBuilder<'_, '_> {
         group: &Group,
         (weight, routing, shares_rows): (WeightId, NodeId, bool),
         sorted: &SortedPairs,
-        x: Arg,
-        out: Arg,
+        x: Span,
+        out: Span,
     ) -> Result<(), LowerError> {
         let (experts, top) = experts_of(self.graph(), routing);
         let matrix = self.common.weights.matrix(&[weight], &mut self.common.kernels)?;
@@ -150,10 +141,19 @@ impl PhaseBuilder<'_, '_> {
         let (pairs, outputs) = (self.rows() * top, (matrix.rows / experts as u64) as u32);
         let tile = Tile::for_groups(pairs, experts);
         let share = if shares_rows { top } else { 1 };
-        let product =
+        let kind =
             Product { dtype: matrix.dtype, k: matrix.k, out: ElementType::F32, pairs: share, epilogue: Vec::new() };
-        let mut arguments = matrix.arguments();
-        arguments.extend(sorted_rows(sorted, x, self.state(group), out, outputs, matrix.k));
+        let arguments = product::Arguments {
+            codes: matrix.codes(),
+            x,
+            groups: sorted.groups,
+            order: sorted.order,
+            state: self.state(group),
+            out,
+            outputs,
+            k: matrix.k,
+        };
+        let arguments = arguments.with_slot(product::slot::side, matrix.side());
         let read = matrix.bytes() / experts as u64 * experts.min(pairs) as u64;
         let work = work(read, pairs, outputs, outputs, matrix.k, 4);
         let why = format!(
@@ -163,7 +163,7 @@ impl PhaseBuilder<'_, '_> {
         let no_copy = self.common.can.wgmma_experts.err().unwrap_or("its sizes are no multiples of what they take");
         let why = Choice::because(why).over(format!("warpgroups over a bf16 copy: {no_copy}"));
         let grid = [sorted.most_groups, outputs.div_ceil(tile.columns), 1];
-        self.launch(product.instance(tile)?, grid, &arguments, &group.nodes, work, why)
+        self.launch(kind.instance(tile)?, grid, arguments, &group.nodes, work, why)
     }
 }
 

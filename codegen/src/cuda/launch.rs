@@ -1,52 +1,119 @@
-//! Launches under construction: arguments by name, memory by value, kernels each once.
+//! Launches under construction: memory that may have no place yet, kernels each once.
 //!
-//! A lowering names what it passes (`"codes"`, `"out"`); here the names become positions, and a forgotten or unknown one is an
-//! error of the compiler that says which kernel wanted what.
+//! A lowering fills the struct that a kernel derives for its arguments (`matvec::Arguments`) with [`Span`]s and scalars. What the kernel's
+//! slots want besides is checked here, when [`bind`] puts all of it in launch order.
 
-use gemma4c_dsl::{Instance, InstanceParam, ParamKind};
-use gemma4c_plan::cuda::{Kernel, KernelIndex, Range, Region};
+use gemma4c_dsl::{ArgumentValue, Instance, InstanceParam, LaunchArguments, ParamKind};
+use gemma4c_plan::cuda::{Argument, Kernel, KernelIndex, Range, Region};
 
 use super::LowerError;
 
-/// An argument whose place in the arena may not be known yet.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Arg {
+/// A stretch of memory whose place in the arena may not be known yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Span {
     /// A range that is known: weights, caches, the loop's state.
     Fixed(Range),
     /// Bytes of a value's buffer.
-    Buffer {
-        buffer: BufferId,
-        offset: u64,
-        bytes: u64,
-    },
+    Buffer { buffer: BufferId, offset: u64, bytes: u64 },
     /// Memory that the instance has no use for.
+    #[default]
     Unused,
-    U32(u32),
-    F32(f32),
 }
 
-impl Arg {
+impl Span {
     /// From that byte on.
-    pub fn skip(self, by: u64) -> Arg {
+    pub fn skip(self, by: u64) -> Span {
         match self {
-            Arg::Fixed(range) => {
-                Arg::Fixed(Range { offset: range.offset + by, bytes: range.bytes.saturating_sub(by), ..range })
+            Span::Fixed(range) => {
+                Span::Fixed(Range { offset: range.offset + by, bytes: range.bytes.saturating_sub(by), ..range })
             }
-            Arg::Buffer { buffer, offset, bytes } => {
-                Arg::Buffer { buffer, offset: offset + by, bytes: bytes.saturating_sub(by) }
+            Span::Buffer { buffer, offset, bytes } => {
+                Span::Buffer { buffer, offset: offset + by, bytes: bytes.saturating_sub(by) }
             }
-            other => other,
+            Span::Unused => Span::Unused,
         }
     }
 
     /// That many bytes of it.
-    pub fn take(self, bytes: u64) -> Arg {
+    pub fn take(self, bytes: u64) -> Span {
         match self {
-            Arg::Fixed(range) => Arg::Fixed(Range { bytes, ..range }),
-            Arg::Buffer { buffer, offset, .. } => Arg::Buffer { buffer, offset, bytes },
-            other => other,
+            Span::Fixed(range) => Span::Fixed(Range { bytes, ..range }),
+            Span::Buffer { buffer, offset, .. } => Span::Buffer { buffer, offset, bytes },
+            Span::Unused => Span::Unused,
         }
     }
+
+    /// Its range, if it needs no buffer: a range of nothing, if it is unused.
+    pub fn fixed(self) -> Option<Range> {
+        match self {
+            Span::Fixed(range) => Some(range),
+            Span::Buffer { .. } => None,
+            Span::Unused => Some(NOTHING),
+        }
+    }
+}
+
+/// Activations in int8, 32 to a group.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Int8Span {
+    pub codes: Span,
+    pub scales: Span,
+    pub sums: Span,
+}
+
+impl Int8Span {
+    /// Codes, scales and sums of so many values lie one behind the other.
+    pub fn of(start: Span, elements: u64) -> Int8Span {
+        let groups = elements / 32 * 4;
+        Int8Span {
+            codes: start.take(elements),
+            scales: start.skip(elements).take(groups),
+            sums: start.skip(elements + groups).take(groups),
+        }
+    }
+}
+
+/// An argument of a kind that a plan has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum BoundArgument {
+    Memory(Span),
+    U32(u32),
+    F32(f32),
+}
+
+impl BoundArgument {
+    /// The plan's argument, once memory has its place.
+    pub fn placed(self, range: impl Fn(Span) -> Range) -> Argument {
+        match self {
+            BoundArgument::Memory(span) => Argument::Memory(range(span)),
+            BoundArgument::U32(value) => Argument::U32(value),
+            BoundArgument::F32(value) => Argument::F32(value),
+        }
+    }
+}
+
+/// The arguments in the order of the instance's parameters.
+pub fn bind(arguments: LaunchArguments<Span>, instance: &Instance) -> Result<Vec<BoundArgument>, LowerError> {
+    let bound = |argument| match argument {
+        ArgumentValue::Memory(span) => Ok(BoundArgument::Memory(span)),
+        ArgumentValue::U32(value) => Ok(BoundArgument::U32(value)),
+        ArgumentValue::F32(value) => Ok(BoundArgument::F32(value)),
+        ArgumentValue::I32(_) | ArgumentValue::U64(_) => Err(LowerError::Scalar { kernel: instance.to_string() }),
+    };
+    arguments.bind(instance)?.into_iter().map(bound).collect()
+}
+
+/// The arguments of a launch outside the phases, which has no buffers: all its memory is fixed.
+pub fn bind_fixed(arguments: LaunchArguments<Span>, instance: &Instance) -> Result<Vec<Argument>, LowerError> {
+    let placed = |argument: BoundArgument| match argument {
+        BoundArgument::Memory(span) => {
+            let range = span.fixed().ok_or_else(|| LowerError::Buffer { kernel: instance.to_string() })?;
+            Ok(Argument::Memory(range))
+        }
+        BoundArgument::U32(value) => Ok(Argument::U32(value)),
+        BoundArgument::F32(value) => Ok(Argument::F32(value)),
+    };
+    bind(arguments, instance)?.into_iter().map(placed).collect()
 }
 
 /// A piece of the arena that one phase uses.
@@ -96,26 +163,51 @@ fn written(instance: &Instance) -> u64 {
     bits.fold(0, |all, bit: u64| all | bit)
 }
 
-/// The arguments in the order of the instance's parameters.
-pub fn bind(instance: &Instance, named: &[(&str, Arg)]) -> Result<Vec<Arg>, LowerError> {
-    let kernel = || instance.to_string();
-    let mut used = vec![false; named.len()];
-    let mut bound = Vec::new();
-    for param in instance.params() {
-        let at = named.iter().position(|(name, _)| *name == param.name);
-        let at = at.ok_or_else(|| LowerError::Argument { kernel: kernel(), parameter: param.name.clone() })?;
-        let is_memory = matches!(param.def.kind, ParamKind::Memory { .. });
-        if is_memory == matches!(named[at].1, Arg::U32(_) | Arg::F32(_)) {
-            return Err(LowerError::Argument { kernel: kernel(), parameter: param.name.clone() });
-        }
-        used[at] = true;
-        bound.push(named[at].1);
-    }
-    match used.iter().position(|used| !used) {
-        Some(at) => Err(LowerError::Argument { kernel: kernel(), parameter: named[at].0.to_owned() }),
-        None => Ok(bound),
-    }
-}
-
 /// A range of nothing: what an unused parameter is given.
 pub const NOTHING: Range = Range { region: Region::Arena, offset: 0, bytes: 0 };
+
+#[cfg(test)]
+mod tests {
+    use gemma4c_dsl::prelude::*;
+
+    use super::*;
+
+    #[kernel(block = 32)]
+    fn shifted(x: Input<f32>, out: Output<f32>, by: i32) {
+        let i = thread_idx();
+        out[i] = x[i] * by as f32;
+    }
+
+    #[kernel(block = 32)]
+    fn copied(x: Input<f32>, out: Output<f32>, n: u32) {
+        let i = thread_idx();
+        if i < n {
+            out[i] = x[i];
+        }
+    }
+
+    const FIXED: Span = Span::Fixed(Range { region: Region::Kv, offset: 512, bytes: 64 });
+
+    #[test]
+    fn unused_memory_is_a_range_of_nothing() {
+        let instance = copied::Chosen {}.build().unwrap();
+        let arguments = copied::Arguments { x: FIXED.skip(16).take(32), out: Span::Unused, n: 3 };
+        let range = Range { region: Region::Kv, offset: 528, bytes: 32 };
+        let expected = [Argument::Memory(range), Argument::Memory(NOTHING), Argument::U32(3)];
+        assert_eq!(bind_fixed(arguments.into(), &instance).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_a_plan_cannot_say_is_refused() {
+        let buffer = Span::Buffer { buffer: BufferId(0), offset: 0, bytes: 64 };
+        let instance = copied::Chosen {}.build().unwrap();
+        let arguments = copied::Arguments { x: buffer, out: FIXED, n: 3 };
+        let error = bind_fixed(arguments.into(), &instance).unwrap_err();
+        assert!(matches!(&error, LowerError::Buffer { kernel } if kernel == "copied"), "{error}");
+
+        let instance = shifted::Chosen {}.build().unwrap();
+        let arguments = shifted::Arguments { x: FIXED, out: FIXED, by: -1 };
+        let error = bind(arguments.into(), &instance).unwrap_err();
+        assert!(matches!(&error, LowerError::Scalar { kernel } if kernel == "shifted"), "{error}");
+    }
+}

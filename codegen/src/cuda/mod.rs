@@ -7,7 +7,7 @@
 //! - [`crate::passes`] decides what a launch is, and the form of every value;
 //! - `phase` walks the groups, one launch each, and places the values;
 //! - `products`, `norms`, `attention`, `experts`, `grouped`, `singles` know which kernel a group gets and what it is given;
-//! - `weights` places weights in the layouts those kernels read, `launch` turns named arguments into launches;
+//! - `weights` places weights in the layouts those kernels read, `launch` puts the arguments of a launch in order;
 //! - `build` compiles the instances.
 //!
 //! The choice of a kernel is a function of the group, the rows, the types, the options, and rules whose constants were measured
@@ -32,18 +32,16 @@ mod weights;
 use std::collections::{HashMap, HashSet};
 
 use gemma4c_blocks::DType;
-use gemma4c_dsl::{Instance, InstanceError};
+use gemma4c_dsl::{ArgumentError, Instance, InstanceError};
 use gemma4c_graph::passes::{self, Goal, Report};
 use gemma4c_graph::{Graph, Op, WeightId};
-use gemma4c_plan::cuda::{
-    Argument, CudaProgram, KvType, Launch, Memory, PassReport, Phase, Places, Range, Refusal, Region,
-};
+use gemma4c_plan::cuda::{CudaProgram, KvType, Launch, Memory, PassReport, Phase, Places, Range, Refusal, Region};
 use gemma4c_plan::{Program, ValueIndex};
 
-use crate::kernels::sample::{MOST_KEPT, Picker};
+use crate::kernels::sample::{MOST_KEPT, Picker, pick};
 use crate::passes::{self as target_passes, Abilities};
 use crate::target::Target;
-use launch::{Arg, Kernels, NOTHING, bind};
+use launch::{Kernels, Span, bind_fixed};
 use phase::PhaseBuilder;
 use weights::Weights;
 
@@ -80,8 +78,12 @@ pub enum LowerError {
     #[error("cannot read {tensor}: {why}")]
     Unreadable { tensor: String, why: String },
     // What follows are faults of the compiler, not of its input.
-    #[error("internal: kernel {kernel}: argument `{parameter}` is missing, unknown or of the wrong kind")]
-    Argument { kernel: String, parameter: String },
+    #[error("internal: {0}")]
+    Argument(#[from] ArgumentError),
+    #[error("internal: kernel {kernel}: a scalar is neither u32 nor f32, and a plan has no others")]
+    Scalar { kernel: String },
+    #[error("internal: kernel {kernel} is launched outside the phases, and so has no buffers")]
+    Buffer { kernel: String },
     #[error("internal: a {kind} of {node} is {launches} launches, not one")]
     Launches { kind: &'static str, node: String, launches: usize },
     #[error("internal: nothing has made {node}")]
@@ -128,8 +130,8 @@ const ALIGNMENT: u64 = 256;
 const LADDER: [u32; 4] = [32, 128, 512, 2048];
 
 impl Common<'_> {
-    fn counters(&self) -> Arg {
-        Arg::Fixed(Range { region: Region::Arena, offset: self.counters, bytes: COUNTERS * 4 })
+    fn counters(&self) -> Span {
+        Span::Fixed(Range { region: Region::Arena, offset: self.counters, bytes: COUNTERS * 4 })
     }
 }
 
@@ -315,7 +317,7 @@ fn lower_with(
 
 /// From the logits to the next token, both ways, and where their scratch ends.
 fn picks(common: &mut Common<'_>, vocabulary: u32, base: u64) -> Result<(Vec<Launch>, Vec<Launch>, u64), LowerError> {
-    let arena = |offset, bytes| Arg::Fixed(Range { region: Region::Arena, offset, bytes });
+    let arena = |offset, bytes| Span::Fixed(Range { region: Region::Arena, offset, bytes });
     let places = common.places;
     let mut end = base;
     let mut launches = |kept: u32| -> Result<Vec<Launch>, LowerError> {
@@ -323,36 +325,24 @@ fn picks(common: &mut Common<'_>, vocabulary: u32, base: u64) -> Result<(Vec<Lau
         let keys = picker.slices() as u64 * kept as u64 * 8;
         end = end.max((base + keys).next_multiple_of(ALIGNMENT));
         let instance = picker.pick(&[])?;
-        let arguments = bind(
-            &instance,
-            &[
-                ("logits", arena(places.logits, vocabulary as u64 * 4)),
-                ("suppress", arena(places.suppress, SUPPRESSED as u64 * 4)),
-                ("largest", arena(base, keys)),
-                ("counter", common.counters().take(4)),
-                ("settings", arena(places.settings, 20)),
-                ("state", arena(places.state, 12)),
-                ("history", arena(places.history, HISTORY as u64 * 4)),
-                ("vocabulary", Arg::U32(vocabulary)),
-                ("suppressed", Arg::U32(SUPPRESSED)),
-                ("history_len", Arg::U32(HISTORY)),
-            ],
-        )?;
+        let arguments = pick::Arguments {
+            logits: arena(places.logits, vocabulary as u64 * 4),
+            suppress: arena(places.suppress, SUPPRESSED as u64 * 4),
+            largest: arena(base, keys),
+            counter: common.counters().take(4),
+            settings: arena(places.settings, 20),
+            state: arena(places.state, 12),
+            history: arena(places.history, HISTORY as u64 * 4),
+            vocabulary,
+            suppressed: SUPPRESSED,
+            history_len: HISTORY,
+        };
+        let arguments = bind_fixed(arguments.into(), &instance)?;
         let programmatic = instance.def.launch.dependent && common.can.target.arch.has_pdl();
         let kernel = common.kernels.index(instance);
-        let arguments = arguments.iter().map(fixed).collect();
         Ok(vec![Launch { kernel, grid: [picker.slices(), 1, 1], arguments, programmatic }])
     };
     Ok((launches(1)?, launches(MOST_KEPT)?, end))
-}
-
-fn fixed(argument: &Arg) -> Argument {
-    match *argument {
-        Arg::Fixed(range) => Argument::Memory(range),
-        Arg::U32(value) => Argument::U32(value),
-        Arg::F32(value) => Argument::F32(value),
-        Arg::Buffer { .. } | Arg::Unused => Argument::Memory(NOTHING),
-    }
 }
 
 /// The reports of all phases as one. A node counts once: what one phase merged the others did not refuse, and what several refuse

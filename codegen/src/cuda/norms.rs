@@ -5,13 +5,20 @@ use gemma4c_plan::cuda::Form;
 
 use super::LowerError;
 use super::choice::Choice;
-use super::launch::Arg;
-use super::phase::{PhaseBuilder, Work, int8_arguments};
+use super::launch::{Int8Span, Span};
+use super::phase::{PhaseBuilder, Work};
 use crate::kernels::norm;
 use crate::kernels::outputs::Outputs;
 
-/// Arguments by name.
-type Named = Vec<(&'static str, Arg)>;
+/// A row kernel's result in every wanted form.
+#[derive(Default)]
+pub struct RowOutputs {
+    pub floats: Span,
+    pub bf16: Span,
+    pub int8: Int8Span,
+    /// Those that are wanted.
+    made: Vec<(Form, Span)>,
+}
 
 impl PhaseBuilder<'_, '_> {
     /// One launch: the residual, and the norm in every form that is wanted.
@@ -31,24 +38,32 @@ impl PhaseBuilder<'_, '_> {
         }
         let input = self.whole_rows(of.input)?;
         let stream = of.residual.map(|residual| (residual, self.alloc_value(residual.sum, Form::F32, rows)));
-        let (mut outputs, forms) = self.row_outputs(target, wanted, rows, ["out", "rounded", "xq", "xscale", "xsum"]);
+        let outputs = self.row_outputs(target, wanted, rows);
         let next = match of.next {
             Some((_, Some(weight))) => self.common.weights.floats(weight)?,
-            _ => Arg::Unused,
+            _ => Span::Unused,
         };
-        outputs.push(("epsilon", Arg::F32(of.eps)));
         let bytes = rows as u64 * width as u64 * 12;
         let why = Choice::because(why).over("in every block of the products that read it");
         match stream {
             None => {
-                outputs.extend([("x", input), ("weight", next)]);
+                let arguments = norm::rms_norm::Arguments {
+                    x: input,
+                    weight: next,
+                    out: outputs.floats,
+                    rounded: outputs.bf16,
+                    xq: outputs.int8.codes,
+                    xscale: outputs.int8.scales,
+                    xsum: outputs.int8.sums,
+                    epsilon: of.eps,
+                };
                 let weighted = of.next.is_some_and(|(_, weight)| weight.is_some());
                 let instance = norm::norm(width, weighted, wanted)?;
-                self.launch(instance, [rows, 1, 1], &outputs, &group.nodes, Work { bytes, flops: 0 }, why.clone())?;
+                self.launch(instance, [rows, 1, 1], arguments, &group.nodes, Work { bytes, flops: 0 }, why)?;
             }
             Some((residual, sum)) => {
                 let h = self.whole_rows(residual.stream)?;
-                let unused = (Arg::Unused, Arg::Unused, Arg::Unused);
+                let unused = (Span::Unused, Span::Unused, Span::Unused);
                 let (branch, x_weight, branch_weight) = match residual.branch {
                     Some(branch) => (
                         self.whole_rows(branch.other)?,
@@ -59,19 +74,25 @@ impl PhaseBuilder<'_, '_> {
                 };
                 let scale = match residual.scale {
                     Some(weight) => self.common.weights.floats(weight)?,
-                    None => Arg::Unused,
+                    None => Span::Unused,
                 };
-                outputs.extend([
-                    ("h", h),
-                    ("x", input),
-                    ("branch", branch),
-                    ("x_weight", x_weight),
-                    ("branch_weight", branch_weight),
-                    ("weight", self.common.weights.floats(residual.post)?),
-                    ("layer_scale", scale),
-                    ("next_weight", next),
-                    ("h_out", sum),
-                ]);
+                let arguments = norm::residual_norm::Arguments {
+                    h,
+                    x: input,
+                    branch,
+                    x_weight,
+                    branch_weight,
+                    weight: self.common.weights.floats(residual.post)?,
+                    layer_scale: scale,
+                    next_weight: next,
+                    h_out: sum,
+                    out: outputs.floats,
+                    rounded: outputs.bf16,
+                    xq: outputs.int8.codes,
+                    xscale: outputs.int8.scales,
+                    xsum: outputs.int8.sums,
+                    epsilon: of.eps,
+                };
                 let kind = norm::Residual {
                     branches: residual.branch.is_some(),
                     scaled: residual.scale.is_some(),
@@ -79,42 +100,37 @@ impl PhaseBuilder<'_, '_> {
                     outputs: wanted,
                 };
                 let instance = norm::residual(width, kind)?;
-                self.launch(instance, [rows, 1, 1], &outputs, &group.nodes, Work { bytes, flops: 0 }, why)?;
+                self.launch(instance, [rows, 1, 1], arguments, &group.nodes, Work { bytes, flops: 0 }, why)?;
                 self.record_output(residual.sum, Form::F32, sum);
             }
         }
-        for (form, start) in forms {
-            self.record_output(target, form, start);
-        }
+        self.record_row_outputs(target, &outputs);
         Ok(())
     }
 
-    /// Memory and arguments for a row kernel's result in every wanted form.
-    pub fn row_outputs(
-        &mut self,
-        node: NodeId,
-        wanted: Outputs,
-        rows: u32,
-        names: [&'static str; 5],
-    ) -> (Named, Vec<(Form, Arg)>) {
-        let [out, rounded, xq, xscale, xsum] = names;
+    /// Memory for a row kernel's result in every wanted form.
+    pub fn row_outputs(&mut self, node: NodeId, wanted: Outputs, rows: u32) -> RowOutputs {
         let elements = self.graph().node(node).ty.width as u64 * rows as u64;
-        let mut forms = Vec::new();
-        let mut arguments = Vec::new();
-        let mut one = |builder: &mut Self, has: bool, form: Form| match has {
-            true => {
-                let start = builder.alloc_value(node, form, rows);
-                forms.push((form, start));
-                start
-            }
-            false => Arg::Unused,
+        let mut made = Vec::new();
+        let mut place = |has: bool, form: Form| {
+            let start = has.then(|| self.alloc_value(node, form, rows));
+            made.extend(start.map(|start| (form, start)));
+            start
         };
-        arguments.push((out, one(self, wanted.floats, Form::F32)));
-        arguments.push((rounded, one(self, wanted.bf16, Form::BF16)));
-        match one(self, wanted.int8, Form::Int8) {
-            Arg::Unused => arguments.extend([(xq, Arg::Unused), (xscale, Arg::Unused), (xsum, Arg::Unused)]),
-            start => arguments.extend(int8_arguments(start, elements, [xq, xscale, xsum])),
+        let (floats, bf16) = (place(wanted.floats, Form::F32), place(wanted.bf16, Form::BF16));
+        let int8 = place(wanted.int8, Form::Int8).map(|start| Int8Span::of(start, elements));
+        RowOutputs {
+            floats: floats.unwrap_or_default(),
+            bf16: bf16.unwrap_or_default(),
+            int8: int8.unwrap_or_default(),
+            made,
         }
-        (arguments, forms)
+    }
+
+    /// Says that the last launch leaves them.
+    pub fn record_row_outputs(&mut self, node: NodeId, outputs: &RowOutputs) {
+        for (form, start) in &outputs.made {
+            self.record_output(node, *form, *start);
+        }
     }
 }

@@ -6,21 +6,21 @@
 
 use std::collections::HashMap;
 
-use gemma4c_dsl::Instance;
+use gemma4c_dsl::{Instance, LaunchArguments};
 use gemma4c_graph::memory::{self, Lifetime};
 use gemma4c_graph::{Fused, Graph, Group, Kind, NodeId};
-use gemma4c_plan::cuda::{Argument, CudaStep, Form, KernelIndex, Launch, Phase, Range, Region, StepOutput};
+use gemma4c_plan::cuda::{CudaStep, Form, KernelIndex, Launch, Phase, Range, Region, StepOutput};
 
 use super::choice::Choice;
 use super::edges;
-use super::launch::{Arg, BufferId, NOTHING, bind};
+use super::launch::{BoundArgument, BufferId, NOTHING, Span, bind};
 use super::{Common, LowerError};
 use crate::passes::Schedule;
 
 /// Where a value's rows lie, in one form.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    pub start: Arg,
+    pub start: Span,
     /// Elements from one row to the next; of experts' values, from one expert's to the next one's.
     pub stride: u32,
     /// Elements of one expert, where rows are of several experts and have gaps.
@@ -30,33 +30,33 @@ pub struct Place {
 /// A router's result.
 #[derive(Clone, Copy, Debug)]
 pub struct RoutingPlace {
-    pub ids: Arg,
-    pub weights: Arg,
+    pub ids: Span,
+    pub weights: Span,
 }
 
 /// The pairs of rows and experts, sorted, and cut into groups of one height.
 #[derive(Clone, Copy, Debug)]
 pub struct SortedPairs {
-    pub order: Arg,
-    pub groups: Arg,
+    pub order: Span,
+    pub groups: Span,
     pub most_groups: u32,
 }
 
 /// What split-KV attention leaves for its merge.
 #[derive(Clone, Copy, Debug)]
 pub struct PartsPlace {
-    pub extrema: Arg,
-    pub values: Arg,
+    pub extrema: Span,
+    pub values: Span,
 }
 
 /// A launch whose values have no place yet.
 pub struct Draft {
     kernel: KernelIndex,
     grid: [u32; 3],
-    arguments: Vec<Arg>,
+    arguments: Vec<BoundArgument>,
     dependent: bool,
     nodes: Vec<NodeId>,
-    outputs: Vec<(NodeId, Form, Arg)>,
+    outputs: Vec<(NodeId, Form, Span)>,
     work: Work,
     choice: Choice,
 }
@@ -160,35 +160,35 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     }
 
     /// [position, rows, …] of the rows that a group works on.
-    pub fn state(&self, group: &Group) -> Arg {
+    pub fn state(&self, group: &Group) -> Span {
         let places = &self.common.places;
         let offset = if self.rows() > 1 && self.schedule.is_asked(group) { places.asked } else { places.state };
-        Arg::Fixed(Range { region: Region::Arena, offset, bytes: 12 })
+        Span::Fixed(Range { region: Region::Arena, offset, bytes: 12 })
     }
 
     /// The tokens of the chunk's rows.
-    pub fn tokens(&self) -> Arg {
+    pub fn tokens(&self) -> Span {
         let places = &self.common.places;
         let (offset, words) =
             if self.rows() == 1 { (places.state + 8, 1) } else { (places.tokens, self.rows() as u64) };
-        Arg::Fixed(Range { region: Region::Arena, offset, bytes: words * 4 })
+        Span::Fixed(Range { region: Region::Arena, offset, bytes: words * 4 })
     }
 
     // ---- values --------------------------------------------------------------------------------------------------------
 
     /// Memory for as long as launches use it.
-    pub fn buffer(&mut self, bytes: u64) -> Arg {
+    pub fn buffer(&mut self, bytes: u64) -> Span {
         self.buffers.push(bytes);
-        Arg::Buffer { buffer: BufferId(self.buffers.len() - 1), offset: 0, bytes }
+        Span::Buffer { buffer: BufferId(self.buffers.len() - 1), offset: 0, bytes }
     }
 
     /// Memory for a node's rows in a form; the graph's result has its own place.
-    pub fn alloc_value(&mut self, node: NodeId, form: Form, rows: u32) -> Arg {
+    pub fn alloc_value(&mut self, node: NodeId, form: Form, rows: u32) -> Span {
         let width = self.graph().node(node).ty.width;
         let elements = rows as u64 * width as u64;
         let start = if self.graph().output == Some(node) && form == Form::F32 {
             let offset = self.common.places.logits;
-            Arg::Fixed(Range { region: Region::Arena, offset, bytes: elements * 4 })
+            Span::Fixed(Range { region: Region::Arena, offset, bytes: elements * 4 })
         } else {
             self.buffer(match form {
                 Form::F32 | Form::Experts => elements * 4,
@@ -225,7 +225,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     }
 
     /// A node's f32 rows, one behind the other without a gap.
-    pub fn whole_rows(&self, node: NodeId) -> Result<Arg, LowerError> {
+    pub fn whole_rows(&self, node: NodeId) -> Result<Span, LowerError> {
         let width = self.graph().node(node).ty.width;
         let forms = self.values.get(&node).map_or(&[][..], Vec::as_slice);
         let whole = |(form, place): &&(Form, Place)| *form == Form::F32 && (place.stride == width || self.rows() == 1);
@@ -250,12 +250,12 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         &mut self,
         instance: Instance,
         grid: [u32; 3],
-        arguments: &[(&str, Arg)],
+        arguments: impl Into<LaunchArguments<Span>>,
         nodes: &[NodeId],
         work: Work,
         choice: impl Into<Choice>,
     ) -> Result<(), LowerError> {
-        let arguments = bind(&instance, arguments)?;
+        let arguments = bind(arguments.into(), &instance)?;
         let dependent = instance.def.launch.dependent && self.common.can.target.arch.has_pdl();
         let kernel = self.common.kernels.index(instance);
         let outputs = Vec::new();
@@ -265,7 +265,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     }
 
     /// Says what the last launch leaves in memory, so that it can be compared with its meaning.
-    pub fn record_output(&mut self, node: NodeId, form: Form, start: Arg) {
+    pub fn record_output(&mut self, node: NodeId, form: Form, start: Span) {
         if let Some(draft) = self.drafts.last_mut() {
             draft.outputs.push((node, form, start));
         }
@@ -278,7 +278,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             self.buffers.iter().map(|bytes| Lifetime { first: usize::MAX, last: 0, bytes: *bytes }).collect();
         for (at, draft) in self.drafts.iter().enumerate() {
             for argument in &draft.arguments {
-                if let Arg::Buffer { buffer, .. } = argument {
+                if let BoundArgument::Memory(Span::Buffer { buffer, .. }) = argument {
                     let life = &mut lifetimes[buffer.0];
                     (life.first, life.last) = (life.first.min(at), life.last.max(at));
                 }
@@ -296,17 +296,12 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         if let Some((a, b)) = memory::overlap(&lifetimes, &arena) {
             return Err(LowerError::Overlap { phase: name, a, b });
         }
-        let range = |argument: &Arg| match *argument {
-            Arg::Fixed(range) => range,
-            Arg::Buffer { buffer, offset, bytes } => {
+        let range = |span: Span| match span {
+            Span::Fixed(range) => range,
+            Span::Buffer { buffer, offset, bytes } => {
                 Range { region: Region::Arena, offset: base + arena.offsets[buffer.0] + offset, bytes }
             }
-            _ => NOTHING,
-        };
-        let argument = |argument: &Arg| match *argument {
-            Arg::U32(value) => Argument::U32(value),
-            Arg::F32(value) => Argument::F32(value),
-            _ => Argument::Memory(range(argument)),
+            Span::Unused => NOTHING,
         };
         let graph = self.graph();
         let index = |id: &NodeId| self.common.value_index.get(&graph.full_name(*id)).copied();
@@ -314,7 +309,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             launch: Launch {
                 kernel: draft.kernel,
                 grid: draft.grid,
-                arguments: draft.arguments.iter().map(argument).collect(),
+                arguments: draft.arguments.iter().map(|argument| argument.placed(range)).collect(),
                 programmatic: draft.dependent && at != 0 && at != asked_from,
             },
             after: Vec::new(),
@@ -323,7 +318,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
                 .outputs
                 .iter()
                 .filter_map(|(id, form, start)| {
-                    Some(StepOutput { value: index(id)?, form: *form, place: range(start) })
+                    Some(StepOutput { value: index(id)?, form: *form, place: range(*start) })
                 })
                 .collect(),
             layer: draft.nodes.first().and_then(|id| graph.node(*id).layer),
@@ -343,14 +338,4 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         let seen = c.window.unwrap_or(u32::MAX).min(self.common.can.context) as u64;
         seen * c.width() as u64 * 2 * self.common.can.kv.bytes()
     }
-}
-
-/// Codes, scales and sums of `elements` values, under the names a kernel has for them.
-pub fn int8_arguments(start: Arg, elements: u64, names: [&str; 3]) -> [(&str, Arg); 3] {
-    let groups = elements / 32 * 4;
-    [
-        (names[0], start.take(elements)),
-        (names[1], start.skip(elements).take(groups)),
-        (names[2], start.skip(elements + groups).take(groups)),
-    ]
 }

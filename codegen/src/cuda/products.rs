@@ -1,29 +1,42 @@
 //! Matrix products: for one row over streams, with the norm before them and what follows them; for many rows on tensor cores.
 
-use gemma4c_dsl::ElementType;
+use gemma4c_dsl::{ElementType, Filled, LaunchArguments, SlotKey};
 use gemma4c_graph::{Epilogue, Group, NodeId, Norm, Op, Product, WeightId};
 use gemma4c_plan::cuda::Form;
 
 use super::LowerError;
 use super::choice::{self, Choice};
-use super::launch::Arg;
-use super::phase::{PhaseBuilder, Place, Work, int8_arguments};
+use super::launch::{Int8Span, Span};
+use super::phase::{PhaseBuilder, Place, Work};
 use super::weights::Matrix;
 use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::matvec::slot;
 use crate::kernels::matvec::{self, Prologue, slots};
 use crate::kernels::outputs::Outputs;
+use crate::kernels::product::wgmma::product_wgmma;
 use crate::kernels::product::{self, Tile};
 use crate::kernels::{geglu, per_layer};
 use crate::passes::copies;
 use crate::passes::forms::is_unbounded;
 
-/// The weights of a prologue without norms.
-const NO_NORMS: [(&str, Arg); 4] = [
-    ("update_norm", Arg::Unused),
-    ("branch_norm", Arg::Unused),
-    ("post_norm", Arg::Unused),
-    ("next_norm", Arg::Unused),
-];
+/// How the activations of a product of one row arrive.
+struct Arrival {
+    prologue: Prologue,
+    /// Weights of the prologue's norms.
+    update_norm: Span,
+    branch_norm: Span,
+    post_norm: Span,
+    next_norm: Span,
+    /// What the prologue's slots take.
+    slots: Vec<(SlotKey, Filled<Span>)>,
+}
+
+impl Arrival {
+    fn without_norms(prologue: Prologue, slots: Vec<(SlotKey, Filled<Span>)>) -> Arrival {
+        let (update_norm, branch_norm, post_norm, next_norm) = Default::default();
+        Arrival { prologue, update_norm, branch_norm, post_norm, next_norm, slots }
+    }
+}
 
 impl PhaseBuilder<'_, '_> {
     fn weights_of(&self, product: &Product) -> Vec<WeightId> {
@@ -54,29 +67,27 @@ impl PhaseBuilder<'_, '_> {
         if !matrix.k.is_multiple_of(32) {
             return Err(self.no_kernel(group, &matrix, "rows are not whole groups of 32 values"));
         }
-        let mut arguments = matrix.arguments();
         let unbounded = is_unbounded(self.graph(), of.input);
         // The owner of a residual leaves it for others; who computes it once more does not.
         let residual = of.norm.and_then(|norm| norm.residual);
         let left = residual.filter(|residual| group.nodes.contains(&residual.sum));
         let stream = left.map(|residual| self.alloc_value(residual.sum, Form::F32, 1));
-        let prologue = match &of.norm {
-            Some(norm) => self.norm_prologue(norm, stream, &mut arguments)?,
+        let arrival = match &of.norm {
+            Some(norm) => self.arrival_through_norm(norm, stream)?,
             None if integer && !unbounded && self.has(of.input, Form::Int8) => {
-                let x = self.location(of.input, Form::Int8)?;
-                let names = ["ready_xq", "ready_group_xscale", "ready_group_xsum"];
-                arguments.extend(int8_arguments(x.start, matrix.k as u64, names));
-                arguments.extend(NO_NORMS);
-                Prologue::Int8
+                let x = Int8Span::of(self.location(of.input, Form::Int8)?.start, matrix.k as u64);
+                let codes = slots::ready_codes::Arguments { xq: x.codes };
+                let scales = slots::ready_scale::Arguments { xscale: x.scales, xsum: x.sums };
+                let filled = vec![(slot::ready, codes.into()), (slot::ready_group, scales.into())];
+                Arrival::without_norms(Prologue::Int8, filled)
             }
             None => {
-                arguments.push(("input_x", self.floats(of.input)?.start));
-                arguments.extend(NO_NORMS);
-                Prologue::Plain
+                let x = slots::four_of::Arguments { x: self.floats(of.input)?.start };
+                Arrival::without_norms(Prologue::Plain, vec![(slot::input, x.into())])
             }
         };
         let outputs = (matrix.rows / if of.geglu { 2 } else { 1 }) as u32;
-        let epilogue = self.epilogue(group, &of.epilogue, &mut arguments)?;
+        let epilogue = self.epilogue(group, &of.epilogue)?;
         let form = if of.geglu && group.last().is_some_and(|last| self.schedule.forms(last).int8) {
             Form::Int8
         } else {
@@ -90,31 +101,40 @@ impl PhaseBuilder<'_, '_> {
             leaves_int8: form == Form::Int8,
             unbounded,
             epsilon: of.norm.map_or(crate::kernels::NORM_EPSILON, |norm| norm.eps),
-            epilogue,
-            ..matvec::Product::new(matrix.dtype, outputs, matrix.k, prologue)
+            epilogue: epilogue.iter().map(|filled| filled.function).collect(),
+            ..matvec::Product::new(matrix.dtype, outputs, matrix.k, arrival.prologue)
         };
         let (shape, mut why) = choice::product(&choice, &self.common.can.target);
         if of.norm.is_some() {
             why.reason += "; every block computes the norm before it, which is a launch less";
         }
-        arguments.push(("rows", Arg::U32(outputs)));
         let out = match (form, group.last()) {
-            (Form::Int8, Some(joined)) => {
-                let out = self.alloc_value(joined, Form::Int8, 1);
-                arguments.push(("out", Arg::Unused));
-                arguments.extend(int8_arguments(out, outputs as u64, ["keep_xq", "keep_xscale", "keep_xsum"]));
-                out
-            }
-            _ => {
-                let out = self.product_output(group, of, outputs, 1);
-                arguments.push(("out", out));
-                out
-            }
+            (Form::Int8, Some(joined)) => self.alloc_value(joined, Form::Int8, 1),
+            _ => self.product_output(group, of, outputs, 1),
         };
+        let mut arguments: LaunchArguments<Span> = matvec::matvec::Arguments {
+            codes: matrix.codes(),
+            update_norm: arrival.update_norm,
+            branch_norm: arrival.branch_norm,
+            post_norm: arrival.post_norm,
+            next_norm: arrival.next_norm,
+            out: if form == Form::Int8 { Span::Unused } else { out },
+            rows: outputs,
+        }
+        .with_slot(slot::side, matrix.side());
+        let of_epilogue = epilogue.into_iter().map(|filled| (slot::epilogue, filled));
+        for (slot, filled) in arrival.slots.into_iter().chain(of_epilogue) {
+            arguments = arguments.with_slot(slot, filled);
+        }
+        if form == Form::Int8 {
+            let Int8Span { codes, scales, sums } = Int8Span::of(out, outputs as u64);
+            let kept = slots::leave_codes::Arguments { xq: codes, xscale: scales, xsum: sums };
+            arguments = arguments.with_slot(slot::keep, kept);
+        }
         let work = Work { bytes: matrix.bytes() + matrix.k as u64 * 4, flops: 2 * matrix.rows * matrix.k as u64 };
         // What it computes once more comes first: a value is compared where its owner leaves it.
         let nodes = [&group.recomputes[..], &group.nodes[..]].concat();
-        self.launch(choice.instance(shape)?, [shape.blocks, 1, 1], &arguments, &nodes, work, why)?;
+        self.launch(choice.instance(shape)?, [shape.blocks, 1, 1], arguments, &nodes, work, why)?;
         if let (Some(residual), Some(stream)) = (left, stream) {
             self.record_output(residual.sum, Form::F32, stream);
         }
@@ -125,68 +145,46 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
-    fn norm_prologue(
-        &mut self,
-        norm: &Norm,
-        stream: Option<Arg>,
-        arguments: &mut Vec<(&'static str, Arg)>,
-    ) -> Result<Prologue, LowerError> {
+    fn arrival_through_norm(&mut self, norm: &Norm, stream: Option<Span>) -> Result<Arrival, LowerError> {
         let next = match norm.next {
             Some((_, Some(weight))) => Some(self.common.weights.floats(weight)?),
             _ => None,
         };
-        let input = self.floats(norm.input)?.start;
-        arguments.push(("next_norm", next.unwrap_or(Arg::Unused)));
-        match norm.residual.and_then(|residual| residual.branch) {
-            Some(branch) => arguments.extend([
-                ("branch_x", self.floats(branch.other)?.start),
-                ("update_norm", self.common.weights.floats(branch.weight)?),
-                ("branch_norm", self.common.weights.floats(branch.other_weight)?),
-            ]),
-            None => arguments.extend([("update_norm", Arg::Unused), ("branch_norm", Arg::Unused)]),
-        }
+        let input = slots::four_of::Arguments { x: self.floats(norm.input)?.start };
+        let next_norm = next.unwrap_or_default();
         let Some(residual) = norm.residual else {
-            arguments.extend([("input_x", input), ("post_norm", Arg::Unused)]);
-            return Ok(Prologue::Norm);
+            let arrival = Arrival::without_norms(Prologue::Norm, vec![(slot::input, input.into())]);
+            return Ok(Arrival { next_norm, ..arrival });
         };
-        arguments.extend([
-            ("input_x", self.floats(residual.stream)?.start),
-            ("update_x", input),
-            ("post_norm", self.common.weights.floats(residual.post)?),
-        ]);
-        arguments.extend(stream.map(|stream| ("residual_out", stream)));
-        if let Some(weight) = residual.scale {
-            arguments.push(("scale_weight", self.common.weights.floats(weight)?));
+        let x = slots::four_of::Arguments { x: self.floats(residual.stream)?.start };
+        let mut filled: Vec<(SlotKey, Filled<Span>)> = vec![(slot::input, x.into()), (slot::update, input.into())];
+        let (mut update_norm, mut branch_norm) = Default::default();
+        if let Some(branch) = residual.branch {
+            filled.push((slot::branch, slots::four_of::Arguments { x: self.floats(branch.other)?.start }.into()));
+            update_norm = self.common.weights.floats(branch.weight)?;
+            branch_norm = self.common.weights.floats(branch.other_weight)?;
         }
-        Ok(if next.is_some() { Prologue::ResidualNorm } else { Prologue::Residual })
+        let post_norm = self.common.weights.floats(residual.post)?;
+        if let Some(out) = stream {
+            filled.push((slot::residual, slots::leave_residual::Arguments { out }.into()));
+        }
+        if let Some(weight) = residual.scale {
+            let weight = self.common.weights.floats(weight)?;
+            filled.push((slot::scale, slots::scaled_by::Arguments { weight }.into()));
+        }
+        let prologue = if next.is_some() { Prologue::ResidualNorm } else { Prologue::Residual };
+        Ok(Arrival { prologue, update_norm, branch_norm, post_norm, next_norm, slots: filled })
     }
 
-    fn epilogue(
-        &mut self,
-        group: &Group,
-        epilogue: &[Epilogue],
-        arguments: &mut Vec<(&'static str, Arg)>,
-    ) -> Result<Vec<&'static gemma4c_dsl::DeviceDef>, LowerError> {
-        let mut functions = Vec::new();
-        for Epilogue { node, operand } in epilogue {
-            match (self.graph().node(*node).op, operand) {
-                (Op::Gelu, _) => functions.push(slots::then_gelu::DEF),
-                (Op::Scale { factor }, _) => {
-                    functions.push(slots::then_scale::DEF);
-                    arguments.push(("epilogue_scale", Arg::F32(factor)));
-                }
-                (Op::Softcap { cap }, _) => {
-                    functions.push(slots::then_softcap::DEF);
-                    arguments.push(("epilogue_cap", Arg::F32(cap)));
-                }
-                (Op::Mul, Some(operand)) => {
-                    functions.push(slots::then_times::DEF);
-                    arguments.push(("epilogue_by", self.operand(*operand)?.start));
-                }
-                _ => return Err(LowerError::NoValue { node: self.graph().full_name(group.nodes[0]) }),
-            }
-        }
-        Ok(functions)
+    fn epilogue(&self, group: &Group, epilogue: &[Epilogue]) -> Result<Vec<Filled<Span>>, LowerError> {
+        let filled = |Epilogue { node, operand }: &Epilogue| match (self.graph().node(*node).op, operand) {
+            (Op::Gelu, _) => Ok(Filled::alone(slots::then_gelu::DEF)),
+            (Op::Scale { factor }, _) => Ok(slots::then_scale::Arguments { scale: factor }.into()),
+            (Op::Softcap { cap }, _) => Ok(slots::then_softcap::Arguments { cap }.into()),
+            (Op::Mul, Some(operand)) => Ok(slots::then_times::Arguments { by: self.operand(*operand)?.start }.into()),
+            _ => Err(LowerError::NoValue { node: self.graph().full_name(group.nodes[0]) }),
+        };
+        epilogue.iter().map(filled).collect()
     }
 
     /// Another operand of a group: a value, or a slice of one that the group has taken over.
@@ -203,7 +201,7 @@ impl PhaseBuilder<'_, '_> {
     }
 
     /// Memory for a product's result: of several matrices side by side, each node a part of every row.
-    fn product_output(&mut self, group: &Group, of: &Product, outputs: u32, rows: u32) -> Arg {
+    fn product_output(&mut self, group: &Group, of: &Product, outputs: u32, rows: u32) -> Span {
         let result = match (of.epilogue.last(), of.geglu) {
             (Some(last), _) => Some(last.node),
             (None, true) => group.nodes.last().copied(),
@@ -224,7 +222,7 @@ impl PhaseBuilder<'_, '_> {
         out
     }
 
-    fn record_product_outputs(&mut self, group: &Group, of: &Product, out: Arg) {
+    fn record_product_outputs(&mut self, group: &Group, of: &Product, out: Span) {
         if of.epilogue.is_empty() && !of.geglu && of.matmuls.len() > 1 {
             // Side by side: each a part of every row.
             let rows = self.rows_of(group) as u64;
@@ -262,20 +260,29 @@ impl PhaseBuilder<'_, '_> {
         let (dtype, k) = (matrix.dtype, matrix.k);
         let choice = product::Product { dtype, k, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
         let out = self.product_output(group, of, outputs, rows);
-        let mut arguments = matrix.arguments();
-        arguments.extend(dense_rows(x, self.state(group), out, outputs, k));
+        let arguments = product::product::Arguments {
+            codes: matrix.codes(),
+            x,
+            groups: Span::Unused,
+            order: Span::Unused,
+            state: self.state(group),
+            out,
+            outputs,
+            k,
+        };
+        let arguments = arguments.with_slot(product::product::slot::side, matrix.side());
         let bytes = matrix.bytes() + rows as u64 * (k as u64 * 2 + outputs as u64 * 4);
         let work = Work { bytes, flops: 2 * rows as u64 * matrix.rows * k as u64 };
         let why = format!("{rows} rows: tensor cores over streams, tiles of {} x {}", tile.rows, tile.columns);
         let no_copy = self.schedule.note(group).unwrap_or("they are switched off");
         let why = Choice::because(why).over(format!("warpgroups over a bf16 copy: {no_copy}"));
-        self.launch(choice.instance(tile)?, tile.grid(rows, outputs), &arguments, &group.nodes, work, why)?;
+        self.launch(choice.instance(tile)?, tile.grid(rows, outputs), arguments, &group.nodes, work, why)?;
         self.record_product_outputs(group, of, out);
         Ok(())
     }
 
     /// By warpgroups, over bf16 copies of the weights.
-    fn wgmma_product(&mut self, group: &Group, of: &Product, weights: &[WeightId], x: Arg) -> Result<(), LowerError> {
+    fn wgmma_product(&mut self, group: &Group, of: &Product, weights: &[WeightId], x: Span) -> Result<(), LowerError> {
         let rows = self.rows();
         let k = self.graph().weight(weights[0]).dim(0) as u32;
         let all: u64 = weights.iter().map(|w| self.graph().weight(*w).dim(1)).sum();
@@ -286,14 +293,22 @@ impl PhaseBuilder<'_, '_> {
             (true, Some(joined)) => self.alloc_value(joined, Form::BF16, rows),
             _ => self.product_output(group, of, stored, rows),
         };
-        let mut arguments = vec![("weights", copy)];
-        arguments.extend(dense_rows(x, self.state(group), out, stored, k));
+        let arguments = product_wgmma::Arguments {
+            weights: copy,
+            x,
+            groups: Span::Unused,
+            order: Span::Unused,
+            state: self.state(group),
+            out,
+            outputs: stored,
+            k,
+        };
         let bytes = all * k as u64 * 2 + rows as u64 * (k as u64 * 2 + stored as u64 * 4);
         let work = Work { bytes, flops: 2 * rows as u64 * all * k as u64 };
         let why = format!("{rows} rows: warpgroups over a bf16 copy, tiles of {} x {}", tile.rows(), tile.columns);
         let why = Choice::because(why).over("tensor cores over streams");
         let grid = kind.grid(tile, rows, stored, self.common.can.target.multiprocessors);
-        self.launch(kind.instance(tile)?, grid, &arguments, &group.nodes, work, why)?;
+        self.launch(kind.instance(tile)?, grid, arguments, &group.nodes, work, why)?;
         match (of.geglu, group.last()) {
             (true, Some(joined)) => self.record_output(joined, Form::BF16, out),
             _ => self.record_product_outputs(group, of, out),
@@ -314,35 +329,22 @@ impl PhaseBuilder<'_, '_> {
         let grid = geglu::grid(&instance, width, rows);
         let form = if outputs == Outputs::BF16 { Form::BF16 } else { Form::F32 };
         let out = self.alloc_value(node, form, self.rows_of(group));
-        let of = |wanted: Form| if form == wanted { out } else { Arg::Unused };
-        let arguments = [
-            ("gate", gate.start),
-            ("up", up.start),
-            ("out", of(Form::F32)),
-            ("rounded", of(Form::BF16)),
-            ("xq", Arg::Unused),
-            ("xscale", Arg::Unused),
-            ("xsum", Arg::Unused),
-            ("width", Arg::U32(width)),
-            ("gate_stride", Arg::U32(gate.stride)),
-            ("up_stride", Arg::U32(up.stride)),
-        ];
+        let of = |wanted: Form| if form == wanted { out } else { Span::Unused };
+        let arguments = geglu::geglu::Arguments {
+            gate: gate.start,
+            up: up.start,
+            out: of(Form::F32),
+            rounded: of(Form::BF16),
+            xq: Span::Unused,
+            xscale: Span::Unused,
+            xsum: Span::Unused,
+            width,
+            gate_stride: gate.stride,
+            up_stride: up.stride,
+        };
         let work = Work { bytes: rows as u64 * width as u64 * 10, flops: 0 };
-        self.launch(instance, grid, &arguments, &group.nodes, work, "many rows: after the product")?;
+        self.launch(instance, grid, arguments, &group.nodes, work, "many rows: after the product")?;
         self.record_output(node, form, out);
         Ok(())
     }
-}
-
-/// What a product of many rows takes besides its weights. Rows are in their own order.
-fn dense_rows(x: Arg, state: Arg, out: Arg, outputs: u32, k: u32) -> [(&'static str, Arg); 7] {
-    [
-        ("x", x),
-        ("groups", Arg::Unused),
-        ("order", Arg::Unused),
-        ("state", state),
-        ("out", out),
-        ("outputs", Arg::U32(outputs)),
-        ("k", Arg::U32(k)),
-    ]
 }

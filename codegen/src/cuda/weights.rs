@@ -5,11 +5,13 @@
 //! a product stacks are placed one behind the other; whoever wants one of them alone finds it there.
 
 use gemma4c_blocks::DType;
+use gemma4c_dsl::Filled;
 use gemma4c_graph::{Graph, WeightId};
 use gemma4c_plan::cuda::{Constant, Launch, Load, LoadArgument, LoadPart, Range, Region};
 
-use super::launch::{Arg, Kernels, bind};
-use super::{LowerError, fixed};
+use super::LowerError;
+use super::launch::{Kernels, Span, bind_fixed};
+use crate::kernels::matvec::formats::side_arguments;
 use crate::kernels::product::widen;
 use crate::kernels::repack::{self, repacks};
 use crate::kernels::streams::{Stream, streams};
@@ -28,8 +30,11 @@ pub struct Matrix {
 
 impl Matrix {
     /// The range of a stream.
-    pub fn stream(&self, name: &str) -> Arg {
-        self.streams.iter().find(|(stream, _)| stream.name == name).map_or(Arg::Unused, |(_, range)| Arg::Fixed(*range))
+    fn stream(&self, name: &str) -> Span {
+        self.streams
+            .iter()
+            .find(|(stream, _)| stream.name == name)
+            .map_or(Span::Unused, |(_, range)| Span::Fixed(*range))
     }
 
     /// Bytes of all streams.
@@ -37,18 +42,14 @@ impl Matrix {
         self.streams.iter().map(|(_, range)| range.bytes).sum()
     }
 
-    /// The arguments of a kernel that reads it by the slot `side`.
-    pub fn arguments(&self) -> Vec<(&'static str, Arg)> {
-        let mut named = vec![("codes", self.stream("codes"))];
-        for (stream, _) in &self.streams {
-            match stream.name {
-                "high" => named.push(("side_high", self.stream("high"))),
-                "scales" => named.push(("side_scales", self.stream("scales"))),
-                "supers" => named.push(("side_supers", self.stream("supers"))),
-                _ => {}
-            }
-        }
-        named
+    /// What every kernel that reads it takes by itself.
+    pub fn codes(&self) -> Span {
+        self.stream("codes")
+    }
+
+    /// What a kernel's slot `side` takes: all other streams.
+    pub fn side(&self) -> Filled<Span> {
+        side_arguments(self.dtype, |name| self.stream(name))
     }
 }
 
@@ -116,9 +117,9 @@ impl<'a> Weights<'a> {
     }
 
     /// A tensor's bytes as they are in the file.
-    pub fn blocks(&mut self, weight: WeightId) -> Arg {
+    pub fn blocks(&mut self, weight: WeightId) -> Span {
         if let Some((_, range)) = self.verbatim.iter().find(|(known, _)| *known == weight) {
-            return Arg::Fixed(*range);
+            return Span::Fixed(*range);
         }
         let bytes = self.graph.weight(weight).bytes().unwrap_or(0);
         let range = if self.on_host.contains(&weight) {
@@ -130,11 +131,11 @@ impl<'a> Weights<'a> {
         };
         self.verbatim.push((weight, range));
         self.parts[weight.index()].push(LoadPart::Copy { to: range });
-        Arg::Fixed(range)
+        Span::Fixed(range)
     }
 
     /// A tensor of floats: norms, scales, routers.
-    pub fn floats(&mut self, weight: WeightId) -> Result<Arg, LowerError> {
+    pub fn floats(&mut self, weight: WeightId) -> Result<Span, LowerError> {
         let w = self.graph.weight(weight);
         if w.dtype != DType::F32 {
             return Err(LowerError::NotFloats { tensor: w.name.clone(), dtype: w.dtype });
@@ -143,31 +144,31 @@ impl<'a> Weights<'a> {
     }
 
     /// A table the compiler has computed: the same values twice are one table.
-    pub fn constant(&mut self, name: &str, values: Vec<f32>) -> Arg {
+    pub fn constant(&mut self, name: &str, values: Vec<f32>) -> Span {
         let same = |known: &&Constant| known.values.iter().map(|v| v.to_bits()).eq(values.iter().map(|v| v.to_bits()));
         if let Some(known) = self.constants.iter().find(same) {
-            return Arg::Fixed(known.to);
+            return Span::Fixed(known.to);
         }
         let to = self.reserve(values.len() as u64 * 4);
         self.constants.push(Constant { name: name.to_owned(), to, values });
-        Arg::Fixed(to)
+        Span::Fixed(to)
     }
 
     /// Matrices of one type and width, stacked, as rows of bf16: made on the device from their streams.
-    pub fn rounded(&mut self, weights: &[WeightId], kernels: &mut Kernels) -> Result<Arg, LowerError> {
+    pub fn rounded(&mut self, weights: &[WeightId], kernels: &mut Kernels) -> Result<Span, LowerError> {
         let first = self.graph.weight(weights[0]);
         let (dtype, k) = (first.dtype, first.dim(0));
         let matrix = self.matrix(weights, kernels)?;
         if dtype == DType::BF16 {
             // They are streams of themselves.
-            return Ok(matrix.stream("codes"));
+            return Ok(matrix.codes());
         }
         let rows: u64 = weights.iter().map(|w| self.rows(*w)).sum();
         for known in &self.rounded {
             if let Some(at) = known.weights.windows(weights.len()).position(|window| window == weights) {
                 let before: u64 = known.weights[..at].iter().map(|w| self.rows(*w)).sum();
                 let (offset, bytes) = (known.range.offset + before * k * 2, rows * k * 2);
-                return Ok(Arg::Fixed(Range { offset, bytes, ..known.range }));
+                return Ok(Span::Fixed(Range { offset, bytes, ..known.range }));
             }
         }
         let units = widen::units(dtype, rows, k).ok_or_else(|| LowerError::NoKernel {
@@ -179,13 +180,13 @@ impl<'a> Weights<'a> {
         })?;
         let range = self.reserve(rows * k * 2);
         let instance = widen::instance(dtype)?;
-        let mut arguments = matrix.arguments();
-        arguments.extend([("out", Arg::Fixed(range)), ("units", Arg::U32(units))]);
-        let arguments = bind(&instance, &arguments)?.iter().map(fixed).collect();
+        let arguments = widen::widen::Arguments { codes: matrix.codes(), out: Span::Fixed(range), units }
+            .with_slot(widen::widen::slot::side, matrix.side());
+        let arguments = bind_fixed(arguments, &instance)?;
         let kernel = kernels.index(instance);
         self.prepare.push(Launch { kernel, grid: widen::grid(units), arguments, programmatic: false });
         self.rounded.push(Rounded { weights: weights.to_vec(), range });
-        Ok(Arg::Fixed(range))
+        Ok(Span::Fixed(range))
     }
 
     /// Matrices of one type and width, stacked, as streams.

@@ -5,8 +5,8 @@
 //! [`gemma4c_blocks::reference`], so the values are the same bits; the tests hold each function against that table.
 
 use gemma4c_blocks::DType;
-use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::{DeviceDef, Filled};
 
 use super::matvec::formats::iq4_levels;
 
@@ -138,21 +138,26 @@ pub fn value_iq4_xs(at: u64, tensor: Weights<u8>) -> f32 {
     half_at(block, 0) * scale as f32 * iq4_level(plane_bits(block, i, 8, 4, 16)) as f32
 }
 
-/// What fills the slot `value` for tensors of that type. Its one launch argument is `value_tensor`.
+/// What fills the slot `value` for tensors of that type.
 pub fn value(dtype: DType) -> &'static DeviceDef {
+    value_arguments(dtype, ()).function
+}
+
+/// The same with its argument: the tensor's blocks as they lie in the file.
+pub fn value_arguments<M>(dtype: DType, tensor: M) -> Filled<M> {
     match dtype {
-        DType::F32 => value_f32::DEF,
-        DType::F16 => value_f16::DEF,
-        DType::BF16 => value_bf16::DEF,
-        DType::Q4_0 => value_q4_0::DEF,
-        DType::Q4_1 => value_q4_1::DEF,
-        DType::Q5_0 => value_q5_0::DEF,
-        DType::Q5_1 => value_q5_1::DEF,
-        DType::Q8_0 => value_q8_0::DEF,
-        DType::Q4K => value_q4_k::DEF,
-        DType::Q5K => value_q5_k::DEF,
-        DType::Q6K => value_q6_k::DEF,
-        DType::IQ4NL => value_iq4_nl::DEF,
-        DType::IQ4XS => value_iq4_xs::DEF,
+        DType::F32 => value_f32::Arguments { tensor }.into(),
+        DType::F16 => value_f16::Arguments { tensor }.into(),
+        DType::BF16 => value_bf16::Arguments { tensor }.into(),
+        DType::Q4_0 => value_q4_0::Arguments { tensor }.into(),
+        DType::Q4_1 => value_q4_1::Arguments { tensor }.into(),
+        DType::Q5_0 => value_q5_0::Arguments { tensor }.into(),
+        DType::Q5_1 => value_q5_1::Arguments { tensor }.into(),
+        DType::Q8_0 => value_q8_0::Arguments { tensor }.into(),
+        DType::Q4K => value_q4_k::Arguments { tensor }.into(),
+        DType::Q5K => value_q5_k::Arguments { tensor }.into(),
+        DType::Q6K => value_q6_k::Arguments { tensor }.into(),
+        DType::IQ4NL => value_iq4_nl::Arguments { tensor }.into(),
+        DType::IQ4XS => value_iq4_xs::Arguments { tensor }.into(),
     }
 }
