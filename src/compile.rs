@@ -4,17 +4,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use gemma4c_blocks::DType;
-use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cpu::{self, Limits};
 use gemma4c_codegen::cuda::{self, LowerError, Lowered, build};
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
-use gemma4c_codegen::target::Target as Gpu;
+use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
 use gemma4c_graph::{Graph, WeightId, to_text};
 use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::{Gguf, GgufError, TensorInfo};
 use gemma4c_models::tokenizer::vocab_from_metadata;
 use gemma4c_plan::cuda::KvType;
 use gemma4c_plan::{Model, ModelFile, Plan, Sampling, Target, Weight};
+use gemma4c_runtime::machine;
 
 /// Long enough for most conversations, and cheap: only global layers pay for every position.
 pub const DEFAULT_CONTEXT: u32 = 8192;
@@ -59,16 +59,21 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     let chunk = if options.cuda.is_some() { chunk.min(DEFAULT_CHUNK) } else { chunk };
     let program = cpu::lower(&graph, Limits { context, chunk, asked: chunk.min(ASKED) })?;
     let tensors = tensors_of(file, &graph)?;
-    let cuda = match &options.cuda {
-        None => None,
-        Some(cuda) => {
-            let (target, chunk) = (joint(&cuda.targets), options.chunk.unwrap_or(DEFAULT_CUDA_CHUNK));
-            let lowered = lower(file, &graph, &program, cuda, &target, chunk)?;
-            let compiler = Compiler { toolchain: Toolchain::find()?, cache: Cache::from_env() };
-            let architectures: Vec<Arch> = cuda.targets.iter().map(|gpu| gpu.arch).collect();
-            Some(build::build(lowered, &architectures, &compiler)?.0)
+    let mut programs = Vec::new();
+    if let Some(cuda) = &options.cuda {
+        let chunk = options.chunk.unwrap_or(DEFAULT_CUDA_CHUNK);
+        let lowered = |target| {
+            let lowered = lower(file, &graph, &program, cuda, target, chunk);
+            if cuda.targets.len() > 1 { lowered.with_context(|| format!("for {target}")) } else { lowered }
+        };
+        let lowered = cuda.targets.iter().map(lowered).collect::<Result<Vec<_>>>()?;
+        let compiler = Compiler { toolchain: Toolchain::find()?, cache: Cache::from_env() };
+        for (target, lowered) in cuda.targets.iter().zip(lowered) {
+            programs.push(build::build(lowered, target.arch, &compiler)?.0);
         }
-    };
+    }
+    let mut programs = programs.into_iter();
+    let (cuda, others) = (programs.next(), programs.collect());
     Ok(Plan {
         model: Model {
             architecture: "gemma4".into(),
@@ -93,6 +98,7 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
             .collect(),
         program,
         cuda,
+        others,
         vocab: vocab_from_metadata(file.metadata())?,
         sampling: sampling(file)?,
         embedded: None,
@@ -100,14 +106,16 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     })
 }
 
-/// A GPU that has no more than each of them.
-fn joint(targets: &[Gpu]) -> Gpu {
-    let least =
-        targets.iter().min_by_key(|gpu| (gpu.arch.has_wgmma(), gpu.arch.most_peers(), gpu.shared_bytes_per_block));
-    let least = least.cloned().unwrap_or_else(|| Gpu::of_arch(Arch::Sm90a));
-    let multiprocessors = targets.iter().map(|gpu| gpu.multiprocessors).min();
-    let own = least.multiprocessors;
-    least.with_multiprocessors(multiprocessors.unwrap_or(own))
+/// The target that this machine's GPU is; `None` for one that is older than all there are.
+pub fn target_of(gpu: &machine::Gpu) -> Option<Gpu> {
+    Gpu::of_device(&DeviceFacts {
+        name: gpu.name.clone(),
+        compute_capability: gpu.compute_capability,
+        multiprocessors: gpu.multiprocessors,
+        shared_bytes_per_block: gpu.shared_bytes_per_block,
+        shared_bytes_per_multiprocessor: gpu.shared_bytes_per_multiprocessor,
+        l2_bytes: gpu.l2_bytes,
+    })
 }
 
 /// The launches for a GPU.

@@ -3,12 +3,12 @@
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use gemma4c_codegen::cuda::image;
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::Region;
-use gemma4c_plan::embedded::{Embedded, Summing, host_start};
+use gemma4c_plan::embedded::{Embedded, Summing, host_start, same_layout};
 
 use crate::output;
 
@@ -19,6 +19,11 @@ const PIECE: usize = 16 << 20;
 /// told the bytes of weights done and the bytes there are.
 pub fn write(plan: &mut Plan, model: &Gguf, path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<u64> {
     let cannot_write = || format!("cannot write {}", path.display());
+    if let Err(why) = same_layout(plan) {
+        bail!(
+            "--embed-weights: {why}; one image of the weights must serve all GPUs of a plan, so compile for one of them"
+        );
+    }
     Embedded::prepare(plan).context("the weights are larger than any file")?;
     let own = plan.to_bytes()?;
     let start = Embedded::start(own.len() as u64);

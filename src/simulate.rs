@@ -4,7 +4,6 @@
 //! have the plan's names. The launches and their memory are the plan's own.
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cuda::simulate::Simulator;
 use gemma4c_codegen::target::Target;
 use gemma4c_dsl::sim::Interleaving;
@@ -13,31 +12,37 @@ use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{CudaProgram, Range, Region};
 use gemma4c_plan::embedded::host_start;
-use gemma4c_runtime::{Backend, EmbeddedWeights, ModelLocation, Pick, Run, RuntimeError, Session};
+use gemma4c_runtime::{Backend, EmbeddedWeights, ModelLocation, Pick, Run, RuntimeError, Session, named};
 
 use crate::compile::{self, CudaOptions};
 
-/// A session that runs a plan's launches in the simulator, one after the other.
-pub fn open(plan: Plan, location: &ModelLocation) -> Result<Session> {
-    open_with(plan, location, None)
+/// A session that runs a plan's launches in the simulator, one after the other: those of its first program, or of that for a GPU.
+pub fn open(plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<Session> {
+    open_with(plan, location, gpu, None)
 }
 
-/// The same with the launches of a phase side by side, as far as their programmatic edges allow it. A launch that touches
+/// The same of the first program, with the launches of a phase side by side, as far as their programmatic edges allow it. A launch that touches
 /// what another has not finished with is an error.
-#[allow(dead_code, reason = "tests run plans this way")]
 pub fn open_chained(plan: Plan, location: &ModelLocation, interleaving: Interleaving) -> Result<Session> {
-    open_with(plan, location, Some(interleaving))
+    open_with(plan, location, None, Some(interleaving))
 }
 
-fn open_with(plan: Plan, location: &ModelLocation, chained: Option<Interleaving>) -> Result<Session> {
-    let Some(cuda) = &plan.cuda else { bail!("the plan is for the CPU: nothing of it runs on a simulated GPU") };
+fn open_with(
+    mut plan: Plan,
+    location: &ModelLocation,
+    gpu: Option<&str>,
+    chained: Option<Interleaving>,
+) -> Result<Session> {
+    ensure!(plan.cuda.is_some(), "the plan is for the CPU: nothing of it runs on a simulated GPU");
+    plan.choose(named(&plan, gpu)?);
+    let Some(cuda) = &plan.cuda else { bail!("the plan has lost its program") };
     let program = cuda.program.clone();
     let file = Gguf::open(location.file(&plan)?)?;
     let graph = gemma4::graph(&file, &Config::read(&file)?)?;
     let disabled = program.passes.iter().filter(|pass| !pass.enabled).map(|pass| pass.name.clone()).collect();
-    let arch = program.architectures.first().and_then(|name| Arch::from_name(name));
+    let target = Target::of_program(&program.gpu);
     let target =
-        Target::of_arch(arch.with_context(|| format!("no GPU of the table is for {:?}", program.architectures))?);
+        target.with_context(|| format!("the plan is for {}, which this gemma4c does not know", program.gpu))?;
     let vram = (program.memory.host > 0).then(|| program.memory.device()).flatten();
     let options = CudaOptions { targets: vec![target.clone()], kv: program.kv, vram, disabled };
     let chunk = program.phases.last().map_or(1, |phase| phase.rows);
@@ -61,7 +66,13 @@ fn open_with(plan: Plan, location: &ModelLocation, chained: Option<Interleaving>
         }
         simulator.load(&program, |weight| tensors[weight as usize])?;
     }
-    let backend = Simulated { simulator, program, chained, sent: Default::default() };
+    session(plan, simulator, chained)
+}
+
+/// A session over a plan's first program, in a simulator that has its kernels and its weights.
+pub fn session(plan: Plan, simulator: Simulator, chained: Option<Interleaving>) -> Result<Session> {
+    let Some(cuda) = &plan.cuda else { bail!("the plan has no program for a GPU") };
+    let backend = Simulated { simulator, program: cuda.program.clone(), chained, sent: Default::default() };
     Ok(Session::with_backend(plan, Box::new(backend))?)
 }
 

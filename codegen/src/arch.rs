@@ -11,6 +11,8 @@ use std::str::FromStr;
 /// One compile target. Ordered from the oldest to the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Arch {
+    /// PTX of 8.0, which a driver compiles for the GPU it finds: any from 8.0 on. Has what all of these have and no more.
+    Compute80,
     /// Ampere: A100. Its machine code also runs on the later 8.x GPUs.
     Sm80,
     /// Ada: L4, L40, RTX 40.
@@ -27,15 +29,17 @@ pub enum Arch {
 
 /// A name that is none of ours.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown architecture `{0}`; known are {known}", known = Arch::ALL.map(Arch::name).join(", "))]
+#[error("unknown architecture `{0}`; known are {known}", known = Arch::names())]
 pub struct UnknownArch(pub String);
 
 impl Arch {
+    /// Those with machine code: all but [`Arch::Compute80`].
     pub const ALL: [Arch; 6] = [Arch::Sm80, Arch::Sm89, Arch::Sm90a, Arch::Sm100a, Arch::Sm103a, Arch::Sm120a];
 
     /// The name as NVRTC's `--gpu-architecture` and our command line spell it.
     pub const fn name(self) -> &'static str {
         match self {
+            Arch::Compute80 => "compute_80",
             Arch::Sm80 => "sm_80",
             Arch::Sm89 => "sm_89",
             Arch::Sm90a => "sm_90a",
@@ -46,13 +50,24 @@ impl Arch {
     }
 
     pub fn from_name(name: &str) -> Option<Arch> {
-        Arch::ALL.into_iter().find(|arch| arch.name() == name)
+        Arch::ALL.into_iter().chain([Arch::Compute80]).find(|arch| arch.name() == name)
+    }
+
+    /// All names, for a person to choose from.
+    pub fn names() -> String {
+        let names: Vec<&str> = Arch::ALL.into_iter().chain([Arch::Compute80]).map(Arch::name).collect();
+        names.join(", ")
+    }
+
+    /// Whether its code is PTX, which a driver compiles, and not machine code.
+    pub const fn is_ptx(self) -> bool {
+        matches!(self, Arch::Compute80)
     }
 
     /// Compute capability, major and minor.
     pub const fn compute_capability(self) -> (u32, u32) {
         match self {
-            Arch::Sm80 => (8, 0),
+            Arch::Compute80 | Arch::Sm80 => (8, 0),
             Arch::Sm89 => (8, 9),
             Arch::Sm90a => (9, 0),
             Arch::Sm100a => (10, 0),
@@ -61,19 +76,20 @@ impl Arch {
         }
     }
 
-    /// Whether machine code for this architecture runs on a GPU of that compute capability. Plain targets run on the
-    /// same generation from their own minor version on; the `a` targets on their own capability alone.
+    /// Whether code for this architecture runs on a GPU of that compute capability. Plain targets run on the
+    /// same generation from their own minor version on; the `a` targets on their own capability alone; PTX on all from its own on.
     pub const fn runs_on(self, (major, minor): (u32, u32)) -> bool {
         let (own_major, own_minor) = self.compute_capability();
         match self {
+            Arch::Compute80 => major >= own_major,
             Arch::Sm80 | Arch::Sm89 => major == own_major && minor >= own_minor,
             _ => major == own_major && minor == own_minor,
         }
     }
 
-    /// The best target for a GPU of that compute capability: the newest that runs on it.
+    /// The best target for a GPU of that compute capability: the newest that runs on it; of a GPU that there is no machine code for, PTX.
     pub fn for_capability(capability: (u32, u32)) -> Option<Arch> {
-        Arch::ALL.into_iter().rev().find(|arch| arch.runs_on(capability))
+        Arch::ALL.into_iter().rev().chain([Arch::Compute80]).find(|arch| arch.runs_on(capability))
     }
 
     /// Asynchronous tensor-core products of whole warpgroups.
@@ -92,7 +108,7 @@ impl Arch {
     /// Blocks of the largest cluster; 1 where there are none.
     pub const fn most_peers(self) -> u32 {
         match self {
-            Arch::Sm80 | Arch::Sm89 => 1,
+            Arch::Compute80 | Arch::Sm80 | Arch::Sm89 => 1,
             Arch::Sm90a | Arch::Sm100a | Arch::Sm103a => 16,
             Arch::Sm120a => 8,
         }
@@ -100,12 +116,12 @@ impl Arch {
 
     /// Bulk tensor copies with mbarrier completion.
     pub const fn has_tma(self) -> bool {
-        !matches!(self, Arch::Sm80 | Arch::Sm89)
+        !matches!(self, Arch::Compute80 | Arch::Sm80 | Arch::Sm89)
     }
 
     /// Programmatic dependent launch: `griddepcontrol` is refused by the assembler below 9.0.
     pub const fn has_pdl(self) -> bool {
-        !matches!(self, Arch::Sm80 | Arch::Sm89)
+        !matches!(self, Arch::Compute80 | Arch::Sm80 | Arch::Sm89)
     }
 
     /// The most shared memory one block may ask for, in bytes (the opt-in limit, static and dynamic together).
@@ -113,7 +129,7 @@ impl Arch {
         match self {
             Arch::Sm80 => 163 << 10,
             Arch::Sm90a | Arch::Sm100a | Arch::Sm103a => 227 << 10,
-            Arch::Sm89 | Arch::Sm120a => 99 << 10,
+            Arch::Compute80 | Arch::Sm89 | Arch::Sm120a => 99 << 10,
         }
     }
 
@@ -121,7 +137,7 @@ impl Arch {
     pub const fn max_threads_per_multiprocessor(self) -> u32 {
         match self {
             Arch::Sm80 | Arch::Sm90a | Arch::Sm100a | Arch::Sm103a => 2048,
-            Arch::Sm89 | Arch::Sm120a => 1536,
+            Arch::Compute80 | Arch::Sm89 | Arch::Sm120a => 1536,
         }
     }
 }
@@ -146,13 +162,13 @@ mod tests {
 
     #[test]
     fn names_round_trip_and_a_wrong_one_is_told_the_right_ones() {
-        for arch in Arch::ALL {
+        for arch in Arch::ALL.into_iter().chain([Arch::Compute80]) {
             assert_eq!(arch.name().parse(), Ok(arch));
         }
         let error = "sm_90".parse::<Arch>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "unknown architecture `sm_90`; known are sm_80, sm_89, sm_90a, sm_100a, sm_103a, sm_120a"
+            "unknown architecture `sm_90`; known are sm_80, sm_89, sm_90a, sm_100a, sm_103a, sm_120a, compute_80"
         );
     }
 
@@ -166,9 +182,9 @@ mod tests {
             ((9, 0), Some(Arch::Sm90a)),
             ((10, 0), Some(Arch::Sm100a)),
             ((10, 3), Some(Arch::Sm103a)),
-            ((11, 0), None),
+            ((11, 0), Some(Arch::Compute80)),
             ((12, 0), Some(Arch::Sm120a)),
-            ((12, 1), None),
+            ((12, 1), Some(Arch::Compute80)),
         ];
         for (capability, expected) in cases {
             assert_eq!(Arch::for_capability(capability), expected, "compute capability {capability:?}");

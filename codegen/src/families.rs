@@ -4,7 +4,7 @@
 //! the cases that are made of them.
 
 use gemma4c_dsl::harness::Case;
-use gemma4c_dsl::{DeviceDef, Instance, KernelDef};
+use gemma4c_dsl::{DeviceDef, Instance, KernelDef, RegistersDef};
 
 use crate::nvrtc::Source;
 use crate::{cases, kernels};
@@ -197,5 +197,14 @@ pub fn device_functions() -> Vec<&'static DeviceDef> {
     let mut found: Vec<&'static DeviceDef> = of_cases.flat_map(|instance| instance.devices()).collect();
     found.sort_by_key(|device| device.name);
     found.dedup_by_key(|device| device.name);
+    found
+}
+
+/// The structs of registers that any case reaches, each once, by name.
+pub fn register_structs() -> Vec<&'static RegistersDef> {
+    let of_cases = FAMILIES.iter().flat_map(|family| (family.cases)()).map(|case| case.instance);
+    let mut found: Vec<&'static RegistersDef> = of_cases.flat_map(|instance| instance.registers()).collect();
+    found.sort_by_key(|registers| registers.name);
+    found.dedup_by_key(|registers| registers.name);
     found
 }

@@ -7,6 +7,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use gemma4c_plan::cuda::Gpu;
+
 use crate::arch::Arch;
 
 /// A GPU, as far as kernels are chosen by it.
@@ -35,7 +37,7 @@ pub struct Target {
 
 /// A name that no GPU of the table has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown GPU `{0}`; known are {known}", known = keys())]
+#[error("no GPU is called `{0}`: there are {known}", known = keys())]
 pub struct UnknownGpu(pub String);
 
 const KIB: u32 = 1 << 10;
@@ -89,6 +91,10 @@ pub static GPUS: [Target; 12] = [
     row(Arch::Sm103a, ("b300", "B300", 148, 126, 8.0, 2250.0)),
 ];
 
+/// What PTX is shaped for, as nobody knows which GPU will run it: the SMs of an A100, as a second wave on a smaller GPU costs more than SMs
+/// that a larger one has over, and the shared memory that all have.
+static ANY: Target = row(Arch::Compute80, ("compute_80", "any GPU from 8.0 on", 108, 40, 2.04, 312.0));
+
 /// What a driver says of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
@@ -104,6 +110,13 @@ fn keys() -> String {
     GPUS.iter().map(|gpu| gpu.key.as_ref()).collect::<Vec<_>>().join(", ")
 }
 
+/// The GPU of an architecture whose number of SMs is nearest. Bandwidth and compute, which only reports are about, are taken from it.
+fn nearest(arch: Arch, multiprocessors: u32) -> Target {
+    let same = GPUS.iter().filter(|gpu| gpu.arch == arch);
+    let nearest = same.min_by_key(|gpu| gpu.multiprocessors.abs_diff(multiprocessors));
+    Target { source: "nearest GPU of the table", ..nearest.cloned().unwrap_or_else(|| Target::of_arch(arch)) }
+}
+
 impl Target {
     /// The GPU of that key.
     pub fn find(key: &str) -> Result<&'static Target, UnknownGpu> {
@@ -113,7 +126,7 @@ impl Target {
     /// The GPU that stands for an architecture: the table's first.
     pub fn of_arch(arch: Arch) -> Target {
         // Every architecture has a row; a test says so.
-        GPUS.iter().find(|gpu| gpu.arch == arch).unwrap_or(&GPUS[0]).clone()
+        GPUS.iter().chain([&ANY]).find(|gpu| gpu.arch == arch).unwrap_or(&GPUS[0]).clone()
     }
 
     /// The GPU that a driver describes, as a target of its own; `None` where no architecture runs on it. The table's row is taken
@@ -131,10 +144,6 @@ impl Target {
         if let Some(row) = like.clone().find(named) {
             return Some(row.clone());
         }
-        // Bandwidth and compute, which only reports are about, are those of the nearest GPU of the architecture.
-        let nearest = GPUS.iter().filter(|gpu| gpu.arch == arch);
-        let base = nearest.min_by_key(|gpu| gpu.multiprocessors.abs_diff(facts.multiprocessors));
-        let base = base.cloned().unwrap_or_else(|| Target::of_arch(arch));
         Some(Target {
             key: Cow::Owned(facts.name.clone()),
             name: Cow::Owned(facts.name.clone()),
@@ -142,10 +151,39 @@ impl Target {
             shared_bytes_per_block: facts.shared_bytes_per_block,
             shared_bytes_per_multiprocessor: facts.shared_bytes_per_multiprocessor,
             l2_bytes: facts.l2_bytes,
-            source: "nearest GPU of the table",
             measured: false,
-            ..base
+            ..nearest(arch, facts.multiprocessors)
         })
+    }
+
+    /// What a plan says of it.
+    pub fn described(&self) -> Gpu {
+        Gpu {
+            key: self.key.to_string(),
+            name: self.name.to_string(),
+            architecture: self.arch.name().to_owned(),
+            multiprocessors: self.multiprocessors,
+            shared_bytes_per_block: self.shared_bytes_per_block,
+            l2_bytes: self.l2_bytes,
+            measured: self.measured,
+        }
+    }
+
+    /// The GPU that a plan's program is for: the table's where it has it, else with the bandwidth and compute of the nearest of its architecture.
+    /// `None` for an architecture that is none of ours.
+    pub fn of_program(gpu: &Gpu) -> Option<Target> {
+        let arch = Arch::from_name(&gpu.architecture)?;
+        let row = GPUS.iter().chain([&ANY]).find(|row| row.described() == *gpu);
+        Some(row.cloned().unwrap_or_else(|| Target {
+            key: Cow::Owned(gpu.key.clone()),
+            name: Cow::Owned(gpu.name.clone()),
+            multiprocessors: gpu.multiprocessors,
+            shared_bytes_per_block: gpu.shared_bytes_per_block,
+            shared_bytes_per_multiprocessor: gpu.shared_bytes_per_block + RESERVED,
+            l2_bytes: gpu.l2_bytes,
+            measured: gpu.measured,
+            ..nearest(arch, gpu.multiprocessors)
+        }))
     }
 
     /// The same GPU with that many of its SMs, as a program restricted to them sees it.
@@ -181,8 +219,10 @@ mod tests {
 
     #[test]
     fn every_architecture_has_a_gpu_and_every_key_is_one() {
-        for arch in Arch::ALL {
-            assert_eq!(Target::of_arch(arch).arch, arch);
+        for arch in Arch::ALL.into_iter().chain([Arch::Compute80]) {
+            let gpu = Target::of_arch(arch);
+            assert_eq!(gpu.arch, arch);
+            assert_eq!(Target::of_program(&gpu.described()), Some(gpu));
         }
         for gpu in &GPUS {
             assert_eq!(Target::find(&gpu.key), Ok(gpu));
@@ -190,7 +230,7 @@ mod tests {
             assert_eq!(gpu.shared_bytes_per_multiprocessor, gpu.shared_bytes_per_block + RESERVED, "{gpu}");
         }
         let error = Target::find("voodoo2").unwrap_err().to_string();
-        assert!(error.starts_with("unknown GPU `voodoo2`; known are h200, h100, "), "{error}");
+        assert!(error.starts_with("no GPU is called `voodoo2`: there are h200, h100, "), "{error}");
         assert_eq!(Target::of_arch(Arch::Sm90a).key, "h200");
         assert_eq!(Target::of_arch(Arch::Sm89).key, "rtx-4090");
         assert_eq!(GPUS.iter().filter(|gpu| gpu.measured).map(|gpu| &gpu.key[..]).collect::<Vec<_>>(), ["h200"]);

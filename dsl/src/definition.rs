@@ -1,9 +1,8 @@
-//! Definitions: what the macros leave behind of a kernel and of a device function, as plain statics.
+//! Definitions: what the macros leave behind of a kernel, of a device function and of an intrinsic, as plain statics.
 
-use crate::ElementType;
-use crate::instance::Values;
-use crate::intrinsics::Intrinsic;
-use crate::sim;
+use crate::elements::{self, ElementType};
+use crate::passing::{Arguments, SlotArguments, Value, Word4};
+use crate::values::Values;
 
 /// What a kernel does with a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +113,81 @@ pub enum Callee {
     Prelude,
 }
 
+/// The threads that must execute an intrinsic together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The thread alone.
+    Thread,
+    /// All 32 lanes of the warp, at the same place.
+    Warp,
+    /// All 128 threads of a warpgroup (four consecutive warps), at the same place. Only Hopper has such intrinsics.
+    Warpgroup,
+    /// All threads of the block, at the same place.
+    Block,
+    /// All threads of the cluster that have not returned, at the same place. Hopper and later.
+    Cluster,
+    /// Orders this grid against the grids before and after it in the stream.
+    Grid,
+}
+
+/// What the host's compiler sees of an intrinsic.
+#[derive(Clone, Copy, Debug)]
+pub enum HostText {
+    /// The CUDA text is plain C++.
+    Same,
+    Text(&'static str),
+    /// A call of the Rust meaning, at this address.
+    Hook(Hook),
+}
+
+/// Address of a Rust meaning with C calling convention.
+#[derive(Clone, Copy, Debug)]
+pub struct Hook(pub(crate) fn() -> *const ());
+
+/// One row of the table.
+#[derive(Debug)]
+pub struct Intrinsic {
+    pub name: &'static str,
+    pub scope: Scope,
+    /// The first compute capability that has it, as in `sm_90`.
+    pub since: u32,
+    pub doc: &'static str,
+    /// The definition in CUDA C.
+    pub cuda: &'static str,
+    pub host: HostText,
+    /// (result, parameters) of a hook, as text.
+    pub signature: (&'static str, &'static [(&'static str, &'static str)]),
+    /// Rows whose text this one's text uses.
+    pub needs: &'static [fn() -> Callee],
+}
+
+impl Intrinsic {
+    /// The host text of a hook: a pointer that the simulator fills in after loading, and a function that calls it.
+    pub(crate) fn hook_text(&self) -> String {
+        let (output, params) = self.signature;
+        let name = self.name;
+        let declared: Vec<_> = params.iter().map(|(name, ty)| format!("{ty} {name}")).collect();
+        let types: Vec<_> = params.iter().map(|(_, ty)| *ty).collect();
+        let names: Vec<_> = params.iter().map(|(name, _)| *name).collect();
+        format!(
+            "extern \"C\" {{ void* hook_{name}; }}\ninline {output} {name}({}) {{ return (({output} (*)({}))hook_{name})({}); }}",
+            declared.join(", "),
+            types.join(", "),
+            names.join(", ")
+        )
+    }
+}
+
+macro_rules! in_the_prelude {
+    ($($name:ident)*) => { $(impl elements::$name {
+        #[doc(hidden)]
+        pub fn callee() -> Callee {
+            Callee::Prelude
+        }
+    })* };
+}
+in_the_prelude!(u32x2 u32x4 i32x4 f32x2 f32x4);
+
 /// A `#[kernel]` function.
 #[derive(Debug)]
 pub struct KernelDef {
@@ -133,7 +207,7 @@ pub struct KernelDef {
     pub rust: &'static str,
     /// One GPU thread, in the simulator.
     #[doc(hidden)]
-    pub run: fn(&sim::Arguments<'_>),
+    pub run: fn(&Arguments<'_>),
 }
 
 /// A `#[registers]` struct.
@@ -154,7 +228,7 @@ pub struct RegistersDef {
     message = "`{Self}` is not a value type of the kernel language",
     label = "use bool, u8…u64, i8…i64, f32, F16, BF16, U32x2, U32x4, I32x4, F32x2, F32x4, or a `#[registers]` struct"
 )]
-pub trait Registers: sim::Value {
+pub trait Registers: Value {
     const DEF: &'static RegistersDef;
 
     #[doc(hidden)]
@@ -177,7 +251,7 @@ pub struct DeviceDef {
     pub rust: &'static str,
     /// The function on erased arguments; `None` when its signature cannot fill a slot.
     #[doc(hidden)]
-    pub call: Option<fn(&sim::SlotArguments<'_>) -> sim::Word4>,
+    pub call: Option<fn(&SlotArguments<'_>) -> Word4>,
 }
 
 impl KernelDef {

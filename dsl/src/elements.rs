@@ -187,13 +187,6 @@ macro_rules! vectors {
         #[doc(hidden)]
         #[allow(non_camel_case_types)]
         pub enum $new {}
-
-        impl $new {
-            #[doc(hidden)]
-            pub fn callee() -> crate::Callee {
-                crate::Callee::Prelude
-            }
-        }
     )* };
 }
 vectors! {

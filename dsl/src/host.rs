@@ -3,8 +3,8 @@
 //! This checks the printer, with no GPU. A library is kept by the content of its source, so that an unchanged instance is
 //! not compiled again. The compiler is `$CXX`, or `c++`.
 
+use crate::definition::HostText;
 use crate::instance::Instance;
-use crate::intrinsics::HostText;
 use crate::sim::{Arg, LaunchError, Memory, Options, launch_host};
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};

@@ -1,96 +1,14 @@
 //! Instances: a kernel with its compile-time parameters, element types and slots chosen. Its source text: `source.rs`.
 
-use crate::ElementType;
-use crate::definition::{Callee, ConstantDef, DeviceDef, KernelDef, ParamDef, ParamKind, RegistersDef, SlotDef};
-use crate::intrinsics::{Intrinsic, Scope};
+use crate::definition::{
+    Callee, ConstantDef, DeviceDef, Intrinsic, KernelDef, ParamDef, ParamKind, RegistersDef, Scope, SlotDef,
+};
+use crate::elements::ElementType;
+use crate::values::{Constant, ConstantValue, Values};
 
 /// Compile options that a kernel's meaning depends on. Without the first, the GPU would fuse a product and a sum where the
 /// simulator rounds twice.
 pub const NVRTC_OPTIONS: &[&str] = &["--fmad=false", "--std=c++17"];
-
-/// Value of a compile-time parameter.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum ConstantValue {
-    U32(u32),
-    I32(i32),
-    F32(f32),
-    Bool(bool),
-}
-
-impl ConstantValue {
-    pub(crate) fn ty(self) -> &'static str {
-        match self {
-            Self::U32(_) => "u32",
-            Self::I32(_) => "i32",
-            Self::F32(_) => "f32",
-            Self::Bool(_) => "bool",
-        }
-    }
-
-    pub(crate) fn spelling(self) -> String {
-        match self {
-            Self::U32(v) => v.to_string(),
-            Self::I32(v) => v.to_string(),
-            // The shortest text that reads back as the same f32.
-            Self::F32(v) if v.is_finite() => format!("{v:?}f"),
-            Self::F32(v) => format!("bits_as<f32>({:#x}u)", v.to_bits()),
-            Self::Bool(v) => v.to_string(),
-        }
-    }
-}
-
-/// A Rust type that a compile-time parameter may have.
-pub trait Constant: Copy {
-    fn into_value(self) -> ConstantValue;
-    #[doc(hidden)]
-    fn from_value(value: ConstantValue) -> Option<Self>;
-}
-
-macro_rules! constants {
-    ($($ty:ident $variant:ident)*) => { $(
-        impl Constant for $ty {
-            fn into_value(self) -> ConstantValue {
-                ConstantValue::$variant(self)
-            }
-
-            fn from_value(value: ConstantValue) -> Option<Self> {
-                match value {
-                    ConstantValue::$variant(value) => Some(value),
-                    _ => None,
-                }
-            }
-        }
-    )* };
-}
-constants!(u32 U32 i32 I32 f32 F32 bool Bool);
-
-/// The compile-time parameters and element types of an instance, by name.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Values {
-    pub(crate) constants: Vec<(&'static str, ConstantValue)>,
-    pub(crate) types: Vec<(&'static str, ElementType)>,
-}
-
-impl Values {
-    /// The constant `name`. An [`Instance`] has checked that it is there.
-    #[doc(hidden)]
-    pub fn constant<T: Constant>(&self, name: &str) -> T {
-        self.constants
-            .iter()
-            .find(|(key, _)| *key == name)
-            .and_then(|(_, value)| T::from_value(*value))
-            .unwrap_or_else(|| panic!("compile-time parameter `{name}` is not set in this instance"))
-    }
-
-    /// The element type called `name`: a type's own name, or an element-type parameter.
-    pub fn element(&self, name: &str) -> Option<ElementType> {
-        ElementType::named(name).or_else(|| self.types.iter().find(|(key, _)| *key == name).map(|(_, ty)| *ty))
-    }
-
-    pub fn constants(&self) -> &[(&'static str, ConstantValue)] {
-        &self.constants
-    }
-}
 
 /// One parameter of an instance: the kernel's own, then those its slots bring.
 #[derive(Clone, Debug, PartialEq)]

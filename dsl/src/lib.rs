@@ -148,11 +148,13 @@ pub mod harness;
 pub mod host;
 mod instance;
 pub mod intrinsics;
+mod passing;
 #[doc(hidden)]
 pub mod semantics;
 pub mod sim;
 mod source;
 pub mod text;
+mod values;
 
 pub use arguments::{ArgumentError, ArgumentValue, Filled, LaunchArguments, SlotKey};
 pub use definition::{
@@ -161,9 +163,8 @@ pub use definition::{
 };
 pub use elements::{BF16, Element, ElementType, F16, F32x2, F32x4, Float, I32x4, U32x2, U32x4};
 pub use gemma4c_dsl_macros::{device, kernel, registers};
-pub use instance::{
-    Constant, ConstantValue, Instance, InstanceBuilder, InstanceError, InstanceParam, NVRTC_OPTIONS, Values,
-};
+pub use instance::{Instance, InstanceBuilder, InstanceError, InstanceParam, NVRTC_OPTIONS};
+pub use values::{Constant, ConstantValue, Values};
 
 /// Everything a file of kernels uses: `use gemma4c_dsl::prelude::*;`.
 pub mod prelude {

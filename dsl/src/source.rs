@@ -1,9 +1,10 @@
 //! Source texts: one = prelude + the intrinsics used + a header of a few generated lines + device functions + the body. The
 //! header is all that differs between two instances of a kernel.
 
-use crate::instance::{ConstantValue, Instance};
-use crate::intrinsics::{HostText, Intrinsic};
+use crate::definition::{HostText, Intrinsic};
+use crate::instance::Instance;
 use crate::text;
+use crate::values::ConstantValue;
 use std::fmt::Write as _;
 
 impl Instance {

@@ -44,8 +44,12 @@ pub enum RuntimeError {
     Cuda(#[from] CudaError),
     #[error("the plan was compiled for the CPU alone: compile it with --target cuda to run it on a GPU")]
     NoProgram,
-    #[error("{gpu} is an {found}, the plan has machine code for {expected}: compile it again with this GPU in --arch")]
-    Architecture { gpu: String, found: String, expected: String },
+    #[error(
+        "{gpu} runs none of the plan's programs, which are for {expected}: compile it again for this GPU, or with --arch compute_80"
+    )]
+    Architecture { gpu: String, expected: String },
+    #[error("the plan has no program for `{key}`; it has {known}")]
+    NoSuchProgram { key: String, known: String },
     #[error(
         "the plan needs {needed} bytes on {gpu}, {free} are free: compile with a smaller --ctx or --chunk, or with --vram"
     )]

@@ -8,6 +8,7 @@
 //! ids, so that it can be driven by tests, by a model without a vocabulary, and by whoever brings a tokenizer.
 
 mod backend;
+mod choose;
 pub mod cpu;
 pub mod cuda;
 mod embedded;
@@ -22,6 +23,8 @@ mod support;
 mod weights;
 
 pub use backend::{Backend, Pick, Run};
+pub use choose::{choose, named};
+pub use cuda::OnGpu;
 pub use embedded::EmbeddedWeights;
 pub use error::RuntimeError;
 pub use sampler::{Sampler, argmax};

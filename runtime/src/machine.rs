@@ -1,5 +1,7 @@
 //! What this machine has to run a plan on.
 
+use std::fmt;
+
 use cudarc::driver::{result, sys};
 
 /// The processor.
@@ -19,6 +21,36 @@ pub struct Gpu {
     pub compute_capability: (u32, u32),
     /// Bytes.
     pub memory: u64,
+    /// SMs.
+    pub multiprocessors: u32,
+    /// Shared memory that a block may ask for, in bytes.
+    pub shared_bytes_per_block: u32,
+    pub shared_bytes_per_multiprocessor: u32,
+    pub l2_bytes: u64,
+}
+
+impl Gpu {
+    /// A GPU of which a test says the rest.
+    #[cfg(test)]
+    pub(crate) fn unknown(name: &str) -> Gpu {
+        Gpu {
+            name: name.into(),
+            compute_capability: (0, 0),
+            memory: 0,
+            multiprocessors: 0,
+            shared_bytes_per_block: 227 << 10,
+            shared_bytes_per_multiprocessor: 228 << 10,
+            l2_bytes: 0,
+        }
+    }
+}
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ((major, minor), shared) = (self.compute_capability, self.shared_bytes_per_block >> 10);
+        let Gpu { name, multiprocessors, .. } = self;
+        write!(f, "{name} (sm_{major}{minor}, {multiprocessors} SMs, {shared} KiB of shared memory a block)")
+    }
 }
 
 /// Why no GPU can be used.
@@ -75,13 +107,21 @@ fn describe(ordinal: i32) -> Result<Gpu, result::DriverError> {
     let device = result::device::get(ordinal)?;
     // SAFETY: the handle was given by the driver just now, and devices live as long as the process.
     #[allow(unsafe_code)]
-    let (major, minor, memory) = unsafe {
-        (
-            result::device::get_attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            result::device::get_attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-            result::device::total_mem(device)?,
-        )
-    };
-    let name = result::device::get_name(device)?;
-    Ok(Gpu { name, compute_capability: (major as u32, minor as u32), memory: memory as u64 })
+    let attribute = |which| unsafe { result::device::get_attribute(device, which) }.map(|value| value.max(0) as u32);
+    // SAFETY: as above.
+    #[allow(unsafe_code)]
+    let memory = unsafe { result::device::total_mem(device) }? as u64;
+    let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    Ok(Gpu {
+        name: result::device::get_name(device)?,
+        compute_capability: (major, minor),
+        memory,
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        shared_bytes_per_block: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        shared_bytes_per_multiprocessor: attribute(
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+        )?,
+        l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
+    })
 }

@@ -6,7 +6,7 @@ use gemma4c_plan::Plan;
 
 use crate::backend::Backend;
 use crate::cpu::{Executor, Pass, Tap};
-use crate::cuda::CudaBackend;
+use crate::cuda::{CudaBackend, OnGpu};
 use crate::feed::{Feeder, Want};
 use crate::weights::Weights;
 use crate::{ModelLocation, RuntimeError, machine};
@@ -66,16 +66,16 @@ impl Session {
         Ok(Session { plan, engine, seen: Vec::new(), written: 0 })
     }
 
-    /// Runs on the first GPU. All its memory is allocated and all weights are loaded; `progress` is told the bytes done and the
+    /// Runs on the first GPU, by the program of the plan that fits it. All its memory is allocated and all weights are loaded; `progress` is told the bytes done and the
     /// bytes there are.
     pub fn on_cuda(
         plan: Plan,
         location: &ModelLocation,
+        on: &OnGpu,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, RuntimeError> {
-        let plan = Arc::new(plan);
+        let (plan, backend) = CudaBackend::open(plan, location, on, progress)?;
         let feeder = Feeder::new(&plan).ok_or(RuntimeError::NoProgram)?;
-        let backend = CudaBackend::open(Arc::clone(&plan), location, progress)?;
         Ok(Session { plan, engine: Engine::Cuda(feeder, Box::new(backend)), seen: Vec::new(), written: 0 })
     }
 

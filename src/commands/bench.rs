@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
             test.name(depth)
         );
     }
-    let session = plan_file::open(plan, &args.plan.location(), args.plan.device)?;
+    let session = args.plan.open_read(plan)?;
     let opened = started.elapsed();
     let mut runner = Runner::new(session, args.seed);
     runner.first_token()?;

@@ -1,13 +1,14 @@
 //! `gemma4c compile`: a model file to a plan.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_models::gguf::Gguf;
-use gemma4c_plan::cuda::KvType;
+use gemma4c_plan::cuda::{Cuda, KvType};
 use gemma4c_runtime::machine;
 
 use super::{Outcome, plan_file};
@@ -32,9 +33,17 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "auto")]
     target: Target,
 
-    /// GPU architectures to compile kernels for [default: that of this machine's GPU, or sm_90a]
-    #[arg(long, value_name = "SM", value_delimiter = ',', value_parser = architecture)]
+    /// GPUs to compile for, such as h200,rtx-4090: the plan has a program for each [default: this machine's GPU, or h200]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = Gpu::find, conflicts_with = "arch")]
+    gpu: Vec<&'static Gpu>,
+
+    /// The same by architecture: for the GPU that stands for each. compute_80 is PTX, for GPUs that nobody compiled for.
+    #[arg(long, value_name = "SM", value_delimiter = ',', value_parser = Arch::from_str)]
     arch: Vec<Arch>,
+
+    /// Shape launches for that many SMs, where a GPU has fewer than its name says or is restricted to some of them.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    sms: Option<u32>,
 
     /// Positions a sequence may have [default: 8192, or what the model was trained for if that is less]
     #[arg(long, value_name = "N")]
@@ -72,10 +81,6 @@ enum Kv {
     Q8_0,
 }
 
-fn architecture(name: &str) -> Result<Arch, String> {
-    Arch::from_name(name).ok_or_else(|| format!("there are {}", Arch::ALL.map(Arch::name).join(", ")))
-}
-
 /// Bytes, with a unit or without.
 fn size(text: &str) -> Result<u64, String> {
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -101,7 +106,7 @@ fn size(text: &str) -> Result<u64, String> {
 enum Target {
     /// This machine's NVIDIA GPU if it has one, else the CPU.
     Auto,
-    /// NVIDIA GPUs of the given architectures. No GPU is needed to compile.
+    /// NVIDIA GPUs. None is needed to compile.
     Cuda,
     /// Any machine: f32 arithmetic on all cores.
     Cpu,
@@ -114,31 +119,28 @@ pub fn run(args: &Args) -> Result<Outcome> {
     ensure!(!plan_file::is_plan(&args.model)?, "{} is a plan already: give the GGUF model", args.model.display());
     let file = Gguf::open(&args.model)?;
     let gpu = machine::gpus().ok().and_then(|gpus| gpus.into_iter().next());
+    let names_gpus = !args.arch.is_empty() || !args.gpu.is_empty() || args.sms.is_some();
     let for_gpu = match args.target {
-        Target::Auto => gpu.is_some() || !args.arch.is_empty(),
+        Target::Auto => gpu.is_some() || names_gpus,
         Target::Cuda => true,
         Target::Cpu => false,
     };
-    ensure!(for_gpu || args.arch.is_empty(), "--arch names GPUs, but the target is the CPU");
+    ensure!(for_gpu || !names_gpus, "--gpu, --arch and --sms are about GPUs, but the target is the CPU");
     let kv = match args.kv {
         Kv::F16 => KvType::F16,
         Kv::Bf16 => KvType::BF16,
         Kv::F32 => KvType::F32,
         Kv::Q8_0 => bail!("--kv q8_0: keys and values in 8 bits are not there yet; there are f16, bf16 and f32"),
     };
-    let cuda = for_gpu.then(|| CudaOptions {
-        targets: match (&args.arch[..], &gpu) {
-            ([], Some(gpu)) => Arch::for_capability(gpu.compute_capability).map(Gpu::of_arch).into_iter().collect(),
-            ([], None) => vec![Gpu::of_arch(Arch::Sm90a)],
-            (given, _) => given.iter().map(|arch| Gpu::of_arch(*arch)).collect(),
-        },
-        kv,
-        vram: args.vram,
-        disabled: args.disable_pass.clone(),
-    });
-    if let (Some(cuda), Some(gpu)) = (&cuda, &gpu) {
-        ensure!(!cuda.targets.is_empty(), "{} is older than any architecture kernels are made for", gpu.name);
-    }
+    let cuda = match for_gpu {
+        false => None,
+        true => Some(CudaOptions {
+            targets: targets(args, gpu.as_ref())?,
+            kv,
+            vram: args.vram,
+            disabled: args.disable_pass.clone(),
+        }),
+    };
     let options = compile::Options { context: args.ctx, chunk: args.chunk, cuda };
     let mut plan = compile::compile(&file, output::folder(&args.output), &options)?;
     let bytes = if args.embed_weights {
@@ -153,9 +155,12 @@ pub fn run(args: &Args) -> Result<Outcome> {
         plan_file::write(&plan, &args.output)?
     };
     let what = match &plan.cuda {
-        Some(cuda) => {
-            let launches = cuda.program.phases.first().map_or(0, |phase| phase.steps.len());
-            format!("{}: {launches} launches a token", cuda.program.architectures.join(", "))
+        Some(_) => {
+            let of = |cuda: &Cuda| {
+                let launches = cuda.program.phases.first().map_or(0, |phase| phase.steps.len());
+                format!("{}: {launches} launches a token", cuda.program.gpu)
+            };
+            plan.programs().map(of).collect::<Vec<_>>().join("; ")
         }
         None => format!("cpu: {} steps", plan.program.steps.len()),
     };
@@ -167,4 +172,27 @@ pub fn run(args: &Args) -> Result<Outcome> {
         started.elapsed().as_secs_f64()
     );
     Ok(Outcome::Done)
+}
+
+/// The GPUs to compile for: those that were named, else this machine's, else the one that everything is measured on.
+fn targets(args: &Args, here: Option<&machine::Gpu>) -> Result<Vec<Gpu>> {
+    let named = args.gpu.iter().map(|gpu| (*gpu).clone());
+    let mut targets: Vec<Gpu> = named.chain(args.arch.iter().map(|arch| Gpu::of_arch(*arch))).collect();
+    if targets.is_empty() {
+        targets.push(match here {
+            Some(gpu) => match compile::target_of(gpu) {
+                Some(target) => target,
+                None => bail!("{} is older than any architecture kernels are made for", gpu.name),
+            },
+            None => Gpu::of_arch(Arch::Sm90a),
+        });
+    }
+    if let Some(sms) = args.sms {
+        ensure!(targets.len() == 1, "--sms shapes one program, but {} GPUs are named", targets.len());
+        targets = targets.into_iter().map(|target| target.with_multiprocessors(sms)).collect();
+    }
+    for (at, target) in targets.iter().enumerate() {
+        ensure!(!targets[..at].contains(target), "{} is named twice", target.key);
+    }
+    Ok(targets)
 }

@@ -16,7 +16,7 @@ use gemma4c_models::gguf::Gguf;
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
 use gemma4c_plan::cuda::KvType;
 use gemma4c_plan::{Plan, Sampling};
-use gemma4c_runtime::{ModelLocation, machine};
+use gemma4c_runtime::{ModelLocation, OnGpu, machine};
 
 use super::Outcome;
 use super::generation::{Generation, SamplingArgs, Speed};
@@ -77,7 +77,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let vocab = plan.vocab.clone().context("the model inside this program has no vocabulary")?;
     let tokenizer = Tokenizer::new(&vocab)?;
     let location = ModelLocation { plan: files.plan.clone(), given: None };
-    let session = plan_file::open(plan.clone(), &location, choice.device)?;
+    let session = plan_file::open(plan.clone(), &location, choice.device, &OnGpu::default())?;
     let sampler = args.sampling.sampler(plan.sampling, vocab.suppress.clone())?;
     let mut generation = Generation { session, sampler, stop: vocab.stop.clone(), most: args.n };
 
@@ -161,9 +161,11 @@ fn choose_device(wanted: Device) -> Result<Choice> {
     let on_cpu = |words: String| Choice { cuda: None, device: Device::Cpu, words };
     match wanted {
         Device::Cpu => Ok(on_cpu("as asked for".into())),
-        Device::Sim => {
-            Ok(Choice { cuda: Some(options(Arch::Sm90a)), device: Device::Sim, words: "sm_90a, as asked for".into() })
-        }
+        Device::Sim => Ok(Choice {
+            cuda: Some(options(Target::of_arch(Arch::Sm90a))),
+            device: Device::Sim,
+            words: "sm_90a, as asked for".into(),
+        }),
         Device::Cuda => find_gpu().map_err(|why| anyhow!("--device cuda: {why}")),
         Device::Auto => Ok(find_gpu().unwrap_or_else(|why| on_cpu(format!("because {why}")))),
     }
@@ -173,19 +175,19 @@ fn choose_device(wanted: Device) -> Result<Choice> {
 fn find_gpu() -> Result<Choice, String> {
     let gpu = machine::gpus().map_err(|why| why.to_string())?.into_iter().next();
     let gpu = gpu.ok_or("the driver sees no GPU")?;
-    let arch = Arch::for_capability(gpu.compute_capability)
+    let target = compile::target_of(&gpu)
         .ok_or_else(|| format!("{} is older than any architecture kernels are made for", gpu.name))?;
     let toolchain = Toolchain::find().map_err(|why| {
         let why = why.to_string();
         let first = why.lines().next().unwrap_or_default().trim_end_matches('.');
         format!("nothing can be compiled for {}: {first} (`gemma4c doctor` says more)", gpu.name)
     })?;
-    let words = format!("{} by NVRTC {}", arch.name(), toolchain.version());
-    Ok(Choice { cuda: Some(options(arch)), device: Device::Cuda, words })
+    let words = format!("{} by NVRTC {}", target.arch.name(), toolchain.version());
+    Ok(Choice { cuda: Some(options(target)), device: Device::Cuda, words })
 }
 
-fn options(arch: Arch) -> CudaOptions {
-    CudaOptions { targets: vec![Target::of_arch(arch)], kv: KvType::F16, vram: None, disabled: Vec::new() }
+fn options(target: Target) -> CudaOptions {
+    CudaOptions { targets: vec![target], kv: KvType::F16, vram: None, disabled: Vec::new() }
 }
 
 /// What two runs are compared by.

@@ -29,7 +29,8 @@ pub struct Args {
     #[command(flatten)]
     view: View,
 
-    /// The GPU whose bandwidth and FLOP/s give the floors [default: a GPU of the plan's architecture]
+    /// The GPU whose bandwidth and FLOP/s give the floors, and whose program is shown if the plan has one for it [default: the plan's
+    /// first]
     #[arg(long, value_name = "NAME", value_parser = Target::find)]
     gpu: Option<&'static Target>,
 }
@@ -98,7 +99,11 @@ fn of_model(args: &Args) -> Result<String> {
 }
 
 fn of_plan(args: &Args) -> Result<String> {
-    let plan = plan_file::read(&args.file)?;
+    let mut plan = plan_file::read(&args.file)?;
+    let wanted = plan.programs().position(|cuda| args.gpu.is_some_and(|gpu| cuda.program.gpu.key == gpu.key));
+    if let Some(index) = wanted {
+        plan.show(index);
+    }
     let view = &args.view;
     if view.dot.is_some() {
         bail!("--dot draws a model: give the GGUF file");
@@ -160,12 +165,12 @@ fn write_sources(facts: &Facts<'_>, folder: &Path) -> Result<String> {
     let cannot_write = |path: &Path| format!("cannot write {}", path.display());
     std::fs::create_dir_all(folder).with_context(|| cannot_write(folder))?;
     let program = facts.program();
-    let archs = program.architectures.join(" or ");
+    let arch = &program.gpu.architecture;
     for ((kernel, label), code) in program.kernels.iter().zip(&facts.labels).zip(&facts.cuda.code) {
         let path = folder.join(format!("{label}.cu"));
         let head = format!(
             "// {}\n// {} threads a block, {} bytes of dynamic shared memory.\n\
-             // nvcc -cubin -std=c++17 --fmad=false -arch={archs} {label}.cu\n\n",
+             // nvcc -cubin -std=c++17 --fmad=false -arch={arch} {label}.cu\n\n",
             kernel.instance, kernel.block, kernel.shared
         );
         std::fs::write(&path, head + &code.source).with_context(|| cannot_write(&path))?;

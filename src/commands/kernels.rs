@@ -48,7 +48,7 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["rust", "cuda"])]
     sass_stats: bool,
 
-    /// The architecture whose plans' instances are meant: sm_80, sm_89, sm_90a or sm_120a.
+    /// The architecture whose plans' instances are meant: sm_80, sm_89, sm_90a, sm_100a, sm_103a or sm_120a.
     #[arg(long, default_value = "sm_90a")]
     arch: Arch,
 

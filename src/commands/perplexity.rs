@@ -143,7 +143,7 @@ impl Args {
 fn open(args: &Args, plan: Plan, other: Option<Plan>, windows: &Windows) -> Result<(Readers, Header)> {
     let load = |plan: Plan, location: ModelLocation, device: Device| {
         let name = location.plan.display().to_string();
-        let session = plan_file::open(plan, &location, device).with_context(|| name.clone())?;
+        let session = plan_file::open(plan, &location, device, &args.plan.on_gpu()).with_context(|| name.clone())?;
         anyhow::Ok(Reader::new(session, name, args.decode))
     };
     let mut header = Header::new();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::{Plan, START, own_bytes};
-use gemma4c_runtime::{ModelLocation, Session, machine};
+use gemma4c_runtime::{ModelLocation, OnGpu, Session, machine};
 
 use crate::{output, progress, simulate};
 
@@ -40,12 +40,29 @@ pub struct PlanArgs {
     /// The device to run on.
     #[arg(long, value_enum, default_value = "auto")]
     pub device: Device,
+
+    /// Of a plan for several GPUs: the program to run, by the GPU's name [default: the one that fits the GPU best]
+    #[arg(long, value_name = "GPU")]
+    pub program: Option<String>,
+
+    /// Use that many SMs of the GPU and no others, to time a plan for a smaller one.
+    #[arg(long, value_name = "N")]
+    pub sms: Option<u32>,
 }
 
 impl PlanArgs {
     /// Loads the plan and its model.
     pub fn open(&self) -> Result<Session> {
-        open(read(&self.plan)?, &self.location(), self.device)
+        self.open_read(read(&self.plan)?)
+    }
+
+    /// The same of the plan, once read.
+    pub fn open_read(&self, plan: Plan) -> Result<Session> {
+        open(plan, &self.location(), self.device, &self.on_gpu())
+    }
+
+    pub fn on_gpu(&self) -> OnGpu {
+        OnGpu { program: self.program.clone(), multiprocessors: self.sms }
     }
 
     pub fn location(&self) -> ModelLocation {
@@ -54,9 +71,12 @@ impl PlanArgs {
 }
 
 /// Makes a plan ready to run where it is wanted.
-pub fn open(plan: Plan, location: &ModelLocation, device: Device) -> Result<Session> {
+pub fn open(plan: Plan, location: &ModelLocation, device: Device, on: &OnGpu) -> Result<Session> {
     let on_gpu = match device {
-        Device::Sim => return simulate::open(plan, location),
+        Device::Sim => {
+            ensure!(on.multiprocessors.is_none(), "--sms takes SMs from a GPU: a simulated one has none");
+            return simulate::open(plan, location, on.program.as_deref());
+        }
         Device::Cpu => false,
         Device::Cuda => true,
         Device::Auto if plan.cuda.is_none() => false,
@@ -73,15 +93,27 @@ pub fn open(plan: Plan, location: &ModelLocation, device: Device) -> Result<Sess
         },
     };
     if !on_gpu {
+        ensure!(on.multiprocessors.is_none(), "--sms takes SMs from a GPU, but the plan runs on the CPU");
+        ensure!(on.program.is_none(), "--program chooses among programs for GPUs, but the plan runs on the CPU");
         return Ok(Session::on_cpu(plan, location)?);
     }
     let bar = progress::bytes("loading", 0);
-    let session = Session::on_cuda(plan, location, &mut |done, total| {
+    let count = plan.programs().count();
+    let session = Session::on_cuda(plan, location, on, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     });
     bar.finish_and_clear();
-    Ok(session?)
+    let mut session = session?;
+    let there = session.cuda().map(|cuda| cuda.device().gpu.clone());
+    if let (Some(gpu), Some(cuda)) = (there, &session.plan().cuda) {
+        let program = &cuda.program.gpu;
+        // Of a plan for one GPU that runs on such a GPU there is nothing to say.
+        if count > 1 || gpu.multiprocessors != program.multiprocessors {
+            eprintln!("[{} with {} SMs runs the program for {program}]", gpu.name, gpu.multiprocessors);
+        }
+    }
+    Ok(session)
 }
 
 /// Whether a file is a GGUF model, where a plan would do as well.

@@ -81,11 +81,14 @@ pub fn run(args: &Args) -> Result<Outcome> {
     );
     let plan = plan_file::read(&args.plan.plan)?;
     let Some(cuda) = &plan.cuda else { bail!("the plan is for the CPU: there is nothing to compare with it") };
+    // All programs have the same phases; what is asked for is looked at before anything is loaded.
     let selection = Selection::new(&cuda.program, args)?;
     let (prompt, decoded) = (selection.tokens as usize, args.decode as usize);
     let tokens = random::tokens(args.seed, prompt + decoded, plan.model.vocab_size);
-    let mut device = plan_file::open(plan.clone(), &args.plan.location(), args.plan.device)?;
+    let mut device = args.plan.open_read(plan)?;
     ensure!(device.backend().is_some(), "the plan runs on the CPU here: there is nothing to compare with it");
+    let plan = device.plan().clone();
+    let cuda = plan.cuda.as_ref().context("a plan on a device has a program for it")?;
 
     let mut cpu = Session::on_cpu(plan.clone(), &args.plan.location())?;
     let recorded = Recorded::of(&plan);

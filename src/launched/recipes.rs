@@ -20,6 +20,10 @@ const COMMON: [DType; 5] = [DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q6K, DT
 /// for the shared memory and the clusters that attention may have; registers are another matter, so all five sizes are there.
 pub const FEWER_TYPES: [Arch; 2] = [Arch::Sm80, Arch::Sm120a];
 
+/// Architectures that one or two plans stand for: their texts are those of sm_90a without bf16 copies, so that what is left to find out is whether
+/// they compile, and with which registers.
+pub const FEWEST: [Arch; 2] = [Arch::Sm100a, Arch::Sm103a];
+
 /// One plan: what a user would tell `gemma4c compile`.
 #[derive(Clone, Debug)]
 pub struct Recipe {
@@ -70,6 +74,10 @@ pub fn of_types(arch: Arch, types: &[DType]) -> Vec<Recipe> {
 pub fn ordinary(arch: Arch) -> Vec<Recipe> {
     let fewer = FEWER_TYPES.contains(&arch);
     let of = |preset, types| Recipe::new(preset, types, arch);
+    if FEWEST.contains(&arch) {
+        let mixture = (arch == FEWEST[0]).then(|| of(Preset::Moe26bA4b, Types::All(DType::Q4_0)));
+        return [of(Preset::E4b, Types::All(DType::Q8_0))].into_iter().chain(mixture).collect();
+    }
     let mut all = Vec::new();
     for dtype in DType::ALL {
         let sizes = match dtype {
@@ -108,6 +116,9 @@ pub fn with_passes_off(arch: Arch) -> Vec<Recipe> {
         ..Recipe::new(preset, Types::All(dtype), arch)
     };
     let mut all = Vec::new();
+    if FEWEST.contains(&arch) {
+        return all;
+    }
     // Without rounding anywhere: a product for each type that weights have in a file.
     for dtype in DType::ALL {
         all.push(of(Preset::Moe26bA4b, dtype, &["int8"]));

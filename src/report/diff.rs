@@ -12,6 +12,7 @@ use super::cpu;
 use super::facts::{Facts, PhaseFacts, StepFacts};
 use super::fold::{fold, layer_of, local_name};
 use super::labels::choices;
+use super::text::gpus;
 use super::units::flops;
 use crate::output;
 
@@ -81,7 +82,7 @@ fn identity(old: &Plan, new: &Plan) -> Vec<String> {
     let fingerprint = |plan: &Plan| format!("{:016x}", plan.model.fingerprint);
     let target = |plan: &Plan| match &plan.cuda {
         None => plan.target.name().to_owned(),
-        Some(cuda) => format!("{} for {}", plan.target.name(), cuda.program.architectures.join(", ")),
+        Some(_) => format!("{} for {}", plan.target.name(), gpus(plan)),
     };
     let kv = |plan: &Plan| plan.cuda.as_ref().map_or("f32", |cuda| cuda.program.kv.name());
     let toolchain = |plan: &Plan| plan.cuda.as_ref().map_or("none".to_owned(), |cuda| cuda.program.toolchain.clone());
@@ -248,7 +249,7 @@ fn kernels(old: &Facts<'_>, new: &Facts<'_>) -> Vec<String> {
     for (at, kernel) in new.program().kernels.iter().enumerate() {
         let Some(old_at) = before.get(&kernel.instance) else { continue };
         let (a, b) = (&old.cuda.code[*old_at], &new.cuda.code[at]);
-        match (a.source != b.source, a.cubins != b.cubins) {
+        match (a.source != b.source, a.image != b.image) {
             (true, _) => lines.push(format!("other text: {}", kernel.instance)),
             (false, true) => lines.push(format!("other machine code: {}", kernel.instance)),
             _ => {}

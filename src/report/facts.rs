@@ -52,8 +52,7 @@ impl<'a> Facts<'a> {
 
     /// The GPU that its launches are shaped for.
     pub fn target(&self) -> Target {
-        let first = self.program().architectures.first().and_then(|name| Arch::from_name(name));
-        Target::of_arch(first.unwrap_or(Arch::Sm90a))
+        Target::of_program(&self.program().gpu).unwrap_or_else(|| Target::of_arch(Arch::Sm90a))
     }
 
     pub fn label(&self, step: &StepFacts<'_>) -> &str {

@@ -2,6 +2,7 @@
 
 use gemma4c_codegen::target::Target;
 use gemma4c_plan::Plan;
+use gemma4c_plan::cuda::CudaProgram;
 use gemma4c_plan::embedded::EmbeddedForm;
 use serde_json::{Value, json};
 
@@ -41,7 +42,9 @@ pub fn plan(facts: &Facts<'_>, gpu: &Target) -> Value {
     let memory = &program.memory;
     json!({
         "model": model(facts.plan),
-        "arch": program.architectures.join(","),
+        "arch": program.gpu.architecture,
+        "program": gpu_of(program),
+        "programs": facts.plan.programs().map(|cuda| gpu_of(&cuda.program)).collect::<Vec<_>>(),
         "toolchain": program.toolchain,
         "context": facts.plan.program.context,
         "kv_type": program.kv.name(),
@@ -54,6 +57,12 @@ pub fn plan(facts: &Facts<'_>, gpu: &Target) -> Value {
         "kernels": kernels.collect::<Vec<_>>(),
         "gpu": {"name": gpu.name, "bandwidth": gpu.bandwidth, "compute": gpu.compute, "source": gpu.source},
     })
+}
+
+fn gpu_of(program: &CudaProgram) -> Value {
+    let gpu = &program.gpu;
+    json!({"key": gpu.key, "name": gpu.name, "arch": gpu.architecture, "multiprocessors": gpu.multiprocessors,
+           "shared_bytes_per_block": gpu.shared_bytes_per_block, "l2_bytes": gpu.l2_bytes, "measured": gpu.measured})
 }
 
 fn phase(facts: &Facts<'_>, phase: &PhaseFacts<'_>, gpu: &Target) -> Value {

@@ -29,8 +29,16 @@ pub fn header(plan: &Plan) -> String {
             let _ = writeln!(out, "chunk          {} tokens a pass, logits for {}", program.chunk, program.asked);
         }
         Some(cuda) => {
-            let archs = cuda.program.architectures.join(", ");
-            let _ = writeln!(out, "target         {} for {archs}, by {}", plan.target.name(), cuda.program.toolchain);
+            let _ = writeln!(
+                out,
+                "target         {} for {}, by {}",
+                plan.target.name(),
+                gpus(plan),
+                cuda.program.toolchain
+            );
+            if !plan.others.is_empty() {
+                let _ = writeln!(out, "program        that for {}", cuda.program.gpu);
+            }
             let _ = writeln!(
                 out,
                 "context        {} of {} trained, keys and values in {}",
@@ -83,6 +91,11 @@ pub fn memory_table(rows: &[(&str, u64)]) -> String {
     out
 }
 
+/// The GPUs that a plan has programs for, that of the shown program first.
+pub fn gpus(plan: &Plan) -> String {
+    plan.programs().map(|cuda| cuda.program.gpu.to_string()).collect::<Vec<_>>().join(", ")
+}
+
 /// All of a GPU plan but its steps.
 pub fn plan(facts: &Facts<'_>, gpu: &Target) -> String {
     let memory = &facts.program().memory;
@@ -98,8 +111,9 @@ pub fn plan(facts: &Facts<'_>, gpu: &Target) -> String {
     out += &passes(facts);
     out += &phases(facts, gpu);
     let kernels = &facts.program().kernels;
-    let cubins = facts.cuda.code.iter().flat_map(|code| &code.cubins).map(|image| image.0.len() as u64).sum();
-    let _ = writeln!(out, "\nkernels        {}, {} of machine code", kernels.len(), output::bytes(cubins));
+    let cubins = facts.cuda.code.iter().map(|code| code.image.0.len() as u64).sum();
+    let what = if facts.target().arch.is_ptx() { "PTX" } else { "machine code" };
+    let _ = writeln!(out, "\nkernels        {}, {} of {what}", kernels.len(), output::bytes(cubins));
     out
 }
 

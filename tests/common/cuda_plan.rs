@@ -63,13 +63,13 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
         let source = format!(
             "// A <kernel>.\n#define N 3\nextern \"C\" __global__ void {name}(const float* x, float* out) {{}}\n"
         );
-        Code { source, cubins: vec![Image(name.as_bytes().to_vec())] }
+        Code { source, image: Image(name.as_bytes().to_vec()) }
     };
     plan.target = Target::Cuda;
     plan.cuda = Some(Cuda {
         code: kernels.iter().map(code).collect(),
         program: CudaProgram {
-            architectures: vec!["sm_90a".into()],
+            gpu: gemma4c_codegen::target::Target::of_arch(gemma4c_codegen::arch::Arch::Sm90a).described(),
             toolchain: "NVRTC 13.0".into(),
             kv: KvType::F16,
             memory: Memory { weights: 4 << 20, kv: 1 << 18, arena: 1 << 17, host: 0 },

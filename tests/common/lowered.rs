@@ -35,27 +35,29 @@ impl LowerOptions {
     }
 }
 
-/// The plan of a model for sm_90a.
+/// The plan of a model for the H200.
 pub fn plan(model: &Path, options: &LowerOptions) -> Plan {
+    plan_for(model, options, &[Gpu::of_arch(Arch::Sm90a)])
+}
+
+/// The plan of a model for these GPUs.
+pub fn plan_for(model: &Path, options: &LowerOptions, targets: &[Gpu]) -> Plan {
     let file = Gguf::open(model).expect("a model");
     let graph = gemma4::graph(&file, &Config::read(&file).expect("a config")).expect("a graph");
-    let h200 = Gpu::of_arch(Arch::Sm90a);
-    let cuda = CudaOptions {
-        targets: vec![h200.clone()],
-        kv: options.kv,
-        vram: options.vram,
-        disabled: options.disabled.clone(),
-    };
+    let (kv, vram, disabled) = (options.kv, options.vram, options.disabled.clone());
+    let cuda = CudaOptions { targets: targets.to_vec(), kv, vram, disabled };
     let folder = model.parent().expect("a folder");
-    // The CPU program first, with the GPU's limits, then the GPU program without NVRTC.
+    // The CPU program first, with the GPU's limits, then the GPU programs without NVRTC.
     let chunk = Some(options.chunk.unwrap_or(compile::DEFAULT_CHUNK).min(compile::DEFAULT_CHUNK));
     let cpu_options = Options { context: options.context, chunk, cuda: None };
     let mut plan = compile::compile(&file, folder, &cpu_options).expect("a plan");
     let chunk = options.chunk.unwrap_or(compile::DEFAULT_CUDA_CHUNK);
-    let lowered = compile::lower(&file, &graph, &plan.program, &cuda, &h200, chunk).expect("launches");
-    let no_code = Code { source: "// not compiled\n".into(), cubins: vec![Image(vec![0])] };
-    let code = vec![no_code; lowered.program.kernels.len()];
-    plan.cuda = Some(Cuda { program: lowered.program, code });
+    let no_code = Code { source: "// not compiled\n".into(), image: Image(vec![0]) };
+    for target in targets {
+        let program = compile::lower(&file, &graph, &plan.program, &cuda, target, chunk).expect("launches").program;
+        plan.others.push(Cuda { code: vec![no_code.clone(); program.kernels.len()], program });
+    }
+    plan.show(0);
     plan.target = Target::Cuda;
     plan
 }

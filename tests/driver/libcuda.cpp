@@ -21,6 +21,7 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, N
 struct Function {
     std::string name;
     std::vector<size_t> parameters;
+    bool is_ptx = false;
 };
 struct Module {
     std::vector<unsigned char> image;
@@ -140,7 +141,18 @@ int cuDeviceGetCount(int* count) { *count = (int)setting("DRIVER_GPUS", 1); retu
 int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return SUCCESS; }
 int cuDeviceGetName(char* name, int length, int) { snprintf(name, length, "Stand-in GPU"); return SUCCESS; }
 int cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = memory(); return SUCCESS; }
-int cuDeviceGetAttribute(int* value, int attribute, int) { *value = attribute == 75 ? 9 : 0; return SUCCESS; }
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+    // Major version, SMs, shared memory of a block and of an SM, L2: those of an H200.
+    switch (attribute) {
+        case 75: *value = 9; break;
+        case 16: *value = 132; break;
+        case 97: *value = 227 << 10; break;
+        case 81: *value = 228 << 10; break;
+        case 38: *value = 50 << 20; break;
+        default: *value = 0;
+    }
+    return SUCCESS;
+}
 int cuDevicePrimaryCtxRetain(void** context, int) { CALLED(cuDevicePrimaryCtxRetain) *context = (void*)1; return SUCCESS; }
 int cuCtxSetCurrent(void*) { return SUCCESS; }
 
@@ -257,10 +269,14 @@ int cuEventRecord(void*, void*) { return SUCCESS; }
 int cuEventSynchronize(void*) { CALLED(cuEventSynchronize) return SUCCESS; }
 int cuEventElapsedTime_v2(float* milliseconds, void*, void*) { *milliseconds = 0.005f; return SUCCESS; }
 
-// The image is an ELF file; the tables of its sections and segments are its last parts.
+// The image is an ELF file, whose tables of sections and segments are its last parts, or PTX up to a zero byte.
 int cuModuleLoadData(void** module, const void* image) {
     CALLED(cuModuleLoadData)
     auto* bytes = (const unsigned char*)image;
+    if (strstr((const char*)bytes, "\n.target sm_")) {
+        *module = new Module{std::vector<unsigned char>(bytes, bytes + strlen((const char*)bytes) + 1)};
+        return SUCCESS;
+    }
     if (memcmp(bytes, "\x7f" "ELF", 4)) return INVALID_IMAGE;
     auto half = [&](size_t at) { return (size_t)*(const uint16_t*)(bytes + at); };
     size_t sections = *(const uint64_t*)(bytes + 40) + half(58) * half(60);
@@ -272,9 +288,25 @@ int cuModuleLoadData(void** module, const void* image) {
 }
 int cuModuleUnload(void* module) { delete (Module*)module; return SUCCESS; }
 
+// The sizes of the parameters of an entry: `.param .u64 name_param_0,`, or `.param .align 8 .b8 name_param_0[8],`.
+static int ptx_function(void** function, const char* text, const char* name) {
+    const char* at = strstr(text, (std::string(".entry ") + name + "(").c_str());
+    if (!at) return NOT_FOUND;
+    auto* found = new Function{name, {}, true};
+    const char* end = strchr(at, ')');
+    while ((at = strstr(at, ".param .")) && at < end) {
+        at += strlen(".param .");
+        bool is_struct = !strncmp(at, "align", 5);
+        found->parameters.push_back(is_struct ? atoi(strchr(at, '[') + 1) : atoi(at + 1) / 8);
+    }
+    *function = found;
+    return SUCCESS;
+}
+
 // A kernel's parameters are attributes 0x17 of the section .nv.info.NAME: ordinal, offset, and the size in the upper 14 bits.
 int cuModuleGetFunction(void** function, void* module, const char* name) {
     auto* bytes = ((Module*)module)->image.data();
+    if (memcmp(bytes, "\x7f" "ELF", 4)) return ptx_function(function, (const char*)bytes, name);
     auto word = [&](size_t at) { return *(uint64_t*)(bytes + at); };
     auto half = [&](size_t at) { return *(uint16_t*)(bytes + at); };
     size_t table = word(40), size = half(58), count = half(60), names = word(table + half(62) * size + 24);
@@ -315,8 +347,31 @@ int cuFuncGetParamInfo(void* function, size_t index, size_t* offset, size_t* siz
 }
 int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** arguments, void**) {
     CALLED(cuLaunchKernelEx)
+    auto* kernel = (Function*)function;
+    if (kernel->is_ptx && config->attribute_count > 0) refuse("a launch ahead of its predecessor of PTX that does not wait:", kernel->name);
     check_launch(config->grid, config->block, (Function*)function, arguments);
     if (calls["cuGraphLaunch"] > 0) launched_late++;
     return SUCCESS;
 }
+
+// Green contexts: SMs in steps of eight, those of the resource at byte 96.
+int cuDeviceGetDevResource(int, void* resource, int) { CALLED(cuDeviceGetDevResource) ((unsigned*)resource)[24] = 132; return SUCCESS; }
+int cuDevSmResourceSplitByCount(void* part, unsigned* groups, const void* all, void* rest, unsigned, unsigned least) {
+    CALLED(cuDevSmResourceSplitByCount)
+    unsigned there = ((const unsigned*)all)[24], taken = (least + 7) / 8 * 8;
+    if (taken > there) return INVALID_VALUE;
+    *groups = 1;
+    ((unsigned*)part)[24] = taken;
+    ((unsigned*)rest)[24] = there - taken;
+    return SUCCESS;
+}
+int cuDevResourceGenerateDesc(void** description, void*, unsigned count) { *description = (void*)2; return count == 1 ? SUCCESS : INVALID_VALUE; }
+int cuGreenCtxCreate(void** context, void*, int, unsigned) { CALLED(cuGreenCtxCreate) *context = (void*)3; return SUCCESS; }
+int cuCtxFromGreenCtx(void** context, void*) { *context = (void*)4; return SUCCESS; }
+int cuGreenCtxStreamCreate(void** stream, void*, unsigned flags, int) {
+    CALLED(cuGreenCtxStreamCreate)
+    *stream = malloc(1);
+    return flags == 1 ? SUCCESS : INVALID_VALUE;
+}
+int cuGreenCtxDestroy(void*) { CALLED(cuGreenCtxDestroy) return SUCCESS; }
 }

@@ -65,7 +65,7 @@ fn plans_of_different_targets_are_compared_as_far_as_they_go() {
     let place = Place::new();
     write(&place, "gpu.bin", &with_cuda(unfused(&place), FUSED));
     let text = place.ok("diff cpu.bin gpu.bin");
-    assert!(text.starts_with("target          cpu -> cuda for sm_90a\n"), "{text}");
+    assert!(text.starts_with("target          cpu -> cuda for H200 (sm_90a, 132 SMs)\n"), "{text}");
     place.ok("synth tiny-dense --layers 4 -o longer.gguf");
     place.ok("compile longer.gguf -o longer.bin --target cpu --ctx 128");
     let text = place.ok("diff cpu.bin longer.bin");

@@ -297,6 +297,54 @@ fn a_plan_for_gpus_runs_on_the_cpu_only_where_there_is_no_gpu() {
     assert_eq!(on_cpu.stdout, place.ok("run plan.bin --tokens 2,3,4,5 -n 3 --temp 0 --device cpu"));
 }
 
+/// A plan for several GPUs: the one that is there decides, or whoever names one; part of a GPU is a smaller one.
+#[test]
+fn a_gpu_runs_the_program_that_fits_it() {
+    let Some(place) = place() else { return };
+    place.ok("compile model.gguf -o two.bin --gpu h100-pcie,h200 --ctx 256 --chunk 48");
+    let chosen = |line: &str, expected: &str| {
+        let (ran, log) = run(&place, &format!("run two.bin --tokens 2,3,4,5 -n 3 --temp 0 {line}"), &[]);
+        assert_eq!(ran.code, Some(0), "{line}\n{}", ran.stderr);
+        assert!(ran.stderr.contains(expected), "{line}\n{}", ran.stderr);
+        assert_eq!((log["cuGraphLaunch"], log["left"]), (3, 0), "{line}");
+        log.get("cuGreenCtxCreate").copied()
+    };
+    assert_eq!(chosen("", "[Stand-in GPU with 132 SMs runs the program for H200 (sm_90a, 132 SMs)]"), None);
+    let smaller = "runs the program for H100 PCIe (sm_90a, 114 SMs)]";
+    assert_eq!(chosen("--program h100-pcie", &format!("[Stand-in GPU with 132 SMs {smaller}")), None);
+    assert_eq!(chosen("--sms 120", &format!("[Stand-in GPU with 120 SMs {smaller}")), Some(1));
+    for (line, expected) in [
+        ("--sms 114", "Stand-in GPU has 132 SMs, of which the driver gives 120 where 114 are asked for"),
+        ("--sms 140", "asking for 140 of the 132 SMs of Stand-in GPU: the driver answers CUDA_ERROR_INVALID_VALUE"),
+        ("--program l40s", "the plan has no program for `l40s`; it has h100-pcie, h200"),
+        ("--device cpu --sms 8", "--sms takes SMs from a GPU, but the plan runs on the CPU"),
+        ("--device sim --sms 8", "--sms takes SMs from a GPU: a simulated one has none"),
+    ] {
+        let (ran, _) = run(&place, &format!("run two.bin --tokens 2,3 -n 1 {line}"), &[]);
+        assert!(ran.code == Some(2) && ran.stderr.contains(expected), "{line}\n{}", ran.stderr);
+    }
+}
+
+/// PTX goes to any GPU; nothing in it waits for its predecessor, so nothing is launched ahead of one.
+#[test]
+fn ptx_runs_where_nobody_compiled_for() {
+    let Some(place) = place() else { return };
+    place.ok("compile model.gguf -o any.bin --arch compute_80 --ctx 256 --chunk 48");
+    let (ran, log) = run(&place, "run any.bin --device cuda --tokens 2,3,4,5 -n 3 --temp 0", &[]);
+    assert_eq!((ran.code, log.get("cuGraphLaunch")), (Some(0), Some(&3)), "{}", ran.stderr);
+    assert!(ran.stderr.contains("runs the program for any GPU from 8.0 on (compute_80, 108 SMs)]"), "{}", ran.stderr);
+    assert!(place.ok("inspect any.bin").contains(" of PTX\n"));
+    // Machine code of this very GPU comes first.
+    place.ok("compile model.gguf -o both.bin --arch compute_80,sm_90a --ctx 256 --chunk 48");
+    let (ran, _) = run(&place, "run both.bin --device cuda --tokens 2,3,4,5 -n 3 --temp 0", &[]);
+    assert!(ran.stderr.contains("runs the program for H200 (sm_90a, 132 SMs)]"), "{}", ran.stderr);
+    // What this machine's GPU is, its driver says.
+    let (compiled, _) = run(&place, "compile model.gguf -o own.bin --ctx 256 --chunk 48", &[]);
+    assert!(compiled.stderr.starts_with("own.bin: Stand-in GPU (sm_90a, 132 SMs): "), "{}", compiled.stderr);
+    let (compiled, _) = run(&place, "compile model.gguf -o own.bin --sms 100 --ctx 256 --chunk 48", &[]);
+    assert!(compiled.stderr.contains("Stand-in GPU with 100 SMs (sm_90a, 100 SMs): "), "{}", compiled.stderr);
+}
+
 /// `demo` uses what there is, and says what that is; where it cannot use a GPU, it says why.
 #[test]
 fn the_demo_runs_on_the_gpu_or_says_why_not() {
@@ -307,7 +355,7 @@ fn the_demo_runs_on_the_gpu_or_says_why_not() {
     assert!(on_gpu.stdout.contains("plan     6 layers, ") && on_gpu.stdout.contains(" launches a token, "));
     assert_eq!(log["cuGraphLaunch"], 2 * (66 + 1), "twice 66 tokens, and the last logits each time");
     let page = String::from_utf8(place.read("gemma4c-demo/plan.html")).unwrap();
-    assert!(page.contains("Compiled for sm_90a by NVRTC"));
+    assert!(page.contains("Compiled for Stand-in GPU (sm_90a, 132 SMs) by NVRTC"));
     for (why, settings) in [
         ("the CPU, because the driver sees no GPU", ("DRIVER_GPUS", "0")),
         ("the CPU, because nothing can be compiled for Stand-in GPU: ", ("GEMMA4C_NVRTC", "nowhere.so")),

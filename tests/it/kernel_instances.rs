@@ -28,15 +28,17 @@ use gemma4c_models::synth::Preset;
 const TABLES_ARE_OF: Version = Version { major: 13, minor: 0 };
 
 /// The architectures, the one that names instances first.
-const ARCHITECTURES: [Arch; 4] = [Arch::Sm90a, Arch::Sm89, Arch::Sm80, Arch::Sm120a];
+const ARCHITECTURES: [Arch; 6] = [Arch::Sm90a, Arch::Sm89, Arch::Sm80, Arch::Sm120a, Arch::Sm100a, Arch::Sm103a];
 
 /// The instances of an architecture, family by family.
 fn instances(arch: Arch) -> &'static [NamedInstance] {
-    static FOUND: [LazyLock<Vec<NamedInstance>>; 4] = [
+    static FOUND: [LazyLock<Vec<NamedInstance>>; 6] = [
         LazyLock::new(|| of(ARCHITECTURES[0])),
         LazyLock::new(|| of(ARCHITECTURES[1])),
         LazyLock::new(|| of(ARCHITECTURES[2])),
         LazyLock::new(|| of(ARCHITECTURES[3])),
+        LazyLock::new(|| of(ARCHITECTURES[4])),
+        LazyLock::new(|| of(ARCHITECTURES[5])),
     ];
     fn of(arch: Arch) -> Vec<NamedInstance> {
         let all: Vec<&'static KernelDef> = FAMILIES.iter().flat_map(|family| family.kernels.iter().copied()).collect();
@@ -394,4 +396,11 @@ fn every_instance_compiles_for_sm_90a_and_decode_kernels_spill_nothing() {
 #[test]
 fn every_instance_compiles_for_sm_120a() {
     check(Arch::Sm120a, Spills::Allowed);
+}
+
+/// One or two plans stand for each of these (`recipes::FEWEST`).
+#[test]
+fn what_stands_for_sm_100a_and_sm_103a_compiles() {
+    check(Arch::Sm100a, Spills::Allowed);
+    check(Arch::Sm103a, Spills::Allowed);
 }

@@ -98,7 +98,7 @@ fn a_wrong_name_is_told_the_right_ones() {
     let error = refused(&["read_all", "--cuda", "--instance", "no such"]);
     assert!(error.starts_with("error: no instance is called `no such`; there are\n  read_all: "), "{error}");
     let error = refused(&["--sass-stats", "--arch", "sm_90"]);
-    assert!(error.contains("unknown architecture `sm_90`; known are sm_80, sm_89, sm_90a, sm_120a"), "{error}");
+    assert!(error.contains("unknown architecture `sm_90`; known are sm_80, sm_89, sm_90a, sm_100a"), "{error}");
     let error = refused(&["--check", "--device", "tpu"]);
     assert!(error.contains("[possible values: sim, host, cuda]"), "{error}");
     assert!(refused(&["--check", "--bench"]).contains("cannot be used with"));

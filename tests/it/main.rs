@@ -37,6 +37,7 @@ mod passes;
 mod perplexity;
 mod plan_faults;
 mod run;
+mod targets;
 mod test_gpu;
 mod verify;
 mod verify_golden;

@@ -7,4 +7,6 @@ mod chain;
 mod common;
 mod golden;
 mod passes;
+mod random_graphs;
 mod simulated;
+mod targets;

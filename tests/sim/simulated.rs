@@ -41,7 +41,7 @@ impl Feed<'_> {
 
 /// The launches of a plan, in the simulator.
 pub fn on_simulator(plan: Plan, model: &Path) -> Session {
-    simulate::open(plan, &location(model)).expect("a plan that can be simulated")
+    simulate::open(plan, &location(model), None).expect("a plan that can be simulated")
 }
 
 /// What they mean, in f32.

@@ -133,7 +133,7 @@ impl Layer {
         let residual = |case: Case| {
             let case = case.buffer("input_x", self.x.clone()).buffer("update_x", self.update.clone());
             let case = match product.leaves_residual {
-                true => case.expect("stream_out", self.stream(product), self.close),
+                true => case.expect("residual_out", self.stream(product), self.close),
                 false => case,
             };
             let case = if product.scaled { case.buffer("scale_weight", vec![self.scale]) } else { case };
@@ -325,10 +325,10 @@ impl Problem {
     }
 
     fn fast(&self, shape: LaunchShape) -> Case {
-        let LaunchShape { lanes, rows, depth, warps, blocks } = shape;
+        let LaunchShape { lanes, rows, depth, warps, blocks, .. } = shape;
         let name = format!("{}, {lanes} lanes, {rows} rows, {depth} deep, {blocks} x {warps} warps", self.name());
         let instance = self.product.instance(shape).expect("a shape that fits the kernel");
-        let case = self.results(self.weights(Case::new(name, instance).grid(self.product.grid(shape))));
+        let case = self.results(self.weights(Case::new(name, instance).grid([blocks, 1, 1])));
         self.layer.give(&self.product, case)
     }
 
@@ -352,7 +352,7 @@ const SCALE: f32 = 0.125;
 const CAP: f32 = 30.0;
 
 const fn shape(lanes: u32, rows: u32, depth: u32, warps: u32, blocks: u32) -> LaunchShape {
-    LaunchShape { lanes, rows, depth, warps, blocks }
+    LaunchShape { lanes, rows, depth, warps, blocks, share: 0 }
 }
 
 pub fn cases() -> Vec<Case> {
@@ -435,10 +435,10 @@ pub fn fusions() -> Vec<Case> {
     let mut cases: Vec<Case> =
         products.into_iter().map(|product| Problem::new(product).fast(shape(8, 2, 2, 2, 2))).collect();
     cases.push(Problem::new(geglu(of(DType::Q4_1, 128, Prologue::Int8))).plain());
-    // Clusters of one and of two groups; in the second the last cluster has less than its share.
-    for (outputs, shape) in [(64, shape(32, 4, 2, 2, 4)), (160, shape(16, 2, 2, 3, 6))] {
+    // A group a block; and two, of which the last block has one.
+    for (outputs, share, by) in [(64, 32, shape(32, 4, 2, 3, 2)), (160, 64, shape(16, 2, 2, 2, 3))] {
         let product = Product::new(DType::Q8_0, outputs, 256, Prologue::ResidualNorm);
-        cases.push(Problem::new(Product { leaves_int8: true, ..geglu(product) }).fast(shape));
+        cases.push(Problem::new(Product { leaves_int8: true, ..geglu(product) }).fast(LaunchShape { share, ..by }));
     }
     cases
 }

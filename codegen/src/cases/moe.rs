@@ -97,7 +97,7 @@ fn entered(
 ) -> Case {
     let unwritten = |per: usize| active * width / per..rows * width / per;
     case = case.buffer("update", update).buffer("post_norm", post);
-    case = case.expect("stream", x.to_vec(), close).except(unwritten(1));
+    case = case.expect("residual", x.to_vec(), close).except(unwritten(1));
     for half in ["dense", "expert"] {
         let norm = random.floats(width, 0.5, 1.5);
         let of_row = |x: &[f32]| -> Vec<f32> {
@@ -143,7 +143,7 @@ fn entered(
 
 /// The parameters of a router that is no entry.
 fn without_entry(mut case: Case) -> Case {
-    for floats in ["post_norm", "dense_norm", "expert_norm", "update", "stream"] {
+    for floats in ["post_norm", "dense_norm", "expert_norm", "update", "residual"] {
         case = case.buffer(floats, Vec::<f32>::new());
     }
     for half in ["dense", "expert"] {

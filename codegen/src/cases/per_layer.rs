@@ -102,7 +102,7 @@ fn step_after(step: Step, layer: Layer, gate_matrix: Repacked) -> Case {
         .buffer("x", layer.x)
         .buffer("update", layer.update)
         .buffer("by", by)
-        .expect("stream", stream, layer.close)
+        .expect("residual", stream, layer.close)
         .expect("out", rows.iter().map(|(value, _)| *value as f32).collect::<Vec<_>>(), bound);
     for (of, prefix) in [(gate_matrix, "gate_"), (matrix, "")] {
         for (stream, bytes) in of.streams {

@@ -21,6 +21,14 @@ impl Choice {
         Choice { runner_up: runner_up.into(), ..self }
     }
 
+    /// The same on that GPU: where nothing was measured on it, a choice between two says that it is made by rule.
+    pub fn on(self, target: &Target) -> Choice {
+        match target.measured || self.runner_up.is_empty() {
+            true => self,
+            false => Choice { reason: format!("by rule: {}", self.reason), ..self },
+        }
+    }
+
     pub fn because(reason: impl Into<String>) -> Choice {
         Choice { reason: reason.into(), runner_up: String::new() }
     }
@@ -40,7 +48,7 @@ impl From<String> for Choice {
 
 /// How a decoded row's product is launched: as the rule of launch shapes ranks it.
 pub fn product(of: &Product, target: &Target) -> (LaunchShape, Choice) {
-    let ranked = ranked_shapes(of.dtype, of.outputs, of.k, of.geglu, target.multiprocessors);
+    let ranked = ranked_shapes(of.dtype, of.outputs, of.k, of.geglu, of.leaves_int8, target.multiprocessors);
     let best = ranked[0];
     let reason = format!(
         "one row: a matrix-vector product of {} x {} {}, shaped for {} SMs: {}",
@@ -71,6 +79,18 @@ mod tests {
     use crate::arch::Arch;
     use crate::kernels::matvec::Prologue;
     use gemma4c_blocks::DType;
+
+    #[test]
+    fn a_gpu_that_was_not_measured_is_chosen_for_by_rule() {
+        let [h200, other] = ["h200", "rtx-4090"].map(|key| Target::find(key).expect("a GPU of the table"));
+        let of = Product::new(DType::Q8_0, 2560, 10240, Prologue::Plain);
+        let [measured, ruled] = [h200, other].map(|target| product(&of, target).1.on(target));
+        assert!(!measured.reason.contains("by rule"), "{}", measured.reason);
+        assert!(ruled.reason.starts_with("by rule: one row: "), "{}", ruled.reason);
+        assert!(ruled.reason.contains("shaped for 128 SMs: "), "{}", ruled.reason);
+        // Where there was nothing to choose, there was no rule either.
+        assert_eq!(Choice::because("the only one").on(other), Choice::because("the only one"));
+    }
 
     #[test]
     fn a_products_reason_is_of_its_own_sizes() {

@@ -50,7 +50,7 @@ impl PhaseBuilder<'_, '_> {
             ("post_norm", self.common.weights.floats(residual.post)?),
             ("dense_norm", self.common.weights.floats(dense_weight)?),
             ("expert_norm", self.common.weights.floats(expert_weight)?),
-            ("stream", stream),
+            ("residual", stream),
         ]);
         let why = Choice::because("residual, both norms and the choice").over("a launch each");
         self.route(group, router, Some(outputs), arguments, why)?;
@@ -72,7 +72,7 @@ impl PhaseBuilder<'_, '_> {
             "post_norm",
             "dense_norm",
             "expert_norm",
-            "stream",
+            "residual",
             "dense_out",
             "dense_rounded",
             "dense_xq",

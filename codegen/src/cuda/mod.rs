@@ -295,7 +295,7 @@ fn lower_with(
     let arena = phases.iter().map(|phase: &Phase| phase.arena_bytes).max().unwrap_or(base);
     let memory = Memory { weights: common.weights.device_bytes, kv, arena, host: common.weights.host_bytes };
     let program = CudaProgram {
-        architectures: vec![options.target.arch.name().to_owned()],
+        gpu: options.target.described(),
         toolchain: String::new(),
         kv: options.kv,
         memory,
@@ -338,7 +338,7 @@ fn picks(common: &mut Common<'_>, vocabulary: u32, base: u64) -> Result<(Vec<Lau
                 ("history_len", Arg::U32(HISTORY)),
             ],
         )?;
-        let programmatic = instance.def.launch.dependent;
+        let programmatic = instance.def.launch.dependent && common.can.target.arch.has_pdl();
         let kernel = common.kernels.index(instance);
         let arguments = arguments.iter().map(fixed).collect();
         Ok(vec![Launch { kernel, grid: [picker.slices(), 1, 1], arguments, programmatic }])

@@ -34,7 +34,7 @@ impl PhaseBuilder<'_, '_> {
             ("x", self.floats(residual.stream)?.start),
             ("update", self.floats(norm.input)?.start),
             ("by", self.operand(slice)?.start),
-            ("stream", stream),
+            ("residual", stream),
             ("out", out),
         ]);
         let (width, bytes) = (step.width as u64, gate_matrix.bytes() + matrix.bytes());

@@ -256,10 +256,10 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         choice: impl Into<Choice>,
     ) -> Result<(), LowerError> {
         let arguments = bind(&instance, arguments)?;
-        let dependent = instance.def.launch.dependent;
+        let dependent = instance.def.launch.dependent && self.common.can.target.arch.has_pdl();
         let kernel = self.common.kernels.index(instance);
         let outputs = Vec::new();
-        let (nodes, choice) = (nodes.to_vec(), choice.into());
+        let (nodes, choice) = (nodes.to_vec(), choice.into().on(&self.common.can.target));
         self.drafts.push(Draft { kernel, grid, arguments, dependent, nodes, outputs, work, choice });
         Ok(())
     }

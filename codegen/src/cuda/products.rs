@@ -114,7 +114,7 @@ impl PhaseBuilder<'_, '_> {
         let work = Work { bytes: matrix.bytes() + matrix.k as u64 * 4, flops: 2 * matrix.rows * matrix.k as u64 };
         // What it computes once more comes first: a value is compared where its owner leaves it.
         let nodes = [&group.recomputes[..], &group.nodes[..]].concat();
-        self.launch(choice.instance(shape)?, choice.grid(shape), &arguments, &nodes, work, why)?;
+        self.launch(choice.instance(shape)?, [shape.blocks, 1, 1], &arguments, &nodes, work, why)?;
         if let (Some(residual), Some(stream)) = (left, stream) {
             self.record_output(residual.sum, Form::F32, stream);
         }
@@ -154,7 +154,7 @@ impl PhaseBuilder<'_, '_> {
             ("update_x", input),
             ("post_norm", self.common.weights.floats(residual.post)?),
         ]);
-        arguments.extend(stream.map(|stream| ("stream_out", stream)));
+        arguments.extend(stream.map(|stream| ("residual_out", stream)));
         if let Some(weight) = residual.scale {
             arguments.push(("scale_weight", self.common.weights.floats(weight)?));
         }

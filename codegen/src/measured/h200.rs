@@ -1,7 +1,7 @@
 //! What was measured on an NVIDIA H200 (132 SMs, read ceiling 4.4 TB/s): `gemma4c bench` of whole plans, tokens a second by depth. Each
 //! question was measured on the plan of its day, so figures compare within it. BENCHMARKS.md has the machine, and what else was tried.
 
-use super::{Measured, Question, Trial};
+use super::table::{Measured, Question, Trial};
 
 /// The NVIDIA H200.
 pub static H200: Measured = Measured { multiprocessors: 132, trials: TRIALS };

@@ -49,7 +49,9 @@ pub struct Options {
 /// A compiled kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cubin {
+    /// Machine code; of [`Arch::Compute80`] the text of a PTX module, with a zero byte at its end.
     pub bytes: Vec<u8>,
+    /// All zero for PTX.
     pub resources: Resources,
     /// What NVRTC and its assembler said, without timings: equal inputs give equal logs.
     pub log: String,

@@ -3,7 +3,7 @@
 use super::error::{self, NvrtcError};
 use super::find::{self, Places};
 use super::sys::{self, Failure, Output};
-use super::{Cubin, Options, Source, log};
+use super::{Cubin, Options, Resources, Source, log};
 use crate::arch::Arch;
 use std::ffi::CString;
 use std::fmt;
@@ -83,7 +83,9 @@ impl Toolchain {
         }
         let mut arguments = arguments(arch, options);
         arguments.extend(self.version().without_its_cache().map(str::to_owned));
-        match self.run(source, &arguments, Output::Cubin)? {
+        let output = if arch.is_ptx() { Output::Ptx } else { Output::Cubin };
+        match self.run(source, &arguments, output)? {
+            Ok((bytes, log)) if arch.is_ptx() => ptx(source, bytes, &log),
             Ok((bytes, log)) => cubin(source, bytes, &log),
             Err(Failure::Call { call, status }) => Err(NvrtcError::Call { kernel, arch, call, status }),
             Err(Failure::Refused { log }) => {
@@ -160,6 +162,15 @@ fn cubin(source: &Source, bytes: Vec<u8>, log: &str) -> Result<Cubin, NvrtcError
         return Err(NvrtcError::NoEntry { kernel: source.name.clone(), found });
     };
     Ok(Cubin { bytes, resources, log: log::without_times(log) })
+}
+
+/// The text of a module with the kernel's entry. No assembler has seen it: what it takes of an SM is not known.
+fn ptx(source: &Source, bytes: Vec<u8>, log: &str) -> Result<Cubin, NvrtcError> {
+    let entry = format!(".entry {}(", source.name);
+    if !String::from_utf8_lossy(&bytes).contains(&entry) {
+        return Err(NvrtcError::NoEntry { kernel: source.name.clone(), found: "none of that name".to_owned() });
+    }
+    Ok(Cubin { bytes, resources: Resources::default(), log: log::without_times(log) })
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@ use gemma4c_graph::{Form, Graph, Group, Kind, NodeId, Op, Product};
 use gemma4c_plan::cuda::KvType;
 
 use super::{Abilities, Pass, Schedule, product_of};
-use crate::kernels::matvec;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::outputs::Outputs;
 
@@ -138,9 +137,9 @@ fn left_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeId, 
         }
         Kind::Geglu { .. } => group.last().map(|last| (last, alone(wanted(last), Outputs::BF16))).into_iter().collect(),
         Kind::Product(product) if product.geglu && schedule.is_one_row(group) => {
-            let width = |last: NodeId| schedule.graph().node(last).ty.width;
-            let can_leave = |last: &NodeId| matvec::Product::can_leave_int8(width(*last), can.cluster);
-            let last = group.last().filter(|last| !can.exact && can_leave(last));
+            // A block leaves whole groups.
+            let whole_groups = |last: &NodeId| schedule.graph().node(*last).ty.width.is_multiple_of(32);
+            let last = group.last().filter(|last| !can.exact && whole_groups(last));
             last.map(|last| (last, alone(wanted(last), Outputs::INT8))).into_iter().collect()
         }
         Kind::Product(product) if product.geglu => group.last().map(|last| (last, Outputs::BF16)).into_iter().collect(),

@@ -3,6 +3,7 @@
 use gemma4c_graph::passes::Log;
 use gemma4c_graph::{DenseHalf, Group, Kind, NodeId, Norm, Product, WeightId};
 
+use super::forms::is_unbounded;
 use super::{Abilities, Pass, Schedule, product_of};
 
 pub const PASS: Pass = Pass {
@@ -83,17 +84,22 @@ fn take_dense_half_along(schedule: &mut Schedule, log: &mut Log, group: &Group) 
 
 /// Whether a dense half's product is of the experts' type, and of the same width at the end where they meet.
 fn can_come_along(schedule: &Schedule, experts: &Group, dense: &Group, of: &Product) -> bool {
-    let (weight, is_down): (WeightId, bool) = match experts.kind {
-        Kind::ExpertGateUp { weight, .. } => (weight, false),
-        Kind::ExpertDown { weight, .. } => (weight, true),
+    let (weight, input, is_down): (WeightId, NodeId, bool) = match experts.kind {
+        Kind::ExpertGateUp { weight, input, .. } => (weight, input, false),
+        Kind::ExpertDown { weight, input, .. } => (weight, input, true),
         _ => return false,
+    };
+    // Gate and up take both inputs in one form: norms leave whichever it is.
+    let is_norm = |node| {
+        let kind = &schedule.fused.group(node).kind;
+        matches!(kind, Kind::Norm(_) | Kind::MixtureEntry { .. }) && !is_unbounded(schedule.graph(), node)
     };
     let graph = schedule.graph();
     let Some(matrix) = graph.node(of.matmuls[0]).op.weight() else { return false };
     let (experts_weight, matrix) = (graph.weight(weight), graph.weight(matrix));
     let same_shape = match is_down {
         true => of.matmuls.len() == 1 && matrix.dim(1) == experts_weight.dim(1) && matrix.dim(0).is_multiple_of(32),
-        false => of.geglu && matrix.dim(0) == experts_weight.dim(0),
+        false => of.geglu && matrix.dim(0) == experts_weight.dim(0) && is_norm(input) && is_norm(of.input),
     };
     let alike = schedule.rows_of(experts) == schedule.rows_of(dense);
     alike && same_shape && is_down != of.geglu && of.epilogue.is_empty() && matrix.dtype == experts_weight.dtype

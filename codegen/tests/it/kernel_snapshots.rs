@@ -5,7 +5,7 @@
 //! changing nothing here. `cargo insta review` accepts what is meant.
 
 use gemma4c_codegen::families::{self, FAMILIES};
-use gemma4c_dsl::{DeviceDef, KernelDef};
+use gemma4c_dsl::{DeviceDef, KernelDef, RegistersDef};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -78,6 +78,15 @@ fn every_device_function_stands_beside_its_cuda_text() {
 }
 
 #[test]
+fn every_struct_of_registers_stands_beside_its_cuda_text() {
+    for RegistersDef { name, rust, cuda, .. } in families::register_structs() {
+        let rust_and_cuda = both(rust, cuda);
+        settings("registers", "a struct of registers, for kernels and device functions to use")
+            .bind(|| insta::assert_snapshot!(*name, rust_and_cuda));
+    }
+}
+
+#[test]
 fn names_are_unique_and_every_kernel_has_a_case() {
     let mut seen = BTreeSet::new();
     for family in FAMILIES {
@@ -103,8 +112,11 @@ fn two_device_functions_never_share_a_name() {
 /// A kernel that is renamed or deleted leaves no snapshot behind.
 #[test]
 fn every_snapshot_is_of_a_kernel_that_exists() {
-    let mut expected: BTreeSet<String> =
-        families::device_functions().iter().map(|device| format!("device/{}.snap", device.name)).collect();
+    let mut expected: BTreeSet<String> = families::device_functions()
+        .iter()
+        .map(|device| format!("device/{}.snap", device.name))
+        .chain(families::register_structs().iter().map(|registers| format!("registers/{}.snap", registers.name)))
+        .collect();
     for family in FAMILIES {
         expected.insert(format!("{}/instances.snap", family.name));
         expected.extend(family.kernels.iter().map(|kernel| format!("{}/{}.snap", family.name, kernel.name)));

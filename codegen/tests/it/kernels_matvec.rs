@@ -44,16 +44,23 @@ const WIDTHS: &[u32] =
 fn every_product_of_every_model_gets_a_shape_that_fits() {
     for dtype in DType::ALL {
         for &k in WIDTHS.iter().filter(|&&k| dtype.row_bytes(u64::from(k)).is_some()) {
-            for (outputs, geglu) in [(1, false), (256, false), (2560, false), (21504, true), (262_144, false)] {
-                let product = Product { geglu, ..Product::new(dtype, outputs, k, Prologue::Plain) };
+            let products = [(1, false), (256, false), (2560, false), (21504, true), (262_144, false), (6144, true)];
+            for (outputs, geglu) in products {
+                let leaves_int8 = outputs == 6144;
+                let product = Product { geglu, leaves_int8, ..Product::new(dtype, outputs, k, Prologue::Plain) };
                 let shape = product.shape(132);
-                let LaunchShape { lanes, rows, depth, warps, blocks } = shape;
+                let LaunchShape { lanes, rows, depth, warps, blocks, share } = shape;
                 let what = format!("{dtype}, {outputs} x {k}: {shape:?}");
                 assert!([8, 16, 32].contains(&lanes) && rows <= lanes && depth >= 1, "{what}");
                 assert!(!geglu || rows % 2 == 0, "{what}");
                 assert!((1..=132 * 768 / (warps * 32)).contains(&blocks), "{what}");
+                assert_eq!((share > 0, share % 32), (leaves_int8, 0), "{what}");
                 // A block that is launched has rows to work on.
-                assert!((blocks - 1) * warps * (32 / lanes) * if geglu { rows / 2 } else { rows } < outputs, "{what}");
+                assert!(
+                    share > 0 && (blocks - 1) * share < outputs
+                        || (blocks - 1) * warps * (32 / lanes) * if geglu { rows / 2 } else { rows } < outputs,
+                    "{what}"
+                );
                 let instance = product.instance(shape).unwrap_or_else(|error| panic!("{what}: {error}"));
                 assert!(instance.shared_bytes() as u32 <= Arch::Sm89.max_shared_bytes_per_block(), "{what}");
             }
@@ -80,7 +87,8 @@ fn the_largest_products_keep_memory_busy() {
 #[test]
 fn int8_activations_are_refused_for_float_weights() {
     let product = Product::new(DType::BF16, 4, 32, Prologue::Int8);
-    let instance = product.instance(LaunchShape { lanes: 8, rows: 2, depth: 1, warps: 1, blocks: 1 }).unwrap();
+    let instance =
+        product.instance(LaunchShape { lanes: 8, rows: 2, depth: 1, warps: 1, blocks: 1, share: 0 }).unwrap();
     let case = Case::new("floats by int8", instance)
         .buffer("codes", Data::new(ElementType::U32x4, vec![0; 4 * 32 * 2]))
         .buffer("update_norm", Vec::<f32>::new())

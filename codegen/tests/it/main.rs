@@ -6,6 +6,7 @@
 mod support;
 
 mod cpu_lowering;
+mod intrinsics;
 mod kernel_snapshots;
 mod kernels_attention;
 mod kernels_gather;

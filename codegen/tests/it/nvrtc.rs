@@ -71,6 +71,21 @@ fn one_kernel_compiles_for_every_architecture() {
     }
 }
 
+/// PTX is a text with a zero byte at its end, as a driver takes it, and no assembler has said what it takes.
+#[test]
+fn a_kernel_compiles_to_ptx_for_gpus_that_nobody_compiled_for() {
+    let Some(toolchain) = support::toolchain() else { return };
+    let ptx = toolchain.compile(&reverse(), Arch::Compute80, Options::default()).unwrap();
+    let (zero, text) = ptx.bytes.split_last().unwrap();
+    let text = std::str::from_utf8(text).unwrap();
+    assert!(*zero == 0 && !text.contains('\0'), "{text}");
+    assert!(text.contains("\n.target sm_80\n") && text.contains(".visible .entry reverse("), "{text}");
+    assert_eq!(ptx.resources, Default::default());
+    let wrong = Source { name: "not_there".into(), ..reverse() };
+    let error = toolchain.compile(&wrong, Arch::Compute80, Options::default()).unwrap_err().to_string();
+    assert!(error.contains("not_there"), "{error}");
+}
+
 /// The assembler refuses what an architecture lacks, so it can check what we say of each.
 #[test]
 fn the_architectures_have_what_we_say_they_have() {

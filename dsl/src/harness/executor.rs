@@ -1,17 +1,9 @@
 //! Who runs a case.
 
-use super::{Argument, Case, CaseError, Data};
+use super::{Argument, Case, CaseError, Data, Executor};
+use crate::elements::ElementType;
 use crate::host::HostKernel;
 use crate::sim::{self, Arg, Memory, Options, Order};
-
-/// Runs a case's launch and gives back its buffers.
-pub trait Executor {
-    /// For messages: `simulator, reverse order`.
-    fn name(&self) -> String;
-
-    /// The content of every buffer after the launch, in launch order; `None` for scalars.
-    fn run(&self, case: &Case) -> Result<Vec<Option<Data>>, CaseError>;
-}
 
 /// The kernel's Rust body, with all checks.
 #[derive(Clone, Debug)]
@@ -49,10 +41,28 @@ impl Executor for Host {
     fn run(&self, case: &Case) -> Result<Vec<Option<Data>>, CaseError> {
         let mut prepared = Prepared::of(case)?;
         let host_error =
-            |source| CaseError::Host { case: case.name.clone(), executor: self.name(), source: Box::new(source) };
+            |source| CaseError::Compiled { case: case.name.clone(), executor: self.name(), source: Box::new(source) };
         let kernel = HostKernel::build(&case.instance).map_err(host_error)?;
         kernel.launch(case.grid, &mut prepared.memory, &prepared.args, &Options::default()).map_err(host_error)?;
         Ok(prepared.results())
+    }
+}
+
+impl Case {
+    /// Runs the case in the simulator under three orders with all checks, and as emitted text on the host.
+    pub fn check(&self) -> Result<(), CaseError> {
+        for order in Order::ALL {
+            self.check_on(&Simulator(order))?;
+        }
+        self.check_on(&Host)
+    }
+
+    /// [`Case::check`], for a test.
+    #[track_caller]
+    pub fn assert(&self) {
+        if let Err(error) = self.check() {
+            panic!("{error}");
+        }
     }
 }
 
@@ -60,7 +70,7 @@ impl Executor for Host {
 struct Prepared {
     memory: Memory,
     args: Vec<Arg>,
-    types: Vec<Option<crate::ElementType>>,
+    types: Vec<Option<ElementType>>,
 }
 
 impl Prepared {
@@ -84,7 +94,7 @@ impl Prepared {
     }
 
     fn results(&self) -> Vec<Option<Data>> {
-        let content = |arg: &Arg, ty: &Option<crate::ElementType>| match (arg, ty) {
+        let content = |arg: &Arg, ty: &Option<ElementType>| match (arg, ty) {
             (Arg::Memory(view), Some(ty)) => Some(Data::new(*ty, self.memory.bytes(view.allocation).to_vec())),
             _ => None,
         };

@@ -20,13 +20,13 @@ mod executor;
 mod random;
 
 pub use data::{Bound, Data, Mismatch};
-pub use executor::{Executor, Host, Simulator};
+pub use executor::{Host, Simulator};
 pub use random::Random;
 
 use crate::definition::{Access, ParamKind};
 use crate::host::HostError;
 use crate::instance::Instance;
-use crate::sim::{Arg, LaunchError, Order};
+use crate::sim::{Arg, LaunchError};
 
 /// A scalar argument.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,6 +86,15 @@ pub struct Case {
     pub expectations: Vec<Expectation>,
 }
 
+/// Runs a case's launch and gives back its buffers.
+pub trait Executor {
+    /// For messages: `simulator, reverse order`.
+    fn name(&self) -> String;
+
+    /// The content of every buffer after the launch, in launch order; `None` for scalars.
+    fn run(&self, case: &Case) -> Result<Vec<Option<Data>>, CaseError>;
+}
+
 /// Why a case failed. Each names the case.
 #[derive(Debug, thiserror::Error)]
 pub enum CaseError {
@@ -94,7 +103,7 @@ pub enum CaseError {
     #[error("case `{case}`, {executor}: {source}")]
     Launch { case: String, executor: String, source: Box<LaunchError> },
     #[error("case `{case}`, {executor}: {source}")]
-    Host { case: String, executor: String, source: Box<HostError> },
+    Compiled { case: String, executor: String, source: Box<HostError> },
     #[error("case `{case}`, {executor}: {message}")]
     Other { case: String, executor: String, message: String },
     #[error("case `{case}`, {executor}: kernel {kernel}, `{param}`: {mismatch}")]
@@ -211,21 +220,5 @@ impl Case {
             }
         }
         Ok(())
-    }
-
-    /// Runs the case in the simulator under three orders with all checks, and as emitted text on the host.
-    pub fn check(&self) -> Result<(), CaseError> {
-        for order in Order::ALL {
-            self.check_on(&Simulator(order))?;
-        }
-        self.check_on(&Host)
-    }
-
-    /// [`Case::check`], for a test.
-    #[track_caller]
-    pub fn assert(&self) {
-        if let Err(error) = self.check() {
-            panic!("{error}");
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! Asynchronous copies from global to shared memory (`cp.async`). A copy is complete once its `cp.async` group has been waited
 //! for, and visible to the other threads after the next barrier. The simulator completes it no earlier than that.
 
-use super::row;
+use super::rows::row;
 use crate::Element;
 use crate::sim::memory::{KernelIndex, Readable, Shared, Writable};
 use crate::sim::pending::AsyncCopy;

@@ -1,7 +1,7 @@
 //! Atomic updates of global and shared memory, and the one way in which blocks of a launch may wait for each other's work.
 
 use super::ids::{block_idx_y, grid_dim, grid_dim_y, grid_dim_z, thread_idx};
-use super::row;
+use super::rows::row;
 use super::warp::{Reduce, barrier};
 use crate::Element;
 use crate::sim::memory::{InOut, KernelIndex, Writable};

@@ -1,6 +1,6 @@
 //! Packed data: bytes, nibbles and 16-bit floats inside words, and products of four bytes at once.
 
-use super::intrinsic;
+use super::rows::intrinsic;
 use crate::{BF16, F16, Float};
 
 intrinsic! {

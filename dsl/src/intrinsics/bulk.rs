@@ -7,7 +7,7 @@
 //! The engine belongs to the async proxy: what threads wrote to shared memory becomes visible to it after `fence_proxy_async` in the
 //! writing thread, then a barrier. What it wrote is visible to threads and to wgmma after the wait, without a fence.
 
-use super::{intrinsic, row};
+use super::rows::{intrinsic, row};
 use crate::Element;
 use crate::sim::FaultKind;
 use crate::sim::mbarrier;
@@ -37,12 +37,6 @@ fn end<T: Element>(raw: Raw<T>, index: i64, count: u32, touch: Touch) -> (usize,
     (at, bytes)
 }
 
-#[allow(unsafe_code)]
-fn content<T: Element>(raw: Raw<T>, at: usize, bytes: usize) -> Vec<u8> {
-    // SAFETY: `end` has checked the bounds.
-    unsafe { std::slice::from_raw_parts(raw.region().base.add(at), bytes).to_vec() }
-}
-
 /// Starts to copy `count` elements from element `from` of global memory to element `to` of a shared array. The barrier counts the bytes.
 #[track_caller]
 #[allow(clippy::too_many_arguments)]
@@ -56,8 +50,8 @@ pub fn bulk_load<T: Element, M: Readable<Element = T>>(
     barrier: impl KernelIndex,
 ) {
     let thread = Thread::current();
-    let (from, bytes) = end(source.raw(), from.value(), count, Touch::Read);
-    let data = content(source.raw(), from, bytes);
+    let (_, bytes) = end(source.raw(), from.value(), count, Touch::Read);
+    let data = source.raw().content(from.value(), count as usize);
     let at = target.raw().check_bounds(to.value(), count as usize);
     thread.require_fenced(target.raw().region(), at, bytes, "copies to", thread.line());
     end(target.raw(), to.value(), count, Touch::Write);
@@ -101,20 +95,14 @@ pub fn bulk_store<T: Element, M: BulkWritable<Element = T>>(
     let thread = Thread::current();
     let line = thread.line();
     let raw = source.raw();
+    let data = raw.content(from.value(), count as usize);
     let (from, bytes) = end(raw, from.value(), count, Touch::Read);
     thread.require_fenced(raw.region(), from, bytes, "copies", line);
     let (to, _) = end(target.raw_mut(), to.value(), count, Touch::Write);
     if let Some(shadow) = &raw.region().shadow {
         shadow.borrow_mut().lend(from, bytes, line);
     }
-    let copy = BulkStore {
-        source: raw.region,
-        from,
-        target: target.raw_mut().region,
-        to,
-        data: content(raw, from, bytes),
-        line,
-    };
+    let copy = BulkStore { source: raw.region, from, target: target.raw_mut().region, to, data, line };
     thread.bulk.borrow_mut().open.push(copy);
 }
 

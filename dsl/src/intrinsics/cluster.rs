@@ -6,7 +6,7 @@
 //! `block_sum` and `block_max` do not work in a cluster: their host text has one scratch array for all concurrent blocks, so
 //! a case would fail there.
 
-use super::{intrinsic, row};
+use super::rows::{intrinsic, row};
 use crate::Element;
 use crate::sim::FaultKind;
 use crate::sim::memory::{KernelIndex, Readable, Shared};

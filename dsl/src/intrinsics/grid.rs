@@ -1,6 +1,6 @@
 //! Programmatic dependent launch: a kernel that is launched `dependent` starts while its predecessor still runs.
 
-use super::intrinsic;
+use super::rows::intrinsic;
 use crate::sim::thread::{Stop, StopScope, Thread};
 
 intrinsic! {

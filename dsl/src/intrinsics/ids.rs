@@ -1,6 +1,6 @@
 //! Indices: the thread's position in its block, warp and grid. Blocks are one-dimensional, grids up to three.
 
-use super::intrinsic;
+use super::rows::intrinsic;
 use crate::sim::thread::Thread;
 
 intrinsic! {

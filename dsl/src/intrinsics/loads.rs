@@ -1,7 +1,7 @@
 //! Vector loads and stores: 2, 4, 8 or 16 bytes in one access, from memory of smaller elements. The index counts the
 //! memory's own elements; the address must be a multiple of the access.
 
-use super::row;
+use super::rows::row;
 use crate::elements::{BF16, Element, ElementType, F16, F32x4, Float, U32x2};
 use crate::sim::memory::{InOut, Input, KernelIndex, Readable, Weights, Writable};
 

@@ -1,7 +1,7 @@
 //! Numeric functions that are not methods of Rust's floats. The exact ones give the same bits in every executor; the fast
 //! ones are approximations of the GPU's special function unit, good to about 2 units in the last place near 1.
 
-use super::intrinsic;
+use super::rows::intrinsic;
 
 intrinsic! {
     /// `1 / sqrt(x)`, both steps correctly rounded.

@@ -5,7 +5,7 @@
 //! thread that waits names the parity of the phase: 0 for the first, 1 for the second, 0 for the third. Parity 1 of a
 //! fresh barrier is over. A thread that waits for one phase waits for each that follows.
 
-use super::{intrinsic, row};
+use super::rows::{intrinsic, row};
 use crate::sim::mbarrier;
 use crate::sim::memory::{KernelIndex, Readable, Shared};
 use crate::sim::shadow::Touch;

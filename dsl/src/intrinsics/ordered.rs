@@ -7,7 +7,7 @@
 //! In the simulator, a thread that reads the same value from the same place again lets the others run. If all that are left do so, it
 //! is a deadlock. The host's text has one copy of shared memory, so there only kernels without any can wait for other blocks.
 
-use super::{intrinsic, row};
+use super::rows::{intrinsic, row};
 use crate::Element;
 use crate::sim::memory::{InOut, KernelIndex, Output, Raw};
 use crate::sim::shadow::Touch;
@@ -36,15 +36,18 @@ impl<T: Element> RelaxedWritable for InOut<T> {
 
 /// Reads whole what other blocks may write meanwhile. Orders nothing.
 #[track_caller]
-#[allow(unsafe_code)]
 pub fn atomic_load_relaxed<V: Element>(memory: InOut<impl Element>, index: impl KernelIndex) -> V {
     const { assert!(matches!(size_of::<V>(), 4 | 8 | 16), "a relaxed access is of 4, 8 or 16 bytes") };
+    polled(memory.0, index.value())
+}
+
+#[track_caller]
+fn polled<V: Element, T: Element>(raw: Raw<T>, index: i64) -> V {
     let thread = Thread::current();
-    let address = memory.0.at::<V>(index.value(), Touch::RelaxedRead);
-    // SAFETY: `at` has checked bounds and alignment; every bit pattern is a valid element.
-    let (value, words) = unsafe { (*address, std::slice::from_raw_parts(address.cast::<u32>(), size_of::<V>() / 4)) };
-    let bits = words.iter().fold(0u64, |bits, word| bits.rotate_left(13) ^ u64::from(*word));
-    thread.polls("atomic_load_relaxed", thread.line(), address as usize, bits);
+    let value: V = raw.get_by(index, Touch::RelaxedRead);
+    let content = raw.content(index, size_of::<V>() / size_of::<T>());
+    let bits = content.iter().fold(0u64, |bits, byte| bits.rotate_left(5) ^ u64::from(*byte));
+    thread.polls("atomic_load_relaxed", thread.line(), raw.address(index), bits);
     value
 }
 
@@ -72,10 +75,10 @@ template <class V, class T, class I> __device__ __forceinline__ V atomic_load_re
     host "
 template <class V, class T, class I> inline V atomic_load_relaxed(const T* memory, I index) {
     V value = *(const V*)(memory + index);
-    u32 words[sizeof(V) / 4];
-    memcpy(words, &value, sizeof(V));
+    u8 bytes[sizeof(V)];
+    memcpy(bytes, &value, sizeof(V));
     u64 bits = 0;
-    for (u32 word : words) bits = (bits << 13 | bits >> 51) ^ word;
+    for (u8 byte : bytes) bits = (bits << 5 | bits >> 59) ^ byte;
     poll_again((u64)(memory + index), bits);
     return value;
 }"
@@ -92,11 +95,9 @@ intrinsic! {
 
 /// Writes whole what other blocks may read meanwhile. Orders nothing.
 #[track_caller]
-#[allow(unsafe_code)]
 pub fn atomic_store_relaxed<V: Element>(memory: impl RelaxedWritable, index: impl KernelIndex, value: V) {
     const { assert!(matches!(size_of::<V>(), 4 | 8 | 16), "a relaxed access is of 4, 8 or 16 bytes") };
-    // SAFETY: `at` has checked bounds and alignment; all threads of a launch run on one OS thread.
-    unsafe { *memory.relaxed().at::<V>(index.value(), Touch::Atomic) = value }
+    memory.relaxed().set_by(index.value(), Touch::Atomic, value);
 }
 
 row! {
@@ -123,8 +124,7 @@ template <class T, class I, class V> __device__ __forceinline__ void atomic_stor
 #[track_caller]
 pub fn atomic_add_release(counter: InOut<u32>, index: impl KernelIndex, value: u32) {
     let thread = Thread::current();
-    let address = counter.0.at::<u32>(index.value(), Touch::Atomic) as usize;
-    thread.releases(address);
+    thread.releases(counter.0.address(index.value()));
     counter.0.update(index.value(), |old| old.wrapping_add(value));
 }
 
@@ -143,17 +143,11 @@ template <class I> __device__ __forceinline__ void atomic_add_release(u32* count
 #[track_caller]
 pub fn atomic_load_acquire(counter: InOut<u32>, index: impl KernelIndex) -> u32 {
     let thread = Thread::current();
-    let address = counter.0.at::<u32>(index.value(), Touch::RelaxedRead);
-    let value = read(address);
-    thread.acquires(address as usize);
-    thread.polls("atomic_load_acquire", thread.line(), address as usize, value.into());
+    let value: u32 = counter.0.get_by(index.value(), Touch::RelaxedRead);
+    let place = counter.0.address(index.value());
+    thread.acquires(place);
+    thread.polls("atomic_load_acquire", thread.line(), place, value.into());
     value
-}
-
-#[allow(unsafe_code)]
-fn read(counter: *mut u32) -> u32 {
-    // SAFETY: the caller has checked bounds and alignment.
-    unsafe { *counter }
 }
 
 row! {
@@ -173,11 +167,14 @@ template <class I> __device__ __forceinline__ u32 atomic_load_acquire(const u32*
 pub fn atomic_wait_acquire(counter: InOut<u32>, index: impl KernelIndex, value: u32) {
     let (thread, index) = (Thread::current(), index.value());
     let line = thread.line();
-    let address = counter.0.at::<u32>(index, Touch::RelaxedRead);
+    // Noted at the kernel's line, before the wait and after it.
+    let _: u32 = counter.0.get_by(index, Touch::RelaxedRead);
+    let read = || counter.0.content(index, 1).iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte));
     let name = &counter.0.region().name;
-    let what = || format!("`{name}[{index}]` to be at least {value} (it was {} when the wait began)", read(address));
-    thread.wait_until("atomic_wait_acquire", line, what, || read(address) >= value);
-    thread.acquires(address as usize);
+    let what = || format!("`{name}[{index}]` to be at least {value} (it was {} when the wait began)", read());
+    thread.wait_until("atomic_wait_acquire", line, what, || read() >= value);
+    let _: u32 = counter.0.get_by(index, Touch::RelaxedRead);
+    thread.acquires(counter.0.address(index));
 }
 
 row! {

@@ -5,7 +5,7 @@
 //! half), (row `g`, second half), (row `g + 8`, second half), each holding the `2t…` (16-bit) or `4t…` (8-bit) elements of
 //! its half; operand B's two words are column `g`, first and second half of k.
 
-use super::{intrinsic, row};
+use super::rows::{intrinsic, row};
 use crate::sim::memory::{KernelIndex, Readable, Shared};
 use crate::sim::thread::{LANE_WORDS, Thread};
 use crate::{BF16, Element, F16, F32x4, Float, I32x4, U32x2, U32x4};

@@ -1,8 +1,8 @@
 //! Barriers, shuffles, votes and reductions. All lanes of a warp, or all threads of a block, take part at the same line.
 
 use super::ids::{block_dim, lane_id, thread_idx};
-use super::{intrinsic, row};
-use crate::sim::SlotValue;
+use super::rows::{intrinsic, row};
+use crate::passing::SlotValue;
 use crate::sim::thread::{Stop, StopScope, Thread};
 
 intrinsic! {

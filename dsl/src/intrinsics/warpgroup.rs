@@ -12,12 +12,13 @@
 //! Writes to shared memory by ordinary stores and `cp_async` become visible to wgmma (the async proxy) after `fence_proxy_async`
 //! in the writing thread, then a barrier.
 
-use super::{intrinsic, row};
+use super::rows::{intrinsic, row};
 use crate::BF16;
 use crate::elements::Float;
 use crate::sim::FaultKind;
-use crate::sim::memory::{Readable, Region, Regs, Shared};
+use crate::sim::memory::{Readable, Regs, Shared};
 use crate::sim::pending::{Operands, Product, Tile, WARPGROUP};
+use crate::sim::region::Region;
 use crate::sim::shadow::Touch;
 use crate::sim::thread::{Stop, StopScope, Thread};
 use std::rc::Rc;

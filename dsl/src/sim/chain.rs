@@ -4,7 +4,6 @@
 //! `stream.rs`): a read of what a launch writes that nobody has waited for, and a write of what it reads or writes. The check
 //! does not depend on the interleaving; what the kernels compute when something is wrong does.
 
-use super::Arguments;
 use super::cluster::{Program, Turn};
 use super::grid::{Grid, RESIDENT_THREADS};
 use super::history::History;
@@ -13,7 +12,9 @@ use super::memory::Memory;
 use super::stream::Link;
 use super::thread::{Launch, LaunchName};
 use crate::definition::ParamKind;
+use crate::elements::ElementType;
 use crate::instance::Instance;
+use crate::passing::Arguments;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -68,7 +69,8 @@ pub fn launch_chain(
     let arguments: Vec<Arguments<'_>> = launches.iter().map(|launch| Arguments { launch }).collect();
     let programs: Vec<Box<dyn Fn() + '_>> = arguments
         .iter()
-        .map(|arguments| -> Box<dyn Fn() + '_> { Box::new(|| (arguments.launch.instance.def.run)(arguments)) })
+        .zip(steps)
+        .map(|(arguments, step)| -> Box<dyn Fn() + '_> { Box::new(|| (step.instance.def.run)(arguments)) })
         .collect();
     let mut chain =
         Chain { launches: &launches, programs: &programs, options, running: BTreeMap::new(), started: 0, last: 0 };
@@ -81,7 +83,7 @@ fn histories(steps: &[ChainStep<'_>], memory: &Memory) -> BTreeMap<usize, Rc<Ref
     for step in steps {
         for (param, arg) in step.instance.params().iter().zip(&step.args) {
             let (ParamKind::Memory { access, element }, Arg::Memory(view)) = (param.def.kind, arg) else { continue };
-            let size = step.instance.values().element(element).map_or(1, crate::ElementType::size);
+            let size = step.instance.values().element(element).map_or(1, ElementType::size);
             let (writes, granule) = found.entry(memory.position(view.allocation)).or_insert((false, 4));
             *writes |= access.writes();
             *granule = size.min(*granule);

@@ -5,10 +5,10 @@
 //! block or cluster has stopped at the same place, all of them go on. If nobody can go on and somebody has not returned, the
 //! threads have diverged, and the fault says who waits where.
 
-use super::Order;
 use super::fault::{FaultKind, Line, spelled};
 use super::known::Known;
 use super::mbarrier;
+use super::order::Order;
 use super::panics;
 use super::pending::{WARPGROUP, Warpgroup};
 use super::thread::{Block, CURRENT, ClusterState, LANE_WORDS, Launch, Raised, Stop, StopScope, Thread, Warp};

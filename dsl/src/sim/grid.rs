@@ -3,8 +3,8 @@
 //! Most kernels' blocks know nothing of each other, and run one after the other. A cluster starts beside others when all of those wait:
 //! for another block's counter, or for the launch's predecessor. As many run side by side as [`RESIDENT_THREADS`] allow.
 
-use super::Order;
 use super::cluster::{Cluster, Faulted, Program, Turn};
+use super::order::Order;
 use super::thread::Launch;
 use std::collections::VecDeque;
 

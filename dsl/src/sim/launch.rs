@@ -4,14 +4,17 @@ use super::cluster::{Program, Turn};
 use super::fault::{Fault, FaultKind};
 use super::grid::{Grid, RESIDENT_THREADS};
 use super::history::History;
-use super::memory::{Memory, Region, SharedMemory, View};
+use super::memory::{Memory, View};
+use super::order::Order;
+use super::region::{Region, SharedMemory};
 use super::shadow::Shadow;
 use super::stream::Link;
 use super::thread::{Launch, LaunchName};
-use super::{Arguments, Order};
 use crate::arguments::ArgumentValue;
 use crate::definition::{Access, ParamKind};
+use crate::elements::ElementType;
 use crate::instance::Instance;
+use crate::passing::Arguments;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -289,7 +292,7 @@ impl Launch<'_> {
         SharedMemory::new(self.cluster, &sizes, |number, base| {
             let (array, bytes) = (&defs[number], sizes[number]);
             // `check_shared` has found the type.
-            let element = self.values().element(array.element).unwrap_or(crate::ElementType::U8);
+            let element = self.values().element(array.element).unwrap_or(ElementType::U8);
             let shadow = self.checks.then(|| Rc::new(RefCell::new(Shadow::new(bytes, element.size().min(4), true))));
             Region {
                 name: array.name.to_string(),

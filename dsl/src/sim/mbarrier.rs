@@ -8,59 +8,14 @@
 
 use super::fault::{FaultKind, Line};
 use super::known::Known;
-use super::memory::Region;
+use super::pending::{Flight, Mbarrier};
+use super::region::Region;
 use super::shadow::ASYNCHRONOUS;
 use super::thread::Thread;
 use std::collections::BTreeMap;
 
 /// Bytes that a phase may expect.
 const MOST_BYTES: i64 = (1 << 20) - 1;
-
-/// A copy on its way to shared memory.
-pub(crate) struct Flight {
-    target: *const Region,
-    at: usize,
-    data: Vec<u8>,
-    line: Line,
-}
-
-/// An mbarrier's state.
-pub(crate) struct Mbarrier {
-    /// Arrivals of a phase.
-    count: u32,
-    /// Those still to come.
-    pending: u32,
-    /// Bytes that were announced and have not come; less than zero while they come first.
-    bytes: i64,
-    /// Phases that have ended.
-    phase: u32,
-    /// What the arrivals of this phase know.
-    gathered: Known,
-    /// What those of all phases before knew.
-    published: Known,
-    /// Phases that a thread has waited for, all before included.
-    waited: BTreeMap<u32, u32>,
-    flights: Vec<Flight>,
-    /// Thread and time of the initialisation.
-    made: (u32, u32),
-}
-
-impl Mbarrier {
-    fn settle(&mut self) {
-        if self.pending == 0 && self.bytes == 0 {
-            self.pending = self.count;
-            self.phase += 1;
-            self.published.join(&std::mem::take(&mut self.gathered));
-        }
-    }
-
-    fn missing(&self) -> String {
-        format!(
-            "its phase {} to end: {} of {} arrivals and {} bytes are missing",
-            self.phase, self.pending, self.count, self.bytes
-        )
-    }
-}
 
 /// Makes the barrier at `address`, in its phase 0.
 pub(crate) fn init(thread: &Thread, line: Line, address: usize, count: u32) {

@@ -1,23 +1,17 @@
-//! Memory: what the host owns ([`Memory`]), what a launch sees of it ([`Region`]), and the handles a kernel holds.
+//! Memory: what the host owns ([`Memory`]), how what a launch sees of it ([`Region`]) is accessed, and the handles a kernel holds.
 //!
 //! A handle is indexed like a slice. Each access is checked against the region's bounds, and, where the region can be
 //! written during the launch, against its shadow. References that indexing hands out live for one expression: the macro
 //! refuses to borrow an element, and no thread can be suspended in between.
 
 use super::fault::FaultKind;
-use super::history::History;
-use super::shadow::{Shadow, Touch};
+use super::region::{Chunk, Region};
+use super::shadow::Touch;
 use super::thread::Thread;
 use crate::definition::Access;
-use crate::{Element, ElementType};
-use std::cell::RefCell;
+use crate::elements::Element;
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
-use std::rc::Rc;
-
-#[derive(Clone, Copy)]
-#[repr(C, align(256))]
-struct Chunk([u8; 256]);
 
 /// Device memory of the simulator: allocations of bytes, aligned as on the GPU.
 #[derive(Default)]
@@ -77,50 +71,6 @@ impl Memory {
         let (chunks, bytes) = &mut self.allocations[id.0 as usize];
         // SAFETY: as above, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(chunks.as_mut_ptr().cast(), *bytes) }
-    }
-}
-
-/// One argument's memory during a launch.
-pub(crate) struct Region {
-    pub name: String,
-    pub access: Access,
-    pub element: ElementType,
-    pub base: *mut u8,
-    pub bytes: usize,
-    /// More than the bound must be checked.
-    pub checked: bool,
-    /// May be touched only after the dependency wait.
-    pub after_wait: bool,
-    pub shadow: Option<Rc<RefCell<Shadow>>>,
-    /// Who touched it in a chain of launches.
-    pub history: Option<Rc<RefCell<History>>>,
-    /// Where the region starts in the shadow and the history, which cover a whole allocation.
-    pub shadow_start: usize,
-}
-
-/// The shared arrays of a cluster's blocks, with their bytes: whatever was left there, as on the GPU.
-pub(crate) struct SharedMemory {
-    /// The arrays of each block.
-    pub arrays: Vec<Vec<Region>>,
-    /// What they point to.
-    _bytes: Vec<Vec<Chunk>>,
-}
-
-impl SharedMemory {
-    /// The arrays that `array` describes, given the bytes of each, for `blocks` blocks.
-    pub fn new(blocks: u32, sizes: &[usize], array: impl Fn(usize, *mut u8) -> Region) -> Self {
-        let mut bytes = Vec::new();
-        let mut of_block = || {
-            let regions = sizes.iter().enumerate().map(|(number, size)| {
-                let mut chunks = vec![Chunk([0xff; 256]); size.div_ceil(256)];
-                let base = chunks.as_mut_ptr().cast();
-                bytes.push(chunks);
-                array(number, base)
-            });
-            regions.collect::<Vec<_>>()
-        };
-        let arrays = (0..blocks).map(|_| of_block()).collect();
-        Self { arrays, _bytes: bytes }
     }
 }
 
@@ -222,20 +172,47 @@ impl<T: Element> Raw<T> {
         address.cast()
     }
 
-    #[allow(unsafe_code)]
     #[inline]
     #[track_caller]
     pub(crate) fn get<V: Element>(&self, index: i64) -> V {
-        // SAFETY: `at` has checked bounds and alignment; every bit pattern is a valid element.
-        unsafe { *self.at::<V>(index, Touch::Read) }
+        self.get_by(index, Touch::Read)
+    }
+
+    #[inline]
+    #[track_caller]
+    pub(crate) fn set<V: Element>(&self, index: i64, value: V) {
+        self.set_by(index, Touch::Write, value);
     }
 
     #[allow(unsafe_code)]
     #[inline]
     #[track_caller]
-    pub(crate) fn set<V: Element>(&self, index: i64, value: V) {
+    pub(crate) fn get_by<V: Element>(&self, index: i64, touch: Touch) -> V {
+        // SAFETY: `at` has checked bounds and alignment; every bit pattern is a valid element.
+        unsafe { *self.at::<V>(index, touch) }
+    }
+
+    #[allow(unsafe_code)]
+    #[inline]
+    #[track_caller]
+    pub(crate) fn set_by<V: Element>(&self, index: i64, touch: Touch, value: V) {
         // SAFETY: as above; all threads of a launch run on one OS thread.
-        unsafe { *self.at::<V>(index, Touch::Write) = value }
+        unsafe { *self.at::<V>(index, touch) = value }
+    }
+
+    /// Where an element lies: its name among counters.
+    #[track_caller]
+    pub(crate) fn address(&self, index: i64) -> usize {
+        self.region().base as usize + self.check_bounds(index, 1)
+    }
+
+    /// The bytes from element `index` on, which were checked and noted by the caller.
+    #[allow(unsafe_code)]
+    #[track_caller]
+    pub(crate) fn content(&self, index: i64, count: usize) -> Vec<u8> {
+        let at = self.check_bounds(index, count);
+        // SAFETY: inside the region.
+        unsafe { std::slice::from_raw_parts(self.region().base.add(at), count * size_of::<T>()).to_vec() }
     }
 
     #[allow(unsafe_code)]

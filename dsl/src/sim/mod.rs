@@ -16,8 +16,10 @@ mod known;
 mod launch;
 pub(crate) mod mbarrier;
 pub(crate) mod memory;
+mod order;
 mod panics;
 pub(crate) mod pending;
+pub(crate) mod region;
 pub(crate) mod shadow;
 mod slots;
 mod stream;
@@ -30,91 +32,41 @@ pub use launch::{Arg, LaunchError, Options, launch};
 pub use memory::{
     AllocationId, InOut, Input, KernelIndex, Memory, Output, Readable, Regs, Shared, View, Weights, Writable, regs,
 };
+pub use order::Order;
 #[doc(hidden)]
-pub use slots::{FromSlot, slot};
-pub use slots::{SlotArguments, SlotValue, Value, Word4};
+pub use slots::slot;
 
-use crate::Element;
+#[doc(hidden)]
+pub use crate::passing::FromSlot;
+pub use crate::passing::{Arguments, FromArgument, SlotArguments, SlotValue, Value, Word4};
+
+use crate::elements::{Element, ElementType};
+use crate::passing::LaunchValues;
+use crate::values::Constant;
 use memory::Raw;
+use region::Region;
+use std::any::Any;
 use thread::{Launch, Thread};
 
-/// The order in which threads and blocks get their turn.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Order {
-    #[default]
-    Forward,
-    Reverse,
-    /// A new shuffle for every turn, from this state.
-    Seeded(u64),
-}
-
-impl Order {
-    /// The three orders every case runs under.
-    pub const ALL: [Self; 3] = [Self::Forward, Self::Reverse, Self::Seeded(0x9e37_79b9_7f4a_7c15)];
-
-    fn arrange(&mut self, sequence: &mut [usize]) {
-        match self {
-            Self::Forward => sequence.sort_unstable(),
-            Self::Reverse => sequence.sort_unstable_by(|a, b| b.cmp(a)),
-            Self::Seeded(state) => {
-                for last in (1..sequence.len()).rev() {
-                    // splitmix64
-                    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                    let mut z = *state;
-                    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-                    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-                    sequence.swap(last, ((z ^ (z >> 31)) % (last as u64 + 1)) as usize);
-                }
-            }
-        }
-    }
-}
-
-/// A launch's arguments, by position.
-pub struct Arguments<'a> {
-    launch: &'a Launch<'a>,
-}
-
-impl Arguments<'_> {
-    #[doc(hidden)]
-    pub fn take<T: FromArgument>(&self, index: usize) -> T {
-        T::from_argument(self.launch, index)
+impl LaunchValues for Launch<'_> {
+    fn scalar(&self, index: usize) -> u64 {
+        self.scalars[index]
     }
 
-    #[doc(hidden)]
-    pub fn element_type(&self, name: &str) -> &'static str {
-        self.launch.values().element(name).map_or("", crate::ElementType::name)
+    fn memory(&self, index: usize) -> Option<&dyn Any> {
+        self.regions[index].as_ref().map(|region| region as &dyn Any)
     }
-}
 
-/// What a kernel's parameter may be.
-#[doc(hidden)]
-pub trait FromArgument: Sized {
-    #[allow(private_interfaces)]
-    fn from_argument(launch: &Launch<'_>, index: usize) -> Self;
-}
-
-macro_rules! scalars {
-    ($($ty:ident $from:expr;)*) => { $(impl FromArgument for $ty {
-        #[allow(private_interfaces)]
-        fn from_argument(launch: &Launch<'_>, index: usize) -> Self {
-            let from: fn(u64) -> $ty = $from;
-            from(launch.scalars[index])
-        }
-    })* };
-}
-scalars! {
-    u32 |bits| bits as u32;
-    i32 |bits| bits as i32;
-    u64 |bits| bits;
-    f32 |bits| f32::from_bits(bits as u32);
+    fn element(&self, name: &str) -> Option<ElementType> {
+        self.values().element(name)
+    }
 }
 
 macro_rules! handle_arguments {
     ($($name:ident)*) => { $(impl<T: Element> FromArgument for $name<T> {
         #[allow(private_interfaces)]
-        fn from_argument(launch: &Launch<'_>, index: usize) -> Self {
-            let region = launch.regions[index].as_ref().expect("bound as memory");
+        fn from_argument(launch: &dyn LaunchValues, index: usize) -> Self {
+            let region = launch.memory(index).and_then(|memory| memory.downcast_ref::<Region>()).expect("bound as memory");
             // The element type was checked by name when the instance was built; an element-type parameter was dispatched on.
             assert_eq!(region.element, T::TYPE, "parameter `{}`", region.name);
             $name(Raw::new(region))
@@ -126,7 +78,7 @@ handle_arguments!(Weights Input Output InOut);
 // ---- what the expansion of a kernel calls -----------------------------------------------------------------------
 
 #[doc(hidden)]
-pub fn constant<T: crate::instance::Constant>(name: &str) -> T {
+pub fn constant<T: Constant>(name: &str) -> T {
     Thread::current().launch().values().constant(name)
 }
 

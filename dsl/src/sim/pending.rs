@@ -1,9 +1,10 @@
-//! What a thread or a warpgroup has started and not waited for: copies and products.
+//! What a thread or a warpgroup has started and not waited for: copies and products, and the state of mbarriers.
 
 use super::fault::Line;
-use super::memory::Region;
+use super::known::Known;
+use super::region::Region;
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 /// 16 bytes on their way from global to shared memory.
@@ -124,5 +125,51 @@ impl BulkStores {
     /// The line of a store whose source nobody waited for: shared memory ends with its block.
     pub fn unfinished(&self) -> Option<Line> {
         self.open.iter().chain(self.reading.iter().flatten()).map(|copy| copy.line).next()
+    }
+}
+
+/// A copy on its way to shared memory.
+pub(crate) struct Flight {
+    pub target: *const Region,
+    pub at: usize,
+    pub data: Vec<u8>,
+    pub line: Line,
+}
+
+/// An mbarrier's state.
+pub(crate) struct Mbarrier {
+    /// Arrivals of a phase.
+    pub count: u32,
+    /// Those still to come.
+    pub pending: u32,
+    /// Bytes that were announced and have not come; less than zero while they come first.
+    pub bytes: i64,
+    /// Phases that have ended.
+    pub phase: u32,
+    /// What the arrivals of this phase know.
+    pub gathered: Known,
+    /// What those of all phases before knew.
+    pub published: Known,
+    /// Phases that a thread has waited for, all before included.
+    pub waited: BTreeMap<u32, u32>,
+    pub flights: Vec<Flight>,
+    /// Thread and time of the initialisation.
+    pub made: (u32, u32),
+}
+
+impl Mbarrier {
+    pub fn settle(&mut self) {
+        if self.pending == 0 && self.bytes == 0 {
+            self.pending = self.count;
+            self.phase += 1;
+            self.published.join(&std::mem::take(&mut self.gathered));
+        }
+    }
+
+    pub fn missing(&self) -> String {
+        format!(
+            "its phase {} to end: {} of {} arrivals and {} bytes are missing",
+            self.phase, self.pending, self.count, self.bytes
+        )
     }
 }

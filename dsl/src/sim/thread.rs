@@ -6,13 +6,13 @@
 use super::fault::{Fault, FaultKind, Line, spelled};
 use super::history::{Conflict, Visitor};
 use super::known::Known;
-use super::mbarrier::Mbarrier;
-use super::memory::{Region, SharedMemory};
-use super::pending::{AsyncCopy, BulkStores, Products, WARPGROUP, Warpgroup};
+use super::pending::{AsyncCopy, BulkStores, Mbarrier, Products, WARPGROUP, Warpgroup};
+use super::region::{Region, SharedMemory};
 use super::shadow::{Accessor, Touch};
 use super::stream::Link;
 use crate::definition::Access;
-use crate::instance::{Instance, Values};
+use crate::instance::Instance;
+use crate::values::Values;
 use corosensei::Yielder;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};

@@ -13,7 +13,7 @@ use crate::program::{ValueIndex, WeightIndex};
 /// Index into [`CudaProgram::kernels`], and into [`Code`]s.
 pub type KernelIndex = u32;
 
-/// The GPU side of a plan.
+/// A program for one GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cuda {
     pub program: CudaProgram,
@@ -24,9 +24,8 @@ pub struct Cuda {
 /// The launches and the memory map.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CudaProgram {
-    /// "sm_90a", "sm_89": what there is machine code for.
-    #[serde(deserialize_with = "at_most::<16, _, _>")]
-    pub architectures: Vec<String>,
+    /// What its launches are shaped for.
+    pub gpu: Gpu,
     /// The version of NVRTC that compiled it.
     pub toolchain: String,
     pub kv: KvType,
@@ -57,6 +56,29 @@ pub struct CudaProgram {
     /// What each pass did, and what it refused.
     #[serde(deserialize_with = "at_most::<64, _, _>")]
     pub passes: Vec<PassReport>,
+}
+
+/// The GPU that a program's launches are shaped for. It may run on others: those that its code runs on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// Its name on the command line; unique in the plan.
+    pub key: String,
+    /// Its name for a person.
+    pub name: String,
+    /// `sm_90a`, `sm_89`: what the machine code is for. `compute_80`: the code is PTX, which a driver compiles for any GPU from 8.0 on.
+    pub architecture: String,
+    pub multiprocessors: u32,
+    /// Shared memory that a block was given at most.
+    pub shared_bytes_per_block: u32,
+    pub l2_bytes: u64,
+    /// Whether the rules' constants were measured on it.
+    pub measured: bool,
+}
+
+impl std::fmt::Display for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({}, {} SMs)", self.name, self.architecture, self.multiprocessors)
+    }
 }
 
 impl CudaProgram {
@@ -160,7 +182,7 @@ pub struct Places {
 /// A compiled kernel. Its machine code and text are in [`Code`], in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kernel {
-    /// The symbol in its cubin.
+    /// The symbol in its image.
     pub name: String,
     /// Everything that was chosen for it: unique in the plan, and enough to build it again.
     pub instance: String,
@@ -184,12 +206,10 @@ impl Kernel {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Code {
     pub source: String,
-    /// One for each of the target's architectures, in that order.
-    #[serde(deserialize_with = "at_most::<16, _, _>")]
-    pub cubins: Vec<Image>,
+    pub image: Image,
 }
 
-/// A cubin. Read and written in one piece: byte by byte a plan would take longer to read than its weights.
+/// A cubin, or the text of a PTX module with a zero byte at its end. Read and written in one piece: byte by byte a plan would take longer to read than its weights.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Image(pub Vec<u8>);
 

@@ -8,7 +8,7 @@ use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
-use crate::cuda::CudaProgram;
+use crate::cuda::{CudaProgram, LoadPart};
 use crate::{Plan, Weight};
 
 /// Bytes that have one checksum together.
@@ -89,6 +89,7 @@ impl Embedded {
 
     /// What must hold of them in that plan.
     pub(crate) fn check(&self, plan: &Plan) -> Result<(), String> {
+        same_layout(plan)?;
         let (form, bytes) = size(plan).ok_or("embedded weights larger than any file")?;
         let chunks = bytes.div_ceil(CHUNK);
         if (self.form, self.bytes, self.sums.0.len() as u64) != (form, bytes, chunks) {
@@ -112,6 +113,50 @@ fn size(plan: &Plan) -> Option<(EmbeddedForm, u64)> {
     match &plan.cuda {
         Some(cuda) => Some((EmbeddedForm::Regions, regions_end(&cuda.program)?)),
         None => Some((EmbeddedForm::Tensors, tensors(&plan.weights)?.1)),
+    }
+}
+
+/// Whether all of a plan's programs read the same weights from the same places, so that one image serves all of them; else which two
+/// differ, and in what.
+pub fn same_layout(plan: &Plan) -> Result<(), String> {
+    let Some(first) = &plan.cuda else { return Ok(()) };
+    let one = &first.program;
+    for other in plan.others.iter().map(|cuda| &cuda.program) {
+        let differ =
+            |what: &str| Err(format!("the programs for {} and {} lay {what} out differently", one.gpu, other.gpu));
+        let mut loads = one.loads.iter().zip(&other.loads);
+        if let Some((a, b)) = loads.find(|(a, b)| {
+            a.weight != b.weight
+                || a.parts.len() != b.parts.len()
+                || !std::iter::zip(&a.parts, &b.parts).all(|(x, y)| same_part(one, x, other, y))
+        }) {
+            let name =
+                |weight: u32| plan.weights.get(weight as usize).map_or("a tensor", |weight| weight.name.as_str());
+            return differ(name(a.weight.min(b.weight)));
+        }
+        if one.loads.len() != other.loads.len() || one.constants != other.constants {
+            return differ("tensors and tables");
+        }
+        if one.memory.host != other.memory.host {
+            return differ("the host's tables");
+        }
+    }
+    Ok(())
+}
+
+/// Kernels are counted by each program for itself, so they are compared by what they are.
+fn same_part(one: &CudaProgram, a: &LoadPart, other: &CudaProgram, b: &LoadPart) -> bool {
+    let instance =
+        |program: &CudaProgram, kernel: u32| program.kernels.get(kernel as usize).map(|k| k.instance.clone());
+    match (*a, *b) {
+        (
+            LoadPart::Kernel { kernel: x, .. },
+            LoadPart::Kernel { kernel: y, order, to, row_count, row_bytes, per_block },
+        ) => {
+            let renamed = LoadPart::Kernel { kernel: x, order, to, row_count, row_bytes, per_block };
+            *a == renamed && instance(one, x) == instance(other, y)
+        }
+        (a, b) => a == b,
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! magic      8 bytes  "gemma4c\0"
-//! version    u32      3
+//! version    u32      4
 //! sections   u32
 //! length     u64      of all this, to the end of the last body
 //! checksum   u64      xxh3 of all that precedes and of the table
@@ -29,6 +29,8 @@ pub const VERSION: u32 = 4;
 pub const START: usize = 32;
 const ENTRY: usize = 32;
 const CHECKSUM_AT: usize = 24;
+/// GPUs that a plan may have programs for.
+const MOST_PROGRAMS: usize = 16;
 
 /// The sections, in the order they are written. All are required.
 const SECTIONS: [&str; 9] = ["model", "target", "weights", "program", "text", "report", "cuda", "code", "embedded"];
@@ -40,9 +42,17 @@ const LARGEST: [u64; 9] = [1 << 20, 1 << 10, 1 << 21, 1 << 22, 1 << 24, 1 << 22,
 #[derive(Deserialize)]
 struct Weights(#[serde(deserialize_with = "crate::list::at_most::<16384, _, _>")] Vec<Weight>);
 
-/// The kernels' code as it is decoded.
+/// The programs for GPUs as they are decoded.
+#[derive(Deserialize)]
+struct Programs(#[serde(deserialize_with = "crate::list::at_most::<MOST_PROGRAMS, _, _>")] Vec<CudaProgram>);
+
+/// The code of one program's kernels as it is decoded.
 #[derive(Deserialize)]
 struct Codes(#[serde(deserialize_with = "crate::list::at_most::<4096, _, _>")] Vec<Code>);
+
+/// The code of all programs.
+#[derive(Deserialize)]
+struct AllCode(#[serde(deserialize_with = "crate::list::at_most::<MOST_PROGRAMS, _, _>")] Vec<Codes>);
 
 /// Why a file is not a plan this build can run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -93,8 +103,8 @@ impl Plan {
             encode(3, &self.program)?,
             encode(4, &(&self.vocab, &self.sampling))?,
             encode(5, &self.report)?,
-            encode(6, &self.cuda.as_ref().map(|cuda| &cuda.program))?,
-            encode(7, &self.cuda.as_ref().map_or(&[][..], |cuda| &cuda.code))?,
+            encode(6, &self.programs().map(|cuda| &cuda.program).collect::<Vec<_>>())?,
+            encode(7, &self.programs().map(|cuda| &cuda.code).collect::<Vec<_>>())?,
             encode(8, &self.embedded)?,
         ];
         let start = START + SECTIONS.len() * ENTRY;
@@ -132,17 +142,28 @@ impl Plan {
         let sections = read_table(bytes)?;
         let (vocab, sampling) = decode(4, sections[4])?;
         let Weights(weights) = decode(2, sections[2])?;
-        let program: Option<CudaProgram> = decode(6, sections[6])?;
-        let Codes(code) = decode(7, sections[7])?;
-        if program.is_none() && !code.is_empty() {
-            return Err(PlanError::Invalid(format!("{} kernels and no program for them", code.len())));
+        let Programs(programs) = decode(6, sections[6])?;
+        let AllCode(code) = decode(7, sections[7])?;
+        if programs.len() != code.len() {
+            return Err(PlanError::Invalid(format!(
+                "{} programs for GPUs, and code for {}",
+                programs.len(),
+                code.len()
+            )));
         }
+        let mut programs = programs
+            .into_iter()
+            .zip(code)
+            .map(|(program, Codes(code))| Cuda { program, code })
+            .collect::<Vec<_>>()
+            .into_iter();
         let plan = Plan {
             model: decode(0, sections[0])?,
             target: decode(1, sections[1])?,
             weights,
             program: decode(3, sections[3])?,
-            cuda: program.map(|program| Cuda { program, code }),
+            cuda: programs.next(),
+            others: programs.collect(),
             vocab,
             sampling,
             report: decode(5, sections[5])?,

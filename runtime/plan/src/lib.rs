@@ -29,8 +29,10 @@ pub struct Plan {
     pub weights: Vec<Weight>,
     /// The unfused program: what a CPU runs, and what every fused step of the GPU means.
     pub program: Program,
-    /// `None` for a plan that runs on a CPU alone.
+    /// The program for a GPU: the plan's first until one is [chosen](Plan::choose). `None` for a plan that runs on a CPU alone.
     pub cuda: Option<cuda::Cuda>,
+    /// Programs for other GPUs, in the order of the plan.
+    pub others: Vec<cuda::Cuda>,
     /// `None` for a model without one: it runs on token ids.
     pub vocab: Option<Vocab>,
     pub sampling: Sampling,
@@ -38,4 +40,27 @@ pub struct Plan {
     pub embedded: Option<embedded::Embedded>,
     /// The graph the steps came from, as text.
     pub report: String,
+}
+
+impl Plan {
+    /// The programs for GPUs, in the plan's order.
+    pub fn programs(&self) -> impl Iterator<Item = &cuda::Cuda> {
+        self.cuda.iter().chain(&self.others)
+    }
+
+    /// Makes one of [`Plan::programs`] the first; the others keep their order.
+    pub fn show(&mut self, index: usize) {
+        let mut programs: Vec<_> = self.cuda.take().into_iter().chain(std::mem::take(&mut self.others)).collect();
+        if index < programs.len() {
+            programs[..=index].rotate_right(1);
+        }
+        let mut programs = programs.into_iter();
+        (self.cuda, self.others) = (programs.next(), programs.collect());
+    }
+
+    /// Makes one of [`Plan::programs`] the plan's only one: what runs has no use for the others.
+    pub fn choose(&mut self, index: usize) {
+        let programs = self.cuda.take().into_iter().chain(std::mem::take(&mut self.others));
+        self.cuda = programs.into_iter().nth(index);
+    }
 }

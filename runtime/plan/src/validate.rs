@@ -52,8 +52,8 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
         _ => return Err(format!("output {} is not a value of asked f32 rows that a step makes", program.output)),
     }
     match (plan.target, &plan.cuda) {
-        (Target::Cuda, Some(cuda)) => validate_cuda::check(plan, cuda)?,
-        (Target::Cpu, None) => {}
+        (Target::Cuda, Some(_)) => validate_cuda::check_all(plan)?,
+        (Target::Cpu, None) if plan.others.is_empty() => {}
         (target, program) => {
             let what = if program.is_some() { "a" } else { "no" };
             return Err(format!("the target is {}, and there is {what} program for GPUs", target.name()));

@@ -3,27 +3,54 @@
 //! A GPU checks none of this. That the kernels stay within the ranges they are given is the compiler's promise, tested in its
 //! simulator; that the ranges lie in the allocations, and that no two launches meet there, is checked here, whoever wrote the plan.
 
+use std::collections::HashSet;
+
 use crate::Plan;
-use crate::cuda::{Argument, Cuda, CudaProgram, Launch, LoadPart, Phase, Range, Region};
+use crate::cuda::{Argument, Cuda, CudaProgram, Gpu, Launch, LoadPart, Phase, Range, Region};
 use crate::hazards::{self, Order};
 
 /// Beyond any GPU.
 const MOST_BYTES: u64 = 1 << 42;
+/// SMs of a GPU: beyond any.
+const MOST_MULTIPROCESSORS: u32 = 1 << 16;
 /// Bytes of a text.
 const LONGEST_TEXT: usize = 4096;
 /// What CUDA allows in the second and third dimension; the first one's limit is far away.
 const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65535, 65535];
 
-pub(crate) fn check(plan: &Plan, cuda: &Cuda) -> Result<(), String> {
+/// All of a plan's programs for GPUs.
+pub(crate) fn check_all(plan: &Plan) -> Result<(), String> {
+    let mut keys = HashSet::new();
+    for cuda in plan.programs() {
+        check(plan, cuda)?;
+        let gpu = &cuda.program.gpu;
+        if !keys.insert(&gpu.key) {
+            return Err(format!("two programs for {gpu}"));
+        }
+    }
+    Ok(())
+}
+
+fn check_gpu(gpu: &Gpu) -> Result<(), String> {
+    let arch = &gpu.architecture;
+    let is_arch = arch.len() <= 16 && arch.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') && !arch.is_empty();
+    let can_be_shown = |text: &String| !text.is_empty() && text.len() <= 200 && !text.contains(char::is_control);
+    if !is_arch || ![&gpu.key, &gpu.name].into_iter().all(can_be_shown) {
+        return Err("a program for a GPU without a proper name or architecture".into());
+    }
+    if gpu.multiprocessors == 0 || gpu.multiprocessors > MOST_MULTIPROCESSORS {
+        return Err(format!("a program for {} SMs", gpu.multiprocessors));
+    }
+    Ok(())
+}
+
+fn check(plan: &Plan, cuda: &Cuda) -> Result<(), String> {
     let program = &cuda.program;
     let memory = &program.memory;
     if [memory.weights, memory.kv, memory.arena, memory.host].iter().any(|bytes| *bytes > MOST_BYTES) {
         return Err(format!("memory of {memory:?}"));
     }
-    let is_name = |arch: &String| arch.len() <= 16 && arch.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
-    if program.architectures.is_empty() || !program.architectures.iter().all(is_name) {
-        return Err(format!("machine code for {} architectures without proper names", program.architectures.len()));
-    }
+    check_gpu(&program.gpu)?;
     check_texts(program)?;
     check_kernels(cuda)?;
     check_places(plan, program)?;
@@ -69,20 +96,17 @@ fn check_texts(program: &CudaProgram) -> Result<(), String> {
 }
 
 fn check_kernels(cuda: &Cuda) -> Result<(), String> {
-    let (kernels, archs) = (&cuda.program.kernels, cuda.program.architectures.len());
+    let kernels = &cuda.program.kernels;
     if kernels.len() != cuda.code.len() {
         return Err(format!("{} kernels, but code for {}", kernels.len(), cuda.code.len()));
     }
-    for (kernel, code) in kernels.iter().zip(&cuda.code) {
+    for kernel in kernels {
         let name = &kernel.name;
         if name.is_empty() || name.len() > 200 || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
             return Err(format!("a kernel has a name of {} bytes that is no symbol", name.len()));
         }
         if kernel.block == 0 || kernel.block > 1024 || kernel.shared > 256 * 1024 {
             return Err(format!("kernel {name}: blocks of {} threads, {} bytes shared", kernel.block, kernel.shared));
-        }
-        if code.cubins.len() != archs {
-            return Err(format!("kernel {name} has code for {} of {archs} architectures", code.cubins.len()));
         }
     }
     Ok(())

@@ -16,9 +16,10 @@ use super::regions::Regions;
 use super::words::Words;
 use super::{Argument, CudaError, Device, Function, Graph, GraphBuilder, Launch, Node, Pinned, Stream};
 use crate::backend::{Backend, Pick, Run};
+use crate::choose::choose;
 use crate::embedded::EmbeddedWeights;
 use crate::feed;
-use crate::machine::{self, Gpu};
+use crate::machine;
 use crate::weights::Weights;
 use crate::{ModelLocation, RuntimeError};
 
@@ -50,40 +51,37 @@ pub struct CudaBackend {
     opened: Opened,
 }
 
-/// Which of a plan's machine codes runs on a GPU: code for `sm_90` on 9.0 and the minor versions after it, `sm_90a` on 9.0 alone.
-fn architecture(program: &CudaProgram, gpu: &Gpu) -> Result<usize, RuntimeError> {
-    let (major, minor) = gpu.compute_capability;
-    let own = format!("sm_{major}{minor}a");
-    let runs = |name: &str| {
-        let version = name.strip_prefix("sm_").and_then(|digits| digits.parse::<u32>().ok());
-        version.filter(|version| version / 10 == major && version % 10 <= minor)
-    };
-    // Code for exactly this GPU before code that merely runs on it, and of that the newest.
-    let rank = |name: &String| if *name == own { Some(u32::MAX) } else { runs(name) };
-    let ranked = program.architectures.iter().enumerate().filter_map(|(i, name)| Some((rank(name)?, i)));
-    ranked.max_by_key(|(rank, _)| *rank).map(|(_, i)| i).ok_or_else(|| RuntimeError::Architecture {
-        gpu: gpu.name.clone(),
-        found: format!("sm_{major}{minor}"),
-        expected: program.architectures.join(", "),
-    })
+/// How a plan is put on a GPU.
+#[derive(Clone, Debug, Default)]
+pub struct OnGpu {
+    /// The key of the program that is wanted, where the plan has several; else the one that [fits best](crate::choose).
+    pub program: Option<String>,
+    /// SMs that it may use; else all.
+    pub multiprocessors: Option<u32>,
 }
 
 impl CudaBackend {
-    /// Opens the first GPU and loads the plan onto it; `progress` is told the weights' bytes done and the bytes there are.
+    /// Opens the first GPU and loads one of the plan's programs onto it; `progress` is told the weights' bytes done and the bytes there are.
+    /// Returns the plan with that program alone.
     pub(crate) fn open(
-        plan: Arc<Plan>,
+        mut plan: Plan,
         location: &ModelLocation,
+        on: &OnGpu,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<CudaBackend, RuntimeError> {
-        let Cuda { program, code } = plan.cuda.as_ref().ok_or(RuntimeError::NoProgram)?;
+    ) -> Result<(Arc<Plan>, CudaBackend), RuntimeError> {
+        if plan.cuda.is_none() {
+            return Err(RuntimeError::NoProgram);
+        }
         let mut clock = Clock::start();
         let source = match &plan.embedded {
             Some(embedded) => Source::Inside(EmbeddedWeights::open(embedded, location)?),
             None => Source::Model(Weights::open(&plan, location)?),
         };
         clock.lap("model file");
-        let device = Device::open(0)?;
-        let arch = architecture(program, &device.gpu)?;
+        let device = Device::open_part(0, on.multiprocessors)?;
+        plan.choose(choose(&plan, &device.gpu, on.program.as_deref())?);
+        let plan = Arc::new(plan);
+        let Cuda { program, code } = plan.cuda.as_ref().ok_or(RuntimeError::NoProgram)?;
         let free_before = check_memory(&device, program, &source)?;
         clock.lap("GPU");
         let mut regions = Regions::allocate(&device, &program.memory)?;
@@ -91,7 +89,7 @@ impl CudaBackend {
         let mut functions: Vec<Option<Function>> = (0..code.len()).map(|_| None).collect();
         let function = |kernel: usize| {
             let plan::Kernel { name, shared, .. } = &program.kernels[kernel];
-            device.load(name, &code[kernel].cubins[arch].0)?.function(name, *shared)
+            device.load(name, &code[kernel].image.0)?.function(name, *shared)
         };
         let first = match source {
             Source::Model(_) => load::kernels(program),
@@ -132,10 +130,11 @@ impl CudaBackend {
         clock.lap("the other kernels");
         let opened = Opened { parts: clock.parts, loaded, free_before };
         let graphs = HashMap::new();
-        let mut backend = CudaBackend { graphs, functions, regions, mailbox, outbox, words, device, plan, opened };
+        let own = Arc::clone(&plan);
+        let mut backend = CudaBackend { graphs, functions, regions, mailbox, outbox, words, device, plan: own, opened };
         backend.prepare()?;
         backend.build_graphs()?;
-        Ok(backend)
+        Ok((plan, backend))
     }
 
     /// Launches the kernels that derive weights from loaded ones (bf16 copies).
@@ -419,39 +418,5 @@ mod tests {
         let mut forked = steps.clone();
         forked[2].after = vec![0];
         assert_eq!(edges(&forked, 0, &program.pick_sampled), [vec![], vec![0], vec![0], vec![1, 2]]);
-    }
-
-    /// The architecture that a GPU of this version takes from the list, by name.
-    fn taken(architectures: &[&str], compute_capability: (u32, u32)) -> Result<String, RuntimeError> {
-        let mut program = support::plan().cuda.unwrap().program;
-        program.architectures = architectures.iter().map(|name| name.to_string()).collect();
-        let gpu = Gpu { name: "Some GPU".into(), compute_capability, memory: 0 };
-        architecture(&program, &gpu).map(|index| program.architectures[index].clone())
-    }
-
-    #[test]
-    fn a_gpu_takes_the_code_that_is_nearest_to_it() {
-        let all = ["sm_80", "sm_89", "sm_90a", "sm_120a"];
-        for (version, expected) in
-            [((8, 0), "sm_80"), ((8, 6), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90a"), ((12, 0), "sm_120a")]
-        {
-            assert_eq!(taken(&all, version).unwrap(), expected, "{version:?}");
-        }
-        assert_eq!(taken(&["sm_90", "sm_90a"], (9, 0)).unwrap(), "sm_90a");
-        assert_eq!(taken(&["sm_90"], (9, 0)).unwrap(), "sm_90");
-    }
-
-    #[test]
-    fn code_for_another_gpu_is_refused_by_name() {
-        for (architectures, version) in
-            [(&["sm_89"][..], (9, 0)), (&["sm_90a"], (9, 1)), (&["sm_89"], (8, 6)), (&["sm_90a", "sm_x"], (10, 0))]
-        {
-            let error = taken(architectures, version).unwrap_err();
-            assert!(matches!(error, RuntimeError::Architecture { .. }), "{architectures:?} {version:?}");
-        }
-        assert_eq!(
-            taken(&["sm_80", "sm_89"], (9, 0)).unwrap_err().to_string(),
-            "Some GPU is an sm_90, the plan has machine code for sm_80, sm_89: compile it again with this GPU in --arch"
-        );
     }
 }

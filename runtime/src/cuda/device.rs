@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
+use super::green::{Green, Refused};
 use crate::machine::{self, Gpu};
 
 /// A call of the driver that failed.
@@ -17,6 +18,10 @@ pub enum CudaError {
     NoDevice { ordinal: usize, count: usize },
     #[error("the NVIDIA driver is for CUDA {}.{}, at least {}.{} is needed: update the driver", found / 1000, found % 1000 / 10, needed / 1000, needed % 1000 / 10)]
     OldDriver { found: i32, needed: i32 },
+    #[error(
+        "{gpu} has {all} SMs, of which the driver gives {given} where {asked} are asked for: ask for a number it has, a multiple of 8 on most GPUs"
+    )]
+    Multiprocessors { gpu: String, asked: u32, given: u32, all: u32 },
     #[error("kernel {kernel} takes parameters of {expected:?} bytes, the launch has {found:?}")]
     Arguments { kernel: String, expected: Vec<usize>, found: Vec<usize> },
     #[error("{doing}: the driver answers {code}")]
@@ -37,6 +42,8 @@ const OLDEST_DRIVER: i32 = 12080;
 pub(super) struct Context {
     device: sys::CUdevice,
     context: sys::CUcontext,
+    /// The SMs that it is restricted to.
+    green: Option<Green>,
     /// The stream of launches, and of copies that are ordered with them.
     pub(super) stream: sys::CUstream,
     /// The stream of copies that overlap with launches.
@@ -67,6 +74,9 @@ impl Drop for Context {
             unsafe {
                 let _ = result::stream::destroy(self.stream);
                 let _ = result::stream::destroy(self.copies);
+                if let Some(green) = &self.green {
+                    green.destroy();
+                }
                 let _ = result::primary_ctx::release(self.device);
             }
         }
@@ -83,12 +93,17 @@ pub struct Device {
 impl Device {
     /// Opens GPU `ordinal`.
     pub fn open(ordinal: usize) -> Result<Device, CudaError> {
+        Device::open_part(ordinal, None)
+    }
+
+    /// Opens that many SMs of GPU `ordinal`, or all.
+    pub fn open_part(ordinal: usize, multiprocessors: Option<u32>) -> Result<Device, CudaError> {
         let gpus = machine::gpus()?;
         let count = gpus.len();
         if count == 0 {
             return Err(CudaError::NoGpu);
         }
-        let gpu = gpus.into_iter().nth(ordinal).ok_or(CudaError::NoDevice { ordinal, count })?;
+        let mut gpu = gpus.into_iter().nth(ordinal).ok_or(CudaError::NoDevice { ordinal, count })?;
         let opening = || CudaError::driver(format!("opening {}", gpu.name));
         let mut version = 0;
         // SAFETY: writes one number.
@@ -100,13 +115,20 @@ impl Device {
         let device = result::device::get(ordinal as i32).map_err(opening())?;
         // SAFETY: the handle is the driver's own; the context is released when the last user of it is gone.
         #[allow(unsafe_code)]
-        let context = unsafe { result::primary_ctx::retain(device) }.map_err(opening())?;
+        let primary = unsafe { result::primary_ctx::retain(device) }.map_err(opening())?;
+        let some = multiprocessors.filter(|count| *count != gpu.multiprocessors);
+        let green = some.map(|asked| Green::new(device, asked).map_err(|why| refused(&gpu, asked, why))).transpose()?;
+        let context = green.as_ref().map_or(primary, |green| green.context);
         // SAFETY: retained just now.
         #[allow(unsafe_code)]
         unsafe { result::ctx::set_current(context) }.map_err(opening())?;
-        let stream = || result::stream::create(result::stream::StreamKind::NonBlocking).map_err(opening());
-        let (stream, copies) = (stream()?, stream()?);
-        Ok(Device { context: Arc::new(Context { device, context, stream, copies }), gpu })
+        let stream = || match &green {
+            Some(green) => green.stream(),
+            None => result::stream::create(result::stream::StreamKind::NonBlocking),
+        };
+        let (stream, copies) = (stream().map_err(opening())?, stream().map_err(opening())?);
+        gpu.multiprocessors = some.unwrap_or(gpu.multiprocessors);
+        Ok(Device { context: Arc::new(Context { device, context, green, stream, copies }), gpu })
     }
 
     /// Memory on the device; what it holds is not defined.
@@ -160,6 +182,14 @@ impl Device {
             let _ = (result::event::destroy(start), result::event::destroy(end));
             outcome.and(elapsed)
         }
+    }
+}
+
+fn refused(gpu: &Gpu, asked: u32, why: Refused) -> CudaError {
+    let (name, all) = (gpu.name.clone(), gpu.multiprocessors);
+    match why {
+        Refused::Given(given) => CudaError::Multiprocessors { gpu: name, asked, given, all },
+        Refused::Driver(error) => CudaError::driver(format!("asking for {asked} of the {all} SMs of {name}"))(error),
     }
 }
 

@@ -8,6 +8,7 @@
 mod backend;
 mod device;
 mod graph;
+mod green;
 mod launch;
 mod load;
 mod load_image;
@@ -17,7 +18,7 @@ mod regions;
 mod streams;
 mod words;
 
-pub use backend::{CudaBackend, Opened};
+pub use backend::{CudaBackend, OnGpu, Opened};
 pub use device::{Buffer, CudaError, Device};
 pub use graph::{Graph, GraphBuilder, Node};
 pub use launch::{Argument, Function, Launch, Module};

@@ -104,7 +104,7 @@ pub fn run(plan_args: &PlanArgs, args: &GoldenArgs, path: &Path) -> Result<Outco
     let plan = plan_file::read(&plan_args.plan)?;
     let (found, expected) = (reference.vocabulary, plan.model.vocab_size as usize);
     ensure!(found == expected, "{}: its logits are of {found} tokens, the plan's of {expected}", path.display());
-    let mut session = plan_file::open(plan, &plan_args.location(), plan_args.device)?;
+    let mut session = plan_args.open_read(plan)?;
     let limits = Limits::new(args, session.backend().is_none())?;
 
     let mut comparison = Comparison::new(&limits, prefill);

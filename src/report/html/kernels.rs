@@ -30,16 +30,15 @@ pub fn section(facts: &Facts<'_>) -> String {
         let (kernel, code) = (&program.kernels[at], &facts.cuda.code[at]);
         let shared =
             if kernel.shared > 0 { format!(", {} shared", output::bytes(kernel.shared as u64)) } else { String::new() };
-        let cubins: Vec<String> = std::iter::zip(&program.architectures, &code.cubins)
-            .map(|(arch, image)| format!("{} {}", escape(arch), output::bytes(image.0.len() as u64)))
-            .collect();
+        let size = output::bytes(code.image.0.len() as u64);
+        let image = format!("{} {size}", escape(&program.gpu.architecture));
         let _ = write!(
             out,
             "<details class=\"source\" id=\"k-{label}\"><summary><code>{label}</code><span>{} threads{shared}</span><span>{}</span><span>{}</span></summary>\
              <p class=\"instance\">{}</p><pre>{}</pre></details>",
             kernel.block,
             used(facts, at),
-            cubins.join(", "),
+            image,
             escape(&kernel.instance),
             coloured(&code.source[common..]),
             label = escape(&facts.labels[at]),

@@ -112,7 +112,7 @@ fn header(facts: &Facts<'_>, name: &str, gpu: &Target) -> String {
     let _ = write!(
         out,
         "Compiled for {} by {} from <code>{}</code>, fingerprint <code>{:016x}</code>.</p><div class=\"tiles\">",
-        escape(&program.architectures.join(", ")),
+        escape(&program.gpu.to_string()),
         escape(&program.toolchain),
         files.join("</code>, <code>"),
         plan.model.fingerprint

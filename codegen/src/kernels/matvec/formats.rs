@@ -1,15 +1,17 @@
 //! Weight formats of the matrix-vector product: how a unit of repacked weights is read, and multiplied by activations.
 //!
-//! A unit is 16 bytes of the `codes` stream: 32 nibbles, 16 bytes, 8 or 4 floats. A format is two device functions: `side_*`
+//! A unit is 16 bytes of the plane `codes`: 32 nibbles, 16 bytes, 8 or 4 floats. A format is two device functions: `side_*`
 //! fetches what else the unit needs, `dot_*` adds the unit's product to a total. A side is fetched long before it is used,
 //! so it holds whole words as they lie in memory: a 16-bit load would be widened at once, and so waited for. `dot_*` picks
 //! its part out of the word by the unit's number.
 //!
-//! In integer formats `low` and `high` are 16 activations each, codes in bytes; `scale` is their common scale and `sum` the
+//! In integer formats `x.low` and `x.high` are 16 activations each, codes in bytes; `x.scale` is their common scale and `x.sum` the
 //! sum of all 32. In float formats they are four activations each.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
+
+use super::parts::{Unit, UnitActivations};
 use gemma4c_dsl::{DeviceDef, Filled};
 
 // ---- pieces ---------------------------------------------------------------------------------------------------------
@@ -107,17 +109,8 @@ pub fn side_q8_0(unit: u32, scales: Weights<u32>) -> U32x4 {
 }
 
 #[device]
-pub fn dot_q8_0(
-    codes: U32x4,
-    side: U32x4,
-    unit: u32,
-    low: U32x4,
-    high: U32x4,
-    scale: f32,
-    sum: i32,
-    total: f32,
-) -> f32 {
-    (dot16(codes, low, 0) as f32).mul_add(half_in(side.x, unit / 2) * scale, total)
+pub fn dot_q8_0(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    (dot16(unit.codes, x.low, 0) as f32).mul_add(half_in(unit.side.x, number / 2) * x.scale, total)
 }
 
 /// One half a unit.
@@ -127,31 +120,13 @@ pub fn side_half(unit: u32, scales: Weights<u32>) -> U32x4 {
 }
 
 #[device]
-pub fn dot_q4_0(
-    codes: U32x4,
-    side: U32x4,
-    unit: u32,
-    low: U32x4,
-    high: U32x4,
-    scale: f32,
-    sum: i32,
-    total: f32,
-) -> f32 {
-    (dot_nibbles(codes, low, high, sum * -8) as f32).mul_add(half_in(side.x, unit) * scale, total)
+pub fn dot_q4_0(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    (dot_nibbles(unit.codes, x.low, x.high, x.sum * -8) as f32).mul_add(half_in(unit.side.x, number) * x.scale, total)
 }
 
 #[device]
-pub fn dot_iq4_nl(
-    codes: U32x4,
-    side: U32x4,
-    unit: u32,
-    low: U32x4,
-    high: U32x4,
-    scale: f32,
-    sum: i32,
-    total: f32,
-) -> f32 {
-    (dot_levels(codes, low, high) as f32).mul_add(half_in(side.x, unit) * scale, total)
+pub fn dot_iq4_nl(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    (dot_levels(unit.codes, x.low, x.high) as f32).mul_add(half_in(unit.side.x, number) * x.scale, total)
 }
 
 /// Scale and minimum, a half each.
@@ -161,17 +136,8 @@ pub fn side_half_pair(unit: u32, scales: Weights<u32>) -> U32x4 {
 }
 
 #[device]
-pub fn dot_q4_1(
-    codes: U32x4,
-    side: U32x4,
-    unit: u32,
-    low: U32x4,
-    high: U32x4,
-    scale: f32,
-    sum: i32,
-    total: f32,
-) -> f32 {
-    scaled(dot_nibbles(codes, low, high, 0), sum, f16_lo(side.x), f16_hi(side.x), scale, total)
+pub fn dot_q4_1(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    scaled(dot_nibbles(unit.codes, x.low, x.high, 0), x.sum, f16_lo(unit.side.x), f16_hi(unit.side.x), x.scale, total)
 }
 
 /// One half a unit, and the fifth bits.
@@ -181,17 +147,9 @@ pub fn side_q5_0(unit: u32, high: Weights<u32>, scales: Weights<u32>) -> U32x4 {
 }
 
 #[device]
-pub fn dot_q5_0(
-    codes: U32x4,
-    side: U32x4,
-    unit: u32,
-    low: U32x4,
-    high: U32x4,
-    scale: f32,
-    sum: i32,
-    total: f32,
-) -> f32 {
-    (dot_five_bits(codes, side.y, low, high, sum * -16) as f32).mul_add(half_in(side.x, unit) * scale, total)
+pub fn dot_q5_0(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    (dot_five_bits(unit.codes, unit.side.y, x.low, x.high, x.sum * -16) as f32)
+        .mul_add(half_in(unit.side.x, number) * x.scale, total)
 }
 
 /// Scale and minimum, and the fifth bits.
@@ -201,17 +159,15 @@ pub fn side_q5_1(unit: u32, high: Weights<u32>, scales: Weights<u32>) -> U32x4 {
 }
 
 #[device]
-pub fn dot_q5_1(
-    codes: U32x4,
-    side: U32x4,
-    unit: u32,
-    low: U32x4,
-    high: U32x4,
-    scale: f32,
-    sum: i32,
-    total: f32,
-) -> f32 {
-    scaled(dot_five_bits(codes, side.y, low, high, 0), sum, f16_lo(side.x), f16_hi(side.x), scale, total)
+pub fn dot_q5_1(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    scaled(
+        dot_five_bits(unit.codes, unit.side.y, x.low, x.high, 0),
+        x.sum,
+        f16_lo(unit.side.x),
+        f16_hi(unit.side.x),
+        x.scale,
+        total,
+    )
 }
 
 /// Scale and minimum, a byte each, and the halves that scale both.
@@ -221,19 +177,10 @@ pub fn side_q4_k(unit: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32x4
 }
 
 #[device]
-pub fn dot_q4_k(
-    codes: U32x4,
-    side: U32x4,
-    unit: u32,
-    low: U32x4,
-    high: U32x4,
-    scale: f32,
-    sum: i32,
-    total: f32,
-) -> f32 {
-    let factor = f16_lo(side.y) * byte_of(side.x, unit % 2 * 2) as f32;
-    let minimum = f16_hi(side.y) * byte_of(side.x, unit % 2 * 2 + 1) as f32;
-    scaled(dot_nibbles(codes, low, high, 0), sum, factor, -minimum, scale, total)
+pub fn dot_q4_k(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    let factor = f16_lo(unit.side.y) * byte_of(unit.side.x, number % 2 * 2) as f32;
+    let minimum = f16_hi(unit.side.y) * byte_of(unit.side.x, number % 2 * 2 + 1) as f32;
+    scaled(dot_nibbles(unit.codes, x.low, x.high, 0), x.sum, factor, -minimum, x.scale, total)
 }
 
 #[device]
@@ -242,19 +189,10 @@ pub fn side_q5_k(unit: u32, high: Weights<u32>, scales: Weights<u32>, supers: We
 }
 
 #[device]
-pub fn dot_q5_k(
-    codes: U32x4,
-    side: U32x4,
-    unit: u32,
-    low: U32x4,
-    high: U32x4,
-    scale: f32,
-    sum: i32,
-    total: f32,
-) -> f32 {
-    let factor = f16_lo(side.y) * byte_of(side.x, unit % 2 * 2) as f32;
-    let minimum = f16_hi(side.y) * byte_of(side.x, unit % 2 * 2 + 1) as f32;
-    scaled(dot_five_bits(codes, side.z, low, high, 0), sum, factor, -minimum, scale, total)
+pub fn dot_q5_k(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    let factor = f16_lo(unit.side.y) * byte_of(unit.side.x, number % 2 * 2) as f32;
+    let minimum = f16_hi(unit.side.y) * byte_of(unit.side.x, number % 2 * 2 + 1) as f32;
+    scaled(dot_five_bits(unit.codes, unit.side.z, x.low, x.high, 0), x.sum, factor, -minimum, x.scale, total)
 }
 
 /// The high bit pairs (x, y), two signed bytes a unit (z), and one half for each eight units (w).
@@ -265,35 +203,26 @@ pub fn side_q6_k(unit: u32, high: Weights<U32x2>, scales: Weights<u32>, supers: 
 }
 
 #[device]
-pub fn dot_q6_k(
-    codes: U32x4,
-    side: U32x4,
-    unit: u32,
-    low: U32x4,
-    high: U32x4,
-    scale: f32,
-    sum: i32,
-    total: f32,
-) -> f32 {
-    let lower = low_nibbles(codes);
-    let upper = high_nibbles(codes);
+pub fn dot_q6_k(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    let lower = low_nibbles(unit.codes);
+    let upper = high_nibbles(unit.codes);
     let first = u32x4(
-        lower.x | side.x << 4 & 0x30303030,
-        lower.y | side.y << 4 & 0x30303030,
-        lower.z | side.x << 2 & 0x30303030,
-        lower.w | side.y << 2 & 0x30303030,
+        lower.x | unit.side.x << 4 & 0x30303030,
+        lower.y | unit.side.y << 4 & 0x30303030,
+        lower.z | unit.side.x << 2 & 0x30303030,
+        lower.w | unit.side.y << 2 & 0x30303030,
     );
     let second = u32x4(
-        upper.x | side.x & 0x30303030,
-        upper.y | side.y & 0x30303030,
-        upper.z | side.x >> 2 & 0x30303030,
-        upper.w | side.y >> 2 & 0x30303030,
+        upper.x | unit.side.x & 0x30303030,
+        upper.y | unit.side.y & 0x30303030,
+        upper.z | unit.side.x >> 2 & 0x30303030,
+        upper.w | unit.side.y >> 2 & 0x30303030,
     );
-    // Each half has a scale of its own, so the zero point of 32 needs the sum of each half: once for all rows.
+    // Each half has a x.scale of its own, so the zero point of 32 needs the x.sum of each half: once for all rows.
     let minus32 = u32x4(0xe0e0e0e0, 0xe0e0e0e0, 0xe0e0e0e0, 0xe0e0e0e0);
-    let dots = dot16(first, low, dot16(minus32, low, 0)) * signed_byte_of(side.z, unit % 2 * 2)
-        + dot16(second, high, dot16(minus32, high, 0)) * signed_byte_of(side.z, unit % 2 * 2 + 1);
-    (dots as f32).mul_add(half_in(side.w, unit / 8) * scale, total)
+    let dots = dot16(first, x.low, dot16(minus32, x.low, 0)) * signed_byte_of(unit.side.z, number % 2 * 2)
+        + dot16(second, x.high, dot16(minus32, x.high, 0)) * signed_byte_of(unit.side.z, number % 2 * 2 + 1);
+    (dots as f32).mul_add(half_in(unit.side.w, number / 8) * x.scale, total)
 }
 
 /// One signed byte a unit, and one half for each eight.
@@ -303,18 +232,9 @@ pub fn side_iq4_xs(unit: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32
 }
 
 #[device]
-pub fn dot_iq4_xs(
-    codes: U32x4,
-    side: U32x4,
-    unit: u32,
-    low: U32x4,
-    high: U32x4,
-    scale: f32,
-    sum: i32,
-    total: f32,
-) -> f32 {
-    let dot = dot_levels(codes, low, high) * signed_byte_of(side.x, unit % 4);
-    (dot as f32).mul_add(half_in(side.y, unit / 8) * scale, total)
+pub fn dot_iq4_xs(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    let dot = dot_levels(unit.codes, x.low, x.high) * signed_byte_of(unit.side.x, number % 4);
+    (dot as f32).mul_add(half_in(unit.side.y, number / 8) * x.scale, total)
 }
 
 // ---- float formats --------------------------------------------------------------------------------------------------
@@ -326,35 +246,34 @@ pub fn side_none(unit: u32) -> U32x4 {
 }
 
 #[device]
-pub fn dot_f32(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32 {
-    let two = f32::from_bits(codes.y)
-        .mul_add(f32::from_bits(low.y), f32::from_bits(codes.x).mul_add(f32::from_bits(low.x), total));
-    f32::from_bits(codes.w).mul_add(f32::from_bits(low.w), f32::from_bits(codes.z).mul_add(f32::from_bits(low.z), two))
+pub fn dot_f32(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    let two = f32::from_bits(unit.codes.y)
+        .mul_add(f32::from_bits(x.low.y), f32::from_bits(unit.codes.x).mul_add(f32::from_bits(x.low.x), total));
+    f32::from_bits(unit.codes.w)
+        .mul_add(f32::from_bits(x.low.w), f32::from_bits(unit.codes.z).mul_add(f32::from_bits(x.low.z), two))
 }
 
 #[device]
-pub fn dot_f16(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32 {
-    let two = f16_hi(codes.x).mul_add(f32::from_bits(low.y), f16_lo(codes.x).mul_add(f32::from_bits(low.x), total));
-    let four = f16_hi(codes.y).mul_add(f32::from_bits(low.w), f16_lo(codes.y).mul_add(f32::from_bits(low.z), two));
-    let six = f16_hi(codes.z).mul_add(f32::from_bits(high.y), f16_lo(codes.z).mul_add(f32::from_bits(high.x), four));
-    f16_hi(codes.w).mul_add(f32::from_bits(high.w), f16_lo(codes.w).mul_add(f32::from_bits(high.z), six))
+pub fn dot_f16(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    let two = f16_hi(unit.codes.x)
+        .mul_add(f32::from_bits(x.low.y), f16_lo(unit.codes.x).mul_add(f32::from_bits(x.low.x), total));
+    let four = f16_hi(unit.codes.y)
+        .mul_add(f32::from_bits(x.low.w), f16_lo(unit.codes.y).mul_add(f32::from_bits(x.low.z), two));
+    let six = f16_hi(unit.codes.z)
+        .mul_add(f32::from_bits(x.high.y), f16_lo(unit.codes.z).mul_add(f32::from_bits(x.high.x), four));
+    f16_hi(unit.codes.w).mul_add(f32::from_bits(x.high.w), f16_lo(unit.codes.w).mul_add(f32::from_bits(x.high.z), six))
 }
 
 #[device]
-pub fn dot_bf16(
-    codes: U32x4,
-    side: U32x4,
-    unit: u32,
-    low: U32x4,
-    high: U32x4,
-    scale: f32,
-    sum: i32,
-    total: f32,
-) -> f32 {
-    let two = bf16_hi(codes.x).mul_add(f32::from_bits(low.y), bf16_lo(codes.x).mul_add(f32::from_bits(low.x), total));
-    let four = bf16_hi(codes.y).mul_add(f32::from_bits(low.w), bf16_lo(codes.y).mul_add(f32::from_bits(low.z), two));
-    let six = bf16_hi(codes.z).mul_add(f32::from_bits(high.y), bf16_lo(codes.z).mul_add(f32::from_bits(high.x), four));
-    bf16_hi(codes.w).mul_add(f32::from_bits(high.w), bf16_lo(codes.w).mul_add(f32::from_bits(high.z), six))
+pub fn dot_bf16(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    let two = bf16_hi(unit.codes.x)
+        .mul_add(f32::from_bits(x.low.y), bf16_lo(unit.codes.x).mul_add(f32::from_bits(x.low.x), total));
+    let four = bf16_hi(unit.codes.y)
+        .mul_add(f32::from_bits(x.low.w), bf16_lo(unit.codes.y).mul_add(f32::from_bits(x.low.z), two));
+    let six = bf16_hi(unit.codes.z)
+        .mul_add(f32::from_bits(x.high.y), bf16_lo(unit.codes.z).mul_add(f32::from_bits(x.high.x), four));
+    bf16_hi(unit.codes.w)
+        .mul_add(f32::from_bits(x.high.w), bf16_lo(unit.codes.w).mul_add(f32::from_bits(x.high.z), six))
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------

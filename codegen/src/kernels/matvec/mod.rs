@@ -11,6 +11,7 @@
 //! the upper half of the rows is joined to the lower, as gate and up are. How many of everything is [`shape`]'s choice.
 
 pub mod formats;
+pub mod parts;
 pub mod shape;
 pub mod slots;
 
@@ -22,6 +23,10 @@ use crate::kernels::NORM_EPSILON;
 use crate::kernels::norm::sum4;
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
 use formats::format;
+use parts::{
+    Unit, UnitActivations, activations_at, dot_fine, fetch, inverse_rms_of_warps, keep_codes, keep_fine, leave_squares,
+    part_at, plain_activations, second_part_at, squares_of_pieces,
+};
 use shape::{LaunchShape, launch_shape};
 use slots::{as_words, square_sum, weighted, with_update};
 
@@ -52,33 +57,22 @@ pub fn lanes_sum<const LANES: u32>(value: f32) -> f32 {
     sum
 }
 
-/// The factor of an RMS norm, from every warp's sum of squares. Everything waits for it, so four chains of sums run side by side.
-#[device]
-pub fn inverse_rms_of_warps<const K: u32, const WARPS: u32, const EPSILON: f32>(squares: Shared<f32>) -> f32 {
-    let mut chains = regs(0.0f32, 4);
-    #[unroll]
-    for warp in 0..WARPS {
-        chains[warp % 4] = chains[warp % 4] + squares[warp];
-    }
-    rsqrt((chains[0] + chains[1] + (chains[2] + chains[3])) / K as f32 + EPSILON)
-}
-
 /// `out = W · x`. LANES lanes share a row, DEPTH units of it are on their way to a lane, for each of ROWS rows.
 ///
 /// The prologue loads activations as float4 vectors, PIECES of them a thread at a time. With norms that is all of them: a
 /// thread keeps its share in registers from the one load to the last use, so that a norm costs a sum over the block and no
 /// second way to memory. `min_blocks = 1` lets ptxas use the whole register file;
 /// otherwise it caps registers and serialises the loads.
-#[kernel(block = WARPS * 32, min_blocks = 1, cluster = PEERS, dependent, dynamic_shared, slots(
+#[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
     side(unit: u32) -> U32x4,
-    dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32,
+    dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
     ready(part: u32) -> U32x4,
     ready_group(group: u32) -> U32x2,
     input(at: u32) -> F32x4,
     update(at: u32) -> F32x4,
     branch(at: u32) -> F32x4,
     scale(value: f32) -> f32,
-    stream(value: F32x4, at: u32) -> F32x4,
+    residual(value: F32x4, at: u32) -> F32x4,
     join(value: f32, up: f32) -> f32,
     epilogue(value: f32, row: u32) -> f32,
     keep(four: F32x4, at: u32) -> F32x4
@@ -99,7 +93,6 @@ pub fn matvec<
     const NORMED: bool,
     const FINE: bool,
     const SHARE: u32,
-    const PEERS: u32,
     const EPSILON: f32,
 >(
     codes: Weights<U32x4>,
@@ -116,7 +109,7 @@ pub fn matvec<
     require!(!BRANCHED || RESIDUAL);
     require!(!(RESIDUAL || NORMED) || K <= PIECES * WARPS * 128);
     require!(!FINE || INTEGER && !READY);
-    require!((SHARE > 0) == (PEERS > 1) && SHARE % 32 == 0);
+    require!(SHARE % 32 == 0);
     // With FINE the second digits of all values, then the third ones, follow the first.
     let x_words = shared::<u32>(if FINE {
         3 * K / 4
@@ -139,37 +132,30 @@ pub fn matvec<
     // Sums of squares, one a warp.
     let of_branches = shared::<F32x4>(if BRANCHED { WARPS } else { 1 });
     let of_updates = shared::<f32>(if RESIDUAL { WARPS } else { 1 });
-    let of_stream = shared::<f32>(if NORMED { WARPS } else { 1 });
-    // The block's results among those of its cluster.
+    let of_residual = shared::<f32>(if NORMED { WARPS } else { 1 });
     let results = shared::<f32>(if SHARE > 0 { SHARE } else { 1 });
     let units = K / UNIT;
-    // A unit's activations are one or two parts of 16 bytes. Second parts lie behind all first ones, so that neighbouring
-    // lanes read neighbouring parts.
-    let two_parts = if INTEGER { UNIT == 32 } else { UNIT == 8 };
 
     let lane = lane_id() % LANES;
     let outputs = if PAIRED { ROWS / 2 } else { ROWS };
     let warp_outputs = 32 / LANES * outputs;
-    // A cluster takes SHARE neighbouring outputs, so that whole int8 groups are its own; without clusters all blocks share all outputs.
+    // All warps share out all outputs; or a block takes SHARE neighbouring ones, so that whole int8 groups are its own.
     let first = if SHARE > 0 { block_idx() * SHARE } else { 0 };
     let end = if SHARE > 0 { (first + SHARE).min(rows) } else { rows };
-    let own_warp = if SHARE > 0 { cluster_rank() * WARPS } else { block_idx() * WARPS } + warp_id();
-    let all_warps = if SHARE > 0 { PEERS * WARPS } else { grid_dim() * WARPS };
+    let own_warp = if SHARE > 0 { warp_id() } else { block_idx() * WARPS + warp_id() };
+    let all_warps = if SHARE > 0 { WARPS } else { grid_dim() * WARPS };
     let mut base = first + own_warp * warp_outputs;
     let own = lane_id() / LANES * outputs;
     let mut at = lane;
 
     // The first weights are on their way before the activations are there.
-    let mut ahead = regs(U32x4::ZERO, ROWS * DEPTH);
-    let mut sides = regs(U32x4::ZERO, ROWS * DEPTH);
+    let mut ahead = regs(Unit::ZERO, ROWS * DEPTH);
     if base < end {
         #[unroll]
         for d in 0..DEPTH {
             #[unroll]
             for r in 0..ROWS {
-                let unit = unit_of(base + own, r, at + d * LANES, rows);
-                ahead[d * ROWS + r] = load_streamed::<U32x4>(codes, unit);
-                sides[d * ROWS + r] = side(unit);
+                ahead[d * ROWS + r] = fetch(side, codes, unit_of(base + own, r, at + d * LANES, rows));
             }
         }
     }
@@ -197,8 +183,7 @@ pub fn matvec<
     if READY {
         #[unroll(8)]
         for part in (thread_idx()..K / 16).by(threads) {
-            let to = if two_parts { (part / 2 + part % 2 * units) * 4 } else { part * 4 };
-            store(x_words, to, ready(part));
+            store(x_words, part_at(part, units), ready(part));
         }
         #[unroll(4)]
         for group in (thread_idx()..K / 32).by(threads) {
@@ -259,20 +244,10 @@ pub fn matvec<
                         }
                     }
                 }
-                let mut squares = 0.0f32;
-                #[unroll]
-                for p in 0..PIECES {
-                    if thread_idx() + p * threads < places {
-                        squares = squares + square_sum(updates[p]);
-                    }
-                }
-                squares = warp_sum(squares);
-                if lane_id() == 0 {
-                    of_updates[warp_id()] = squares;
-                }
+                leave_squares(squares_of_pieces(&updates, places), of_updates);
                 barrier();
                 cp_async_wait(0);
-                let factor = inverse_rms_of_warps(of_updates);
+                let factor = inverse_rms_of_warps(of_updates, K);
                 let by = scale(1.0);
                 #[unroll]
                 for p in 0..PIECES {
@@ -280,8 +255,8 @@ pub fn matvec<
                     if place < places {
                         let part = weighted(updates[p], load::<F32x4>(posts, place * 4), 1.0);
                         held[p] = with_update(held[p], part, factor, by);
-                        if block_idx() == 0 && (SHARE == 0 || cluster_rank() == 0) {
-                            stream(held[p], place * 4);
+                        if block_idx() == 0 {
+                            residual(held[p], place * 4);
                         }
                     }
                 }
@@ -299,32 +274,22 @@ pub fn matvec<
                         held[p] = weighted(held[p], load::<F32x4>(nexts, place * 4), 1.0);
                     }
                 }
-                squares = warp_sum(squares);
-                if lane_id() == 0 {
-                    of_stream[warp_id()] = squares;
-                }
+                leave_squares(squares, of_residual);
             }
             #[unroll]
             for p in 0..PIECES {
                 let place = start + thread_idx() + p * threads;
                 let part = if INTEGER { place / 4 } else { place };
-                let to = if two_parts { (part / 2 + part % 2 * units) * 4 } else { part * 4 };
+                let to = part_at(part, units);
                 if INTEGER {
                     let four = if FINE { quantise4_unbounded(held[p]) } else { quantise4(held[p]) };
                     if place < places {
-                        x_words[to + place % 4] = four.x;
-                        if place % 8 == 0 {
-                            x_scales[place / 8] = u32x2(four.y, four.z);
-                        }
+                        keep_codes(four, to + place % 4, place, x_words, x_scales);
                     }
                     if FINE && warp_any(f32::from_bits(four.y) < 0.0) {
                         let fine = fine_codes(held[p], four.x, f32::from_bits(four.w));
                         if place < places {
-                            x_words[K / 4 + to + place % 4] = fine.x;
-                            x_words[K / 2 + to + place % 4] = fine.y;
-                            if place % 8 == 0 {
-                                fine_sums[place / 8] = fine.z as i32;
-                            }
+                            keep_fine(fine, to + place % 4, place, x_words, fine_sums);
                         }
                     }
                 } else if place < places {
@@ -334,7 +299,7 @@ pub fn matvec<
         }
     }
     barrier();
-    let after = if NORMED { inverse_rms_of_warps(of_stream) } else { 1.0 };
+    let after = if NORMED { inverse_rms_of_warps(of_residual, K) } else { 1.0 };
 
     let mut sums = regs(0.0f32, ROWS);
     while base < end {
@@ -347,31 +312,24 @@ pub fn matvec<
             let exact = units % (LANES * DEPTH) == 0;
             let unit = if exact { at + d * LANES } else { (at + d * LANES).min(units - 1) };
             let group = if exact { at * UNIT / 32 + d * (LANES * UNIT / 32) } else { unit * UNIT / 32 };
-            let low = load::<U32x4>(x_words, unit * 4);
-            let high = load::<U32x4>(x_words, if two_parts { (units + unit) * 4 } else { 0 });
-            let x_scale = if INTEGER { x_scales[group] } else { U32x2::ZERO };
-            let size = f32::from_bits(x_scale.x).abs();
+            let mut x = activations_at(unit, group, units, x_words, x_scales);
+            let is_fine = FINE && x.scale < 0.0;
+            x.scale = x.scale.abs();
             #[unroll]
             for r in 0..ROWS {
                 let held = ahead[d * ROWS + r];
-                let beside = sides[d * ROWS + r];
                 let of_row = unit_of(base + own, r, at + d * LANES, rows);
-                let mut total = dot(held, beside, of_row, low, high, size, x_scale.y as i32, sums[r]);
-                if FINE && f32::from_bits(x_scale.x) < 0.0 {
-                    let low = load::<U32x4>(x_words, K / 4 + unit * 4);
-                    let high = load::<U32x4>(x_words, K / 4 + if two_parts { (units + unit) * 4 } else { 0 });
-                    total = dot(held, beside, of_row, low, high, size / 128.0, 0, total);
-                    let low = load::<U32x4>(x_words, K / 2 + unit * 4);
-                    let high = load::<U32x4>(x_words, K / 2 + if two_parts { (units + unit) * 4 } else { 0 });
-                    total = dot(held, beside, of_row, low, high, size / 32768.0, fine_sums[group], total);
+                let mut total = dot(held, of_row, x, sums[r]);
+                if is_fine {
+                    let second = second_part_at(unit, units);
+                    total = dot_fine(dot, held, of_row, unit * 4, second, x.scale, fine_sums[group], total, x_words);
                 }
                 if exact || at + d * LANES < units {
                     sums[r] = total;
                 }
                 if next_base < end {
                     let next = unit_of(next_base + own, r, next_at + d * LANES, rows);
-                    ahead[d * ROWS + r] = load_streamed::<U32x4>(codes, next);
-                    sides[d * ROWS + r] = side(next);
+                    ahead[d * ROWS + r] = fetch(side, codes, next);
                 }
             }
         }
@@ -404,30 +362,19 @@ pub fn matvec<
         base = next_base;
     }
     if SHARE > 0 {
-        cluster_barrier();
-        // A warp takes a group of 32: eight lanes four values each, of whichever block has them.
-        for group in (own_warp..(end - first) / 32).by(all_warps) {
+        barrier();
+        // A warp takes a group: eight lanes four values each.
+        for group in (warp_id()..(end - first) / 32).by(WARPS) {
             let place = group * 32 + lane_id() % 8 * 4;
-            let mut four = F32x4::ZERO;
-            let peer = place / warp_outputs % all_warps / WARPS;
-            four.x = load_peer::<f32>(results, place, peer);
-            let peer = (place + 1) / warp_outputs % all_warps / WARPS;
-            four.y = load_peer::<f32>(results, place + 1, peer);
-            let peer = (place + 2) / warp_outputs % all_warps / WARPS;
-            four.z = load_peer::<f32>(results, place + 2, peer);
-            let peer = (place + 3) / warp_outputs % all_warps / WARPS;
-            four.w = load_peer::<f32>(results, place + 3, peer);
-            keep(four, first + place);
+            keep(load::<F32x4>(results, place), first + place);
         }
-        // What the others still read must not go.
-        cluster_barrier();
     }
 }
 
 /// The same product, plainly: a thread takes an output, activations are read where they are (int8 codes or f32 as words).
 #[kernel(block = 64, slots(
     side(unit: u32) -> U32x4,
-    dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32,
+    dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
     join(value: f32, up: f32) -> f32,
     epilogue(value: f32, row: u32) -> f32
 ))]
@@ -445,15 +392,12 @@ pub fn matvec_plain<const K: u32, const UNIT: u32, const INTEGER: bool, const PA
         let mut value = 0.0f32;
         let mut up = 0.0f32;
         for i in 0..K / UNIT {
-            let low = load::<U32x4>(x, i * words);
-            let high = load::<U32x4>(x, i * words + words - 4);
-            let scale = if INTEGER { xscale[i * UNIT / 32] } else { 1.0 };
-            let sum = if INTEGER { xsum[i * UNIT / 32] } else { 0 };
+            let of_unit = plain_activations(i, words, x, xscale, xsum);
             let unit = row * (K / UNIT) + i;
-            value = dot(codes[unit], side(unit), unit, low, high, scale, sum, value);
+            value = dot(fetch(side, codes, unit), unit, of_unit, value);
             if PAIRED {
                 let unit = (rows + row) * (K / UNIT) + i;
-                up = dot(codes[unit], side(unit), unit, low, high, scale, sum, up);
+                up = dot(fetch(side, codes, unit), unit, of_unit, up);
             }
         }
         out[row] = epilogue(join(value, up), row);
@@ -469,9 +413,9 @@ pub enum Prologue {
     Plain,
     /// The RMS norm of f32.
     Norm,
-    /// A residual stream that is still to take a layer's normed part, and its scale if the product is `scaled`.
+    /// A residual that is still to take a layer's normed part, and its scale if the product is `scaled`.
     Residual,
-    /// The RMS norm of such a stream.
+    /// The RMS norm of such a residual.
     ResidualNorm,
 }
 
@@ -496,7 +440,7 @@ pub struct Product {
     /// The matrix has two rows for each output: all the first ones, then all the second. They are joined by GeGLU.
     pub geglu: bool,
     pub prologue: Prologue,
-    /// The residual stream of the prologue is multiplied by a weight of one element.
+    /// The residual of the prologue is multiplied by a weight of one element.
     pub scaled: bool,
     /// What it takes is the sum of two normed branches: the halves of a mixture.
     pub branches: bool,
@@ -505,7 +449,7 @@ pub struct Product {
     /// The activations are the residual itself or an embedding: no norm has damped massive channels. Integer formats quantise
     /// them with fine codes.
     pub unbounded: bool,
-    /// The result is left as int8: clusters of two blocks share neighbouring outputs, and exchange them to find a group's scale.
+    /// The result is left as int8, by blocks that have whole groups of it.
     pub leaves_int8: bool,
     /// Of the prologue's norms.
     pub epsilon: f32,
@@ -515,9 +459,6 @@ pub struct Product {
 
 /// Fours of activations on their way to a thread, where it need not hold all of them.
 const MOST_PIECES: u32 = 5;
-
-/// Blocks of a cluster that leaves int8. Two: a larger one does not fit all GPCs without a gap.
-const INT8_PEERS: u32 = 2;
 
 impl Product {
     pub fn new(dtype: DType, outputs: u32, k: u32, prologue: Prologue) -> Self {
@@ -552,7 +493,7 @@ impl Product {
 
     /// The shape for a GPU of that many SMs.
     pub fn shape(&self, multiprocessors: u32) -> LaunchShape {
-        launch_shape(self.dtype, self.outputs, self.k, self.geglu, multiprocessors)
+        launch_shape(self.dtype, self.outputs, self.k, self.geglu, self.leaves_int8, multiprocessors)
     }
 
     /// Fours of activations that a thread holds at once: all of its own where there is a norm.
@@ -581,8 +522,7 @@ impl Product {
             BRANCHED: branches,
             NORMED: normed,
             FINE: self.unbounded && format.integer,
-            SHARE: if self.leaves_int8 { self.share(shape) } else { 0 },
-            PEERS: if self.leaves_int8 { INT8_PEERS } else { 1 },
+            SHARE: shape.share,
             EPSILON: self.epsilon,
             side: format.side,
             dot: format.dot,
@@ -592,31 +532,12 @@ impl Product {
             update: if residual { slots::four_of::DEF } else { slots::no_four::DEF },
             branch: if branches { slots::four_of::DEF } else { slots::no_four::DEF },
             scale: if residual && self.scaled { vec![slots::scaled_by::DEF] } else { vec![] },
-            stream: if residual && self.leaves_residual { vec![slots::leave_stream::DEF] } else { vec![] },
+            residual: if residual && self.leaves_residual { vec![slots::leave_residual::DEF] } else { vec![] },
             join: self.join(),
             epilogue: self.epilogue.clone(),
-            keep: if self.leaves_int8 { vec![slots::keep_codes::DEF] } else { vec![] },
+            keep: if self.leaves_int8 { vec![slots::leave_codes::DEF] } else { vec![] },
         }
         .build()
-    }
-
-    /// Outputs of a cluster: whole int8 groups, as evenly as they can be shared out.
-    fn share(&self, shape: LaunchShape) -> u32 {
-        let clusters = (shape.blocks / INT8_PEERS).max(1);
-        (self.outputs / 32).div_ceil(clusters) * 32
-    }
-
-    /// Whether a GPU's kernel can leave the result as int8: in whole groups, by clusters.
-    pub fn can_leave_int8(outputs: u32, cluster: u32) -> bool {
-        outputs.is_multiple_of(32) && outputs >= 64 && cluster >= INT8_PEERS
-    }
-
-    /// Blocks of the launch.
-    pub fn grid(&self, shape: LaunchShape) -> [u32; 3] {
-        match self.leaves_int8 {
-            true => [self.outputs.div_ceil(self.share(shape)), INT8_PEERS, 1],
-            false => [shape.blocks, 1, 1],
-        }
     }
 
     /// The plain kernel, launched on `[outputs.div_ceil(64)]`. It takes activations as they are, whatever the prologue.

@@ -23,13 +23,16 @@ pub struct LaunchShape {
     pub warps: u32,
     /// Blocks of the grid.
     pub blocks: u32,
+    /// Neighbouring outputs of a block, whole int8 groups; 0 where all warps share out all outputs.
+    pub share: u32,
 }
 
 impl LaunchShape {
     /// `32 lanes, 4 rows, 3 ahead, 132 blocks of 20 warps`.
     pub fn describe(&self) -> String {
-        let LaunchShape { lanes, rows, depth, warps, blocks } = self;
-        format!("{lanes} lanes, {rows} rows, {depth} ahead, {blocks} blocks of {warps} warps")
+        let LaunchShape { lanes, rows, depth, warps, blocks, share } = self;
+        let each = if *share > 0 { format!(" with {share} outputs each") } else { String::new() };
+        format!("{lanes} lanes, {rows} rows, {depth} ahead, {blocks} blocks of {warps} warps{each}")
     }
 }
 
@@ -37,6 +40,9 @@ impl LaunchShape {
 const FEWEST_WARPS: u32 = H200.fastest(Question::FewestWarps);
 /// Warps of a block whose grid does not cover the matrix at once, and at most where it does.
 const MANY_WARPS: [u32; 3] = [H200.fastest(Question::Warps), 16, 12];
+/// How full a block's rounds over whole int8 groups are at least: measured on E2B, E4B, 12B and 31B, more warps are better, unless
+/// a tenth of them is idle.
+const FULL_ROUNDS: f32 = 0.9;
 /// Rows of a lane, and units of each on their way: many rows share what they read of the activations, few make finer tasks.
 const ROWS_AND_DEPTH: [(u32, u32); 3] = [(4, 3), (2, 6), (1, 10)];
 /// Registers of an SM, those of a lane that are not for units on their way, and the most that are.
@@ -48,9 +54,16 @@ const ENOUGH_BYTES: u32 = 72 << 10;
 /// SMs.
 ///
 /// One block for each SM, as large as it takes: every block reads all activations and computes their norms, so more of
-/// them would read more than the weights are.
-pub fn launch_shape(dtype: DType, outputs: u32, k: u32, paired: bool, multiprocessors: u32) -> LaunchShape {
-    ranked_shapes(dtype, outputs, k, paired, multiprocessors)[0].shape
+/// them would read more than the weights are. With `whole_groups` a block has whole int8 groups of neighbouring outputs.
+pub fn launch_shape(
+    dtype: DType,
+    outputs: u32,
+    k: u32,
+    paired: bool,
+    whole_groups: bool,
+    multiprocessors: u32,
+) -> LaunchShape {
+    ranked_shapes(dtype, outputs, k, paired, whole_groups, multiprocessors)[0].shape
 }
 
 /// A shape, and what the rule says of it.
@@ -71,21 +84,39 @@ impl Ranked {
 }
 
 /// All shapes that the rule considers, that of the highest score first. There is one at least.
-pub fn ranked_shapes(dtype: DType, outputs: u32, k: u32, paired: bool, multiprocessors: u32) -> Vec<Ranked> {
+pub fn ranked_shapes(
+    dtype: DType,
+    outputs: u32,
+    k: u32,
+    paired: bool,
+    whole_groups: bool,
+    multiprocessors: u32,
+) -> Vec<Ranked> {
     let (format, multiprocessors) = (format(dtype), multiprocessors.max(1));
     let units = (k / format.unit).max(1);
     // A row too short for all lanes of a warp is shared by fewer.
     let lanes = [32, 16].into_iter().find(|lanes| units >= *lanes).unwrap_or(8);
     let steps = units.div_ceil(lanes);
+    let share = if whole_groups { (outputs / 32).div_ceil(multiprocessors).max(1) * 32 } else { 0 };
     let shape = |(rows, reach): (u32, u32)| {
         let lane_outputs = if paired { rows / 2 } else { rows };
         // Steps of a whole warp that make all outputs.
         let tiles = outputs.div_ceil(32 / lanes * lane_outputs).max(1);
+        // Warps that share them out, and how many there are of those groups.
+        let (of_block, blocks) = match share {
+            0 => (tiles, 1),
+            _ => (share / (32 / lanes * lane_outputs), outputs.div_ceil(share)),
+        };
         let busy = |warps: u32| {
-            let all = warps * multiprocessors;
-            tiles as f32 / (tiles.div_ceil(all) * all) as f32
+            let all = if share > 0 { warps } else { warps * multiprocessors };
+            of_block as f32 / (of_block.div_ceil(all) * all) as f32
         };
         let warps = match tiles.div_ceil(multiprocessors) {
+            _ if share > 0 => {
+                let full = MANY_WARPS.into_iter().find(|warps| busy(*warps) >= FULL_ROUNDS);
+                full.or_else(|| MANY_WARPS.into_iter().max_by(|a, b| busy(*a).total_cmp(&busy(*b))))
+                    .unwrap_or(FEWEST_WARPS)
+            }
             few if few <= MANY_WARPS[0] => few.max(FEWEST_WARPS),
             _ => MANY_WARPS.into_iter().max_by(|a, b| busy(*a).total_cmp(&busy(*b))).unwrap_or(FEWEST_WARPS),
         };
@@ -95,17 +126,17 @@ pub fn ranked_shapes(dtype: DType, outputs: u32, k: u32, paired: bool, multiproc
         let reach = reach.min(ahead / (4 + format.side_words) / rows).max(1);
         let loads = |depth: u32| steps.div_ceil(depth) * depth;
         let depth = (reach.div_ceil(2)..=reach).rev().min_by_key(|depth| loads(*depth)).unwrap_or(1);
-        let blocks = tiles.div_ceil(warps).min(multiprocessors);
+        let blocks = if share > 0 { blocks } else { tiles.div_ceil(warps).min(multiprocessors) };
         let in_flight = tiles.min(blocks * warps) * 32 * rows * depth * 16 / multiprocessors;
         let busy = busy(warps).max(tiles as f32 / (blocks * warps) as f32 * 0.9).min(1.0);
-        Ranked { shape: LaunchShape { lanes, rows, depth, warps, blocks }, in_flight, busy }
+        Ranked { shape: LaunchShape { lanes, rows, depth, warps, blocks, share }, in_flight, busy }
     };
     // A pair is two rows, so it cannot be split further. Of equals the one with the most rows.
     let fits = |(rows, _): &(u32, u32)| *rows <= lanes && (!paired || *rows >= 2);
     let mut ranked: Vec<Ranked> = ROWS_AND_DEPTH.into_iter().filter(fits).map(shape).collect();
     ranked.sort_by(|a, b| b.score().total_cmp(&a.score()));
     if ranked.is_empty() {
-        let shape = LaunchShape { lanes, rows: 2, depth: 1, warps: FEWEST_WARPS, blocks: multiprocessors };
+        let shape = LaunchShape { lanes, rows: 2, depth: 1, warps: FEWEST_WARPS, blocks: multiprocessors, share };
         ranked.push(Ranked { shape, in_flight: 0, busy: 0.0 });
     }
     ranked

@@ -61,7 +61,7 @@ pub fn weighted(x: F32x4, weight: F32x4, factor: f32) -> F32x4 {
     f32x4(x.x * factor * weight.x, x.y * factor * weight.y, x.z * factor * weight.z, x.w * factor * weight.w)
 }
 
-/// Four values of the residual stream after a layer's part: `(x + update * factor) * by`.
+/// Four values of the residual after a layer's part: `(x + update * factor) * by`.
 #[device]
 pub fn with_update(x: F32x4, update: F32x4, factor: f32, by: f32) -> F32x4 {
     f32x4(
@@ -78,9 +78,9 @@ pub fn scaled_by(value: f32, weight: Weights<f32>) -> f32 {
     value * weight[0u32]
 }
 
-/// The residual stream as it is now, for whoever reads it later. Not the memory it came from: other blocks still read that.
+/// The residual as it is now, for whoever reads it later. Not the memory it came from: other blocks still read that.
 #[device]
-pub fn leave_stream(value: F32x4, at: u32, out: Output<f32>) -> F32x4 {
+pub fn leave_residual(value: F32x4, at: u32, out: Output<f32>) -> F32x4 {
     store(out, at, value);
     value
 }
@@ -133,7 +133,7 @@ pub fn then_softcap(value: f32, row: u32, cap: f32) -> f32 {
 
 /// Leaves four neighbouring results as int8, eight lanes to a group. A collective of the warp.
 #[device]
-pub fn keep_codes(four: F32x4, at: u32, xq: Output<i8>, xscale: Output<f32>, xsum: Output<i32>) -> F32x4 {
+pub fn leave_codes(four: F32x4, at: u32, xq: Output<i8>, xscale: Output<f32>, xsum: Output<i32>) -> F32x4 {
     let codes = quantise4(four);
     if lane_id() < 8 {
         store(xq, at, codes.x);

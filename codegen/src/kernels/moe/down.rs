@@ -7,6 +7,9 @@ use gemma4c_dsl::{Instance, InstanceError};
 
 use super::{Spread, depth, nothing_beside};
 use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::parts::{
+    Unit, UnitActivations, activations_at, fetch, keep_codes, part_at, plain_activations,
+};
 use crate::kernels::matvec::slots::as_words;
 use crate::kernels::quantise::quantise4;
 
@@ -30,7 +33,7 @@ pub fn down_unit<const K: u32, const UNIT: u32, const TOP: u32>(
 /// PIECES float4 vectors of activations a thread are loaded before the first is used.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
     side(unit: u32) -> U32x4,
-    dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32,
+    dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
     dense_side(unit: u32) -> U32x4
 ))]
 pub fn expert_down<
@@ -61,19 +64,16 @@ pub fn expert_down<
     let factors = shared::<f32>(TOP);
     let before = DENSE / UNIT;
     let units = before + TOP * (K / UNIT);
-    let two_parts = if INTEGER { UNIT == 32 } else { UNIT == 8 };
 
     let row = block_idx_y();
     let mut output = warp_id() * grid_dim() + block_idx();
     let mut at = lane_id();
-    let mut ahead = regs(U32x4::ZERO, DEPTH);
-    let mut sides = regs(U32x4::ZERO, DEPTH);
+    let mut ahead = regs(Unit::ZERO, DEPTH);
     // The dense half's weights are on their way before the choice is known.
     #[unroll]
     for d in 0..DEPTH {
         if output < outputs && at + d * 32 < before {
-            ahead[d] = load_streamed::<U32x4>(dense_codes, output * before + at + d * 32);
-            sides[d] = dense_side(output * before + at + d * 32);
+            ahead[d] = fetch(dense_side, dense_codes, output * before + at + d * 32);
         }
     }
     grid_launch_dependents();
@@ -86,8 +86,7 @@ pub fn expert_down<
     for d in 0..DEPTH {
         if output < outputs && at + d * 32 >= before && at + d * 32 < units {
             let unit = down_unit(at + d * 32 - before, row, output, outputs, ids);
-            ahead[d] = load_streamed::<U32x4>(codes, unit);
-            sides[d] = side(unit);
+            ahead[d] = fetch(side, codes, unit);
         }
     }
 
@@ -109,14 +108,11 @@ pub fn expert_down<
         let place = thread_idx() + p * WARPS * 32;
         let inside = place * 4 < DENSE + TOP * K;
         let part = if INTEGER { place / 4 } else { place };
-        let to = if two_parts { (part / 2 + part % 2 * units) * 4 } else { part * 4 };
+        let to = part_at(part, units);
         if INTEGER {
             let four = quantise4(held[p]);
             if inside {
-                x_words[to + place % 4] = four.x;
-                if place % 8 == 0 {
-                    x_scales[place / 8] = u32x2(four.y, four.z);
-                }
+                keep_codes(four, to + place % 4, place, x_words, x_scales);
             }
         } else if inside {
             store(x_words, to, as_words(held[p]));
@@ -133,9 +129,7 @@ pub fn expert_down<
         #[unroll]
         for d in 0..DEPTH {
             let place = (at + d * 32).min(units - 1);
-            let low = load::<U32x4>(x_words, place * 4);
-            let high = load::<U32x4>(x_words, if two_parts { (units + place) * 4 } else { 0 });
-            let x_scale = if INTEGER { x_scales[place * UNIT / 32] } else { U32x2::ZERO };
+            let x_unit = activations_at(place, place * UNIT / 32, units, x_words, x_scales);
             let is_dense = place < before;
             let mut unit = output * before + place;
             let mut factor = 1.0f32;
@@ -143,7 +137,7 @@ pub fn expert_down<
                 unit = down_unit(place - before, row, output, outputs, ids);
                 factor = factors[(place - before) / (K / UNIT)];
             }
-            let product = dot(ahead[d], sides[d], unit, low, high, f32::from_bits(x_scale.x), x_scale.y as i32, 0.0);
+            let product = dot(ahead[d], unit, x_unit, 0.0);
             if is_dense {
                 dense_sum = dense_sum + product;
             } else if at + d * 32 < units {
@@ -151,12 +145,10 @@ pub fn expert_down<
             }
             let next = next_at + d * 32;
             if next_output < outputs && next < before {
-                ahead[d] = load_streamed::<U32x4>(dense_codes, next_output * before + next);
-                sides[d] = dense_side(next_output * before + next);
+                ahead[d] = fetch(dense_side, dense_codes, next_output * before + next);
             } else if next_output < outputs && next < units {
                 let unit = down_unit(next - before, row, next_output, outputs, ids);
-                ahead[d] = load_streamed::<U32x4>(codes, unit);
-                sides[d] = side(unit);
+                ahead[d] = fetch(side, codes, unit);
             }
         }
         if row_ends {
@@ -181,7 +173,7 @@ pub fn expert_down<
 /// The experts' part, plainly: a thread takes an output, and its choices one after the other.
 #[kernel(block = 64, slots(
     side(unit: u32) -> U32x4,
-    dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32
+    dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32
 ))]
 pub fn expert_down_plain<const K: u32, const UNIT: u32, const INTEGER: bool, const TOP: u32>(
     codes: Weights<U32x4>,
@@ -204,12 +196,9 @@ pub fn expert_down_plain<const K: u32, const UNIT: u32, const INTEGER: bool, con
             let mut product = 0.0f32;
             for i in 0..K / UNIT {
                 let place = (row * TOP + j) * (K / UNIT) + i;
-                let low = load::<U32x4>(x, place * words);
-                let high = load::<U32x4>(x, place * words + words - 4);
-                let scale = if INTEGER { xscale[place * UNIT / 32] } else { 1.0 };
-                let sum = if INTEGER { xsum[place * UNIT / 32] } else { 0 };
+                let of_unit = plain_activations(place, words, x, xscale, xsum);
                 let unit = down_unit(j * (K / UNIT) + i, row, output, outputs, ids);
-                product = dot(codes[unit], side(unit), unit, low, high, scale, sum, product);
+                product = dot(fetch(side, codes, unit), unit, of_unit, product);
             }
             value = product.mul_add(weights[row * TOP + j] * expert_scale[ids[row * TOP + j]], value);
         }

@@ -8,6 +8,7 @@ use gemma4c_dsl::{Instance, InstanceError};
 use super::{Activations, Spread, depth, nothing_beside};
 use crate::kernels::gelu::gelu;
 use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::parts::{Unit, UnitActivations, activations_at, fetch, part_at, plain_activations};
 
 /// The unit with which the gate of task `task` starts: first the dense half's outputs, then those of the row's choices.
 #[device]
@@ -31,10 +32,8 @@ pub fn keep_piece<const K: u32, const UNIT: u32, const INTEGER: bool>(
     x_words: Shared<u32>,
     x_scales: Shared<U32x2>,
 ) {
-    // Second parts of a unit's activations lie behind all first ones: neighbouring lanes read neighbouring parts.
-    let two_parts = if INTEGER { UNIT == 32 } else { UNIT == 8 };
     let part = if INTEGER { piece / 2 } else { piece };
-    let to = if two_parts { (part / 2 + part % 2 * (K / UNIT)) * 4 } else { part * 4 };
+    let to = part_at(part, K / UNIT);
     if INTEGER {
         store(x_words, to + piece % 2 * 2, u32x2(arrived.x, arrived.y));
         if piece % 4 == 0 {
@@ -50,7 +49,7 @@ pub fn keep_piece<const K: u32, const UNIT: u32, const INTEGER: bool>(
 /// its rows, with DEPTH units of each on their way to a lane, and goes on to the next without a pause.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
     side(unit: u32) -> U32x4,
-    dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32,
+    dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
     arrive(piece: u32) -> U32x4,
     dense_side(unit: u32) -> U32x4,
     dense_arrive(piece: u32) -> U32x4
@@ -77,12 +76,12 @@ pub fn expert_geglu<
     // The experts' activations, then the dense half's.
     let x_words = shared::<u32>(if INTEGER { K / 2 } else { 2 * K });
     let x_scales = shared::<U32x2>(if INTEGER { K / 16 } else { 1 });
-    let two_parts = if INTEGER { UNIT == 32 } else { UNIT == 8 };
 
     let row = block_idx_y();
     let tasks = DENSE + TOP * HIDDEN;
     let mut task = warp_id() * grid_dim() + block_idx();
     let mut at = lane_id();
+    // Two arrays, where other kernels have one of units: of those the compiler makes two copies of the loop, one for each half.
     let mut ahead = regs(U32x4::ZERO, 2 * DEPTH);
     let mut sides = regs(U32x4::ZERO, 2 * DEPTH);
     // The dense half's weights are on their way before the choice is made.
@@ -143,7 +142,7 @@ pub fn expert_geglu<
     let mut sums = regs(0.0f32, 2);
     while task < tasks {
         let height = if task < DENSE { DENSE } else { HIDDEN };
-        let words = if task < DENSE { vector_words } else { 0 };
+        let behind = if task < DENSE { vector_words / 4 } else { 0 };
         let groups = if task < DENSE { K / 32 } else { 0 };
         let row_ends = at - lane_id() + 32 * DEPTH >= units;
         let next_at = if row_ends { lane_id() } else { at + 32 * DEPTH };
@@ -155,19 +154,13 @@ pub fn expert_geglu<
         #[unroll]
         for d in 0..DEPTH {
             let unit = (at + d * 32).min(units - 1);
-            let low = load::<U32x4>(x_words, words + unit * 4);
-            let high = load::<U32x4>(x_words, words + if two_parts { (units + unit) * 4 } else { 0 });
-            let x_scale = if INTEGER { x_scales[groups + unit * UNIT / 32] } else { U32x2::ZERO };
+            let x = activations_at(behind + unit, groups + unit * UNIT / 32, units, x_words, x_scales);
             #[unroll]
             for r in 0u32..2 {
                 let total = dot(
-                    ahead[d * 2 + r],
-                    sides[d * 2 + r],
+                    Unit { codes: ahead[d * 2 + r], side: sides[d * 2 + r] },
                     first + r * height * units + unit,
-                    low,
-                    high,
-                    f32::from_bits(x_scale.x),
-                    x_scale.y as i32,
+                    x,
                     sums[r],
                 );
                 if at + d * 32 < units {
@@ -204,7 +197,7 @@ pub fn expert_geglu<
 /// The experts' part, plainly: a thread takes an output of a choice, activations are read where they are.
 #[kernel(block = 64, slots(
     side(unit: u32) -> U32x4,
-    dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32
+    dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32
 ))]
 pub fn expert_geglu_plain<const K: u32, const UNIT: u32, const INTEGER: bool, const TOP: u32, const HIDDEN: u32>(
     codes: Weights<U32x4>,
@@ -223,14 +216,11 @@ pub fn expert_geglu_plain<const K: u32, const UNIT: u32, const INTEGER: bool, co
         let mut up = 0.0f32;
         for i in 0..K / UNIT {
             let place = pair / TOP * (K / UNIT) + i;
-            let low = load::<U32x4>(x, place * words);
-            let high = load::<U32x4>(x, place * words + words - 4);
-            let scale = if INTEGER { xscale[place * UNIT / 32] } else { 1.0 };
-            let sum = if INTEGER { xsum[place * UNIT / 32] } else { 0 };
+            let of_unit = plain_activations(place, words, x, xscale, xsum);
             let of_gate = (ids[pair] * 2 * HIDDEN + output) * (K / UNIT) + i;
-            gate = dot(codes[of_gate], side(of_gate), of_gate, low, high, scale, sum, gate);
+            gate = dot(fetch(side, codes, of_gate), of_gate, of_unit, gate);
             let of_up = of_gate + HIDDEN * (K / UNIT);
-            up = dot(codes[of_up], side(of_up), of_up, low, high, scale, sum, up);
+            up = dot(fetch(side, codes, of_up), of_up, of_unit, up);
         }
         out[pair * HIDDEN + output] = gelu(gate) * up;
     }

@@ -5,7 +5,7 @@
 //! fetch those weights ahead of their predecessor. What they can do is have many on their way at once, and fetch the weights
 //! of the dense half ahead, which they take along.
 //!
-//! A mixture is three launches: [`router`] ends attention's part, norms the stream for both halves and chooses; [`gate_up`]
+//! A mixture is three launches: [`router`] ends attention's part, norms the residual for both halves and chooses; [`gate_up`]
 //! gives each choice its hidden values, [`down`] brings all choices of a row back together. Weight formats are those of
 //! the matrix-vector product. For many rows these kernels are right, but read an expert once for each row that chose it:
 //! there, [`group`] sorts rows by expert, and the products are those of prefill.

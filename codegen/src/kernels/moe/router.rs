@@ -7,6 +7,7 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use crate::kernels::NORM_EPSILON;
+use crate::kernels::matvec::parts::{inverse_rms_of_warps, leave_squares, squares_of_pieces};
 use crate::kernels::matvec::slots::{square_sum, weighted, with_update};
 use crate::kernels::outputs::{Outputs, leave4};
 
@@ -25,25 +26,11 @@ pub fn four_products(a: F32x4, b: F32x4, sum: f32) -> f32 {
     a.w.mul_add(b.w, a.z.mul_add(b.z, a.y.mul_add(b.y, a.x.mul_add(b.x, sum))))
 }
 
-/// The factor of a row's RMS norm, from every warp's sum of its squares.
-#[device]
-pub fn inverse_rms_of_row<const WIDTH: u32, const WARPS: u32, const EPSILON: f32>(
-    squares: Shared<f32>,
-    row: u32,
-) -> f32 {
-    let mut chains = regs(0.0f32, 4);
-    #[unroll]
-    for warp in 0..WARPS {
-        chains[warp % 4] = chains[warp % 4] + squares[row * WARPS + warp];
-    }
-    rsqrt((chains[0] + chains[1] + (chains[2] + chains[3])) / WIDTH as f32 + EPSILON)
-}
-
 /// The routing of each row: `router · (RMS norm of x * FACTOR * scale)`, the TOP largest logits (of equal ones the lower
 /// expert), and the softmax over these. Block `[b, rows]` takes every `[blocks]`-th expert.
 ///
 /// Where the mixture ENTERS here, x is still to take what attention made: `x + norm(update) * post_norm`. That sum is left as
-/// the residual stream, and both halves of the mixture get their inputs: it has one norm, with weights for each of them.
+/// the residual, and both halves of the mixture get their inputs: it has one norm, with weights for each of them.
 ///
 /// The matrix is a megabyte, which one SM would read too slowly: with SPLIT there is one row and any number of
 /// blocks, of which the last to finish chooses. Without, a block takes ROWS rows, so that it reads the matrix once for all of
@@ -77,7 +64,7 @@ pub fn route<
     counter: InOut<u32>,
     ids: Output<u32>,
     weights: Output<f32>,
-    stream: Output<f32>,
+    residual: Output<f32>,
     dense_out: Output<f32>,
     dense_rounded: Output<BF16>,
     dense_xq: Output<i8>,
@@ -146,17 +133,9 @@ pub fn route<
         }
         // Places past the end hold zeros.
         if ENTERS {
-            let mut squares = 0.0f32;
-            #[unroll]
-            for p in 0..PIECES {
-                squares = squares + square_sum(updates[p]);
-            }
-            squares = warp_sum(squares);
-            if lane_id() == 0 {
-                of_update[warp_id()] = squares;
-            }
+            leave_squares(squares_of_pieces(&updates, PIECES * WARPS * 32), of_update);
             barrier();
-            let factor = inverse_rms_of_row(of_update, 0);
+            let factor = inverse_rms_of_warps(of_update, WIDTH);
             #[unroll]
             for p in 0..PIECES {
                 held[p] = with_update(held[p], weighted(updates[p], posts[p], 1.0), factor, 1.0);
@@ -172,14 +151,11 @@ pub fn route<
                 store(weighted_rows, (row - first_row) * WIDTH + place * 4, weighted(held[p], scales[p], 1.0));
             }
         }
-        squares = warp_sum(squares);
-        if lane_id() == 0 {
-            of_rows[(row - first_row) * WARPS + warp_id()] = squares;
-        }
+        leave_squares(squares, of_rows.offset((row - first_row) * WARPS));
         barrier();
         // Every block knows everything: three of them share out what is left behind.
         if ENTERS {
-            let after = inverse_rms_of_row(of_rows, row - first_row);
+            let after = inverse_rms_of_warps(of_rows.offset((row - first_row) * WARPS), WIDTH);
             #[unroll]
             for p in 0..PIECES {
                 let place = thread_idx() + p * WARPS * 32;
@@ -187,7 +163,7 @@ pub fn route<
                 let at = row * WIDTH + place * 4;
                 let from = place.min(vectors - 1) * 4;
                 if block_idx() == 0 && inside {
-                    store(stream, at, held[p]);
+                    store(residual, at, held[p]);
                 }
                 if block_idx() == 1 % grid_dim() {
                     let four = weighted(held[p], load::<F32x4>(dense_norm, from), after);
@@ -205,7 +181,7 @@ pub fn route<
     #[unroll]
     for r in 0..ROWS {
         // Rows past the end repeat the last one.
-        factors[r] = inverse_rms_of_row(of_rows, r.min(end - first_row - 1)) * FACTOR;
+        factors[r] = inverse_rms_of_warps(of_rows.offset(r.min(end - first_row - 1) * WARPS), WIDTH) * FACTOR;
     }
     for expert in (first_expert..EXPERTS).by(grid_dim() * WARPS) {
         let mut sums = regs(0.0f32, ROWS);

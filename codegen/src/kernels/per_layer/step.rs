@@ -1,5 +1,5 @@
-//! What a layer does with its per-layer input, for a decoded row, in one launch: the residual stream takes the feed-forward's
-//! part, `gelu(gate · stream) * input`, and the projection of that.
+//! What a layer does with its per-layer input, for a decoded row, in one launch: the residual takes the feed-forward's
+//! part, `gelu(gate · residual) * input`, and the projection of that.
 //!
 //! Both matrices are small, and as two launches they are nothing but the way in and out of a kernel. One cluster does both: its
 //! blocks share the rows of each matrix out, and read each other's gated values from shared memory. All weights are on their way
@@ -12,19 +12,31 @@ use gemma4c_dsl::{Instance, InstanceError};
 use crate::kernels::gelu::gelu;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::lanes_sum;
-use crate::kernels::matvec::slots::{square_sum, weighted, with_update};
+use crate::kernels::matvec::parts::{
+    Unit, UnitActivations, dot_fine, fetch, keep_codes, keep_fine, leave_squares, squares_of_pieces,
+};
+use crate::kernels::matvec::slots::{weighted, with_update};
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
 use crate::measured::{H200, Question};
 
-/// `stream = x + norm(update)`, `out = projection · (gelu(gate · stream) * by)`, over K values and N of a layer's input.
+/// The activations of a unit of `len` values, which lie as they come: int8 alone, and few enough that no bank conflict matters.
+#[device]
+pub fn in_order(unit: u32, len: u32, words: Shared<u32>, scales: Shared<U32x2>) -> UnitActivations {
+    let low = load::<U32x4>(words, unit * (len / 4));
+    let high = load::<U32x4>(words, unit * (len / 4) + if len == 32 { 4 } else { 0 });
+    let scale = scales[unit * len / 32];
+    UnitActivations { low, high, scale: f32::from_bits(scale.x), sum: scale.y as i32 }
+}
+
+/// `residual = x + norm(update)`, `out = projection · (gelu(gate · residual) * by)`, over K values and N of a layer's input.
 ///
 /// A warp takes a row of the gate, GATE_DEPTH units of it a lane, in each of GATE_ROUNDS rounds; and 32 / LANES rows of the
 /// projection, a unit a lane, in each of ROUNDS. The grid is `[1, PEERS]`: one cluster.
 #[kernel(block = WARPS * 32, min_blocks = 1, cluster = PEERS, dependent, dynamic_shared, slots(
     gate_side(unit: u32) -> U32x4,
-    gate_dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32,
+    gate_dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
     side(unit: u32) -> U32x4,
-    dot(codes: U32x4, side: U32x4, unit: u32, low: U32x4, high: U32x4, scale: f32, sum: i32, total: f32) -> f32
+    dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32
 ))]
 pub fn per_layer_step<
     const K: u32,
@@ -46,7 +58,7 @@ pub fn per_layer_step<
     x: Input<f32>,
     update: Input<f32>,
     by: Input<f32>,
-    stream: Output<f32>,
+    residual: Output<f32>,
     out: Output<f32>,
 ) {
     require!(K % 32 == 0 && N % 32 == 0 && WARPS % 4 == 0 && N == LANES * UNIT && 32 % LANES == 0);
@@ -65,16 +77,14 @@ pub fn per_layer_step<
     let lane_unit = lane_id() % LANES;
     // The first of the block's rows, or groups of rows, in a round.
     let first = cluster_rank() * WARPS + warp_id();
-    let mut gate_ahead = regs(U32x4::ZERO, GATE_ROUNDS * GATE_DEPTH);
-    let mut gate_sides = regs(U32x4::ZERO, GATE_ROUNDS * GATE_DEPTH);
+    let mut gate_ahead = regs(Unit::ZERO, GATE_ROUNDS * GATE_DEPTH);
     #[unroll]
     for r in 0..GATE_ROUNDS {
         #[unroll]
         for d in 0..GATE_DEPTH {
             let row = (r * (PEERS * WARPS) + first).min(N - 1);
             let unit = row * gate_units + (lane_id() + d * 32).min(gate_units - 1);
-            gate_ahead[r * GATE_DEPTH + d] = load_streamed::<U32x4>(gate_codes, unit);
-            gate_sides[r * GATE_DEPTH + d] = gate_side(unit);
+            gate_ahead[r * GATE_DEPTH + d] = fetch(gate_side, gate_codes, unit);
         }
     }
     let mut posts = regs(F32x4::ZERO, PIECES);
@@ -82,34 +92,25 @@ pub fn per_layer_step<
     for p in 0..PIECES {
         posts[p] = load::<F32x4>(post_norm, (thread_idx() + p * (WARPS * 32)).min(K / 4 - 1) * 4);
     }
-    let mut ahead = regs(U32x4::ZERO, ROUNDS);
-    let mut sides = regs(U32x4::ZERO, ROUNDS);
+    let mut ahead = regs(Unit::ZERO, ROUNDS);
     #[unroll]
     for r in 0..ROUNDS {
         let row = ((r * (PEERS * WARPS) + first) * (32 / LANES) + lane_id() / LANES).min(K - 1);
-        ahead[r] = load_streamed::<U32x4>(codes, row * LANES + lane_unit);
-        sides[r] = side(row * LANES + lane_unit);
+        ahead[r] = fetch(side, codes, row * LANES + lane_unit);
     }
 
     grid_launch_dependents();
     grid_dependency_wait();
-    // The stream, in every block.
+    // The residual, in every block.
     let mut held = regs(F32x4::ZERO, PIECES);
     let mut updates = regs(F32x4::ZERO, PIECES);
-    let mut squares = 0.0f32;
     #[unroll]
     for p in 0..PIECES {
-        let place = thread_idx() + p * (WARPS * 32);
-        held[p] = load::<F32x4>(x, place.min(K / 4 - 1) * 4);
-        updates[p] = load::<F32x4>(update, place.min(K / 4 - 1) * 4);
-        if place < K / 4 {
-            squares += square_sum(updates[p]);
-        }
+        let place = (thread_idx() + p * (WARPS * 32)).min(K / 4 - 1);
+        held[p] = load::<F32x4>(x, place * 4);
+        updates[p] = load::<F32x4>(update, place * 4);
     }
-    squares = warp_sum(squares);
-    if lane_id() == 0 {
-        totals[warp_id()] = squares;
-    }
+    leave_squares(squares_of_pieces(&updates, K / 4), totals);
     barrier();
     let mut total = 0.0f32;
     for warp in 0..WARPS {
@@ -124,21 +125,14 @@ pub fn per_layer_step<
         if warp_any(f32::from_bits(quantised.y) < 0.0) {
             let fine = fine_codes(four, quantised.x, f32::from_bits(quantised.w));
             if place < K / 4 {
-                x_words[K / 4 + place] = fine.x;
-                x_words[K / 2 + place] = fine.y;
-                if place % 8 == 0 {
-                    fine_sums[place / 8] = fine.z as i32;
-                }
+                keep_fine(fine, place, place, x_words, fine_sums);
             }
         }
         if place < K / 4 {
             if cluster_rank() == 0 {
-                store(stream, place * 4, four);
+                store(residual, place * 4, four);
             }
-            x_words[place] = quantised.x;
-            if place % 8 == 0 {
-                x_scales[place / 8] = u32x2(quantised.y, quantised.z);
-            }
+            keep_codes(quantised, place, place, x_words, x_scales);
         }
     }
     barrier();
@@ -151,24 +145,17 @@ pub fn per_layer_step<
         for d in 0..GATE_DEPTH {
             let at = lane_id() + d * 32;
             let unit = at.min(gate_units - 1);
-            let first_word = unit * (GATE_UNIT / 4);
-            let second_part = if GATE_UNIT == 32 { 4u32 } else { 0 };
-            let scale = x_scales[unit * GATE_UNIT / 32];
-            let size = f32::from_bits(scale.x).abs();
+            let mut x = in_order(unit, GATE_UNIT, x_words, x_scales);
+            let is_fine = x.scale < 0.0;
+            x.scale = x.scale.abs();
             let of_row = row.min(N - 1) * gate_units + unit;
-            let codes = gate_ahead[r * GATE_DEPTH + d];
-            let beside = gate_sides[r * GATE_DEPTH + d];
-            let low = load::<U32x4>(x_words, first_word);
-            let high = load::<U32x4>(x_words, first_word + second_part);
-            let mut with = gate_dot(codes, beside, of_row, low, high, size, scale.y as i32, sum);
-            if f32::from_bits(scale.x) < 0.0 {
-                let low = load::<U32x4>(x_words, K / 4 + first_word);
-                let high = load::<U32x4>(x_words, K / 4 + first_word + second_part);
-                with = gate_dot(codes, beside, of_row, low, high, size / 128.0, 0, with);
-                let low = load::<U32x4>(x_words, K / 2 + first_word);
-                let high = load::<U32x4>(x_words, K / 2 + first_word + second_part);
-                let sum = fine_sums[unit * GATE_UNIT / 32];
-                with = gate_dot(codes, beside, of_row, low, high, size / 32768.0, sum, with);
+            let held = gate_ahead[r * GATE_DEPTH + d];
+            let mut with = gate_dot(held, of_row, x, sum);
+            if is_fine {
+                let low = unit * (GATE_UNIT / 4);
+                let high = low + if GATE_UNIT == 32 { 4 } else { 0 };
+                let fine_sum = fine_sums[unit * GATE_UNIT / 32];
+                with = dot_fine(gate_dot, held, of_row, low, high, x.scale, fine_sum, with, x_words);
             }
             if at < gate_units {
                 sum = with;
@@ -186,22 +173,17 @@ pub fn per_layer_step<
         let four = load_peer::<F32x4>(gated, row / (PEERS * WARPS) * WARPS + row % WARPS, row / WARPS % PEERS);
         let quantised = quantise4(four);
         if place < N / 4 {
-            words[place] = quantised.x;
-            if place % 8 == 0 {
-                scales[place / 8] = u32x2(quantised.y, quantised.z);
-            }
+            keep_codes(quantised, place, place, words, scales);
         }
     }
     barrier();
 
-    let low = load::<U32x4>(words, lane_unit * (UNIT / 4));
-    let high = load::<U32x4>(words, lane_unit * (UNIT / 4) + if UNIT == 32 { 4 } else { 0 });
-    let scale = scales[lane_unit * UNIT / 32];
+    let x_unit = in_order(lane_unit, UNIT, words, scales);
     #[unroll]
     for r in 0..ROUNDS {
         let row = (r * (PEERS * WARPS) + first) * (32 / LANES) + lane_id() / LANES;
         let unit = row.min(K - 1) * LANES + lane_unit;
-        let sum = dot(ahead[r], sides[r], unit, low, high, f32::from_bits(scale.x), scale.y as i32, 0.0);
+        let sum = dot(ahead[r], unit, x_unit, 0.0);
         let value = lanes_sum(sum);
         if lane_unit == 0 && row < K {
             out[row] = value;
@@ -221,7 +203,7 @@ const BLOCK_WARPS: u32 = 16;
 pub struct Step {
     pub gate: DType,
     pub projection: DType,
-    /// Values of the stream.
+    /// Values of the residual.
     pub width: u32,
     /// Values of a layer's input.
     pub inputs: u32,

@@ -17,6 +17,16 @@ fn a_plan_comes_back_as_it_was() {
     assert_eq!(back, plan);
     assert_eq!(back.to_bytes().unwrap(), bytes);
 
+    // And one for two GPUs, in the order of its programs.
+    let mut two = plan.clone();
+    let mut other = two.cuda.clone().unwrap();
+    (other.program.gpu.key, other.program.gpu.multiprocessors) = ("rtx-4090".into(), 128);
+    two.others.push(other);
+    let mut back = Plan::from_bytes(&two.to_bytes().unwrap()).unwrap();
+    assert_eq!(back, two);
+    back.choose(1);
+    assert_eq!((back.programs().count(), back.cuda.unwrap().program.gpu.multiprocessors), (1, 128));
+
     let silent = Plan { vocab: None, ..plan };
     assert_eq!(Plan::from_bytes(&silent.to_bytes().unwrap()).unwrap(), silent);
     let for_a_cpu = support::cpu_plan();

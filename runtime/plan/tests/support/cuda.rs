@@ -1,8 +1,8 @@
 //! The GPU's part of the plan made by hand: small, and with everything a program may have.
 
 use gemma4c_plan::cuda::{
-    Argument, Code, Constant, Cuda, CudaProgram, CudaStep, Form, Image, Kernel, KvType, Launch, Load, LoadArgument,
-    LoadPart, Memory, PassReport, Phase, Places, Range, Refusal, Region, StepOutput,
+    Argument, Code, Constant, Cuda, CudaProgram, CudaStep, Form, Gpu, Image, Kernel, KvType, Launch, Load,
+    LoadArgument, LoadPart, Memory, PassReport, Phase, Places, Range, Refusal, Region, StepOutput,
 };
 use gemma4c_plan::{Plan, Target};
 
@@ -27,10 +27,7 @@ pub fn with_cuda(plan: Plan) -> Plan {
         written: *written,
         waits: *name != "repack",
     };
-    let code = |name: &&str| Code {
-        source: format!("void {name}() {{}}\n"),
-        cubins: vec![Image(name.as_bytes().to_vec()), Image(vec![0x7f, b'E', b'L', b'F'])],
-    };
+    let code = |name: &&str| Code { source: format!("void {name}() {{}}\n"), image: Image(name.as_bytes().to_vec()) };
     let vocab = plan.model.vocab_size as u64;
     let places = Places {
         tokens: 0,
@@ -107,7 +104,15 @@ pub fn with_cuda(plan: Plan) -> Plan {
         }
     };
     let program = CudaProgram {
-        architectures: vec!["sm_89".into(), "sm_90a".into()],
+        gpu: Gpu {
+            key: "h200".into(),
+            name: "H200".into(),
+            architecture: "sm_90a".into(),
+            multiprocessors: 132,
+            shared_bytes_per_block: 227 << 10,
+            l2_bytes: 50 << 20,
+            measured: true,
+        },
         toolchain: "nvrtc 13.0".into(),
         kv: KvType::BF16,
         memory: MEMORY,

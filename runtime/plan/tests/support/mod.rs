@@ -128,6 +128,7 @@ pub fn cpu_plan() -> Plan {
         },
         target: Target::Cpu,
         cuda: None,
+        others: Vec::new(),
         weights: s.weights,
         program: Program {
             context: 64,

@@ -1,7 +1,9 @@
 //! Contradictions in the GPU's part of a plan: a GPU would not notice any of them.
 
 use gemma4c_plan::Plan;
-use gemma4c_plan::cuda::{Argument, Constant, Cuda, CudaProgram, CudaStep, Image, Launch, LoadPart, Range, Region};
+use gemma4c_plan::cuda::{
+    Argument, Code, Constant, Cuda, CudaProgram, CudaStep, Image, Launch, LoadPart, Range, Region,
+};
 
 use super::Edit;
 
@@ -32,17 +34,26 @@ fn to(part: &mut LoadPart) -> &mut Range {
 }
 
 /// Each edits the plan into a contradiction.
-pub const CONTRADICTIONS: [(&str, Edit); 51] = [
+pub const CONTRADICTIONS: [(&str, Edit); 55] = [
     ("a GPU plan without a program", |p| p.cuda = None),
     ("a CPU plan with a program for GPUs", |p| p.target = gemma4c_plan::Target::Cpu),
     ("weights larger than any GPU", |p| program(p).memory.weights = 1 << 43),
     ("an arena larger than any GPU", |p| program(p).memory.arena = u64::MAX),
-    ("machine code for nothing", |p| program(p).architectures.clear()),
-    ("machine code for a novel", |p| program(p).architectures[0] = "sm_".repeat(20)),
-    ("an architecture that is not ASCII", |p| program(p).architectures[0] = "sm_é".into()),
+    ("machine code for nothing", |p| program(p).gpu.architecture.clear()),
+    ("machine code for a novel", |p| program(p).gpu.architecture = "sm_".repeat(20)),
+    ("an architecture that is not ASCII", |p| program(p).gpu.architecture = "sm_é".into()),
+    ("a GPU whose name rings", |p| program(p).gpu.name = "H\x07200".into()),
+    ("a GPU without a key", |p| program(p).gpu.key.clear()),
+    ("a GPU without SMs", |p| program(p).gpu.multiprocessors = 0),
+    ("two programs for one GPU", |p| p.others = vec![cuda(p).clone()]),
+    ("a program for another GPU that does not fit", |p| {
+        let mut other = cuda(p).clone();
+        other.program.gpu.key = "another".into();
+        other.program.phases[0].rows = 2;
+        p.others.push(other);
+    }),
     ("a kernel without code", |p| drop(cuda(p).code.pop())),
-    ("a kernel without code for an architecture", |p| drop(cuda(p).code[2].cubins.pop())),
-    ("code for an architecture too many", |p| cuda(p).code[2].cubins.push(Image(vec![1]))),
+    ("code for a kernel too many", |p| cuda(p).code.push(Code { source: String::new(), image: Image(vec![1]) })),
     ("a kernel without a name", |p| program(p).kernels[1].name.clear()),
     ("a kernel whose name is no symbol", |p| program(p).kernels[1].name = "a-b".into()),
     ("a kernel whose name has a zero byte", |p| program(p).kernels[1].name = "a\0b".into()),

@@ -9,7 +9,7 @@ const ROOM: usize = (1 << 22) - (1 << 14);
 
 /// The section of a program.
 fn body(program: &CudaProgram) -> Vec<u8> {
-    postcard::to_allocvec(&Some(program)).expect("it is plain data")
+    postcard::to_allocvec(&[program][..]).expect("it is plain data")
 }
 
 /// `part` added as often as the section has room, or `most` times.
@@ -94,8 +94,8 @@ pub fn crowds() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// The most kernels, each with the most machine codes of nothing.
+/// The most programs of the most kernels, each with machine code of nothing.
 pub fn most_code() -> Vec<u8> {
-    let code = Code { source: String::new(), cubins: vec![Image(vec![]); 16] };
-    postcard::to_allocvec(&vec![code; 4096]).expect("it is plain data")
+    let code = Code { source: String::new(), image: Image(vec![]) };
+    postcard::to_allocvec(&vec![vec![code; 4096]; 16]).expect("it is plain data")
 }

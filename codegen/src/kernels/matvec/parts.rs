@@ -1,0 +1,170 @@
+//! Parts of the kernels that multiply units of weights by a row of activations: the matrix-vector product, the products of experts
+//! and the per-layer step.
+//!
+//! Each of them keeps units on their way ([`fetch`]), multiplies the oldest by its activations ([`activations_at`], a format's `dot_*`)
+//! and fetches the next one in its place. Which unit comes next is the kernel's own affair. Before that it norms and quantises the
+//! activations: threads hold them as float4 vectors ([`squares_of_pieces`], [`leave_squares`], [`inverse_rms_of_warps`]), and keep them in
+//! shared memory ([`keep_codes`], [`keep_fine`]).
+
+use gemma4c_dsl::prelude::*;
+
+use super::slots::square_sum;
+
+// ---- units ----------------------------------------------------------------------------------------------------------
+
+/// A unit of weights, on its way or there.
+#[registers]
+pub struct Unit {
+    /// 16 bytes of the plane `codes`.
+    pub codes: U32x4,
+    /// What the format's `side_*` function fetched beside them.
+    pub side: U32x4,
+}
+
+/// The activations that a unit is multiplied by: of integer formats 16 codes each, the group's scale and the sum of its 32
+/// codes; of float formats four floats each.
+#[registers]
+pub struct UnitActivations {
+    pub low: U32x4,
+    pub high: U32x4,
+    pub scale: f32,
+    pub sum: i32,
+}
+
+/// Starts a unit on its way.
+#[device(slots(side(unit: u32) -> U32x4))]
+pub fn fetch(codes: Weights<U32x4>, number: u32) -> Unit {
+    Unit { codes: load_streamed::<U32x4>(codes, number), side: side(number) }
+}
+
+/// The word with which 16 bytes of activations start in shared memory. Of a unit's two parts all second ones lie behind all first
+/// ones, so that neighbouring lanes read neighbouring parts.
+#[device]
+pub fn part_at<const UNIT: u32, const INTEGER: bool>(part: u32, units: u32) -> u32 {
+    let two_parts = if INTEGER { UNIT == 32 } else { UNIT == 8 };
+    if two_parts { (part / 2 + part % 2 * units) * 4 } else { part * 4 }
+}
+
+/// The word with which a unit's second part starts. Without one, some word that is there.
+#[device]
+pub fn second_part_at<const UNIT: u32, const INTEGER: bool>(unit: u32, units: u32) -> u32 {
+    let two_parts = if INTEGER { UNIT == 32 } else { UNIT == 8 };
+    if two_parts { (units + unit) * 4 } else { 0 }
+}
+
+/// The activations of a unit, from shared memory.
+#[device]
+pub fn activations_at<const UNIT: u32, const INTEGER: bool>(
+    unit: u32,
+    group: u32,
+    units: u32,
+    words: Shared<u32>,
+    scales: Shared<U32x2>,
+) -> UnitActivations {
+    let low = load::<U32x4>(words, unit * 4);
+    let high = load::<U32x4>(words, second_part_at(unit, units));
+    let scale = if INTEGER { scales[group] } else { U32x2::ZERO };
+    UnitActivations { low, high, scale: f32::from_bits(scale.x), sum: scale.y as i32 }
+}
+
+/// The activations of unit `place` of rows that lie in memory one after the other, a unit taking `words` words.
+#[device]
+pub fn plain_activations<const UNIT: u32, const INTEGER: bool>(
+    place: u32,
+    words: u32,
+    x: Input<u32>,
+    xscale: Input<f32>,
+    xsum: Input<i32>,
+) -> UnitActivations {
+    let low = load::<U32x4>(x, place * words);
+    let high = load::<U32x4>(x, place * words + words - 4);
+    let scale = if INTEGER { xscale[place * UNIT / 32] } else { 1.0 };
+    let sum = if INTEGER { xsum[place * UNIT / 32] } else { 0 };
+    UnitActivations { low, high, scale, sum }
+}
+
+/// `total` plus the product of a unit with the second and third digits of fine codes, which lie K / 4 words behind each other. `low`
+/// and `high` are the words of the first digits, `size` is their scale, and `sum` the sum of the third digits.
+#[device(slots(dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32))]
+pub fn dot_fine<const K: u32>(
+    unit: Unit,
+    number: u32,
+    low: u32,
+    high: u32,
+    size: f32,
+    sum: i32,
+    total: f32,
+    words: Shared<u32>,
+) -> f32 {
+    let second = UnitActivations {
+        low: load::<U32x4>(words, K / 4 + low),
+        high: load::<U32x4>(words, K / 4 + high),
+        scale: size / 128.0,
+        sum: 0,
+    };
+    let with_second = dot(unit, number, second, total);
+    let third = UnitActivations {
+        low: load::<U32x4>(words, K / 2 + low),
+        high: load::<U32x4>(words, K / 2 + high),
+        scale: size / 32768.0,
+        sum,
+    };
+    dot(unit, number, third, with_second)
+}
+
+// ---- activations ----------------------------------------------------------------------------------------------------
+
+/// Keeps four codes at word `at`; the first of a group's eight threads also its scale and sum.
+#[device]
+pub fn keep_codes(quantised: U32x4, at: u32, place: u32, words: Shared<u32>, scales: Shared<U32x2>) {
+    words[at] = quantised.x;
+    if place % 8 == 0 {
+        scales[place / 8] = u32x2(quantised.y, quantised.z);
+    }
+}
+
+/// Keeps the second and third digits of four values whose first ones are at word `at`.
+#[device]
+pub fn keep_fine<const K: u32>(fine: U32x4, at: u32, place: u32, words: Shared<u32>, sums: Shared<i32>) {
+    words[K / 4 + at] = fine.x;
+    words[K / 2 + at] = fine.y;
+    if place % 8 == 0 {
+        sums[place / 8] = fine.z as i32;
+    }
+}
+
+// ---- norms ----------------------------------------------------------------------------------------------------------
+
+/// The sum of the squares of a thread's values, of which there are `places` in all.
+#[device]
+pub fn squares_of_pieces<const PIECES: u32, const WARPS: u32>(values: &Regs<F32x4>, places: u32) -> f32 {
+    let mut squares = 0.0f32;
+    #[unroll]
+    for p in 0..PIECES {
+        if thread_idx() + p * (WARPS * 32) < places {
+            squares = squares + square_sum(values[p]);
+        }
+    }
+    squares
+}
+
+/// Leaves a warp's sum of squares for the others. A collective of the warp.
+#[device]
+pub fn leave_squares(squares: f32, of_warps: Shared<f32>) {
+    let sum = warp_sum(squares);
+    if lane_id() == 0 {
+        of_warps[warp_id()] = sum;
+    }
+}
+
+/// The factor of an RMS norm over `width` values, from every warp's sum of squares. Everything waits for it, so four chains of sums
+/// run side by side.
+#[device]
+pub fn inverse_rms_of_warps<const WARPS: u32, const EPSILON: f32>(squares: Shared<f32>, width: u32) -> f32 {
+    let mut chains = regs(0.0f32, 4);
+    #[unroll]
+    for warp in 0..WARPS {
+        chains[warp % 4] = chains[warp % 4] + squares[warp];
+    }
+    rsqrt((chains[0] + chains[1] + (chains[2] + chains[3])) / width as f32 + EPSILON)
+}
