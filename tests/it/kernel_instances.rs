@@ -317,7 +317,7 @@ fn what_a_users_plan_launches_is_in_the_list() {
 /// Decode kernels that spill registers, a few words a thread, where none should: one that does pays for it in every token.
 const SPILLING: [(&str, &[Arch]); 2] = [
     ("matvec: 12b q4_k, decode, layer 1, attn_q + attn_k + attn_v", &[Arch::Sm89]),
-    ("matvec: 12b q4_k, prefill 32, layer 47, attn_q", &[Arch::Sm89]),
+    ("matvec: 12b q4_k, decode, layer 0, attn_q + attn_k + attn_v", &[Arch::Sm89]),
 ];
 /// Bytes that each of them stores and loads, at most.
 const MOST_SPILLED: u32 = 96;
@@ -334,11 +334,13 @@ type Compiled = (Version, Vec<Usage>);
 
 /// What every instance of an architecture takes; `None` where there is no NVRTC.
 fn compiled(arch: Arch) -> &'static Option<Compiled> {
-    static COMPILED: [LazyLock<Option<Compiled>>; 4] = [
+    static COMPILED: [LazyLock<Option<Compiled>>; 6] = [
         LazyLock::new(|| of(ARCHITECTURES[0])),
         LazyLock::new(|| of(ARCHITECTURES[1])),
         LazyLock::new(|| of(ARCHITECTURES[2])),
         LazyLock::new(|| of(ARCHITECTURES[3])),
+        LazyLock::new(|| of(ARCHITECTURES[4])),
+        LazyLock::new(|| of(ARCHITECTURES[5])),
     ];
     fn of(arch: Arch) -> Option<Compiled> {
         let toolchain = support::toolchain()?;
