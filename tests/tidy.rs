@@ -80,7 +80,8 @@ fn our_crates_import_one_way() {
 }
 
 /// Crates whose files import each other one way only.
-const WITHOUT_CIRCLES: [&str; 1] = ["dsl/src/"];
+const WITHOUT_CIRCLES: [&str; 6] =
+    ["blocks/src/", "dsl/src/", "dsl/macros/src/", "graph/src/", "runtime/plan/src/", "src/"];
 
 #[test]
 fn files_import_one_way() {
@@ -193,7 +194,7 @@ const UNSAFE: [(&str, &str); 26] = [
     ("runtime/src/cuda/streams.rs", "calls the CUDA driver"),
     ("runtime/src/cuda/words.rs", "copies from a GPU while it runs"),
     ("runtime/src/machine.rs", "calls the CUDA driver"),
-    ("runtime/src/weights.rs", "maps model files"),
+    ("runtime/src/map.rs", "maps model files"),
     ("src/commands/kernels/gpu.rs", "launches kernels on a GPU"),
 ];
 

@@ -2,35 +2,9 @@
 
 use gemma4c_blocks::DType;
 
+pub use crate::ids::{CacheId, NodeId, WeightId};
 use crate::op::Op;
 use crate::types::Type;
-
-macro_rules! id {
-    ($(#[$doc:meta])* $name:ident) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(pub u32);
-
-        impl $name {
-            pub const fn index(self) -> usize {
-                self.0 as usize
-            }
-        }
-    };
-}
-
-id!(
-    /// A node, and its output value.
-    NodeId
-);
-id!(
-    /// A stored tensor.
-    WeightId
-);
-id!(
-    /// The keys and values of one layer.
-    CacheId
-);
 
 /// A stored tensor, by the name it has in the model file.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,6 +14,7 @@ mod dot;
 mod fused;
 mod fused_text;
 mod graph;
+mod ids;
 mod infer;
 mod kinds;
 pub mod memory;

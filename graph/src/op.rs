@@ -1,6 +1,6 @@
 //! The closed set of operations. Each has exactly one output and a meaning a CPU can run on its own.
 
-use crate::graph::{CacheId, WeightId};
+use crate::ids::{CacheId, WeightId};
 
 /// A range of every expert's output rows, for tensors that hold two matrices stacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

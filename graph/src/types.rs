@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::graph::CacheId;
+use crate::ids::CacheId;
 
 /// What one row of a value is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,8 +8,8 @@ use gemma4c_plan::embedded::Embedded;
 use memmap2::Mmap;
 use rayon::prelude::*;
 
-use crate::weights::map_file;
-use crate::{ModelLocation, RuntimeError};
+use crate::error::RuntimeError;
+use crate::map::{ModelLocation, map_file};
 
 /// Chunks that are compared between two reports of progress.
 const AT_ONCE: usize = 64;

@@ -15,6 +15,7 @@ mod embedded;
 mod error;
 mod feed;
 pub mod machine;
+mod map;
 mod sampler;
 mod session;
 #[cfg(test)]
@@ -27,6 +28,6 @@ pub use choose::{choose, named};
 pub use cuda::OnGpu;
 pub use embedded::EmbeddedWeights;
 pub use error::RuntimeError;
+pub use map::ModelLocation;
 pub use sampler::{Sampler, argmax};
 pub use session::{Asked, End, Request, Session};
-pub use weights::ModelLocation;

@@ -9,24 +9,11 @@ use gemma4c_plan::fingerprint::{FileBytes, fingerprint};
 use gemma4c_plan::{ModelFile, Plan, Weight};
 use memmap2::Mmap;
 
-use crate::RuntimeError;
 use crate::embedded::EmbeddedWeights;
-
-/// Where to look for a plan's weights.
-#[derive(Clone, Debug, Default)]
-pub struct ModelLocation {
-    /// The plan's file: paths in the plan are relative to its folder, a moved model is looked for there, and weights that the
-    /// plan has with it are in it.
-    pub plan: PathBuf,
-    /// A file, or a folder with the files, that wins over what the plan says.
-    pub given: Option<PathBuf>,
-}
+use crate::error::RuntimeError;
+use crate::map::{ModelLocation, map_file};
 
 impl ModelLocation {
-    fn folder(&self) -> &Path {
-        self.plan.parent().unwrap_or(Path::new(""))
-    }
-
     /// Where the plan's model lies, and it is the one the plan was compiled from: its first file, from which the others are
     /// found.
     pub fn file(&self, plan: &Plan) -> Result<PathBuf, RuntimeError> {
@@ -133,15 +120,4 @@ fn map(path: &Path, expected: &ModelFile) -> Result<(Mmap, File), RuntimeError> 
         found if found == expected.bytes => Ok((map, file)),
         found => Err(RuntimeError::ModelSize { path: path.into(), expected: expected.bytes, found }),
     }
-}
-
-/// All of a file.
-pub(crate) fn map_file(path: &Path) -> Result<(Mmap, File), RuntimeError> {
-    let failed = |source| RuntimeError::Io { path: path.into(), source };
-    let file = File::open(path).map_err(failed)?;
-    // SAFETY: read-only, and every slice borrows from the map. Should another process rewrite the file meanwhile, the
-    // numbers change; should it cut the file, touching a lost page ends this process. Offsets are checked against the length.
-    #[allow(unsafe_code)]
-    let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
-    Ok((map, file))
 }
