@@ -36,7 +36,7 @@ pub static FAMILIES: &[Family] = &[
     },
     Family {
         name: "repack",
-        about: "GGUF blocks to streams of codes and scales, once, at load",
+        about: "GGUF blocks to planes of codes and scales, once, at load",
         kernels: &[
             kernels::repack::repack_plane::DEF,
             kernels::repack::repack_halves::DEF,

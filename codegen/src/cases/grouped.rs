@@ -5,11 +5,11 @@ use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
 
 use super::geglu::gelu;
-use super::matvec::random_streams;
+use super::matvec::random_planes;
 use crate::kernels::moe::group::Grouping;
+use crate::kernels::planes::Repacked;
 use crate::kernels::product::wgmma::{WgmmaProduct, WgmmaTile};
 use crate::kernels::product::{Product, Tile};
-use crate::kernels::streams::Repacked;
 
 /// Pairs sorted by expert, and the groups they are cut into; as many of either as there may be at most.
 struct Sorted {
@@ -136,9 +136,9 @@ impl Problem {
 }
 
 /// Over repacked weights of `experts` experts.
-fn over_streams(dtype: DType, tile: Tile, [experts, outputs, k]: [usize; 3], share: usize, pairs: [usize; 2]) -> Case {
-    let streams = random_streams(dtype, experts * outputs, k, (outputs * k) as u64);
-    let matrix = Repacked { dtype, rows: experts * outputs, k, streams };
+fn over_planes(dtype: DType, tile: Tile, [experts, outputs, k]: [usize; 3], share: usize, pairs: [usize; 2]) -> Case {
+    let planes = random_planes(dtype, experts * outputs, k, (outputs * k) as u64);
+    let matrix = Repacked { dtype, rows: experts * outputs, k, planes };
     let weights = matrix.dequantise().iter().map(|w| BF16::from_f32(*w)).collect();
     let product = Product { dtype, k: k as u32, out: ElementType::F32, pairs: share as u32, epilogue: Vec::new() };
     let name = format!(
@@ -146,9 +146,9 @@ fn over_streams(dtype: DType, tile: Tile, [experts, outputs, k]: [usize; 3], sha
         tile.rows, tile.columns, pairs[1], pairs[0]
     );
     let mut case = Case::new(name, product.instance(tile).expect("a shape that fits the kernel"));
-    for (stream, bytes) in &matrix.streams {
-        let param = if stream.name == "codes" { "codes".to_owned() } else { format!("side_{}", stream.name) };
-        case = case.buffer(&param, Data::new(stream.element(), bytes.clone()));
+    for (plane, bytes) in &matrix.planes {
+        let param = if plane.name == "codes" { "codes".to_owned() } else { format!("side_{}", plane.name) };
+        case = case.buffer(&param, Data::new(plane.element(), bytes.clone()));
     }
     Problem::new(weights, outputs, k, share, pairs).finish(case, tile.rows, tile.columns, false, product.out)
 }
@@ -186,9 +186,9 @@ pub fn products() -> Vec<Case> {
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     let tile = |warpgroups, columns| WgmmaTile { warpgroups, columns };
     vec![
-        over_streams(DType::Q4_0, Tile::SMALL, [4, 24, 96], 2, [6, 4]),
-        over_streams(DType::Q8_0, Tile::SMALL, [3, 70, 64], 1, [50, 49]),
-        over_streams(DType::Q6K, Tile::GROUPED, [3, 130, 256], 3, [200, 180]),
+        over_planes(DType::Q4_0, Tile::SMALL, [4, 24, 96], 2, [6, 4]),
+        over_planes(DType::Q8_0, Tile::SMALL, [3, 70, 64], 1, [50, 49]),
+        over_planes(DType::Q6K, Tile::GROUPED, [3, 130, 256], 3, [200, 180]),
         by_warpgroups(wgmma(f32, false, 1), tile(1, 64), [3, 68, 64], [70, 67], 3),
         by_warpgroups(wgmma(f32, false, 1), tile(2, 128), [2, 132, 128], [300, 290], 2),
         by_warpgroups(wgmma(bf16, true, 2), tile(1, 128), [3, 72, 128], [100, 98], 2),
@@ -198,8 +198,8 @@ pub fn products() -> Vec<Case> {
 
 /// The first pair of each is the same product: alone, and with neighbours in its group and in others.
 pub fn first_pairs() -> Vec<Case> {
-    let streams = |pairs, tile| over_streams(DType::Q4_0, tile, [3, 19, 96], 1, [pairs, pairs]);
-    vec![streams(1, Tile::SMALL), streams(90, Tile::SMALL), streams(90, Tile::GROUPED)]
+    let planes = |pairs, tile| over_planes(DType::Q4_0, tile, [3, 19, 96], 1, [pairs, pairs]);
+    vec![planes(1, Tile::SMALL), planes(90, Tile::SMALL), planes(90, Tile::GROUPED)]
 }
 
 /// The same, by warpgroups.

@@ -9,34 +9,34 @@ use crate::kernels::NORM_EPSILON;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::LaunchShape;
 use crate::kernels::matvec::{Product, Prologue, slots};
-use crate::kernels::streams::{Content, Repacked, Stream, streams};
+use crate::kernels::planes::{Content, Repacked, WeightPlane, planes};
 
-/// Random streams of a matrix: any codes, scales of a sane size (2^-8 to 2^-7, either sign). Fast enough for a real one.
-pub fn random_streams(dtype: DType, rows: usize, k: usize, seed: u64) -> Vec<(Stream, Vec<u8>)> {
+/// Random planes of a matrix: any codes, scales of a sane size (2^-8 to 2^-7, either sign). Fast enough for a real one.
+pub fn random_planes(dtype: DType, rows: usize, k: usize, seed: u64) -> Vec<(WeightPlane, Vec<u8>)> {
     let mut random = Random::new(seed);
-    let fill = |stream: Stream| {
-        let (keep, set) = masks(dtype, stream);
-        let len = stream.total_bytes(rows as u64, k as u64) as usize;
+    let fill = |plane: WeightPlane| {
+        let (keep, set) = masks(dtype, plane);
+        let len = plane.total_bytes(rows as u64, k as u64) as usize;
         let mut bytes = vec![0; len];
         for word in bytes.chunks_exact_mut(8) {
             word.copy_from_slice(&(random.bits() & keep | set).to_le_bytes());
         }
-        (stream, bytes)
+        (plane, bytes)
     };
-    streams(dtype).into_iter().map(fill).collect()
+    planes(dtype).into_iter().map(fill).collect()
 }
 
 /// Which bits of eight random bytes are kept, and which are set.
-fn masks(dtype: DType, stream: Stream) -> (u64, u64) {
+fn masks(dtype: DType, plane: WeightPlane) -> (u64, u64) {
     const ANY: (u64, u64) = (u64::MAX, 0);
     const HALVES: (u64, u64) = (0x83ff_83ff_83ff_83ff, 0x1c00_1c00_1c00_1c00);
-    match (stream.content, dtype) {
+    match (plane.content, dtype) {
         (Content::Verbatim, DType::F32) => (0x807f_ffff_807f_ffff, 0x3c00_0000_3c00_0000),
         (Content::Verbatim, DType::BF16) => (0x807f_807f_807f_807f, 0x3c00_3c00_3c00_3c00),
         (Content::Verbatim, _) => HALVES,
-        (Content::Plane { .. }, _) => ANY,
+        (Content::Bits { .. }, _) => ANY,
         (Content::Halves { .. }, _)
-            if matches!(dtype.layout().scale, Scale::Bytes16 { .. }) && stream.name == "scales" =>
+            if matches!(dtype.layout().scale, Scale::Bytes16 { .. }) && plane.name == "scales" =>
         {
             ANY
         }
@@ -105,8 +105,8 @@ impl Layer {
     /// Two of one group of 32, and one of another.
     pub const MASSIVE: [usize; 3] = [37, 50, 71];
 
-    /// The residual stream after the layer's part.
-    pub fn stream(&self, product: &Product) -> Vec<f32> {
+    /// The residual after the layer's part.
+    pub fn residual(&self, product: &Product) -> Vec<f32> {
         let normed = |x: &[f32], weights: &[f32]| rms_norm(x, weights, product.epsilon);
         let update = match product.branches {
             true => {
@@ -124,8 +124,8 @@ impl Layer {
         match product.prologue {
             Prologue::Int8 | Prologue::Plain => self.x.clone(),
             Prologue::Norm => rms_norm(&self.x, &self.norm, product.epsilon),
-            Prologue::Residual => self.stream(product),
-            Prologue::ResidualNorm => rms_norm(&self.stream(product), &self.norm, product.epsilon),
+            Prologue::Residual => self.residual(product),
+            Prologue::ResidualNorm => rms_norm(&self.residual(product), &self.norm, product.epsilon),
         }
     }
 
@@ -133,7 +133,7 @@ impl Layer {
         let residual = |case: Case| {
             let case = case.buffer("input_x", self.x.clone()).buffer("update_x", self.update.clone());
             let case = match product.leaves_residual {
-                true => case.expect("residual_out", self.stream(product), self.close),
+                true => case.expect("residual_out", self.residual(product), self.close),
                 false => case,
             };
             let case = if product.scaled { case.buffer("scale_weight", vec![self.scale]) } else { case };
@@ -207,8 +207,8 @@ struct Problem {
 impl Problem {
     fn new(product: Product) -> Self {
         let (rows, k) = (product.rows() as usize, product.k as usize);
-        let streams = random_streams(product.dtype, rows, k, (rows * k) as u64 + product.dtype as u64);
-        let matrix = Repacked { dtype: product.dtype, rows, k, streams };
+        let planes = random_planes(product.dtype, rows, k, (rows * k) as u64 + product.dtype as u64);
+        let matrix = Repacked { dtype: product.dtype, rows, k, planes };
         let layer = Layer::random(k);
         let outputs = product.outputs as usize;
         let by = Random::new(3).floats(outputs, -2.0, 2.0);
@@ -291,9 +291,9 @@ impl Problem {
 
     /// Everything but the activations.
     fn weights(&self, mut case: Case) -> Case {
-        for (stream, bytes) in &self.matrix.streams {
-            let param = if stream.name == "codes" { "codes".to_owned() } else { format!("side_{}", stream.name) };
-            case = case.buffer(&param, Data::new(stream.element(), bytes.clone()));
+        for (plane, bytes) in &self.matrix.planes {
+            let param = if plane.name == "codes" { "codes".to_owned() } else { format!("side_{}", plane.name) };
+            case = case.buffer(&param, Data::new(plane.element(), bytes.clone()));
         }
         for function in &self.product.epilogue {
             case = match function.name {

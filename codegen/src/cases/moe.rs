@@ -6,7 +6,7 @@ use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, Float, U32x4};
 
 use super::grouped;
-use super::matvec::random_streams;
+use super::matvec::random_planes;
 use super::quantise::{Int8, activations};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::moe::Activations;
@@ -14,7 +14,7 @@ use crate::kernels::moe::down::Down;
 use crate::kernels::moe::gate_up::GateUp;
 use crate::kernels::moe::router::Router;
 use crate::kernels::outputs::Outputs;
-use crate::kernels::streams::Repacked;
+use crate::kernels::planes::Repacked;
 
 pub fn cases() -> Vec<Case> {
     routers()
@@ -282,8 +282,8 @@ impl Experts {
         [rows, active]: [usize; 2],
         vectors: usize,
     ) -> Self {
-        let streams = random_streams(dtype, count * height, k, (height * k) as u64 + dtype as u64);
-        let matrix = Repacked { dtype, rows: count * height, k, streams };
+        let planes = random_planes(dtype, count * height, k, (height * k) as u64 + dtype as u64);
+        let matrix = Repacked { dtype, rows: count * height, k, planes };
         let mut random = Random::new((height + k) as u64);
         // A rotation for each row, so that no choice comes twice, and the last expert is chosen.
         let ids = (0..rows).flat_map(|_| {
@@ -324,10 +324,10 @@ impl Experts {
 
     /// The weights as the dense half's.
     fn beside(&self, mut case: Case) -> Case {
-        for (stream, bytes) in &self.matrix.streams {
-            let side = format!("dense_side_{}", stream.name);
-            let param = if stream.name == "codes" { "dense_codes" } else { side.as_str() };
-            case = case.buffer(param, Data::new(stream.element(), bytes.clone()));
+        for (plane, bytes) in &self.matrix.planes {
+            let side = format!("dense_side_{}", plane.name);
+            let param = if plane.name == "codes" { "dense_codes" } else { side.as_str() };
+            case = case.buffer(param, Data::new(plane.element(), bytes.clone()));
         }
         case
     }
@@ -348,9 +348,9 @@ impl Experts {
         let name =
             format!("{name}, {}, {top} of {count} experts, {active} of {rows} rows of {}", matrix.dtype, matrix.k);
         let mut case = Case::new(name, instance);
-        for (stream, bytes) in &matrix.streams {
-            let param = if stream.name == "codes" { "codes".to_owned() } else { format!("side_{}", stream.name) };
-            case = case.buffer(&param, Data::new(stream.element(), bytes.clone()));
+        for (plane, bytes) in &matrix.planes {
+            let param = if plane.name == "codes" { "codes".to_owned() } else { format!("side_{}", plane.name) };
+            case = case.buffer(&param, Data::new(plane.element(), bytes.clone()));
         }
         case.buffer("ids", self.ids.clone()).buffer("state", vec![0, *active as u32, 0])
     }

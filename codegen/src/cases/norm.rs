@@ -61,7 +61,7 @@ pub fn left(case: Case, outputs: Outputs, values: &[f32], close: Bound) -> Case 
     Int8::of(when(outputs.int8)).expected(case)
 }
 
-/// Rows of very different sizes: the residual stream of a deep layer is thousands of times that of the first.
+/// Rows of very different sizes: the residual of a deep layer is thousands of times that of the first.
 fn rows(random: &mut Random, rows: usize, width: usize) -> Vec<f32> {
     (0..rows)
         .flat_map(|row| random.floats(width, -1.0, 1.0).into_iter().map(move |x| x * [1.0, 900.0, 0.003][row % 3]))

@@ -5,7 +5,7 @@ use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 
 use super::gather::{elements, table};
 use super::geglu;
-use super::matvec::{Layer, gelu, oracle, random_streams, rounded};
+use super::matvec::{Layer, gelu, oracle, random_planes, rounded};
 use super::norm::normed;
 use crate::kernels::NORM_EPSILON;
 use crate::kernels::matvec::formats::format;
@@ -13,7 +13,7 @@ use crate::kernels::matvec::{Product, Prologue};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::per_layer;
 use crate::kernels::per_layer::step::Step;
-use crate::kernels::streams::Repacked;
+use crate::kernels::planes::Repacked;
 
 fn inputs(dtype: DType, dim: usize, layers: usize, tokens: &[u32]) -> Case {
     let (rows, vocabulary) = (tokens.len(), 3);
@@ -61,14 +61,14 @@ fn step(step: Step) -> Case {
 }
 
 fn random_matrix(dtype: DType, rows: usize, k: usize, seed: u64) -> Repacked {
-    Repacked { dtype, rows, k, streams: random_streams(dtype, rows, k, seed) }
+    Repacked { dtype, rows, k, planes: random_planes(dtype, rows, k, seed) }
 }
 
 /// The residual has massive channels, and the gate does not look at them: what it makes of the others must be right.
 fn massive_step(size: f32) -> Case {
     let (gate, projection, width, inputs) = (DType::Q8_0, DType::Q8_0, 512, 256);
     let mut gate_matrix = random_matrix(gate, inputs, width, 5);
-    for row in gate_matrix.streams[0].1.chunks_exact_mut(width) {
+    for row in gate_matrix.planes[0].1.chunks_exact_mut(width) {
         for channel in Layer::MASSIVE {
             row[channel] = 0;
         }
@@ -84,9 +84,9 @@ fn step_after(step: Step, layer: Layer, gate_matrix: Repacked) -> Case {
     let Step { gate, projection, width, inputs, peers, epsilon } = step;
     let (k, n) = (width as usize, inputs as usize);
     let matrix = random_matrix(projection, k, n, 6);
-    let stream = layer.stream(&Product { epsilon, ..Product::new(gate, inputs, width, Prologue::Residual) });
+    let residual = layer.residual(&Product { epsilon, ..Product::new(gate, inputs, width, Prologue::Residual) });
     let by = Random::new(7).floats(n, -2.0, 2.0);
-    let gates = oracle(&gate_matrix, &rounded(gate, &stream, true)).into_iter().zip(&by);
+    let gates = oracle(&gate_matrix, &rounded(gate, &residual, true)).into_iter().zip(&by);
     let gated: Vec<f32> = gates.map(|((sum, _), by)| (gelu(sum) * f64::from(*by)) as f32).collect();
     let rows = oracle(&matrix, &rounded(projection, &gated, false));
     // A gated value halfway between two codes may get either, and a sum has f32's error.
@@ -102,12 +102,12 @@ fn step_after(step: Step, layer: Layer, gate_matrix: Repacked) -> Case {
         .buffer("x", layer.x)
         .buffer("update", layer.update)
         .buffer("by", by)
-        .expect("residual", stream, layer.close)
+        .expect("residual", residual, layer.close)
         .expect("out", rows.iter().map(|(value, _)| *value as f32).collect::<Vec<_>>(), bound);
     for (of, prefix) in [(gate_matrix, "gate_"), (matrix, "")] {
-        for (stream, bytes) in of.streams {
-            let side = if stream.name == "codes" { "" } else { "side_" };
-            case = case.buffer(&format!("{prefix}{side}{}", stream.name), Data::new(stream.element(), bytes));
+        for (plane, bytes) in of.planes {
+            let side = if plane.name == "codes" { "" } else { "side_" };
+            case = case.buffer(&format!("{prefix}{side}{}", plane.name), Data::new(plane.element(), bytes));
         }
     }
     case

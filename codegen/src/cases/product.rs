@@ -4,11 +4,11 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
 
-use super::matvec::random_streams;
+use super::matvec::random_planes;
 use super::{grouped, wgmma};
 use crate::kernels::matvec::slots::then_add;
+use crate::kernels::planes::Repacked;
 use crate::kernels::product::{Product, Tile, round_rows_instance};
-use crate::kernels::streams::Repacked;
 
 pub fn cases() -> Vec<Case> {
     types().into_iter().chain(shapes()).chain(rounding()).chain(wgmma::cases()).chain(grouped::products()).collect()
@@ -29,8 +29,8 @@ struct Problem {
 impl Problem {
     fn new(product: Product, outputs: usize, rows: [usize; 2]) -> Self {
         let k = product.k as usize;
-        let streams = random_streams(product.dtype, outputs, k, (outputs * k) as u64 + product.dtype as u64);
-        let matrix = Repacked { dtype: product.dtype, rows: outputs, k, streams };
+        let planes = random_planes(product.dtype, outputs, k, (outputs * k) as u64 + product.dtype as u64);
+        let matrix = Repacked { dtype: product.dtype, rows: outputs, k, planes };
         // The first rows are the same, however many follow.
         let mut random = Random::new(k as u64);
         let x: Vec<BF16> = random.floats(rows[0] * k, -4.0, 4.0).into_iter().map(BF16::from_f32).collect();
@@ -73,9 +73,9 @@ impl Problem {
             self.product.epilogue.len()
         );
         let mut case = Case::new(name, instance.expect("a shape that fits the kernel"));
-        for (stream, bytes) in &self.matrix.streams {
-            let param = if stream.name == "codes" { "codes".to_owned() } else { format!("side_{}", stream.name) };
-            case = case.buffer(&param, Data::new(stream.element(), bytes.clone()));
+        for (plane, bytes) in &self.matrix.planes {
+            let param = if plane.name == "codes" { "codes".to_owned() } else { format!("side_{}", plane.name) };
+            case = case.buffer(&param, Data::new(plane.element(), bytes.clone()));
         }
         if !self.product.epilogue.is_empty() {
             case = case.buffer("epilogue_addend", self.addend.clone());

@@ -1,18 +1,18 @@
-//! Cases of the repack: every stream of every type, rows that leave a block's threads over.
+//! Cases of the repack: every plane of every type, rows that leave a block's threads over.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::ElementType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 
+use crate::kernels::planes::Repacked;
 use crate::kernels::repack::{BLOCK_THREADS, repacks};
-use crate::kernels::streams::Repacked;
 
 pub fn cases() -> Vec<Case> {
     let shape = |dtype: DType| if dtype.layout().len == 256 { [(1, 256), (3, 768)] } else { [(1, 32), (5, 704)] };
     DType::ALL.into_iter().flat_map(|dtype| shape(dtype).map(|(rows, k)| matrix(dtype, rows, k))).flatten().collect()
 }
 
-/// One case for each stream of a random matrix.
+/// One case for each plane of a random matrix.
 fn matrix(dtype: DType, rows: usize, k: usize) -> Vec<Case> {
     let layout = dtype.layout();
     let blocks = Random::new((rows * k) as u64 + dtype as u64).bytes(rows * k / layout.len * layout.bytes);
@@ -20,8 +20,8 @@ fn matrix(dtype: DType, rows: usize, k: usize) -> Vec<Case> {
     let launches = repacks(dtype).expect("every type of the table has its kernels");
     let case = |repack: crate::kernels::repack::Repack| {
         let count = repack.count(rows as u64, k as u64);
-        let stream = repack.stream;
-        let bytes = repacked.stream(stream.name).expect("a stream of the type");
+        let plane = repack.plane;
+        let bytes = repacked.plane(plane.name).expect("a plane of the type");
         let element = match repack.instance.params()[1].def.kind {
             gemma4c_dsl::ParamKind::Memory { element, .. } => ElementType::named(element),
             _ => None,
@@ -29,9 +29,9 @@ fn matrix(dtype: DType, rows: usize, k: usize) -> Vec<Case> {
         let expected = Data::new(
             element.expect("`out` is memory"),
             // The padding is nobody's to write.
-            bytes[..rows * k / stream.per * stream.bytes].to_vec(),
+            bytes[..rows * k / plane.per * plane.bytes].to_vec(),
         );
-        Case::new(format!("{dtype} {}, {rows} x {k}", stream.name), repack.instance)
+        Case::new(format!("{dtype} {}, {rows} x {k}", plane.name), repack.instance)
             .grid([(count as u32).div_ceil(BLOCK_THREADS), 1, 1])
             .buffer("blocks", blocks.clone())
             .scalar("count", count as u32)

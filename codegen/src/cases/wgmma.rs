@@ -5,11 +5,11 @@ use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
 
 use super::geglu::gelu;
-use super::matvec::random_streams;
+use super::matvec::random_planes;
 use crate::kernels::matvec::slots::then_add;
+use crate::kernels::planes::Repacked;
 use crate::kernels::product::wgmma::{WgmmaProduct, WgmmaTile};
 use crate::kernels::product::widen;
-use crate::kernels::streams::Repacked;
 
 pub fn cases() -> Vec<Case> {
     tiles().into_iter().chain(gated()).chain(widening()).collect()
@@ -145,14 +145,14 @@ pub fn gated() -> Vec<Case> {
 pub fn widening() -> Vec<Case> {
     let of = |dtype: DType| {
         let (rows, k) = (3, 768);
-        let streams = random_streams(dtype, rows, k, dtype as u64);
-        let matrix = Repacked { dtype, rows, k, streams };
+        let planes = random_planes(dtype, rows, k, dtype as u64);
+        let matrix = Repacked { dtype, rows, k, planes };
         let expected: Vec<BF16> = matrix.dequantise().into_iter().map(BF16::from_f32).collect();
         let instance = widen::instance(dtype).expect("every type has one");
         let mut case = Case::new(format!("{rows} rows of {k} {dtype} to bf16"), instance);
-        for (stream, bytes) in &matrix.streams {
-            let param = if stream.name == "codes" { "codes".to_owned() } else { format!("side_{}", stream.name) };
-            case = case.buffer(&param, Data::new(stream.element(), bytes.clone()));
+        for (plane, bytes) in &matrix.planes {
+            let param = if plane.name == "codes" { "codes".to_owned() } else { format!("side_{}", plane.name) };
+            case = case.buffer(&param, Data::new(plane.element(), bytes.clone()));
         }
         let units = widen::units(dtype, rows as u64, k as u64).expect("few");
         case.scalar("units", units).expect("out", expected, Bound::Exact)

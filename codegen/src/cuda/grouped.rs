@@ -4,7 +4,7 @@
 //! Each expert that is chosen is read once, whatever the number of rows, where a product for each pair of a row and an expert
 //! would read it for each: so there is no number of rows from two on for which that would be better.
 //!
-//! All phases of a plan multiply alike, over bf16 copies of the experts or over their streams. For few rows streams are smaller
+//! All phases of a plan multiply alike, over bf16 copies of the experts or over their planes. For few rows planes are smaller
 //! and so faster, but the two kernels round sums differently, and a row's result must not depend on the chunk it came in.
 
 use gemma4c_dsl::ElementType;
@@ -120,7 +120,7 @@ impl PhaseBuilder<'_, '_> {
             "{pairs} pairs of a row and an expert, sorted: warpgroups over a bf16 copy, tiles of {height} x {}",
             tile.columns
         );
-        let why = Choice::because(why).over("tensor cores over streams");
+        let why = Choice::because(why).over("tensor cores over weight planes");
         let grid = wgmma.grouped_grid(tile, sorted.most_groups, outputs, self.common.can.target.multiprocessors);
         self.launch(wgmma.instance(tile)?, grid, arguments, &group.nodes, work, why)
     }
@@ -157,7 +157,7 @@ impl PhaseBuilder<'_, '_> {
         let read = matrix.bytes() / experts as u64 * experts.min(pairs) as u64;
         let work = work(read, pairs, outputs, outputs, matrix.k, 4);
         let why = format!(
-            "{pairs} pairs of a row and an expert, sorted: tensor cores over streams, tiles of {} x {}",
+            "{pairs} pairs of a row and an expert, sorted: tensor cores over weight planes, tiles of {} x {}",
             tile.rows, tile.columns
         );
         let no_copy = self.common.can.wgmma_experts.err().unwrap_or("its sizes are no multiples of what they take");

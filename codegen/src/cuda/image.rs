@@ -12,8 +12,8 @@ use gemma4c_plan::Weight;
 use gemma4c_plan::cuda::{CudaProgram, LoadPart, Range, Region};
 use rayon::prelude::*;
 
+use crate::kernels::planes::{Content, GROUP};
 use crate::kernels::repack::repacks;
-use crate::kernels::streams::{Content, GROUP};
 
 /// Bytes that are made before they are written.
 const BATCH: u64 = 16 << 20;
@@ -45,8 +45,8 @@ enum Piece<'p> {
 enum Made {
     /// Itself.
     Blocks,
-    /// Its part of a stream.
-    Stream(Repack),
+    /// Its part of a plane.
+    Plane(Repack),
 }
 
 /// Writes a region as loading leaves it, up to where it ends; what nothing is loaded to is zero. `tensor` gives a tensor's bytes in its
@@ -108,7 +108,7 @@ fn pieces<'p>(
 fn made_by(instance: &str, weight: &Weight) -> Result<Made, ImageError> {
     let dtype = weight.dtype;
     if let Some(repack) = repacks(dtype)?.iter().find(|repack| repack.instance.to_string() == instance) {
-        return Ok(Made::Stream(Repack::new(dtype.layout(), repack.stream.content)));
+        return Ok(Made::Plane(Repack::new(dtype.layout(), repack.plane.content)));
     }
     Err(ImageError::Kernel { tensor: weight.name.clone(), dtype, kernel: instance.to_owned() })
 }
@@ -144,16 +144,16 @@ impl Made {
     fn row(&self, from: &[u8], to: &mut [u8]) {
         match self {
             Made::Blocks => to.copy_from_slice(from),
-            Made::Stream(repack) => repack.row(from, to),
+            Made::Plane(repack) => repack.row(from, to),
         }
     }
 }
 
-/// How a stream is filled from blocks.
+/// How a plane is filled from blocks.
 #[derive(Clone, Debug)]
 struct Repack {
     block_bytes: usize,
-    /// Bytes of the stream for one block.
+    /// Bytes of the plane for one block.
     bytes: usize,
     how: How,
 }
@@ -186,7 +186,7 @@ impl Repack {
             Content::Halves { offset, count } => (2 * count, How::Copy { from: offset }),
             Content::Packed6 { packed } => (layout.len / GROUP * 2, How::Packed6 { at: packed }),
             Content::Split6 { high, low } => (layout.len / GROUP, How::Split6 { high, low }),
-            Content::Plane { from, to } => {
+            Content::Bits { from, to } => {
                 let group_bytes = GROUP * to.bits / 8;
                 let moves: Vec<Move> = (0..layout.len)
                     .map(|i| {
@@ -245,22 +245,22 @@ impl Repack {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::streams::Repacked;
+    use crate::kernels::planes::Repacked;
     use gemma4c_dsl::harness::Random;
 
     /// Against the plain oracle of the kernels, bit by bit.
     #[test]
-    fn streams_are_those_that_the_kernels_make() {
+    fn planes_are_those_that_the_kernels_make() {
         for dtype in DType::ALL {
             let (layout, rows, k) = (dtype.layout(), 3, 768);
             let blocks = Random::new(dtype as u64 + 7).bytes(rows * k / layout.len * layout.bytes);
             let expected = Repacked::from_blocks(dtype, rows, k, &blocks).expect("whole rows");
-            for (stream, bytes) in &expected.streams {
-                let row_bytes = k / stream.per * stream.bytes;
-                let made = Made::Stream(Repack::new(layout, stream.content));
+            for (plane, bytes) in &expected.planes {
+                let row_bytes = k / plane.per * plane.bytes;
+                let made = Made::Plane(Repack::new(layout, plane.content));
                 let mut out = Vec::new();
                 write_rows(&blocks, rows as u64, (rows * row_bytes) as u64, &made, &mut out).expect("memory");
-                assert_eq!(out, bytes[..rows * row_bytes], "{dtype} {}", stream.name);
+                assert_eq!(out, bytes[..rows * row_bytes], "{dtype} {}", plane.name);
             }
         }
     }

@@ -37,7 +37,7 @@ impl PhaseBuilder<'_, '_> {
             wanted = Outputs { floats: false, ..wanted };
         }
         let input = self.whole_rows(of.input)?;
-        let stream = of.residual.map(|residual| (residual, self.alloc_value(residual.sum, Form::F32, rows)));
+        let sum = of.residual.map(|residual| (residual, self.alloc_value(residual.sum, Form::F32, rows)));
         let outputs = self.row_outputs(target, wanted, rows);
         let next = match of.next {
             Some((_, Some(weight))) => self.common.weights.floats(weight)?,
@@ -45,7 +45,7 @@ impl PhaseBuilder<'_, '_> {
         };
         let bytes = rows as u64 * width as u64 * 12;
         let why = Choice::because(why).over("in every block of the products that read it");
-        match stream {
+        match sum {
             None => {
                 let arguments = norm::rms_norm::Arguments {
                     x: input,

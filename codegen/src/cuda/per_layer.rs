@@ -26,7 +26,7 @@ impl PhaseBuilder<'_, '_> {
         let norm = gate.norm.ok_or_else(no_kernel)?;
         let gate_matrix = self.common.weights.matrix(&[gate_weight], &mut self.common.kernels)?;
         let matrix = self.common.weights.matrix(&[weight], &mut self.common.kernels)?;
-        let stream = self.alloc_value(residual.sum, Form::F32, 1);
+        let sum = self.alloc_value(residual.sum, Form::F32, 1);
         let out = self.alloc_value(projection, Form::F32, 1);
         let arguments = kernel::Arguments {
             gate_codes: gate_matrix.codes(),
@@ -35,7 +35,7 @@ impl PhaseBuilder<'_, '_> {
             x: self.floats(residual.stream)?.start,
             update: self.floats(norm.input)?.start,
             by: self.operand(slice)?.start,
-            residual: stream,
+            residual: sum,
             out,
         };
         let arguments = arguments
@@ -46,7 +46,7 @@ impl PhaseBuilder<'_, '_> {
         let why = format!("one row: gate and projection in a cluster of {} blocks", step.peers);
         let why = Choice::because(why).over("two launches");
         self.launch(step.instance()?, step.grid(), arguments, &group.nodes, work, why)?;
-        self.record_output(residual.sum, Form::F32, stream);
+        self.record_output(residual.sum, Form::F32, sum);
         self.record_output(projection, Form::F32, out);
         Ok(())
     }

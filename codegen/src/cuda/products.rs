@@ -1,4 +1,4 @@
-//! Matrix products: for one row over streams, with the norm before them and what follows them; for many rows on tensor cores.
+//! Matrix products: for one row over weight planes, with the norm before them and what follows them; for many rows on tensor cores.
 
 use gemma4c_dsl::{ElementType, Filled, LaunchArguments, SlotKey};
 use gemma4c_graph::{Epilogue, Group, NodeId, Norm, Op, Product, WeightId};
@@ -71,9 +71,9 @@ impl PhaseBuilder<'_, '_> {
         // The owner of a residual leaves it for others; who computes it once more does not.
         let residual = of.norm.and_then(|norm| norm.residual);
         let left = residual.filter(|residual| group.nodes.contains(&residual.sum));
-        let stream = left.map(|residual| self.alloc_value(residual.sum, Form::F32, 1));
+        let sum = left.map(|residual| self.alloc_value(residual.sum, Form::F32, 1));
         let arrival = match &of.norm {
-            Some(norm) => self.arrival_through_norm(norm, stream)?,
+            Some(norm) => self.arrival_through_norm(norm, sum)?,
             None if integer && !unbounded && self.has(of.input, Form::Int8) => {
                 let x = Int8Span::of(self.location(of.input, Form::Int8)?.start, matrix.k as u64);
                 let codes = slots::ready_codes::Arguments { xq: x.codes };
@@ -135,8 +135,8 @@ impl PhaseBuilder<'_, '_> {
         // What it computes once more comes first: a value is compared where its owner leaves it.
         let nodes = [&group.recomputes[..], &group.nodes[..]].concat();
         self.launch(choice.instance(shape)?, [shape.blocks, 1, 1], arguments, &nodes, work, why)?;
-        if let (Some(residual), Some(stream)) = (left, stream) {
-            self.record_output(residual.sum, Form::F32, stream);
+        if let (Some(residual), Some(sum)) = (left, sum) {
+            self.record_output(residual.sum, Form::F32, sum);
         }
         match (form, group.last()) {
             (Form::Int8, Some(joined)) => self.record_output(joined, Form::Int8, out),
@@ -145,7 +145,7 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
-    fn arrival_through_norm(&mut self, norm: &Norm, stream: Option<Span>) -> Result<Arrival, LowerError> {
+    fn arrival_through_norm(&mut self, norm: &Norm, sum: Option<Span>) -> Result<Arrival, LowerError> {
         let next = match norm.next {
             Some((_, Some(weight))) => Some(self.common.weights.floats(weight)?),
             _ => None,
@@ -165,7 +165,7 @@ impl PhaseBuilder<'_, '_> {
             branch_norm = self.common.weights.floats(branch.other_weight)?;
         }
         let post_norm = self.common.weights.floats(residual.post)?;
-        if let Some(out) = stream {
+        if let Some(out) = sum {
             filled.push((slot::residual, slots::leave_residual::Arguments { out }.into()));
         }
         if let Some(weight) = residual.scale {
@@ -273,7 +273,7 @@ impl PhaseBuilder<'_, '_> {
         let arguments = arguments.with_slot(product::product::slot::side, matrix.side());
         let bytes = matrix.bytes() + rows as u64 * (k as u64 * 2 + outputs as u64 * 4);
         let work = Work { bytes, flops: 2 * rows as u64 * matrix.rows * k as u64 };
-        let why = format!("{rows} rows: tensor cores over streams, tiles of {} x {}", tile.rows, tile.columns);
+        let why = format!("{rows} rows: tensor cores over weight planes, tiles of {} x {}", tile.rows, tile.columns);
         let no_copy = self.schedule.note(group).unwrap_or("they are switched off");
         let why = Choice::because(why).over(format!("warpgroups over a bf16 copy: {no_copy}"));
         self.launch(choice.instance(tile)?, tile.grid(rows, outputs), arguments, &group.nodes, work, why)?;
@@ -306,7 +306,7 @@ impl PhaseBuilder<'_, '_> {
         let bytes = all * k as u64 * 2 + rows as u64 * (k as u64 * 2 + stored as u64 * 4);
         let work = Work { bytes, flops: 2 * rows as u64 * all * k as u64 };
         let why = format!("{rows} rows: warpgroups over a bf16 copy, tiles of {} x {}", tile.rows(), tile.columns);
-        let why = Choice::because(why).over("tensor cores over streams");
+        let why = Choice::because(why).over("tensor cores over weight planes");
         let grid = kind.grid(tile, rows, stored, self.common.can.target.multiprocessors);
         self.launch(kind.instance(tile)?, grid, arguments, &group.nodes, work, why)?;
         match (of.geglu, group.last()) {

@@ -1,6 +1,6 @@
 //! Where every weight lies on the device, in which layout, and how it gets there.
 //!
-//! A weight is placed when the first launch asks for it, in the form that launch reads: streams for the matrix-vector products,
+//! A weight is placed when the first launch asks for it, in the form that launch reads: planes for the matrix-vector products,
 //! bf16 rows for prefill's, blocks as they are in the file for gathers and exact products, floats for norms. Matrices that
 //! a product stacks are placed one behind the other; whoever wants one of them alone finds it there.
 
@@ -12,44 +12,41 @@ use gemma4c_plan::cuda::{Constant, Launch, Load, LoadArgument, LoadPart, Range, 
 use super::LowerError;
 use super::launch::{Kernels, Span, bind_fixed};
 use crate::kernels::matvec::formats::side_arguments;
+use crate::kernels::planes::{WeightPlane, planes};
 use crate::kernels::product::widen;
 use crate::kernels::repack::{self, repacks};
-use crate::kernels::streams::{Stream, streams};
 
 /// Every range starts at a multiple of this.
 const ALIGNMENT: u64 = 256;
 
-/// A matrix, or several stacked on each other, as streams.
+/// A matrix, or several stacked on each other, as planes.
 #[derive(Clone, Debug)]
 pub struct Matrix {
     pub dtype: DType,
     pub k: u32,
     pub rows: u64,
-    streams: Vec<(Stream, Range)>,
+    planes: Vec<(WeightPlane, Range)>,
 }
 
 impl Matrix {
-    /// The range of a stream.
-    fn stream(&self, name: &str) -> Span {
-        self.streams
-            .iter()
-            .find(|(stream, _)| stream.name == name)
-            .map_or(Span::Unused, |(_, range)| Span::Fixed(*range))
+    /// The range of a plane.
+    fn plane(&self, name: &str) -> Span {
+        self.planes.iter().find(|(plane, _)| plane.name == name).map_or(Span::Unused, |(_, range)| Span::Fixed(*range))
     }
 
-    /// Bytes of all streams.
+    /// Bytes of all planes.
     pub fn bytes(&self) -> u64 {
-        self.streams.iter().map(|(_, range)| range.bytes).sum()
+        self.planes.iter().map(|(_, range)| range.bytes).sum()
     }
 
     /// What every kernel that reads it takes by itself.
     pub fn codes(&self) -> Span {
-        self.stream("codes")
+        self.plane("codes")
     }
 
-    /// What a kernel's slot `side` takes: all other streams.
+    /// What a kernel's slot `side` takes: all other planes.
     pub fn side(&self) -> Filled<Span> {
-        side_arguments(self.dtype, |name| self.stream(name))
+        side_arguments(self.dtype, |name| self.plane(name))
     }
 }
 
@@ -154,13 +151,13 @@ impl<'a> Weights<'a> {
         Span::Fixed(to)
     }
 
-    /// Matrices of one type and width, stacked, as rows of bf16: made on the device from their streams.
+    /// Matrices of one type and width, stacked, as rows of bf16: made on the device from their planes.
     pub fn rounded(&mut self, weights: &[WeightId], kernels: &mut Kernels) -> Result<Span, LowerError> {
         let first = self.graph.weight(weights[0]);
         let (dtype, k) = (first.dtype, first.dim(0));
         let matrix = self.matrix(weights, kernels)?;
         if dtype == DType::BF16 {
-            // They are streams of themselves.
+            // They are planes of themselves.
             return Ok(matrix.codes());
         }
         let rows: u64 = weights.iter().map(|w| self.rows(*w)).sum();
@@ -189,7 +186,7 @@ impl<'a> Weights<'a> {
         Ok(Span::Fixed(range))
     }
 
-    /// Matrices of one type and width, stacked, as streams.
+    /// Matrices of one type and width, stacked, as planes.
     pub fn matrix(&mut self, weights: &[WeightId], kernels: &mut Kernels) -> Result<Matrix, LowerError> {
         if let Some(found) = find(&self.stacks, weights, self.graph) {
             return Ok(found);
@@ -200,13 +197,13 @@ impl<'a> Weights<'a> {
         let total: u64 = rows.iter().sum();
         let repacks = repacks(dtype)?;
         let mut placed = Vec::new();
-        for stream in streams(dtype) {
-            let range = self.reserve(stream.total_bytes(total, k));
-            let row_bytes = k / stream.per as u64 * stream.bytes as u64;
+        for plane in planes(dtype) {
+            let range = self.reserve(plane.total_bytes(total, k));
+            let row_bytes = k / plane.per as u64 * plane.bytes as u64;
             let mut first_row = 0;
             for (weight, rows) in weights.iter().zip(&rows) {
                 let to = Range { offset: range.offset + first_row * row_bytes, bytes: rows * row_bytes, ..range };
-                let part = match repacks.iter().find(|repack| repack.stream == stream) {
+                let part = match repacks.iter().find(|repack| repack.plane == plane) {
                     None => LoadPart::Copy { to },
                     Some(repack) => LoadPart::Kernel {
                         kernel: kernels.index(repack.instance.clone()),
@@ -220,9 +217,9 @@ impl<'a> Weights<'a> {
                 self.parts[weight.index()].push(part);
                 first_row += rows;
             }
-            placed.push((stream, range));
+            placed.push((plane, range));
         }
-        let matrix = Matrix { dtype, k: k as u32, rows: total, streams: placed };
+        let matrix = Matrix { dtype, k: k as u32, rows: total, planes: placed };
         let first_rows = rows.iter().scan(0, |at, rows| Some(std::mem::replace(at, *at + rows))).collect();
         self.stacks.push(Placed { weights: weights.to_vec(), first_rows, matrix: matrix.clone() });
         Ok(matrix)
@@ -236,20 +233,20 @@ struct Rounded {
     range: Range,
 }
 
-/// Weights that lie one behind the other in a stack, as a matrix of their own, where its streams start at whole words.
+/// Weights that lie one behind the other in a stack, as a matrix of their own, where its planes start at whole words.
 fn find(stacks: &[Placed], weights: &[WeightId], graph: &Graph) -> Option<Matrix> {
     stacks.iter().find_map(|stack| {
         let at = stack.weights.windows(weights.len()).position(|window| window == weights)?;
         let rows: u64 = weights.iter().map(|w| graph.weight(*w).dims.iter().skip(1).product::<u64>()).sum();
         let (k, first) = (stack.matrix.k as u64, stack.first_rows[at]);
-        let part = |(stream, range): &(Stream, Range)| {
-            let row_bytes = k / stream.per as u64 * stream.bytes as u64;
+        let part = |(plane, range): &(WeightPlane, Range)| {
+            let row_bytes = k / plane.per as u64 * plane.bytes as u64;
             let offset = range.offset + first * row_bytes;
             let whole = at == 0 && weights.len() == stack.weights.len();
             let bytes = if whole { range.bytes } else { (rows * row_bytes).next_multiple_of(16).min(range.bytes) };
-            offset.is_multiple_of(16).then_some((*stream, Range { offset, bytes, ..*range }))
+            offset.is_multiple_of(16).then_some((*plane, Range { offset, bytes, ..*range }))
         };
-        let streams = stack.matrix.streams.iter().map(part).collect::<Option<Vec<_>>>()?;
-        Some(Matrix { rows, streams, ..stack.matrix.clone() })
+        let planes = stack.matrix.planes.iter().map(part).collect::<Option<Vec<_>>>()?;
+        Some(Matrix { rows, planes, ..stack.matrix.clone() })
     })
 }

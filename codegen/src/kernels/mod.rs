@@ -14,12 +14,12 @@ pub mod norm;
 pub mod outputs;
 pub mod per_layer;
 pub mod plain;
+pub mod planes;
 pub mod probe;
 pub mod product;
 pub mod quantise;
 pub mod repack;
 pub mod sample;
-pub mod streams;
 pub mod values;
 
 use gemma4c_dsl::{ElementType, Instance};

@@ -233,7 +233,7 @@ pub struct Residual {
     pub scaled: bool,
     /// The outputs are of the sum's norm; without it, of the sum itself.
     pub next: bool,
-    /// Besides the residual stream.
+    /// Besides the residual.
     pub outputs: Outputs,
 }
 

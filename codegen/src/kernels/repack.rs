@@ -1,15 +1,15 @@
-//! GGUF blocks to streams, on the device: one launch a stream, once, when a model is loaded.
+//! GGUF blocks to planes, on the device: one launch a plane, once, when a model is loaded.
 //!
-//! What a stream is made of is data ([`streams::Content`]); each kind of content has one kernel, and the numbers of a format
+//! What a plane is made of is data ([`planes::Content`]); each kind of content has one kernel, and the numbers of a format
 //! are its compile-time parameters. Blocks are aligned to 2 bytes, so they are read byte by byte: the upload is slower
 //! than that. Floats stay as they are and need no kernel. A launch repacks whole rows; to fill part of a matrix it is given
-//! the rest of the stream, from those rows on.
+//! the rest of the plane, from those rows on.
 
 use gemma4c_blocks::{DType, Layout};
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
-use super::streams::{Content, GROUP, Stream, streams};
+use super::planes::{Content, GROUP, WeightPlane, planes};
 use super::values::{packed6, plane_bits};
 
 /// Threads of a block. A thread writes one element of its kernel's `out`.
@@ -92,10 +92,10 @@ pub fn repack_split6<const THREADS: u32, const BYTES: u32, const LOW_AT: u32, co
     }
 }
 
-/// How one stream of a type is filled: `instance` on `[count.div_ceil(BLOCK_THREADS)]` blocks, with `count` elements of its `out`.
+/// How one plane of a type is filled: `instance` on `[count.div_ceil(BLOCK_THREADS)]` blocks, with `count` elements of its `out`.
 #[derive(Clone, Debug)]
 pub struct Repack {
-    pub stream: Stream,
+    pub plane: WeightPlane,
     pub instance: Instance,
     /// Bytes of an element of `out`.
     element_bytes: usize,
@@ -104,21 +104,21 @@ pub struct Repack {
 impl Repack {
     /// Elements of `out` that `rows` rows of `k` values fill: the kernel's `count`.
     pub fn count(&self, rows: u64, k: u64) -> u64 {
-        rows * (k / self.stream.per as u64) * (self.stream.bytes / self.element_bytes) as u64
+        rows * (k / self.plane.per as u64) * (self.plane.bytes / self.element_bytes) as u64
     }
 }
 
-/// One launch for each stream of the type; none for floats.
+/// One launch for each plane of the type; none for floats.
 pub fn repacks(dtype: DType) -> Result<Vec<Repack>, InstanceError> {
-    let made = streams(dtype).into_iter().filter_map(|stream| repack(dtype.layout(), stream).transpose());
+    let made = planes(dtype).into_iter().filter_map(|plane| repack(dtype.layout(), plane).transpose());
     made.collect()
 }
 
-fn repack(layout: &Layout, stream: Stream) -> Result<Option<Repack>, InstanceError> {
+fn repack(layout: &Layout, plane: WeightPlane) -> Result<Option<Repack>, InstanceError> {
     let bytes = layout.bytes as u32;
-    let (instance, element_bytes) = match stream.content {
+    let (instance, element_bytes) = match plane.content {
         Content::Verbatim => return Ok(None),
-        Content::Plane { from, to } => {
+        Content::Bits { from, to } => {
             let plane = repack_plane::Chosen {
                 THREADS: BLOCK_THREADS,
                 BYTES: bytes,
@@ -145,5 +145,5 @@ fn repack(layout: &Layout, stream: Stream) -> Result<Option<Repack>, InstanceErr
         ),
     };
     debug_assert!(layout.len.is_multiple_of(GROUP));
-    Ok(Some(Repack { stream, instance, element_bytes }))
+    Ok(Some(Repack { plane, instance, element_bytes }))
 }

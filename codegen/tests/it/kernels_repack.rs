@@ -3,7 +3,7 @@
 use gemma4c_codegen::cases::repack::cases;
 
 #[test]
-fn every_stream_of_every_type_is_the_tables() {
+fn every_plane_of_every_type_is_the_tables() {
     for case in cases() {
         case.assert();
     }

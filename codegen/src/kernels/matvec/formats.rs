@@ -331,7 +331,7 @@ pub fn side_arguments<M>(dtype: DType, plane: impl Fn(&'static str) -> M) -> Fil
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::streams::streams;
+    use crate::kernels::planes::planes;
 
     /// A type's planes besides `codes` are what its side function takes, each once.
     #[test]
@@ -340,7 +340,7 @@ mod tests {
             let filled: Filled<&str> = side_arguments(dtype, |plane| plane);
             assert_eq!(filled.function, format(dtype).side, "{dtype}");
             let params: Vec<_> = filled.function.params[1..].iter().map(|param| param.name).collect();
-            let planes: Vec<_> = streams(dtype).iter().skip(1).map(|stream| stream.name).collect();
+            let planes: Vec<_> = planes(dtype).iter().skip(1).map(|plane| plane.name).collect();
             assert_eq!(params, planes, "{dtype}");
         }
     }

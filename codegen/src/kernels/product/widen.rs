@@ -1,6 +1,6 @@
 //! Repacked weights to bf16, once, when a model has been loaded: what the product by warpgroups multiplies with.
 //!
-//! Made on the device from the streams that decode reads anyway, so that no file holds such a copy and nothing is read twice. Values
+//! Made on the device from the planes that decode reads anyway, so that no file holds such a copy and nothing is read twice. Values
 //! are those of the blocks, rounded once, to the nearest, ties to even.
 
 use gemma4c_blocks::DType;
@@ -10,7 +10,7 @@ use gemma4c_dsl::{Instance, InstanceError};
 use super::decode::decode;
 use crate::kernels::matvec::formats::format;
 
-/// `out = values` of whole rows, from the first of the streams that are given; a thread takes a unit at a time.
+/// `out = values` of whole rows, from the first of the planes that are given; a thread takes a unit at a time.
 #[kernel(block = 256, slots(
     side(unit: u32) -> U32x4,
     decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4
@@ -32,7 +32,7 @@ pub fn widen<const UNIT: u32>(codes: Weights<U32x4>, out: Output<BF16>, units: u
     }
 }
 
-/// The widening of matrices of that type, on any grid. Its launch parameters: the streams, `out`, and `units` of [`units`].
+/// The widening of matrices of that type, on any grid. Its launch parameters: the planes, `out`, and `units` of [`units`].
 pub fn instance(dtype: DType) -> Result<Instance, InstanceError> {
     let format = format(dtype);
     widen::Chosen { UNIT: format.unit, side: format.side, decode: vec![decode(dtype)] }.build()

@@ -1,10 +1,10 @@
-//! Repacked weights as data: which streams a matrix becomes, and where each value lies in them.
+//! Repacked weights as data: which planes a matrix becomes, and where each value lies in them.
 //!
 //! GGUF blocks interleave codes and scales in 18 to 210 bytes, aligned to 2, so a GPU could not read them 16 bytes at a
-//! time. A repacked matrix holds the same bits as separate streams, row-major by (row, group of 32 values), each starting
+//! time. A repacked matrix holds the same bits as separate planes, row-major by (row, group of 32 values), each starting
 //! at a multiple of 16 bytes:
 //!
-//! | stream | content of a group |
+//! | plane | content of a group |
 //! |---|---|
 //! | `codes` | low bits: 16 bytes of nibbles, byte j = elements j and j + 16; or 32 signed bytes; or floats as they are |
 //! | `high` | high bits: one word, bit i = element i; or 8 bytes, byte j = elements j, j + 8, j + 16, j + 24 |
@@ -20,16 +20,16 @@ use gemma4c_dsl::{ElementType, F16, Float};
 
 /// Values of a group: what shares a scale, and what activations are quantised by.
 pub const GROUP: usize = 32;
-/// Every stream starts at a multiple of this, and is padded to one.
+/// Every plane starts at a multiple of this, and is padded to one.
 pub const ALIGNMENT: u64 = 16;
 
-/// How a stream is made from blocks.
+/// How a plane is made from blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// The bytes as they are: floats.
     Verbatim,
     /// Bits of every element: from their place in a block to their place in a group of 32.
-    Plane { from: Plane, to: Plane },
+    Bits { from: Plane, to: Plane },
     /// `count` 16-bit fields, at `offset` of every block.
     Halves { offset: usize, count: usize },
     /// A scale and a minimum of 6 bits, as two bytes for each group of 32.
@@ -38,9 +38,9 @@ pub enum Content {
     Split6 { high: usize, low: usize },
 }
 
-/// One stream of a repacked matrix.
+/// One plane of a repacked matrix. (A [`Plane`] of a block says where bits lie in it.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stream {
+pub struct WeightPlane {
     pub name: &'static str,
     /// Bytes for each `per` values of a row.
     pub bytes: usize,
@@ -48,13 +48,13 @@ pub struct Stream {
     pub content: Content,
 }
 
-impl Stream {
-    /// Bytes of the stream of a matrix, padded.
+impl WeightPlane {
+    /// Bytes of the plane of a matrix, padded.
     pub const fn total_bytes(&self, rows: u64, k: u64) -> u64 {
         (rows * (k / self.per as u64) * self.bytes as u64).next_multiple_of(ALIGNMENT)
     }
 
-    /// What the products read the stream as: whole words, so that nothing is widened on the way.
+    /// What the products read the plane as: whole words, so that nothing is widened on the way.
     pub const fn element(&self) -> ElementType {
         match (self.content, self.bytes) {
             (Content::Verbatim, _) | (_, 16 | 32) => ElementType::U32x4,
@@ -75,50 +75,54 @@ const fn packed_plane(bits: usize) -> Plane {
     Plane { offset: 0, bits, run }
 }
 
-/// The streams of a type, `codes` first.
-pub fn streams(dtype: DType) -> Vec<Stream> {
+/// The planes of a type, `codes` first.
+pub fn planes(dtype: DType) -> Vec<WeightPlane> {
     let layout = dtype.layout();
-    let plane = |name, from: Plane| {
-        let content = Content::Plane { from, to: packed_plane(from.bits) };
-        Stream { name, bytes: GROUP * from.bits / 8, per: GROUP, content }
+    let bits = |name, from: Plane| {
+        let content = Content::Bits { from, to: packed_plane(from.bits) };
+        WeightPlane { name, bytes: GROUP * from.bits / 8, per: GROUP, content }
     };
-    let halves =
-        |name, per, offset, count| Stream { name, bytes: 2 * count, per, content: Content::Halves { offset, count } };
-    let mut streams = match layout.codes {
+    let halves = |name, per, offset, count| WeightPlane {
+        name,
+        bytes: 2 * count,
+        per,
+        content: Content::Halves { offset, count },
+    };
+    let mut planes = match layout.codes {
         Codes::Float => {
-            return vec![Stream { name: "codes", bytes: layout.bytes, per: 1, content: Content::Verbatim }];
+            return vec![WeightPlane { name: "codes", bytes: layout.bytes, per: 1, content: Content::Verbatim }];
         }
-        Codes::Signed { plane: low } | Codes::Table { low, .. } => vec![plane("codes", low)],
+        Codes::Signed { plane: low } | Codes::Table { low, .. } => vec![bits("codes", low)],
         Codes::Unsigned { low, high, .. } => {
-            std::iter::once(plane("codes", low)).chain(high.map(|high| plane("high", high))).collect()
+            std::iter::once(bits("codes", low)).chain(high.map(|high| bits("high", high))).collect()
         }
     };
     // A block's minimum stands beside its scale, so that both are one pair of halves.
     let with_minimum = if layout.minimum == Minimum::Zero { 1 } else { 2 };
     match layout.scale {
         Scale::One => {}
-        Scale::Half { offset } => streams.push(halves("scales", layout.len, offset, with_minimum)),
+        Scale::Half { offset } => planes.push(halves("scales", layout.len, offset, with_minimum)),
         Scale::Packed6 { half, packed } => {
-            streams.push(Stream { name: "scales", bytes: 2, per: GROUP, content: Content::Packed6 { packed } });
-            streams.push(halves("supers", layout.len, half, with_minimum));
+            planes.push(WeightPlane { name: "scales", bytes: 2, per: GROUP, content: Content::Packed6 { packed } });
+            planes.push(halves("supers", layout.len, half, with_minimum));
         }
         Scale::Bytes16 { half, bytes } => {
             // Two signed bytes for each group: copied as 16-bit fields.
             let content = Content::Halves { offset: bytes, count: layout.len / GROUP };
-            streams.push(Stream { name: "scales", bytes: 2, per: GROUP, content });
-            streams.push(halves("supers", layout.len, half, 1));
+            planes.push(WeightPlane { name: "scales", bytes: 2, per: GROUP, content });
+            planes.push(halves("supers", layout.len, half, 1));
         }
         Scale::Split6 { half, high, low } => {
-            streams.push(Stream { name: "scales", bytes: 1, per: GROUP, content: Content::Split6 { high, low } });
-            streams.push(halves("supers", layout.len, half, 1));
+            planes.push(WeightPlane { name: "scales", bytes: 1, per: GROUP, content: Content::Split6 { high, low } });
+            planes.push(halves("supers", layout.len, half, 1));
         }
     }
-    streams
+    planes
 }
 
 /// Why bytes are not a matrix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StreamsError {
+pub enum PlanesError {
     #[error("a row of {k} values of {dtype} is not whole blocks")]
     Row { dtype: DType, k: usize },
     #[error("{rows} rows of {k} values of {dtype} take {expected} bytes of blocks, {found} were given")]
@@ -132,40 +136,40 @@ pub struct Repacked {
     pub rows: usize,
     /// Values of a row.
     pub k: usize,
-    /// In the order of [`streams`], each padded to [`ALIGNMENT`].
-    pub streams: Vec<(Stream, Vec<u8>)>,
+    /// In the order of [`planes`], each padded to [`ALIGNMENT`].
+    pub planes: Vec<(WeightPlane, Vec<u8>)>,
 }
 
 impl Repacked {
     /// Repacks GGUF blocks, one field at a time as the table says.
-    pub fn from_blocks(dtype: DType, rows: usize, k: usize, blocks: &[u8]) -> Result<Self, StreamsError> {
-        let row_bytes = dtype.row_bytes(k as u64).ok_or(StreamsError::Row { dtype, k })?;
+    pub fn from_blocks(dtype: DType, rows: usize, k: usize, blocks: &[u8]) -> Result<Self, PlanesError> {
+        let row_bytes = dtype.row_bytes(k as u64).ok_or(PlanesError::Row { dtype, k })?;
         let expected = row_bytes.saturating_mul(rows as u64);
         if expected != blocks.len() as u64 {
-            return Err(StreamsError::Blocks { dtype, rows, k, expected, found: blocks.len() });
+            return Err(PlanesError::Blocks { dtype, rows, k, expected, found: blocks.len() });
         }
         let layout = dtype.layout();
-        let pack = |stream: Stream| {
+        let pack = |plane: WeightPlane| {
             let mut bytes: Vec<u8> = blocks
                 .chunks_exact(layout.bytes)
-                .flat_map(|block| repack_block(layout, stream.content, block))
+                .flat_map(|block| repack_block(layout, plane.content, block))
                 .collect();
-            bytes.resize(stream.total_bytes(rows as u64, k as u64) as usize, 0);
-            (stream, bytes)
+            bytes.resize(plane.total_bytes(rows as u64, k as u64) as usize, 0);
+            (plane, bytes)
         };
-        Ok(Self { dtype, rows, k, streams: streams(dtype).into_iter().map(pack).collect() })
+        Ok(Self { dtype, rows, k, planes: planes(dtype).into_iter().map(pack).collect() })
     }
 
-    pub fn stream(&self, name: &str) -> Option<&[u8]> {
-        self.streams.iter().find(|(stream, _)| stream.name == name).map(|(_, bytes)| bytes.as_slice())
+    pub fn plane(&self, name: &str) -> Option<&[u8]> {
+        self.planes.iter().find(|(plane, _)| plane.name == name).map(|(_, bytes)| bytes.as_slice())
     }
 
     /// The bytes of `name` that belong to value `i` of `row`.
     fn field(&self, name: &str, row: usize, i: usize) -> &[u8] {
-        let found = self.streams.iter().find(|(stream, _)| stream.name == name);
-        found.map_or(&[], |(stream, bytes)| {
-            let at = (row * self.k + i) / stream.per * stream.bytes;
-            &bytes[at..at + stream.bytes]
+        let found = self.planes.iter().find(|(plane, _)| plane.name == name);
+        found.map_or(&[], |(plane, bytes)| {
+            let at = (row * self.k + i) / plane.per * plane.bytes;
+            &bytes[at..at + plane.bytes]
         })
     }
 
@@ -219,11 +223,11 @@ fn half_of(field: &[u8], index: usize) -> f32 {
     F16::from_bits(u16::from_le_bytes([field[2 * index], field[2 * index + 1]])).to_f32()
 }
 
-/// What one block gives to a stream.
+/// What one block gives to a plane.
 fn repack_block(layout: &Layout, content: Content, block: &[u8]) -> Vec<u8> {
     match content {
         Content::Verbatim => block.to_vec(),
-        Content::Plane { from, to } => {
+        Content::Bits { from, to } => {
             let mut out = vec![0; layout.len * to.bits / 8];
             for i in 0..layout.len {
                 let (byte, shift) = from.locate(i);
@@ -274,7 +278,7 @@ mod tests {
     fn a_repacked_matrix_is_as_large_as_its_blocks() {
         for dtype in DType::ALL {
             let k = 512;
-            let total: u64 = streams(dtype).iter().map(|stream| stream.total_bytes(16, k)).sum();
+            let total: u64 = planes(dtype).iter().map(|plane| plane.total_bytes(16, k)).sum();
             let blocks = dtype.row_bytes(k).unwrap() * 16;
             // The scales of the K formats give up their 6-bit packing.
             assert!(total >= blocks && total * 100 <= blocks * 103, "{dtype}: {total} bytes from {blocks}");
@@ -282,8 +286,8 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_padded_and_bad_shapes_named() {
-        let scales = streams(DType::Q4_0)[1];
+    fn planes_are_padded_and_bad_shapes_named() {
+        let scales = planes(DType::Q4_0)[1];
         assert_eq!((scales.total_bytes(1, 32), scales.total_bytes(3, 96)), (16, 32));
         let error = Repacked::from_blocks(DType::Q4K, 1, 320, &[]).unwrap_err();
         assert_eq!(error.to_string(), "a row of 320 values of q4_k is not whole blocks");
