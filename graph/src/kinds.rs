@@ -162,8 +162,8 @@ pub struct Epilogue {
     pub operand: Option<NodeId>,
 }
 
-/// `normed = norm(sum) * next`, `sum = (stream + norm(input) * post) * scale`; without the residual, `sum` is `input`.
-/// `stream` is the residual before the update.
+/// `normed = norm(sum) * next`, `sum = (before + norm(input) * post) * scale`; without the residual, `sum` is `input`.
+/// `before` is the residual before the update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
     pub input: NodeId,
@@ -176,7 +176,7 @@ pub struct Norm {
 /// The first half of a [`Norm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Residual {
-    pub stream: NodeId,
+    pub before: NodeId,
     pub post: WeightId,
     /// `input` is the norm of `Norm::input` plus the norm of another value, each with its weight.
     pub branch: Option<Branch>,

@@ -61,7 +61,7 @@ impl PhaseBuilder<'_, '_> {
             dense_norm: self.common.weights.floats(dense_weight)?,
             expert_norm: self.common.weights.floats(expert_weight)?,
         };
-        let x = self.floats(residual.stream)?.start;
+        let x = self.floats(residual.before)?.start;
         let why = Choice::because("residual, both norms and the choice").over("a launch each");
         self.route(group, router, x, &entry, why)?;
         self.record_output(residual.sum, Form::F32, entry.residual);

@@ -62,7 +62,7 @@ impl PhaseBuilder<'_, '_> {
                 self.launch(instance, [rows, 1, 1], arguments, &group.nodes, Work { bytes, flops: 0 }, why)?;
             }
             Some((residual, sum)) => {
-                let h = self.whole_rows(residual.stream)?;
+                let h = self.whole_rows(residual.before)?;
                 let unused = (Span::Unused, Span::Unused, Span::Unused);
                 let (branch, x_weight, branch_weight) = match residual.branch {
                     Some(branch) => (

@@ -32,7 +32,7 @@ impl PhaseBuilder<'_, '_> {
             gate_codes: gate_matrix.codes(),
             codes: matrix.codes(),
             post_norm: self.common.weights.floats(residual.post)?,
-            x: self.floats(residual.stream)?.start,
+            x: self.floats(residual.before)?.start,
             update: self.floats(norm.input)?.start,
             by: self.operand(slice)?.start,
             residual: sum,

@@ -228,10 +228,9 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn whole_rows(&self, node: NodeId) -> Result<Span, LowerError> {
         let width = self.graph().node(node).ty.width;
         let forms = self.values.get(&node).map_or(&[][..], Vec::as_slice);
-        let whole = |(form, place): &&(Form, Place)| *form == Form::F32 && (place.stride == width || self.rows() == 1);
-        let asked =
-            || forms.iter().find(|(form, _)| *form == Form::F32 && self.schedule.is_one_row(self.fused().group(node)));
-        let place = forms.iter().find(whole).or_else(asked).map(|(_, place)| place.start);
+        let one_row = self.schedule.is_one_row(self.fused().group(node));
+        let whole = |(form, place): &&(Form, Place)| *form == Form::F32 && (one_row || place.stride == width);
+        let place = forms.iter().find(whole).map(|(_, place)| place.start);
         place.ok_or_else(|| LowerError::NoValue { node: format!("{} as whole rows", self.graph().full_name(node)) })
     }
 

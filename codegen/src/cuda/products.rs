@@ -156,7 +156,7 @@ impl PhaseBuilder<'_, '_> {
             let arrival = Arrival::without_norms(Prologue::Norm, vec![(slot::input, input.into())]);
             return Ok(Arrival { next_norm, ..arrival });
         };
-        let x = slots::four_of::Arguments { x: self.floats(residual.stream)?.start };
+        let x = slots::four_of::Arguments { x: self.floats(residual.before)?.start };
         let mut filled: Vec<(SlotKey, Filled<Span>)> = vec![(slot::input, x.into()), (slot::update, input.into())];
         let (mut update_norm, mut branch_norm) = Default::default();
         if let Some(branch) = residual.branch {

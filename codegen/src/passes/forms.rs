@@ -13,6 +13,7 @@ use gemma4c_plan::cuda::KvType;
 
 use super::{Abilities, Pass, Schedule, product_of};
 use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::shape::whole_groups_pay;
 use crate::kernels::outputs::Outputs;
 
 pub const PASS: Pass = Pass {
@@ -137,9 +138,11 @@ fn left_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeId, 
         }
         Kind::Geglu { .. } => group.last().map(|last| (last, alone(wanted(last), Outputs::BF16))).into_iter().collect(),
         Kind::Product(product) if product.geglu && schedule.is_one_row(group) => {
-            // A block leaves whole groups.
-            let whole_groups = |last: &NodeId| schedule.graph().node(*last).ty.width.is_multiple_of(32);
-            let last = group.last().filter(|last| !can.exact && whole_groups(last));
+            let graph = schedule.graph();
+            let weight = |id: &NodeId| graph.node(*id).op.weight().and_then(|weight| graph.weight(weight).bytes());
+            let bytes = product.matmuls.iter().filter_map(weight).sum();
+            let pays = |last: &NodeId| whole_groups_pay(graph.node(*last).ty.width, bytes, can.target.multiprocessors);
+            let last = group.last().filter(|last| !can.exact && pays(last));
             last.map(|last| (last, alone(wanted(last), Outputs::INT8))).into_iter().collect()
         }
         Kind::Product(product) if product.geglu => group.last().map(|last| (last, Outputs::BF16)).into_iter().collect(),
@@ -187,7 +190,7 @@ fn demanded_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
         }
         Kind::ExpertProduct { input, .. } => vec![(*input, Form::BF16)],
         Kind::Norm(norm) | Kind::MixtureEntry { norm, .. } => {
-            let residual = norm.residual.map(|residual| residual.stream);
+            let residual = norm.residual.map(|residual| residual.before);
             let branch = norm.residual.and_then(|residual| residual.branch).map(|branch| branch.other);
             floats([norm.input].into_iter().chain(residual).chain(branch).collect())
         }

@@ -3,7 +3,7 @@
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cases::matvec;
-use gemma4c_codegen::kernels::matvec::shape::LaunchShape;
+use gemma4c_codegen::kernels::matvec::shape::{LaunchShape, whole_groups_pay};
 use gemma4c_codegen::kernels::matvec::{Product, Prologue};
 use gemma4c_dsl::ElementType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Simulator};
@@ -66,6 +66,18 @@ fn every_product_of_every_model_gets_a_shape_that_fits() {
             }
         }
     }
+}
+
+#[test]
+fn whole_groups_pay_unless_many_sms_have_none() {
+    // Gate and up of E2B, E4B, 12B and 31B in Q8_0, and of 31B in Q4_0.
+    let bytes = |outputs: u64, k: u64, of_32: u64| outputs * 2 * k / 32 * of_32;
+    for (outputs, k) in [(6144, 1536), (10240, 2560), (15360, 3840)] {
+        assert!(whole_groups_pay(outputs, bytes(outputs.into(), k, 34), 132), "{outputs}");
+    }
+    assert!(whole_groups_pay(21504, bytes(21504, 5376, 18), 132));
+    assert!(!whole_groups_pay(21504, bytes(21504, 5376, 34), 132));
+    assert!(!whole_groups_pay(100, 1, 132), "the last group is not whole");
 }
 
 #[test]

@@ -42,10 +42,10 @@ fn residual(fused: &Fused, add: NodeId) -> Option<Result<(Norm, Vec<NodeId>), &'
     if node.op != Op::Add || !fused.is_single(add) {
         return None;
     }
-    let (stream, update) = (node.inputs[0], node.inputs[1]);
+    let (before, update) = (node.inputs[0], node.inputs[1]);
     let (post, eps) = whole_norm(fused, update)?;
     // A sum of two normed branches: the update of a residual, not a residual addition.
-    if whole_norm(fused, stream).is_some() && fused.sole_user(stream) == Some(add) {
+    if whole_norm(fused, before).is_some() && fused.sole_user(before) == Some(add) {
         return None;
     }
     let Some(post) = post else { return Some(Err("the norm of what is added has no weight")) };
@@ -59,17 +59,17 @@ fn residual(fused: &Fused, add: NodeId) -> Option<Result<(Norm, Vec<NodeId>), &'
         input = x;
         nodes.extend(members);
         let scaled = layer_scale(fused, add);
-        return Some(Ok(finish(fused, input, stream, post, Some(branch_of), scaled, add, eps, nodes)));
+        return Some(Ok(finish(fused, input, before, post, Some(branch_of), scaled, add, eps, nodes)));
     }
     let scaled = layer_scale(fused, add);
-    Some(Ok(finish(fused, input, stream, post, None, scaled, add, eps, nodes)))
+    Some(Ok(finish(fused, input, before, post, None, scaled, add, eps, nodes)))
 }
 
 #[allow(clippy::too_many_arguments)]
 fn finish(
     fused: &Fused,
     input: NodeId,
-    stream: NodeId,
+    before: NodeId,
     post: WeightId,
     branch: Option<Branch>,
     scaled: Option<(NodeId, WeightId)>,
@@ -84,7 +84,7 @@ fn finish(
         (weight.is_some() && its_eps == eps).then_some((user, weight))
     });
     nodes.extend(next.map(|(node, _)| node));
-    let residual = Residual { stream, post, branch, scale: scaled.map(|(_, weight)| weight), sum };
+    let residual = Residual { before, post, branch, scale: scaled.map(|(_, weight)| weight), sum };
     (Norm { input, residual: Some(residual), next, eps }, nodes)
 }
 

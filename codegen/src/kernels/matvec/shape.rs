@@ -43,6 +43,9 @@ const MANY_WARPS: [u32; 3] = [H200.fastest(Question::Warps), 16, 12];
 /// How full a block's rounds over whole int8 groups are at least: measured on E2B, E4B, 12B and 31B, more warps are better, unless
 /// a tenth of them is idle.
 const FULL_ROUNDS: f32 = 0.9;
+/// Bytes of weights that the SMs without a group would have read, at most. On the H200, 31B gains from whole groups at 20 MB of them (Q4_0) and
+/// loses at 37 MB (Q8_0): what the reader saves does not grow with the matrix.
+const MOST_IDLE_BYTES: f64 = 28e6;
 /// Rows of a lane, and units of each on their way: many rows share what they read of the activations, few make finer tasks.
 const ROWS_AND_DEPTH: [(u32, u32); 3] = [(4, 3), (2, 6), (1, 10)];
 /// Registers of an SM, those of a lane that are not for units on their way, and the most that are.
@@ -64,6 +67,13 @@ pub fn launch_shape(
     multiprocessors: u32,
 ) -> LaunchShape {
     ranked_shapes(dtype, outputs, k, paired, whole_groups, multiprocessors)[0].shape
+}
+
+/// Whether the result of a matrix of that many bytes should be left as int8: in whole groups, and not at the price of too many SMs that have none.
+pub fn whole_groups_pay(outputs: u32, bytes: u64, multiprocessors: u32) -> bool {
+    let groups = outputs / 32;
+    let busy = f64::from(groups) / f64::from(groups.div_ceil(multiprocessors.max(1)) * multiprocessors.max(1)).max(1.0);
+    outputs.is_multiple_of(32) && bytes as f64 * (1.0 - busy) <= MOST_IDLE_BYTES
 }
 
 /// A shape, and what the rule says of it.

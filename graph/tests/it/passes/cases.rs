@@ -99,14 +99,14 @@ pub const CASES: [(&str, &str, Build); 20] = [
         named(g, "sum", |g| g.expert_sum(down, routing, None))
     }),
     ("norms", "an update whose norm has no weight", |g, obstacle| {
-        let (stream, update, weight) = (rows(g, 8), rows(g, 8), g.weight("post", F32, &[8]));
+        let (before, update, weight) = (rows(g, 8), rows(g, 8), g.weight("post", F32, &[8]));
         let update = g.rms_norm(update, (!obstacle).then_some(weight), 1e-6);
-        named(g, "sum", |g| g.add(stream, update))
+        named(g, "sum", |g| g.add(before, update))
     }),
     ("norms", "an update that is read twice", |g, obstacle| {
-        let (stream, update, weight) = (rows(g, 8), rows(g, 8), g.weight("post", F32, &[8]));
+        let (before, update, weight) = (rows(g, 8), rows(g, 8), g.weight("post", F32, &[8]));
         let update = g.rms_norm(update, Some(weight), 1e-6);
-        let sum = named(g, "sum", |g| g.add(stream, update));
+        let sum = named(g, "sum", |g| g.add(before, update));
         also(g, obstacle, sum, update)
     }),
 ];
