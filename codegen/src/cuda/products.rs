@@ -318,7 +318,7 @@ impl PhaseBuilder<'_, '_> {
 
     /// `gelu(gate) * up` of many rows, after the product that made them.
     pub fn geglu(&mut self, group: &Group, gate: NodeId, up: NodeId) -> Result<(), LowerError> {
-        let Some(node) = group.last() else { return Ok(()) };
+        let node = group.last().ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(gate) })?;
         let (gate, up) = (self.floats(gate)?, self.floats(up)?);
         let outputs = if self.schedule.forms(node).bf16 { Outputs::BF16 } else { Outputs::FLOATS };
         // Of experts a row has several, one behind the other.

@@ -79,7 +79,8 @@ impl PhaseBuilder<'_, '_> {
         let work = Work { bytes: rows as u64 * width as u64 * 8, flops: 0 };
         let x = node.inputs.first().copied();
         match node.op {
-            Op::Tokens | Op::Columns { .. } => self.view(id),
+            // Views, which launch nothing, are groups of another kind.
+            Op::Tokens | Op::Columns { .. } => Err(LowerError::NoValue { node: self.graph().full_name(id) }),
             Op::Gather { table } => self.gather(group, table, 1.0),
             Op::MatMul { .. } => match product_of(self.graph(), group) {
                 Some(product) if self.common.can.exact => self.exact_product(group, &product),

@@ -1,7 +1,7 @@
 //! Takes groups apart that no kernel of the target computes in one launch, and marks what needs none: after it a group is a launch.
 
 use gemma4c_graph::passes::Log;
-use gemma4c_graph::{Group, Kind, NodeId, Op, Product};
+use gemma4c_graph::{Group, Kind, NodeId, Op, Product, WeightId};
 
 use super::forms::wanted;
 use super::{Abilities, Pass, Schedule, copies, experts_of};
@@ -37,7 +37,6 @@ fn singles(nodes: impl IntoIterator<Item = NodeId>) -> Vec<Group> {
 /// The launches of a group, views among them.
 fn cut(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<Group> {
     let one_row = schedule.is_one_row(group);
-    let whole = || vec![group.clone()];
     match &group.kind {
         Kind::Single => cut_single(schedule, group),
         Kind::Product(_) | Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. } if can.exact => {
@@ -45,30 +44,34 @@ fn cut(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<Group> {
         }
         Kind::Product(product) if !one_row && !product.is_plain() => cut_product(schedule, can, group, product),
         Kind::ExpertGateUp { weight, input, routing, out, .. } if !one_row => {
-            let (matmuls, after): (Vec<NodeId>, Vec<NodeId>) =
-                group.nodes.iter().partition(|id| is_matrix(schedule, **id));
-            let geglu = schedule.is_copied(group.nodes[0]);
-            let height = height(schedule, *routing, geglu);
-            let sort = Group::new(Kind::SortPairs { routing: *routing, height }, Vec::new());
-            let (weight, input, routing) = (*weight, *input, *routing);
-            let kind = Kind::ExpertProduct { weight, input, routing, matmuls: matmuls.clone(), geglu, height };
-            if geglu {
-                return vec![sort, Group::new(kind, group.nodes.clone())];
-            }
-            let (gate, up) = gate_and_up(schedule, *out, &matmuls);
-            vec![sort, Group::new(kind, matmuls), Group::new(Kind::Geglu { gate, up }, after)]
+            let joins = schedule.is_copied(group.nodes[0]);
+            cut_experts(schedule, group, (*weight, *input, *routing), joins, |matmuls, after| {
+                let (gate, up) = gate_and_up(schedule, *out, matmuls);
+                vec![Group::new(Kind::Geglu { gate, up }, after)]
+            })
         }
         Kind::ExpertDown { weight, input, routing, .. } if !one_row => {
-            let (matmuls, after): (Vec<NodeId>, Vec<NodeId>) =
-                group.nodes.iter().partition(|id| is_matrix(schedule, **id));
-            let height = height(schedule, *routing, schedule.is_copied(group.nodes[0]));
-            let sort = Group::new(Kind::SortPairs { routing: *routing, height }, Vec::new());
-            let (weight, input, routing) = (*weight, *input, *routing);
-            let kind = Kind::ExpertProduct { weight, input, routing, matmuls: matmuls.clone(), geglu: false, height };
-            [vec![sort, Group::new(kind, matmuls)], singles(after)].concat()
+            cut_experts(schedule, group, (*weight, *input, *routing), false, |_, after| singles(after))
         }
-        _ => whole(),
+        _ => vec![group.clone()],
     }
+}
+
+/// The experts of many rows: the pairs are sorted, multiplied, and `rest` makes groups of what follows; nothing does where the product `joins`.
+fn cut_experts(
+    schedule: &Schedule,
+    group: &Group,
+    (weight, input, routing): (WeightId, NodeId, NodeId),
+    joins: bool,
+    rest: impl FnOnce(&[NodeId], Vec<NodeId>) -> Vec<Group>,
+) -> Vec<Group> {
+    let (matmuls, after): (Vec<NodeId>, Vec<NodeId>) = group.nodes.iter().partition(|id| is_matrix(schedule, **id));
+    let height = height(schedule, routing, schedule.is_copied(group.nodes[0]));
+    let rest = if joins { Vec::new() } else { rest(&matmuls, after) };
+    let nodes = if joins { group.nodes.clone() } else { matmuls.clone() };
+    let sort = Group::new(Kind::SortPairs { routing, height }, Vec::new());
+    let product = Group::new(Kind::ExpertProduct { weight, input, routing, matmuls, geglu: joins, height }, nodes);
+    [vec![sort, product], rest].concat()
 }
 
 fn is_matrix(schedule: &Schedule, id: NodeId) -> bool {

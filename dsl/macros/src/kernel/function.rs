@@ -47,11 +47,7 @@ impl Parse for Attribute {
                 }
                 "dependent" => attribute.dependent = true,
                 "dynamic_shared" => attribute.dynamic_shared = true,
-                "slots" => {
-                    let content;
-                    syn::parenthesized!(content in input);
-                    attribute.slots = Punctuated::<Slot, Token![,]>::parse_terminated(&content)?.into_iter().collect();
-                }
+                "slots" => attribute.slots = parse_slots(input)?,
                 other => {
                     return Err(syn::Error::new(
                         key.span(),
@@ -68,6 +64,13 @@ impl Parse for Attribute {
         }
         Ok(attribute)
     }
+}
+
+/// `(name(a: T, …) -> T, …)`
+fn parse_slots(input: ParseStream) -> syn::Result<Vec<Slot>> {
+    let content;
+    syn::parenthesized!(content in input);
+    Ok(Punctuated::<Slot, Token![,]>::parse_terminated(&content)?.into_iter().collect())
 }
 
 /// `#[device(fills(value, row))]`, or `#[device(slots(side(unit: u32) -> U32x4))]`
@@ -91,11 +94,7 @@ impl Parse for DeviceAttribute {
                     let names = Punctuated::<Ident, Token![,]>::parse_terminated(&content)?;
                     attribute.fills = Some(names.into_iter().collect());
                 }
-                "slots" => {
-                    let content;
-                    syn::parenthesized!(content in input);
-                    attribute.slots = Punctuated::<Slot, Token![,]>::parse_terminated(&content)?.into_iter().collect();
-                }
+                "slots" => attribute.slots = parse_slots(input)?,
                 other => {
                     return Err(syn::Error::new(
                         key.span(),
