@@ -31,6 +31,11 @@ fn widths_and_numbers_of_rows_that_leave_lanes_over() {
 }
 
 #[test]
+fn tiles_of_all_sizes_on_tensor_cores() {
+    check(rows::tiles());
+}
+
+#[test]
 fn prologues_and_epilogues_have_the_bits_of_one_row() {
     check(rows::fusions());
 }
