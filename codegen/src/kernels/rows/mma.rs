@@ -12,7 +12,7 @@
 use gemma4c_dsl::prelude::*;
 
 use super::stages::{
-    copy_activations, copy_weights, first_units, side_at, side_slot, side_words, unit_of_step, weight_row,
+    stage_activations, stage_weights, first_units, side_at, side_slot, side_words, unit_of_step, weight_row,
 };
 use crate::kernels::matvec::formats::{finish, finish_with_minimum};
 
@@ -384,7 +384,7 @@ pub fn rows_mma<
     first_units(next_base, outputs, &mut starts);
     for stage in 0..STAGES - 1 {
         if stage < all_steps {
-            copy_weights(&starts, next_step, stage, codes, high, scales, supers, own_ring, own_sides);
+            stage_weights(&starts, next_step, stage, codes, high, scales, supers, own_ring, own_sides);
             next_step = next_step + 1;
             if next_step == steps {
                 next_step = 0;
@@ -397,7 +397,7 @@ pub fn rows_mma<
     grid_dependency_wait();
     for stage in 0..STAGES - 1 {
         if stage < all_steps && (!RESIDENT || stage < steps) {
-            copy_activations(stage % steps, stage, first, rows, x, xscale, xsum, own_words, own_scales, own_sums);
+            stage_activations(stage % steps, stage, first, rows, x, xscale, xsum, own_words, own_scales, own_sums);
         }
         cp_async_commit();
     }
@@ -415,9 +415,9 @@ pub fn rows_mma<
         warp_barrier();
         if at + STAGES - 1 < all_steps {
             let free = if stage == 0 { STAGES - 1 } else { stage - 1 };
-            copy_weights(&starts, next_step, free, codes, high, scales, supers, own_ring, own_sides);
+            stage_weights(&starts, next_step, free, codes, high, scales, supers, own_ring, own_sides);
             if !RESIDENT || at + STAGES - 1 < steps {
-                copy_activations(next_step, free, first, rows, x, xscale, xsum, own_words, own_scales, own_sums);
+                stage_activations(next_step, free, first, rows, x, xscale, xsum, own_words, own_scales, own_sums);
             }
             next_step = next_step + 1;
             if next_step == steps {
