@@ -9,7 +9,9 @@ use std::collections::HashMap;
 use gemma4c_dsl::{Instance, LaunchArguments};
 use gemma4c_graph::memory::{self, Lifetime};
 use gemma4c_graph::{Fused, Graph, Group, Kind, NodeId};
-use gemma4c_plan::cuda::{CudaStep, Form, KernelIndex, Launch, Phase, Range, Region, StepOutput};
+use gemma4c_plan::cuda::{
+    CudaStep, Form, KernelIndex, Launch, Phase, PhaseKind, RECORD_WORDS, Range, Region, StepOutput,
+};
 
 use super::choice::Choice;
 use super::edges;
@@ -159,18 +161,31 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         self.schedule.rows_of(group)
     }
 
-    /// [position, rows, …] of the rows that a group works on.
+    /// The records of the rows that a group works on: one for the rows of a chunk, one for each decoded row.
     pub fn state(&self, group: &Group) -> Span {
         let places = &self.common.places;
-        let offset = if self.rows() > 1 && self.schedule.is_asked(group) { places.asked } else { places.state };
-        Span::Fixed(Range { region: Region::Arena, offset, bytes: 12 })
+        let (offset, records) = match self.kind() {
+            PhaseKind::Decode => (places.rows, self.rows()),
+            PhaseKind::Prefill if self.schedule.is_asked(group) => (places.asked, 1),
+            PhaseKind::Prefill => (places.chunk, 1),
+        };
+        let bytes = records as u64 * RECORD_WORDS as u64 * 4;
+        Span::Fixed(Range { region: Region::Arena, offset, bytes })
+    }
+
+    /// Words from the record of a group's row to that of the next: 0 where they share one.
+    pub fn record_stride(&self, group: &Group) -> u32 {
+        if self.is_one_row(group) { RECORD_WORDS } else { 0 }
+    }
+
+    fn kind(&self) -> PhaseKind {
+        if self.rows() == 1 { PhaseKind::Decode } else { PhaseKind::Prefill }
     }
 
     /// The tokens of the chunk's rows.
     pub fn tokens(&self) -> Span {
         let places = &self.common.places;
-        let (offset, words) =
-            if self.rows() == 1 { (places.state + 8, 1) } else { (places.tokens, self.rows() as u64) };
+        let (offset, words) = if self.rows() == 1 { (places.rows + 8, 1) } else { (places.tokens, self.rows() as u64) };
         Span::Fixed(Range { region: Region::Arena, offset, bytes: words * 4 })
     }
 
@@ -328,7 +343,16 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         };
         let mut steps: Vec<CudaStep> = self.drafts.iter().enumerate().map(step).collect();
         edges::connect(&mut steps);
-        Ok(Phase { name, rows: self.rows(), steps, asked_from: asked_from as u32, arena_bytes: base + arena.bytes })
+        Ok(Phase {
+            name,
+            kind: self.kind(),
+            rows: self.rows(),
+            steps,
+            asked_from: asked_from as u32,
+            pick_largest: Vec::new(),
+            pick_sampled: Vec::new(),
+            arena_bytes: base + arena.bytes,
+        })
     }
 
     /// The bytes of keys and values of a cache that a row at the end of the context sees.

@@ -140,7 +140,15 @@ impl PhaseBuilder<'_, '_> {
                 let inverse_frequencies = self.frequencies(&angles)?;
                 let out = self.alloc_value(id, Form::F32, rows);
                 let heads = width / head_dim;
-                let arguments = rope::rope::Arguments { x, inverse_frequencies, state, out, heads, dim: head_dim };
+                let arguments = rope::rope::Arguments {
+                    x,
+                    inverse_frequencies,
+                    state,
+                    out,
+                    heads,
+                    dim: head_dim,
+                    record_stride: self.record_stride(group),
+                };
                 let grid = rope::grid(heads, head_dim, rows);
                 self.launch(rope::rotation()?, grid, arguments, &[id], work, ALONE)?;
                 self.record_output(id, Form::F32, out);
@@ -148,9 +156,21 @@ impl PhaseBuilder<'_, '_> {
             }
             Op::KvAppend { cache } => {
                 let (k, v) = (self.whole_rows(node.inputs[0])?, self.whole_rows(node.inputs[1])?);
-                let (k_cache, v_cache) = self.cache(cache);
-                let capacity = self.common.can.capacity(self.graph().cache(cache));
-                let arguments = rows::kv_store::Arguments { k, v, state, k_cache, v_cache, width, capacity };
+                let place = self.cache(cache)?;
+                let arguments = rows::kv_store::Arguments {
+                    k,
+                    v,
+                    state,
+                    pages: place.pages,
+                    k_cache: place.keys,
+                    v_cache: place.values,
+                    width,
+                    capacity: place.capacity,
+                    window: place.window,
+                    record_stride: self.record_stride(group),
+                    max_pages: place.max_pages,
+                    page_stride: place.page_stride,
+                };
                 let instance = rows::store(kv_element(self.common.can.kv))?;
                 self.launch(instance, rows::store_grid(width, rows), arguments, &[id], work, ALONE)
             }
