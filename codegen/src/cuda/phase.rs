@@ -97,7 +97,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         &self.schedule.fused.graph
     }
 
-    /// Rows of a chunk; 1 is decode.
+    /// Rows of a chunk, or sequences that decode together.
     pub fn rows(&self) -> u32 {
         self.schedule.rows
     }
@@ -106,7 +106,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn lower(&mut self) -> Result<usize, LowerError> {
         let mut asked_from = None;
         for group in self.schedule.ordered() {
-            if self.rows() > 1 && self.schedule.is_asked(&group) {
+            if !self.schedule.decodes && self.schedule.is_asked(&group) {
                 asked_from.get_or_insert(self.drafts.len());
             }
             let before = self.drafts.len();
@@ -117,8 +117,8 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
                 return Err(LowerError::Launches { kind: group.kind.name(), node, launches });
             }
         }
-        // A decoded row is asked for, all of it.
-        Ok(if self.rows() == 1 { 0 } else { asked_from.unwrap_or(self.drafts.len()) })
+        // Decoded rows are asked for, all of them.
+        Ok(if self.schedule.decodes { 0 } else { asked_from.unwrap_or(self.drafts.len()) })
     }
 
     fn lower_group(&mut self, group: &Group) -> Result<(), LowerError> {
@@ -128,7 +128,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Kind::View => self.view(group.nodes[0]),
             Kind::Embed { table, tokens: _, factor } => self.gather(group, *table, *factor),
             Kind::PerLayerInputs(inputs) => self.per_layer_inputs(group, inputs),
-            Kind::Product(product) if one_row => self.product_of_one_row(group, product),
+            Kind::Product(product) if one_row => self.decoded_product(group, product),
             Kind::Product(product) => self.product_of_many_rows(group, product),
             Kind::Norm(norm) => self.norm(group, norm),
             Kind::Heads(heads) => self.heads(group, heads),
@@ -146,10 +146,11 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Kind::SortPairs { routing, height } => self.sort_pairs(group, *routing, *height),
             Kind::Geglu { gate, up } => self.geglu(group, *gate, *up),
             Kind::Convert { value, form } => self.convert(group, *value, *form),
+            Kind::RowsPrologue { of } => self.rows_prologue(group, *of),
         }
     }
 
-    /// Whether a group works on one row: of decode, or the asked one.
+    /// Whether a group computes rows one by one: decoded rows, or the asked one.
     pub fn is_one_row(&self, group: &Group) -> bool {
         self.schedule.is_one_row(group)
     }
@@ -228,7 +229,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn whole_rows(&self, node: NodeId) -> Result<Span, LowerError> {
         let width = self.graph().node(node).ty.width;
         let forms = self.values.get(&node).map_or(&[][..], Vec::as_slice);
-        let one_row = self.schedule.is_one_row(self.fused().group(node));
+        let one_row = self.schedule.rows_of(self.fused().group(node)) == 1;
         let whole = |(form, place): &&(Form, Place)| *form == Form::F32 && (one_row || place.stride == width);
         let place = forms.iter().find(whole).map(|(_, place)| place.start);
         place.ok_or_else(|| LowerError::NoValue { node: format!("{} as whole rows", self.graph().full_name(node)) })

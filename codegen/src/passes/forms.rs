@@ -160,7 +160,7 @@ fn has_whole_rows(schedule: &Schedule, node: NodeId) -> bool {
         Kind::View => 2,
         _ => 1,
     };
-    parts == 1 || schedule.is_one_row(owner)
+    parts == 1 || schedule.rows_of(owner) == 1
 }
 
 fn is_there(schedule: &Schedule, node: NodeId, form: Form) -> bool {
@@ -180,10 +180,12 @@ fn demanded_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
     if matches!(group.kind, Kind::Single) && of_single().op == Op::TakeAsked {
         return floats(of_single().inputs.clone());
     }
-    if schedule.is_one_row(group) {
+    if schedule.rows_of(group) == 1 {
         return Vec::new();
     }
     match &group.kind {
+        // Products of decoded rows take what there is.
+        _ if product_of(graph, group).is_some() && schedule.decodes && !can.exact => Vec::new(),
         _ if product_of(graph, group).is_some() => {
             let form = if can.exact { Form::F32 } else { Form::BF16 };
             product_of(graph, group).map(|product| (product.input, form)).into_iter().collect()
