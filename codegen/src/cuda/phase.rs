@@ -14,6 +14,7 @@ use gemma4c_plan::cuda::{CudaStep, Form, KernelIndex, Launch, Phase, Range, Regi
 use super::choice::Choice;
 use super::edges;
 use super::launch::{BoundArgument, BufferId, NOTHING, Span, bind};
+use super::rows::PreparedRows;
 use super::{Common, LowerError};
 use crate::passes::Schedule;
 
@@ -79,14 +80,16 @@ pub struct PhaseBuilder<'p, 'a> {
     pub sorts: HashMap<(NodeId, u32), SortedPairs>,
     /// Of an attention.
     pub parts: HashMap<NodeId, PartsPlace>,
+    /// Of a product of several rows, by its first matrix.
+    pub prepared: HashMap<NodeId, PreparedRows>,
     drafts: Vec<Draft>,
 }
 
 impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn new(common: &'p mut Common<'a>, schedule: &'p Schedule) -> Self {
         let (values, routing, sorts, parts) = (HashMap::new(), HashMap::new(), HashMap::new(), HashMap::new());
-        let (buffers, drafts) = (Vec::new(), Vec::new());
-        PhaseBuilder { common, schedule, buffers, values, routing, sorts, parts, drafts }
+        let (buffers, drafts, prepared) = (Vec::new(), Vec::new(), HashMap::new());
+        PhaseBuilder { common, schedule, buffers, values, routing, sorts, parts, prepared, drafts }
     }
 
     pub fn fused(&self) -> &'p Fused {
@@ -207,7 +210,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         self.values.entry(node).or_default().push((form, place));
     }
 
-    fn find(&self, node: NodeId, form: Form) -> Option<Place> {
+    pub fn find(&self, node: NodeId, form: Form) -> Option<Place> {
         self.values.get(&node)?.iter().find(|(known, _)| *known == form).map(|(_, place)| *place)
     }
 

@@ -23,7 +23,7 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     let mut helpers: Vec<Group> = Vec::new();
     for group in &groups {
         let Some(product) = product_of(schedule.graph(), group) else { continue };
-        if !takes_rounded(schedule, &product) {
+        if !takes_what_there_is(schedule, &product) {
             schedule.mark(log, &group.nodes);
             helpers.push(Group::new(Kind::RowsPrologue { of: product.matmuls[0] }, Vec::new()));
         }
@@ -32,10 +32,11 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     schedule.fused.regroup(groups);
 }
 
-/// Whether a product of decoded rows finds its activations rounded, and so needs nothing before it.
-pub fn takes_rounded(schedule: &Schedule, product: &Product) -> bool {
+/// Whether a product of decoded rows finds its activations as it multiplies them: floats by floats, or rounded by who made them.
+fn takes_what_there_is(schedule: &Schedule, product: &Product) -> bool {
     let graph: &Graph = schedule.graph();
     let weight = graph.node(product.matmuls[0]).op.weight();
     let integer = weight.is_some_and(|weight| format(graph.weight(weight).dtype).integer);
-    product.norm.is_none() && integer && !is_unbounded(graph, product.input) && schedule.forms(product.input).int8
+    let rounded = !is_unbounded(graph, product.input) && schedule.forms(product.input).int8;
+    product.norm.is_none() && (!integer || rounded)
 }

@@ -62,11 +62,13 @@ impl Product {
         format(self.one.dtype).integer
     }
 
-    fn is_fine(&self) -> bool {
+    /// Whether its activations have fine codes.
+    pub fn is_fine(&self) -> bool {
         self.one.unbounded && self.is_integer() && self.one.prologue != Prologue::Int8
     }
 
-    fn is_normed(&self) -> bool {
+    /// Whether results are multiplied by a norm's factor.
+    pub fn is_normed(&self) -> bool {
         matches!(self.one.prologue, Prologue::Norm | Prologue::ResidualNorm)
     }
 
