@@ -26,6 +26,7 @@ mod norms;
 mod per_layer;
 mod phase;
 mod products;
+mod rows;
 pub mod simulate;
 mod singles;
 mod weights;

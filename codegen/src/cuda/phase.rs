@@ -16,6 +16,7 @@ use gemma4c_plan::cuda::{
 use super::choice::Choice;
 use super::edges;
 use super::launch::{BoundArgument, BufferId, NOTHING, Span, bind};
+use super::rows::PreparedRows;
 use super::{Common, LowerError};
 use crate::passes::Schedule;
 
@@ -81,14 +82,16 @@ pub struct PhaseBuilder<'p, 'a> {
     pub sorts: HashMap<(NodeId, u32), SortedPairs>,
     /// Of an attention.
     pub parts: HashMap<NodeId, PartsPlace>,
+    /// Of a product of several rows, by its first matrix.
+    pub prepared: HashMap<NodeId, PreparedRows>,
     drafts: Vec<Draft>,
 }
 
 impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn new(common: &'p mut Common<'a>, schedule: &'p Schedule) -> Self {
         let (values, routing, sorts, parts) = (HashMap::new(), HashMap::new(), HashMap::new(), HashMap::new());
-        let (buffers, drafts) = (Vec::new(), Vec::new());
-        PhaseBuilder { common, schedule, buffers, values, routing, sorts, parts, drafts }
+        let (buffers, drafts, prepared) = (Vec::new(), Vec::new(), HashMap::new());
+        PhaseBuilder { common, schedule, buffers, values, routing, sorts, parts, prepared, drafts }
     }
 
     pub fn fused(&self) -> &'p Fused {
@@ -99,7 +102,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         &self.schedule.fused.graph
     }
 
-    /// Rows of a chunk; 1 is decode.
+    /// Rows of a chunk, or sequences that decode together.
     pub fn rows(&self) -> u32 {
         self.schedule.rows
     }
@@ -108,7 +111,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn lower(&mut self) -> Result<usize, LowerError> {
         let mut asked_from = None;
         for group in self.schedule.ordered() {
-            if self.rows() > 1 && self.schedule.is_asked(&group) {
+            if !self.schedule.decodes && self.schedule.is_asked(&group) {
                 asked_from.get_or_insert(self.drafts.len());
             }
             let before = self.drafts.len();
@@ -119,8 +122,8 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
                 return Err(LowerError::Launches { kind: group.kind.name(), node, launches });
             }
         }
-        // A decoded row is asked for, all of it.
-        Ok(if self.rows() == 1 { 0 } else { asked_from.unwrap_or(self.drafts.len()) })
+        // Decoded rows are asked for, all of them.
+        Ok(if self.schedule.decodes { 0 } else { asked_from.unwrap_or(self.drafts.len()) })
     }
 
     fn lower_group(&mut self, group: &Group) -> Result<(), LowerError> {
@@ -130,7 +133,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Kind::View => self.view(group.nodes[0]),
             Kind::Embed { table, tokens: _, factor } => self.gather(group, *table, *factor),
             Kind::PerLayerInputs(inputs) => self.per_layer_inputs(group, inputs),
-            Kind::Product(product) if one_row => self.product_of_one_row(group, product),
+            Kind::Product(product) if one_row => self.decoded_product(group, product),
             Kind::Product(product) => self.product_of_many_rows(group, product),
             Kind::Norm(norm) => self.norm(group, norm),
             Kind::Heads(heads) => self.heads(group, heads),
@@ -148,10 +151,11 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Kind::SortPairs { routing, height } => self.sort_pairs(group, *routing, *height),
             Kind::Geglu { gate, up } => self.geglu(group, *gate, *up),
             Kind::Convert { value, form } => self.convert(group, *value, *form),
+            Kind::RowsPrologue { of } => self.rows_prologue(group, *of),
         }
     }
 
-    /// Whether a group works on one row: of decode, or the asked one.
+    /// Whether a group computes rows one by one: decoded rows, or the asked one.
     pub fn is_one_row(&self, group: &Group) -> bool {
         self.schedule.is_one_row(group)
     }
@@ -221,7 +225,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         self.values.entry(node).or_default().push((form, place));
     }
 
-    fn find(&self, node: NodeId, form: Form) -> Option<Place> {
+    pub fn find(&self, node: NodeId, form: Form) -> Option<Place> {
         self.values.get(&node)?.iter().find(|(known, _)| *known == form).map(|(_, place)| *place)
     }
 
@@ -243,7 +247,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn whole_rows(&self, node: NodeId) -> Result<Span, LowerError> {
         let width = self.graph().node(node).ty.width;
         let forms = self.values.get(&node).map_or(&[][..], Vec::as_slice);
-        let one_row = self.schedule.is_one_row(self.fused().group(node));
+        let one_row = self.schedule.rows_of(self.fused().group(node)) == 1;
         let whole = |(form, place): &&(Form, Place)| *form == Form::F32 && (one_row || place.stride == width);
         let place = forms.iter().find(whole).map(|(_, place)| place.start);
         place.ok_or_else(|| LowerError::NoValue { node: format!("{} as whole rows", self.graph().full_name(node)) })

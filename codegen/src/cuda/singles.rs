@@ -84,7 +84,7 @@ impl PhaseBuilder<'_, '_> {
             Op::Gather { table } => self.gather(group, table, 1.0),
             Op::MatMul { .. } => match product_of(self.graph(), group) {
                 Some(product) if self.common.can.exact => self.exact_product(group, &product),
-                Some(product) if self.is_one_row(group) => self.product_of_one_row(group, &product),
+                Some(product) if self.is_one_row(group) => self.decoded_product(group, &product),
                 Some(product) => self.product_of_many_rows(group, &product),
                 None => Err(LowerError::NoValue { node: self.graph().full_name(id) }),
             },
@@ -277,7 +277,7 @@ impl PhaseBuilder<'_, '_> {
             Op::Columns { first, .. } => {
                 let whole = self.floats(node.inputs[0])?;
                 let start = whole.start.skip(first as u64 * 4);
-                let one_row = self.is_one_row(self.fused().group(id));
+                let one_row = self.rows_of(self.fused().group(id)) == 1;
                 let start = if one_row { start.take(node.ty.width as u64 * 4) } else { start };
                 self.bind_location(id, Form::F32, Place { start, ..whole });
                 Ok(())
