@@ -145,7 +145,13 @@ fn steps() -> impl Iterator<Item = Case> {
         of(DType::Q8_0, DType::Q8_0, 96, 64, 16),
         Step { epsilon: 0.25, ..of(DType::Q4_1, DType::Q4_1, 160, 128, 2) },
     ];
-    every.chain(others).map(step).chain([5_000.0, 50_000.0].map(massive_step)).chain([step_of_rows(of(DType::Q8_0, DType::Q4_0, 512, 256, 4))])
+    every.chain(others).map(step).chain([5_000.0, 50_000.0].map(massive_step)).chain([step_of_rows(of(
+        DType::Q8_0,
+        DType::Q4_0,
+        512,
+        256,
+        4,
+    ))])
 }
 
 pub fn cases() -> Vec<Case> {

@@ -188,8 +188,7 @@ impl Batch {
             ..case
         };
         let integer = format(of.dtype).integer;
-        case
-            .buffer("x", words(&activations.x))
+        case.buffer("x", words(&activations.x))
             .buffer("xscale", floats(&activations.xscale))
             .buffer("xsum", integers(&activations.xsum))
             .buffer("fine", words(&activations.fine))

@@ -294,7 +294,8 @@ fn lower_with(
         let (fused, report) = passes::fuse(graph, goal, &options.disabled);
         merge_reports(&mut reports, report);
         for &rows in of_rows {
-            let (schedule, report) = target_passes::schedule(fused.clone(), rows, &common.can, &options.disabled);
+            let (schedule, report) =
+                target_passes::schedule(fused.clone(), rows, goal == Goal::Decode, &common.can, &options.disabled);
             merge_reports(&mut of_target, report);
             let mut builder = PhaseBuilder::new(&mut common, &schedule);
             let asked_from = builder.lower()?;

@@ -10,7 +10,7 @@ use gemma4c_dsl::{Instance, LaunchArguments};
 use gemma4c_graph::memory::{self, Lifetime};
 use gemma4c_graph::{Fused, Graph, Group, Kind, NodeId};
 use gemma4c_plan::cuda::{
-    CudaStep, Form, KernelIndex, Launch, Phase, PhaseKind, RECORD_WORDS, Range, Region, StepOutput,
+    CudaStep, Form, KernelIndex, Launch, Phase, PhaseKind, RECORD_WORDS, Range, Region, StepOutput, record,
 };
 
 use super::choice::Choice;
@@ -183,14 +183,26 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     }
 
     fn kind(&self) -> PhaseKind {
-        if self.rows() == 1 { PhaseKind::Decode } else { PhaseKind::Prefill }
+        if self.schedule.decodes { PhaseKind::Decode } else { PhaseKind::Prefill }
     }
 
-    /// The tokens of the chunk's rows.
+    /// The tokens of the chunk's rows, or those in the records of decoded rows.
     pub fn tokens(&self) -> Span {
         let places = &self.common.places;
-        let (offset, words) = if self.rows() == 1 { (places.rows + 8, 1) } else { (places.tokens, self.rows() as u64) };
+        let offset = match self.kind() {
+            PhaseKind::Decode => places.rows + record::TOKEN as u64 * 4,
+            PhaseKind::Prefill => places.tokens,
+        };
+        let words = (self.rows() as u64 - 1) * self.token_stride() as u64 + 1;
         Span::Fixed(Range { region: Region::Arena, offset, bytes: words * 4 })
+    }
+
+    /// Words from one row's token to the next one's.
+    pub fn token_stride(&self) -> u32 {
+        match self.kind() {
+            PhaseKind::Decode => RECORD_WORDS,
+            PhaseKind::Prefill => 1,
+        }
     }
 
     // ---- values --------------------------------------------------------------------------------------------------------

@@ -81,7 +81,8 @@ impl PhaseBuilder<'_, '_> {
             arguments = arguments.with_slot(slot, filled);
         }
         let work = Work { bytes: values * 9, flops: 0 };
-        let why = Choice::because(format!("{rows} rows: normed and rounded once")).over("in every block of the product");
+        let why =
+            Choice::because(format!("{rows} rows: normed and rounded once")).over("in every block of the product");
         self.launch(instance, [rows, 1, 1], arguments, &[], work, why)?;
         self.prepared.insert(of, prepared);
         Ok(())

@@ -31,8 +31,15 @@ impl PhaseBuilder<'_, '_> {
         let rows = self.rows_of(group);
         let instance = gather::instance(dtype)?;
         let out = self.alloc_value(node, Form::F32, rows);
-        let arguments = gather::gather::Arguments { tokens: self.tokens(), out, width, vocabulary, scale: factor }
-            .with_slot(gather::gather::slot::value, value_arguments(dtype, self.common.weights.blocks(table)));
+        let arguments = gather::gather::Arguments {
+            tokens: self.tokens(),
+            out,
+            width,
+            vocabulary,
+            scale: factor,
+            token_stride: self.token_stride(),
+        }
+        .with_slot(gather::gather::slot::value, value_arguments(dtype, self.common.weights.blocks(table)));
         let bytes = rows as u64 * dtype.row_bytes(width as u64).unwrap_or(0);
         let grid = gather::grid(&instance, width, rows);
         self.launch(instance, grid, arguments, &group.nodes, Work { bytes, flops: 0 }, "rows by token")?;
@@ -60,6 +67,7 @@ impl PhaseBuilder<'_, '_> {
             gathered_scale: of.row_scale,
             out_scale: of.out_scale,
             epsilon: of.eps,
+            token_stride: self.token_stride(),
         };
         let arguments = arguments.with_slot(per_layer::per_layer_inputs::slot::value, value_arguments(dtype, table));
         let width = layers as u64 * of.width as u64;

@@ -13,14 +13,7 @@ use super::values::value;
 /// the end of a prompt hold whatever was there. Tokens are `token_stride` words apart: 1 in a chunk, a record's length where rows
 /// have records.
 #[kernel(block = 256, dependent, slots(value(at: u64) -> f32))]
-pub fn gather(
-    tokens: Input<u32>,
-    out: Output<f32>,
-    width: u32,
-    vocabulary: u32,
-    token_stride: u32,
-    scale: f32,
-) {
+pub fn gather(tokens: Input<u32>, out: Output<f32>, width: u32, vocabulary: u32, token_stride: u32, scale: f32) {
     grid_launch_dependents();
     grid_dependency_wait();
     let row = block_idx_y();

@@ -299,8 +299,7 @@ fn requests_are_served_in_the_order_they_came() {
         .map(|(prompt, most)| engine.submit(Request::greedy(random.tokens(prompt), most)).unwrap())
         .into();
     let events = all_events(&mut engine);
-    let admitted: Vec<Id> =
-        events.iter().filter(|e| matches!(e, Event::Admitted { .. })).map(Event::id).collect();
+    let admitted: Vec<Id> = events.iter().filter(|e| matches!(e, Event::Admitted { .. })).map(Event::id).collect();
     assert_eq!(admitted, ids);
 }
 
@@ -382,8 +381,7 @@ fn what_cannot_be_served_is_refused_and_disturbs_nobody() {
 fn a_cancelled_sequence_frees_its_memory_at_once() {
     let mut engine = engine(limits(), None);
     let mut random = Random(17);
-    let ids: Vec<Id> =
-        (0..6).map(|_| engine.submit(Request::greedy(random.tokens(20), 100)).unwrap()).collect();
+    let ids: Vec<Id> = (0..6).map(|_| engine.submit(Request::greedy(random.tokens(20), 100)).unwrap()).collect();
     for _ in 0..5 {
         engine.step().unwrap();
     }
@@ -392,7 +390,8 @@ fn a_cancelled_sequence_frees_its_memory_at_once() {
     assert!(engine.cancel(ids[0]) && engine.cancel(ids[5]) && !engine.cancel(ids[5]));
     engine.audit().unwrap();
     let events = engine.step().unwrap();
-    let cancelled = |id: Id| events.iter().any(|e| matches!(e, Event::Finished { id: of, reason: Finish::Cancelled } if *of == id));
+    let cancelled =
+        |id: Id| events.iter().any(|e| matches!(e, Event::Finished { id: of, reason: Finish::Cancelled } if *of == id));
     assert!(cancelled(ids[0]) && cancelled(ids[5]));
     assert!(events.iter().any(|e| matches!(e, Event::Admitted { id, .. } if *id == ids[3])), "its place is taken");
     ids.iter().for_each(|id| _ = engine.cancel(*id));

@@ -13,7 +13,14 @@ use crate::kernels::norm::sum4;
 /// Starts the weights of the norms on their way to shared memory: each thread copies what it will need itself. Those of the branches lie
 /// behind those of the post-norm.
 #[device]
-pub fn copy_norms<const K: u32, const PIECES: u32, const WARPS: u32, const RESIDUAL: bool, const BRANCHED: bool, const NORMED: bool>(
+pub fn copy_norms<
+    const K: u32,
+    const PIECES: u32,
+    const WARPS: u32,
+    const RESIDUAL: bool,
+    const BRANCHED: bool,
+    const NORMED: bool,
+>(
     posts: Shared<f32>,
     nexts: Shared<f32>,
     update_norm: Weights<f32>,

@@ -272,6 +272,8 @@ impl Shape {
     pub fn describe(&self) -> String {
         let Shape { lanes, depth, warps, tile, blocks, .. } = self;
         let rows = if *tile == 1 { "1 row" } else { &format!("{tile} rows") };
-        format!("CUDA cores, {rows} of activations a block, {lanes} lanes, {depth} ahead, {blocks} blocks of {warps} warps")
+        format!(
+            "CUDA cores, {rows} of activations a block, {lanes} lanes, {depth} ahead, {blocks} blocks of {warps} warps"
+        )
     }
 }
