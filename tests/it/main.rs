@@ -23,6 +23,7 @@ mod diff;
 mod driver;
 mod edges;
 mod embed;
+mod engine;
 mod faults;
 mod golden;
 mod help;
