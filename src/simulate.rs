@@ -3,6 +3,8 @@
 //! The simulator needs the kernels as Rust functions, which a plan cannot hold. So the model is lowered again, and its kernels must
 //! have the plan's names. The launches and their memory are the plan's own.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_codegen::cuda::simulate::Simulator;
 use gemma4c_codegen::target::Target;
@@ -12,27 +14,38 @@ use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{CudaProgram, Range, Region};
 use gemma4c_plan::embedded::host_start;
+use gemma4c_runtime::engine::{BackendDevice, DeviceOptions};
 use gemma4c_runtime::{Backend, EmbeddedWeights, ModelLocation, Pick, Run, RuntimeError, Session, named};
 
 use crate::compile::{self, CudaOptions};
 
 /// A session that runs a plan's launches in the simulator, one after the other: those of its first program, or of that for a GPU.
 pub fn open(plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<Session> {
-    open_with(plan, location, gpu, None)
+    let (plan, simulator) = load(plan, location, gpu)?;
+    session(plan, simulator, None)
+}
+
+/// The same for many sequences.
+pub fn open_device(
+    plan: Plan,
+    location: &ModelLocation,
+    gpu: Option<&str>,
+    options: &DeviceOptions,
+) -> Result<BackendDevice> {
+    let (plan, simulator) = load(plan, location, gpu)?;
+    let backend = backend(&plan, simulator, None)?;
+    Ok(BackendDevice::new(Arc::new(plan), backend, options)?)
 }
 
 /// The same of the first program, with the launches of a phase side by side, as far as their programmatic edges allow it. A launch that touches
 /// what another has not finished with is an error.
 pub fn open_chained(plan: Plan, location: &ModelLocation, interleaving: Interleaving) -> Result<Session> {
-    open_with(plan, location, None, Some(interleaving))
+    let (plan, simulator) = load(plan, location, None)?;
+    session(plan, simulator, Some(interleaving))
 }
 
-fn open_with(
-    mut plan: Plan,
-    location: &ModelLocation,
-    gpu: Option<&str>,
-    chained: Option<Interleaving>,
-) -> Result<Session> {
+/// A plan of one program, and a simulator with its kernels and weights.
+fn load(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<(Plan, Simulator)> {
     ensure!(plan.cuda.is_some(), "the plan is for the CPU: nothing of it runs on a simulated GPU");
     plan.choose(named(&plan, gpu)?);
     let Some(cuda) = &plan.cuda else { bail!("the plan has lost its program") };
@@ -66,14 +79,18 @@ fn open_with(
         }
         simulator.load(&program, |weight| tensors[weight as usize])?;
     }
-    session(plan, simulator, chained)
+    Ok((plan, simulator))
 }
 
 /// A session over a plan's first program, in a simulator that has its kernels and its weights.
 pub fn session(plan: Plan, simulator: Simulator, chained: Option<Interleaving>) -> Result<Session> {
+    let backend = backend(&plan, simulator, chained)?;
+    Ok(Session::with_backend(plan, backend)?)
+}
+
+fn backend(plan: &Plan, simulator: Simulator, chained: Option<Interleaving>) -> Result<Box<dyn Backend>> {
     let Some(cuda) = &plan.cuda else { bail!("the plan has no program for a GPU") };
-    let backend = Simulated { simulator, program: cuda.program.clone(), chained, sent: Default::default() };
-    Ok(Session::with_backend(plan, Box::new(backend))?)
+    Ok(Box::new(Simulated { simulator, program: cuda.program.clone(), chained, sent: Default::default() }))
 }
 
 struct Simulated {

@@ -51,6 +51,13 @@ pub trait Backend {
     /// Waits for the oldest words that were sent and not yet received.
     fn receive(&mut self) -> Result<Vec<u32>, RuntimeError>;
 
+    /// Copies a range of the device to another of the same length, after everything queued before.
+    fn copy(&mut self, from: Range, to: Range) -> Result<(), RuntimeError> {
+        let mut bytes = vec![0; from.bytes as usize];
+        self.read(from, &mut bytes)?;
+        self.write(to, &bytes)
+    }
+
     /// Waits until everything queued is done.
     fn wait(&mut self) -> Result<(), RuntimeError>;
 }
