@@ -52,6 +52,8 @@ impl Plan {
             context,
             chunk,
             kv: recipe.kv,
+            sequences: 1,
+            snapshots: None,
             target: recipe.target(),
             vram: None,
             disabled: recipe.without.iter().map(|name| name.to_string()).collect(),
