@@ -149,9 +149,11 @@ impl Product {
                 HALVES: tensor.halves,
                 MINIMUM: tensor.minimum,
                 SUMS: tensor.sums(),
+                SHARED_SIDES: tensor.shares_sides(self.one.k / format.unit),
                 SCALES: tensor.scales,
                 SUPERS: tensor.supers,
                 HIGH: tensor.high,
+                PERIOD: tensor.period,
                 LANES: shape.lanes,
                 TILE: shape.tile,
                 COLUMNS: shape.columns,
@@ -212,7 +214,8 @@ impl Product {
         let (outputs, rows, codes) = (self.one.outputs, self.rows, plane("codes"));
         let (arguments, slot) = match shape {
             Shape::Tensor(_) => {
-                let known = |name| if planes(self.one.dtype).iter().any(|p| p.name == name) { plane(name) } else { unused };
+                let known =
+                    |name| if planes(self.one.dtype).iter().any(|p| p.name == name) { plane(name) } else { unused };
                 let (high, scales, supers) = (known("high"), known("scales"), known("supers"));
                 let arguments = mma::rows_mma::Arguments {
                     codes,
