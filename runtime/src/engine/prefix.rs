@@ -376,13 +376,7 @@ impl Prefixes {
     }
 
     /// Units of the second tier for something last used then: nothing newer is dropped for it.
-    fn take_units(
-        &mut self,
-        count: usize,
-        last_used: u64,
-        except: Option<u64>,
-        pool: &mut Pool,
-    ) -> Option<Vec<u32>> {
+    fn take_units(&mut self, count: usize, last_used: u64, except: Option<u64>, pool: &mut Pool) -> Option<Vec<u32>> {
         while self.free_units.len() < count {
             let is_on_host = |place: &Place| matches!(place, Place::Host(_));
             let in_the_way = self.snapshots.iter().filter(|(id, snapshot)| {

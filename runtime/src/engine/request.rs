@@ -84,12 +84,25 @@ impl Finish {
 #[derive(Debug)]
 pub enum Event {
     /// It has its memory. The first `cached` tokens of its prompt need not be computed.
-    Admitted { id: Id, cached: u32 },
+    Admitted {
+        id: Id,
+        cached: u32,
+    },
     /// `logits` is empty unless the request wanted them.
-    Token { id: Id, token: u32, logits: Vec<f32> },
-    Finished { id: Id, reason: Finish },
+    Token {
+        id: Id,
+        token: u32,
+        logits: Vec<f32>,
+    },
+    Finished {
+        id: Id,
+        reason: Finish,
+    },
     /// It ended by a fault of its own; other sequences are not affected.
-    Failed { id: Id, error: RuntimeError },
+    Failed {
+        id: Id,
+        error: RuntimeError,
+    },
 }
 
 impl Event {

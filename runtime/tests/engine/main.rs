@@ -33,9 +33,11 @@ fn limits() -> Limits {
 }
 
 fn engine(limits: Limits, itl: Option<Duration>) -> Engine<Fake> {
+    // One storm is an offline batch.
+    let prompts_first = limits.ahead == 2;
     let fake = Fake::new(limits);
     let clock = fake.clock();
-    Engine::new(fake, Options { itl, suppress: vec![], clock }).unwrap()
+    Engine::new(fake, Options { itl, clock, prompts_first, ..Options::default() }).unwrap()
 }
 
 struct Random(u64);
@@ -216,6 +218,7 @@ fn nor_on_how_much_of_it_there_is() {
     storm(5, 800, Limits { blocks: 10, host_units: 7, ..limits() });
     storm(6, 500, Limits { blocks: 10, rings: 5, ..no_host });
     storm(7, 500, Limits { ahead: 0, ..limits() });
+    storm(10, 500, Limits { ahead: 2, ..limits() });
     storm(8, 500, Limits { slots: 1, rings: 2, rows: 1, blocks: 10, ..limits() });
     storm(9, 500, Limits { slots: 3, rows: 2, rings: 3, chunks: vec![1], ..limits() });
 }
@@ -299,8 +302,7 @@ fn requests_are_served_in_the_order_they_came() {
         .map(|(prompt, most)| engine.submit(Request::greedy(random.tokens(prompt), most)).unwrap())
         .into();
     let events = all_events(&mut engine);
-    let admitted: Vec<Id> =
-        events.iter().filter(|e| matches!(e, Event::Admitted { .. })).map(Event::id).collect();
+    let admitted: Vec<Id> = events.iter().filter(|e| matches!(e, Event::Admitted { .. })).map(Event::id).collect();
     assert_eq!(admitted, ids);
 }
 
@@ -382,8 +384,7 @@ fn what_cannot_be_served_is_refused_and_disturbs_nobody() {
 fn a_cancelled_sequence_frees_its_memory_at_once() {
     let mut engine = engine(limits(), None);
     let mut random = Random(17);
-    let ids: Vec<Id> =
-        (0..6).map(|_| engine.submit(Request::greedy(random.tokens(20), 100)).unwrap()).collect();
+    let ids: Vec<Id> = (0..6).map(|_| engine.submit(Request::greedy(random.tokens(20), 100)).unwrap()).collect();
     for _ in 0..5 {
         engine.step().unwrap();
     }
@@ -392,7 +393,8 @@ fn a_cancelled_sequence_frees_its_memory_at_once() {
     assert!(engine.cancel(ids[0]) && engine.cancel(ids[5]) && !engine.cancel(ids[5]));
     engine.audit().unwrap();
     let events = engine.step().unwrap();
-    let cancelled = |id: Id| events.iter().any(|e| matches!(e, Event::Finished { id: of, reason: Finish::Cancelled } if *of == id));
+    let cancelled =
+        |id: Id| events.iter().any(|e| matches!(e, Event::Finished { id: of, reason: Finish::Cancelled } if *of == id));
     assert!(cancelled(ids[0]) && cancelled(ids[5]));
     assert!(events.iter().any(|e| matches!(e, Event::Admitted { id, .. } if *id == ids[3])), "its place is taken");
     ids.iter().for_each(|id| _ = engine.cancel(*id));
