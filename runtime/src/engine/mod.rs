@@ -26,7 +26,7 @@ pub use device::{Chunk, Device, Limits, Part, Picked, Picking, Row};
 pub use device_cpu::{CpuDevice, CpuOptions};
 use pace::{Pace, Work};
 use pool::Pool;
-use prefix::{Chain, Prefixes};
+use prefix::{Chain, Prefixes, Prompt};
 pub use request::{Event, Finish, Fork, Id, LONGEST_SALT, Request, RequestError};
 use sequence::{Sequence, Stage};
 
@@ -301,9 +301,9 @@ impl<D: Device> Engine<D> {
                 budget -= tokens;
                 sequence.advance(end);
                 if sequence.request.snapshot_at.contains(&end) {
-                    let Sequence { chain, request, slot, pages, .. } = sequence;
-                    let (pool, device) = (&mut self.pool, &mut self.device);
-                    self.prefixes.keep(chain, &request.prompt, end, *slot, pages, pool, device)?;
+                    let Sequence { chain, request, slot, pages, .. } = &*sequence;
+                    let prompt = Prompt { chain, tokens: &request.prompt, slot: *slot, pages };
+                    self.prefixes.keep(end, prompt, &mut self.pool, &mut self.device)?;
                 }
                 if picking.is_some() {
                     self.steady = false;
