@@ -81,7 +81,7 @@ struct Simulated {
     program: CudaProgram,
     /// How the launches of a phase overlap, if they do.
     chained: Option<Interleaving>,
-    sent: std::collections::VecDeque<u32>,
+    sent: std::collections::VecDeque<Vec<u32>>,
 }
 
 impl Backend for Simulated {
@@ -103,8 +103,8 @@ impl Backend for Simulated {
         let phase = &self.program.phases[run.phase];
         let picks = match run.pick {
             Pick::None => &[][..],
-            Pick::Largest => &self.program.pick_largest,
-            Pick::Sampled => &self.program.pick_sampled,
+            Pick::Largest => &phase.pick_largest,
+            Pick::Sampled => &phase.pick_sampled,
         };
         let steps = phase.steps[run.steps.0..run.steps.1].iter().map(|step| &step.launch);
         let mut launches = steps.chain(picks);
@@ -116,12 +116,12 @@ impl Backend for Simulated {
     }
 
     fn send_back(&mut self, from: Range) -> Result<(), RuntimeError> {
-        let bytes = self.simulator.read(from);
-        self.sent.push_back(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+        let words = self.simulator.read(from).chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        self.sent.push_back(words.collect());
         Ok(())
     }
 
-    fn receive(&mut self) -> Result<u32, RuntimeError> {
+    fn receive(&mut self) -> Result<Vec<u32>, RuntimeError> {
         self.sent.pop_front().ok_or_else(|| RuntimeError::Backend("nothing was sent back".into()))
     }
 

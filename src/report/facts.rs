@@ -105,7 +105,7 @@ impl<'a> PhaseFacts<'a> {
             steps.push(StepFacts { step, kernel: &program.kernels[step.launch.kernel as usize], layer, nodes });
         }
         steps.reverse();
-        PhaseFacts { phase, steps, picks: program.pick_largest.len() }
+        PhaseFacts { phase, steps, picks: phase.pick_largest.len() }
     }
 
     pub fn launches(&self) -> usize {

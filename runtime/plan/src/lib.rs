@@ -11,9 +11,11 @@ mod format;
 pub mod hazards;
 mod list;
 mod model;
+mod places;
 mod program;
 mod validate;
 mod validate_cuda;
+mod validate_kv;
 mod vocab;
 
 pub use format::{PlanError, START, VERSION, own_bytes};

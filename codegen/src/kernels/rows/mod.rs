@@ -1,0 +1,255 @@
+//! Matrix products of 2 to 128 rows that read the weights once, and give every row exactly the bits that it has alone.
+//!
+//! What [`matvec`](crate::kernels::matvec) computes for one row is the specification: LANES lanes take the units of a weight row in turn, each adds
+//! its units in order, one fused multiply-add a unit, and a tree adds the lanes. Products of several rows keep that order for every row,
+//! so a sequence's logits do not depend on its company.
+//!
+//! A product is two launches. [`prepare`] norms and quantises each row as a block of the one-row product does, with its warps. Then the product
+//! itself: [`cores`] on CUDA cores, for every type, or [`mma`] on int8 tensor cores, for every integer type. Both take rows that are not in use for ordinary ones. Results are f32, row by row.
+
+pub mod cores;
+pub mod formats;
+pub mod mma;
+pub mod prepare;
+pub mod shape;
+pub mod stages;
+
+use gemma4c_blocks::DType;
+use gemma4c_dsl::{Filled, Instance, InstanceError, LaunchArguments};
+
+use crate::kernels::matvec::formats::{format, side_arguments};
+use crate::kernels::matvec::shape::LaunchShape;
+use crate::kernels::matvec::{self, Prologue, slots};
+use crate::kernels::planes::planes;
+use crate::target::Target;
+use formats::TensorFormat;
+pub use shape::Shape;
+
+/// A product of several rows: everything that decides its instances.
+#[derive(Clone, Debug)]
+pub struct Product {
+    /// The product as one row has it, on the same GPU: its lanes and warps decide the bits. Whether it leaves int8 counts for that alone:
+    /// several rows always leave f32.
+    pub one: matvec::Product,
+    pub rows: u32,
+}
+
+/// What a product reads and writes besides the planes of its weights. A kernel leaves alone what its instance does not have.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<M> {
+    /// int8 codes `[rows][k]`, or f32 whose rows are [`Given::x_stride`] apart: of [`prepare`], or as they arrive.
+    pub x: M,
+    /// f32 `[rows][k / 32]`, of integer types.
+    pub xscale: M,
+    /// i32 `[rows][k / 32]`, of integer types.
+    pub xsum: M,
+    /// int8 `[rows][2][k]`, of unbounded activations.
+    pub fine: M,
+    /// i32 `[rows][k / 32]`, of unbounded activations.
+    pub fine_sums: M,
+    /// f32 `[rows]`, where there is a norm.
+    pub factor: M,
+    /// f32 `[rows][outputs]`.
+    pub out: M,
+    /// What stands for memory that an instance does not have.
+    pub unused: M,
+    /// Values between two rows of f32 activations; int8 ones are `k` apart.
+    pub x_stride: u32,
+    /// Values between two rows of what an epilogue multiplies by or adds.
+    pub by_stride: u32,
+}
+
+/// Why there is no kernel for a product. Each names what is wrong with it.
+#[derive(Debug, thiserror::Error)]
+pub enum RowsError {
+    #[error("a product of {rows} rows: rows of {k} values are not whole groups of 32")]
+    Width { rows: u32, k: u32 },
+    #[error("a product of no rows")]
+    NoRows,
+    #[error("int8 tensor cores do not multiply {dtype}")]
+    Floats { dtype: DType },
+    #[error("tensor cores do not multiply {dtype} by activations with fine codes")]
+    FineCodes { dtype: DType },
+    #[error(transparent)]
+    Instance(#[from] InstanceError),
+}
+
+impl Product {
+    fn check(&self) -> Result<(), RowsError> {
+        match (self.rows, self.one.k) {
+            (0, _) => Err(RowsError::NoRows),
+            (rows, k) if !k.is_multiple_of(32) => Err(RowsError::Width { rows, k }),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_integer(&self) -> bool {
+        format(self.one.dtype).integer
+    }
+
+    /// Unbounded activations that are quantised have second and third digits.
+    pub fn is_fine(&self) -> bool {
+        self.one.unbounded && self.is_integer() && self.one.prologue != Prologue::Int8
+    }
+
+    /// Whether results are multiplied by a norm's factor.
+    pub fn is_normed(&self) -> bool {
+        matches!(self.one.prologue, Prologue::Norm | Prologue::ResidualNorm)
+    }
+
+    /// The kernel that makes the activations, launched on `[rows, 1, 1]`; `None` where the product reads them as they arrive. `one` is the shape
+    /// of the product of one row.
+    pub fn prepare(&self, one: LaunchShape) -> Result<Option<Instance>, RowsError> {
+        self.check()?;
+        let residual = self.one.prologue.adds_residual();
+        let (normed, branches) = (self.is_normed(), residual && self.one.branches);
+        let as_it_arrives = match self.one.prologue {
+            Prologue::Int8 => true,
+            Prologue::Plain => !self.is_integer(),
+            _ => false,
+        };
+        if as_it_arrives {
+            return Ok(None);
+        }
+        let instance = prepare::prepare_rows::Chosen {
+            K: self.one.k,
+            INTEGER: self.is_integer(),
+            WARPS: one.warps,
+            PIECES: self.one.pieces(one),
+            RESIDUAL: residual,
+            BRANCHED: branches,
+            NORMED: normed,
+            FINE: self.is_fine(),
+            EPSILON: self.one.epsilon,
+            input: slots::four_of::DEF,
+            update: if residual { slots::four_of::DEF } else { slots::no_four::DEF },
+            branch: if branches { slots::four_of::DEF } else { slots::no_four::DEF },
+            scale: if residual && self.one.scaled { vec![slots::scaled_by::DEF] } else { vec![] },
+            residual: if residual && self.one.leaves_residual { vec![slots::leave_residual::DEF] } else { vec![] },
+        }
+        .build()?;
+        Ok(Some(instance))
+    }
+
+    /// How it is launched on a GPU, in words too: the reason, and what was next.
+    pub fn choose(&self, target: &Target) -> (Shape, String, String) {
+        let (shape, next) = shape::choose(self, target);
+        let reason = format!("{} rows: {}", self.rows, shape.describe());
+        (shape, reason, next.map(|next| next.describe()).unwrap_or_default())
+    }
+
+    pub fn instance(&self, shape: Shape) -> Result<Instance, RowsError> {
+        self.check()?;
+        let format = format(self.one.dtype);
+        let join = if self.one.geglu { vec![slots::geglu::DEF] } else { vec![] };
+        match (shape, TensorFormat::of(self.one.dtype)) {
+            (Shape::Tensor(shape), Some(tensor)) if !self.is_fine() => mma::rows_mma::Chosen {
+                K: self.one.k,
+                UNIT: format.unit,
+                HALVES: tensor.halves,
+                MINIMUM: tensor.minimum,
+                SUMS: tensor.sums(),
+                SCALES: tensor.scales,
+                SUPERS: tensor.supers,
+                HIGH: tensor.high,
+                LANES: shape.lanes,
+                TILE: shape.tile,
+                COLUMNS: shape.columns,
+                STAGES: shape.stages,
+                RESIDENT: shape.resident,
+                PAIRED: self.one.geglu,
+                FACTORED: self.is_normed(),
+                bytes: tensor.bytes,
+                start: vec![tensor.start],
+                whole: tensor.whole,
+                factors: vec![tensor.factors],
+                join,
+                epilogue: self.one.epilogue.clone(),
+            }
+            .build()
+            .map_err(RowsError::from),
+            (Shape::Tensor(_), Some(_)) => Err(RowsError::FineCodes { dtype: self.one.dtype }),
+            (Shape::Tensor(_), None) => Err(RowsError::Floats { dtype: self.one.dtype }),
+            (Shape::Cores(shape), _) => cores::rows_matvec::Chosen {
+                K: self.one.k,
+                UNIT: format.unit,
+                INTEGER: format.integer,
+                LANES: shape.lanes,
+                ROWS: shape.weight_rows,
+                DEPTH: shape.depth,
+                WARPS: shape.warps,
+                TILE: shape.tile,
+                PAIRED: self.one.geglu,
+                FACTORED: self.is_normed(),
+                FINE: self.is_fine(),
+                side: format.side,
+                dot: format.dot,
+                join,
+                epilogue: self.one.epilogue.clone(),
+            }
+            .build()
+            .map_err(RowsError::from),
+        }
+    }
+
+    pub fn grid(&self, shape: Shape) -> [u32; 3] {
+        let (blocks, tile) = match shape {
+            Shape::Cores(shape) => (shape.blocks, shape.tile),
+            Shape::Tensor(shape) => (shape.blocks, shape.tile),
+        };
+        [blocks, self.rows.div_ceil(tile), 1]
+    }
+
+    /// The launch's arguments. `plane` gives a plane of the weights by its name, `epilogue` is what the functions after the product take.
+    pub fn arguments<M: Copy>(
+        &self,
+        shape: Shape,
+        given: Given<M>,
+        plane: impl Fn(&'static str) -> M,
+        epilogue: Vec<Filled<M>>,
+    ) -> LaunchArguments<M> {
+        let Given { x, xscale, xsum, fine, fine_sums, factor, out, unused, x_stride, by_stride } = given;
+        let (outputs, rows, codes) = (self.one.outputs, self.rows, plane("codes"));
+        let (arguments, slot) = match shape {
+            Shape::Tensor(_) => {
+                let known = |name| if planes(self.one.dtype).iter().any(|p| p.name == name) { plane(name) } else { unused };
+                let (high, scales, supers) = (known("high"), known("scales"), known("supers"));
+                let arguments = mma::rows_mma::Arguments {
+                    codes,
+                    high,
+                    scales,
+                    supers,
+                    x,
+                    xscale,
+                    xsum,
+                    factor,
+                    out,
+                    outputs,
+                    rows,
+                    by_stride,
+                };
+                (arguments.into(), mma::rows_mma::slot::epilogue)
+            }
+            Shape::Cores(_) => {
+                let x_stride = if self.is_integer() { self.one.k / 4 } else { x_stride };
+                let arguments = cores::rows_matvec::Arguments {
+                    codes,
+                    x,
+                    xscale,
+                    xsum,
+                    fine,
+                    fine_sums,
+                    factor,
+                    out,
+                    outputs,
+                    rows,
+                    x_stride,
+                    by_stride,
+                };
+                let side = side_arguments(self.one.dtype, plane);
+                (arguments.with_slot(cores::rows_matvec::slot::side, side), cores::rows_matvec::slot::epilogue)
+            }
+        };
+        epilogue.into_iter().fold(arguments, |arguments: LaunchArguments<M>, filled| arguments.with_slot(slot, filled))
+    }
+}
