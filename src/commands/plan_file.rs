@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::{Plan, START, own_bytes};
-use gemma4c_runtime::engine::{self, CpuDevice, CpuOptions, Engine};
+use gemma4c_runtime::engine::{self, BackendDevice, BackendOptions, CpuDevice, CpuOptions, Engine};
 use gemma4c_runtime::{ModelLocation, OnGpu, RuntimeError, Session, machine};
 
 use crate::{output, progress, simulate};
@@ -82,8 +82,19 @@ impl PlanArgs {
                     }
                 }
             }
-            Whereabouts::Gpu | Whereabouts::Simulated => {
-                bail!("many sequences at once run on the CPU alone so far: use --device cpu")
+            Whereabouts::Simulated => {
+                let (plan, backend) = simulate::open_backend(plan, &self.location(), on.program.as_deref())?;
+                Box::new(BackendDevice::new(&plan, backend, options.backend())?)
+            }
+            Whereabouts::Gpu => {
+                let bar = progress::bytes("loading", 0);
+                let mut told = |done, total| {
+                    bar.set_length(total);
+                    bar.set_position(done);
+                };
+                let device = BackendDevice::on_cuda(plan, &self.location(), &on, &mut told, options.backend());
+                bar.finish_and_clear();
+                Box::new(device?)
             }
         };
         let options = engine::Options { prompts_first: true, suppress: options.suppress, ..engine::Options::default() };
@@ -107,6 +118,12 @@ pub struct EngineOptions {
     pub snapshots: Option<u32>,
     /// Tokens that are never picked.
     pub suppress: Vec<u32>,
+}
+
+impl EngineOptions {
+    fn backend(&self) -> BackendOptions {
+        BackendOptions { sequences: self.sequences, host_bytes: 0, suppress: self.suppress.clone() }
+    }
 }
 
 /// Sequences at once on a CPU, which reserves memory only as it is used.

@@ -276,7 +276,14 @@ pub fn shapes() -> Vec<Case> {
     [
         of(DType::Q4_0, 7, 704, 2, one(8, 2), &[on_cores(8, 3, 2, 2, 3), on_tensor_cores(8, 8, 8, 2, false, 1)]),
         of(DType::Q4_0, 9, 5120, 5, one(32, 1), &[on_cores(32, 2, 2, 8, 1), on_tensor_cores(32, 16, 8, 3, false, 1)]),
-        of(DType::Q8_0, 5, 2560, 8, one(32, 2), &[on_cores(32, 5, 1, 8, 2), on_tensor_cores(32, 8, 8, 6, true, 1), on_tensor_cores(32, 16, 8, 4, false, 1)]),
+        of(
+            DType::Q8_0,
+            5,
+            2560,
+            8,
+            one(32, 2),
+            &[on_cores(32, 5, 1, 8, 2), on_tensor_cores(32, 8, 8, 6, true, 1), on_tensor_cores(32, 16, 8, 4, false, 1)],
+        ),
         of(DType::Q8_0, 13, 352, 16, one(16, 1), &[on_cores(16, 2, 2, 4, 1), on_tensor_cores(16, 16, 16, 4, true, 1)]),
         of(DType::BF16, 11, 96, 3, one(8, 1), &[on_cores(8, 1, 1, 4, 1)]),
         of(DType::F32, 4, 160, 5, one(16, 1), &[on_cores(16, 2, 1, 2, 1)]),

@@ -26,7 +26,13 @@ pub fn cp_async16<T: Element, M: Readable<Element = T>>(
         chunk.copy_from_slice(&word.to_ne_bytes());
     }
     let at = address - raw.region().base as usize;
-    thread.open_copies.borrow_mut().push(AsyncCopy { target: raw.region, at, data: bytes, len: 16, line: thread.line() });
+    thread.open_copies.borrow_mut().push(AsyncCopy {
+        target: raw.region,
+        at,
+        data: bytes,
+        len: 16,
+        line: thread.line(),
+    });
 }
 
 row! {

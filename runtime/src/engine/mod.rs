@@ -12,6 +12,7 @@
 //! Text, templates and networks are somebody else's: here are token ids. Threads too: an engine is driven by one.
 
 mod device;
+mod device_backend;
 mod device_cpu;
 mod pace;
 mod pool;
@@ -23,6 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 pub use device::{Chunk, Device, Limits, Part, Picked, Picking, Row};
+pub use device_backend::{BackendDevice, BackendOptions};
 pub use device_cpu::{CpuDevice, CpuOptions};
 use pace::{Pace, Work};
 use pool::Pool;

@@ -147,7 +147,8 @@ pub fn multiply<
                     if UNIT == 32 {
                         left = left_operand(step, stage, j, m, x_words);
                     }
-                    let group = if RESIDENT { unit * UNIT / 32 } else { stage * scaled + if UNIT == 32 { j } else { pair } };
+                    let group =
+                        if RESIDENT { unit * UNIT / 32 } else { stage * scaled + if UNIT == 32 { j } else { pair } };
                     let at = group * TILE + m * 16 + g;
                     let scale = x_scales[at];
                     let sum = if SUMS { x_sums[at] } else { 0 };
@@ -165,8 +166,10 @@ pub fn multiply<
                         totals[to] = added(whole, first.x, second.x, even, sum, scale, totals[to]);
                         totals[to + 1] = added(whole, first.y, second.y, odd, sum, scale, totals[to + 1]);
                         if TILE != 8 {
-                            totals[to + 2] = added(whole, first.z, second.z, even, upper_sum, upper_scale, totals[to + 2]);
-                            totals[to + 3] = added(whole, first.w, second.w, odd, upper_sum, upper_scale, totals[to + 3]);
+                            totals[to + 2] =
+                                added(whole, first.z, second.z, even, upper_sum, upper_scale, totals[to + 2]);
+                            totals[to + 3] =
+                                added(whole, first.w, second.w, odd, upper_sum, upper_scale, totals[to + 3]);
                         }
                     }
                 }
@@ -177,7 +180,11 @@ pub fn multiply<
 
 /// The sum of an output's classes in the order of `lanes_sum`, whose first level is done: class c and c + LANES / 2 are one here.
 #[device]
-pub fn tree_sum<const LANES: u32, const TILE: u32, const COLUMNS: u32>(row: u32, column: u32, sums: Shared<f32>) -> f32 {
+pub fn tree_sum<const LANES: u32, const TILE: u32, const COLUMNS: u32>(
+    row: u32,
+    column: u32,
+    sums: Shared<f32>,
+) -> f32 {
     let mut of = regs(0.0f32, 16);
     #[unroll]
     for c in 0..LANES / 2 {
@@ -388,7 +395,8 @@ pub fn rows_mma<
                     let of_row = first + m * 16 + row;
                     if output < outputs && of_row < rows {
                         let by = after[m * 16 + row];
-                        out[of_row * outputs + output] = epilogue(join(value * by, up * by), of_row * by_stride + output);
+                        out[of_row * outputs + output] =
+                            epilogue(join(value * by, up * by), of_row * by_stride + output);
                     }
                 }
             }

@@ -212,7 +212,8 @@ impl Product {
         let (outputs, rows, codes) = (self.one.outputs, self.rows, plane("codes"));
         let (arguments, slot) = match shape {
             Shape::Tensor(_) => {
-                let known = |name| if planes(self.one.dtype).iter().any(|p| p.name == name) { plane(name) } else { unused };
+                let known =
+                    |name| if planes(self.one.dtype).iter().any(|p| p.name == name) { plane(name) } else { unused };
                 let (high, scales, supers) = (known("high"), known("scales"), known("supers"));
                 let arguments = mma::rows_mma::Arguments {
                     codes,
