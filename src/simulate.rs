@@ -3,8 +3,6 @@
 //! The simulator needs the kernels as Rust functions, which a plan cannot hold. So the model is lowered again, and its kernels must
 //! have the plan's names. The launches and their memory are the plan's own.
 
-use std::sync::Arc;
-
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_codegen::cuda::simulate::Simulator;
 use gemma4c_codegen::target::Target;
@@ -14,38 +12,40 @@ use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{CudaProgram, Range, Region};
 use gemma4c_plan::embedded::host_start;
-use gemma4c_runtime::engine::{BackendDevice, DeviceOptions};
 use gemma4c_runtime::{Backend, EmbeddedWeights, ModelLocation, Pick, Run, RuntimeError, Session, named};
 
 use crate::compile::{self, CudaOptions};
 
 /// A session that runs a plan's launches in the simulator, one after the other: those of its first program, or of that for a GPU.
 pub fn open(plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<Session> {
-    let (plan, simulator) = load(plan, location, gpu)?;
-    session(plan, simulator, None)
+    open_with(plan, location, gpu, None)
 }
 
-/// The same for many sequences.
-pub fn open_device(
-    plan: Plan,
-    location: &ModelLocation,
-    gpu: Option<&str>,
-    options: &DeviceOptions,
-) -> Result<BackendDevice> {
-    let (plan, simulator) = load(plan, location, gpu)?;
+/// The plan, of which that program is the first, and the simulator that runs its launches one after the other.
+pub fn open_backend(plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<(Plan, Box<dyn Backend>)> {
+    let (plan, simulator) = loaded(plan, location, gpu)?;
     let backend = backend(&plan, simulator, None)?;
-    Ok(BackendDevice::new(Arc::new(plan), backend, options)?)
+    Ok((plan, backend))
 }
 
 /// The same of the first program, with the launches of a phase side by side, as far as their programmatic edges allow it. A launch that touches
 /// what another has not finished with is an error.
 pub fn open_chained(plan: Plan, location: &ModelLocation, interleaving: Interleaving) -> Result<Session> {
-    let (plan, simulator) = load(plan, location, None)?;
-    session(plan, simulator, Some(interleaving))
+    open_with(plan, location, None, Some(interleaving))
 }
 
-/// A plan of one program, and a simulator with its kernels and weights.
-fn load(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<(Plan, Simulator)> {
+fn open_with(
+    plan: Plan,
+    location: &ModelLocation,
+    gpu: Option<&str>,
+    chained: Option<Interleaving>,
+) -> Result<Session> {
+    let (plan, simulator) = loaded(plan, location, gpu)?;
+    session(plan, simulator, chained)
+}
+
+/// A simulator with the kernels and the weights of a plan.
+fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<(Plan, Simulator)> {
     ensure!(plan.cuda.is_some(), "the plan is for the CPU: nothing of it runs on a simulated GPU");
     plan.choose(named(&plan, gpu)?);
     let Some(cuda) = &plan.cuda else { bail!("the plan has lost its program") };
@@ -96,9 +96,11 @@ pub fn session(plan: Plan, simulator: Simulator, chained: Option<Interleaving>) 
     Ok(Session::with_backend(plan, backend)?)
 }
 
+/// The launches of a plan's first program, in a simulator that has its kernels and its weights.
 fn backend(plan: &Plan, simulator: Simulator, chained: Option<Interleaving>) -> Result<Box<dyn Backend>> {
     let Some(cuda) = &plan.cuda else { bail!("the plan has no program for a GPU") };
-    Ok(Box::new(Simulated { simulator, program: cuda.program.clone(), chained, sent: Default::default() }))
+    let (program, sent) = (cuda.program.clone(), Default::default());
+    Ok(Box::new(Simulated { simulator, program, chained, sent, tier: Vec::new() }))
 }
 
 struct Simulated {
@@ -107,6 +109,7 @@ struct Simulated {
     /// How the launches of a phase overlap, if they do.
     chained: Option<Interleaving>,
     sent: std::collections::VecDeque<Vec<u32>>,
+    tier: Vec<u8>,
 }
 
 impl Backend for Simulated {
@@ -148,6 +151,27 @@ impl Backend for Simulated {
 
     fn receive(&mut self) -> Result<Vec<u32>, RuntimeError> {
         self.sent.pop_front().ok_or_else(|| RuntimeError::Backend("nothing was sent back".into()))
+    }
+
+    fn copy(&mut self, from: Range, to: Range) -> Result<(), RuntimeError> {
+        let bytes = self.simulator.read(from).to_vec();
+        self.simulator.write(to, &bytes);
+        Ok(())
+    }
+
+    fn reserve_tier(&mut self, bytes: u64) -> Result<(), RuntimeError> {
+        self.tier = vec![0; bytes as usize];
+        Ok(())
+    }
+
+    fn save(&mut self, from: Range, at: u64) -> Result<(), RuntimeError> {
+        self.tier[at as usize..][..from.bytes as usize].copy_from_slice(self.simulator.read(from));
+        Ok(())
+    }
+
+    fn load(&mut self, at: u64, to: Range) -> Result<(), RuntimeError> {
+        self.simulator.write(to, &self.tier[at as usize..][..to.bytes as usize]);
+        Ok(())
     }
 
     fn wait(&mut self) -> Result<(), RuntimeError> {

@@ -90,11 +90,14 @@ fn alone(place: &Place, requests: &[Request]) -> Vec<Answer> {
 
 #[test]
 fn a_hundred_prompts_have_the_same_bits_alone_and_in_company() {
-    for (preset, count) in [("tiny-e", 100), ("tiny-dense", 20), ("tiny-moe", 20)] {
+    let rooms = [(5, 2, 0), (40, 3, 4 << 20), (2, 0, 0)];
+    for (preset, count, rooms) in
+        [("tiny-e", 100, &rooms[..]), ("tiny-dense", 30, &rooms[..1]), ("tiny-moe", 30, &rooms[..1])]
+    {
         let place = place(preset);
         let requests = requests(7, count);
         let alone = alone(&place, &requests);
-        for (sequences, snapshots, host_bytes) in [(2, 0, 0), (5, 2, 0), (40, 3, 4 << 20)] {
+        for &(sequences, snapshots, host_bytes) in rooms {
             let mut engine = engine(&place, sequences, snapshots, host_bytes);
             let mut random = Random(sequences as u64);
             let (mut answers, mut of, mut cancelled) = (BTreeMap::new(), BTreeMap::new(), vec![]);
@@ -127,7 +130,8 @@ fn a_hundred_prompts_have_the_same_bits_alone_and_in_company() {
                     break;
                 }
             }
-            assert_eq!(cached > 0, snapshots > 0, "{preset}: {cached} tokens of prefixes");
+            assert!(snapshots > 0 || cached == 0, "{preset}: {cached} tokens of prefixes that nothing could keep");
+            assert!(snapshots == 0 || count < 100 || cached > 0, "{preset}: no prompt began like another");
             for (id, index) in &of {
                 assert!(answers[id] == alone[*index], "{preset}, {sequences} sequences: request {index}");
             }
@@ -160,11 +164,8 @@ fn an_engine_gives_the_bits_of_a_session() {
 fn a_prefix_hit_changes_no_bit() {
     let place = place("tiny-e");
     let prompt: Arc<[u32]> = random_tokens(3, 290, 1024).into();
-    let request = |at: &[u32]| Request {
-        snapshot_at: at.to_vec(),
-        logits: true,
-        ..Request::greedy(Arc::clone(&prompt), 4)
-    };
+    let request =
+        |at: &[u32]| Request { snapshot_at: at.to_vec(), logits: true, ..Request::greedy(Arc::clone(&prompt), 4) };
     let alone = alone(&place, &[request(&[])]).remove(0);
     for (snapshots, host_bytes) in [(1, 0), (0, 64 << 20)] {
         let mut engine = engine(&place, 2, snapshots, host_bytes);
@@ -191,8 +192,7 @@ fn a_prefix_hit_changes_no_bit() {
 fn a_fork_goes_on_with_the_same_bits() {
     let place = place("tiny-moe");
     for length in [20, 253] {
-        let request =
-            Request { logits: true, ..Request::greedy(random_tokens(length as u64, length, 1024), 12) };
+        let request = Request { logits: true, ..Request::greedy(random_tokens(length as u64, length, 1024), 12) };
         let (tokens, rows) = alone(&place, std::slice::from_ref(&request)).remove(0);
         let mut engine = engine(&place, 3, 0, 0);
         let parent = engine.submit(request.clone()).unwrap();

@@ -63,10 +63,7 @@ impl KvLayer {
         let width = self.heads * self.head_dim;
         assert!(keys.len() == values.len() && keys.len().is_multiple_of(width));
         let is_ring = matches!(pages, Pages::Ring(_));
-        assert!(
-            !is_ring || keys.len() <= self.rows * width,
-            "a chunk longer than the ring would overwrite itself"
-        );
+        assert!(!is_ring || keys.len() <= self.rows * width, "a chunk longer than the ring would overwrite itself");
         for (i, (key, value)) in keys.chunks_exact(width).zip(values.chunks_exact(width)).enumerate() {
             let at = self.row(pages, first_position + i) * width;
             self.keys.as_mut_slice()[at..at + width].copy_from_slice(key);

@@ -1,198 +1,270 @@
-//! A GPU, or what stands in for one, as an engine's device: records, page tables and the phases of a plan.
+//! A GPU, or whatever stands in for one, as an engine's device: sequences through the phases of a plan.
 //!
-//! A decode takes the smallest phase that has room for its rows. The records of rows that are not there are free, so they change nothing. When
-//! the same rows go on, nothing is written: the picks have brought their records up to date. Ticks number the picks. Those of prompts
-//! count in another half of the history than those of decodes, so neither overwrites what the other has yet to send.
+//! Every decoded row has a record in device memory that says which sequence it is of, where it stands and how its next token is picked. The pick
+//! brings the record up to date, so that a decode can be repeated before the host has seen a token. Tokens come back in the order of the work.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use gemma4c_plan::cuda::{CudaProgram, KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, record};
+use gemma4c_plan::cuda::{KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, record};
 use gemma4c_plan::{Plan, Sampling};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::device::{Chunk, Device, Limits, Part, Picked, Picking, Row};
-use crate::RuntimeError;
 use crate::backend::{Backend, Pick, Run};
+use crate::cuda::{CudaBackend, OnGpu};
+use crate::{ModelLocation, RuntimeError};
 
-/// Results on their way to the host, at most: enough that the device never waits, few enough that little is computed in vain.
+/// Results on their way: enough that the device never waits for the host, few enough that little is computed in vain.
 const AHEAD: u32 = 4;
-/// Bytes of a unit of the second tier.
-const UNIT: u64 = 1 << 20;
 
-/// How a backend is used.
+/// What is wanted of such a device.
 #[derive(Clone, Debug, Default)]
-pub struct DeviceOptions {
-    /// Sequences at once, at most; else as many as the plan decodes together.
+pub struct BackendOptions {
+    /// Sequences at once; `None` for as many as the plan was compiled for.
     pub sequences: Option<u32>,
+    /// Pinned host memory for prefixes that have no place on the device.
+    pub host_bytes: u64,
     /// Tokens that are never picked.
     pub suppress: Vec<u32>,
-    /// Bytes of host memory for prefixes that have no place on the device.
-    pub host_bytes: u64,
 }
 
-/// A plan on a backend.
+/// A plan on a backend that was loaded for it.
 pub struct BackendDevice {
-    plan: Arc<Plan>,
     backend: Box<dyn Backend>,
     limits: Limits,
-    /// The phase, the rows and the pick of the latest decode.
-    latest: (usize, usize, Pick),
-    /// Of the next decode.
+    identity: u128,
+    layout: KvLayout,
+    places: Places,
+    phases: Vec<Shape>,
+    /// Words of an entry of the history.
+    history_rows: u32,
+    most_candidates: u32,
+    picks: Picks,
+    /// Bytes of a unit of the second tier.
+    unit: u64,
+    /// The entry of the history that the next pick writes.
     tick: u32,
-    prompts: u32,
-    results: VecDeque<Outstanding>,
-    host: Vec<Vec<u8>>,
+    /// The latest decode.
+    latest: Option<(Run, u32)>,
+    results: VecDeque<Awaited>,
 }
 
-/// A result that was not collected.
-enum Outstanding {
-    /// Words are on their way: a token for each row, or for a chunk without one the sign that it is done.
-    Tokens { rows: usize },
-    /// It was waited for.
-    Here(Vec<Picked>),
+/// One phase.
+struct Shape {
+    kind: PhaseKind,
+    rows: u32,
+    asked_from: usize,
+    steps: usize,
+}
+
+/// Which rules the plan can pick by.
+#[derive(Clone, Copy)]
+struct Picks {
+    largest: bool,
+    sampled: bool,
+}
+
+/// A result on its way.
+enum Awaited {
+    /// Words that tell no more than that the work is done.
+    Done,
+    /// So many tokens.
+    Tokens(u32),
+    /// Read already, because the logits' place is used again.
+    Read(Vec<Picked>),
 }
 
 impl BackendDevice {
-    /// A backend that has loaded the plan.
-    pub fn new(
-        plan: Arc<Plan>,
-        mut backend: Box<dyn Backend>,
-        options: &DeviceOptions,
+    /// The first GPU, by the program of the plan that fits it. All its memory is allocated and all weights are loaded; `progress` is told the
+    /// bytes done and the bytes there are.
+    pub fn on_cuda(
+        plan: Plan,
+        location: &ModelLocation,
+        on: &OnGpu,
+        progress: &mut dyn FnMut(u64, u64),
+        options: BackendOptions,
     ) -> Result<BackendDevice, RuntimeError> {
+        let (plan, backend) = CudaBackend::open(plan, location, on, progress)?;
+        BackendDevice::new(&plan, Box::new(backend), options)
+    }
+
+    /// A backend that somebody made and loaded for this plan.
+    pub fn new(
+        plan: &Plan,
+        mut backend: Box<dyn Backend>,
+        options: BackendOptions,
+    ) -> Result<BackendDevice, RuntimeError> {
+        let BackendOptions { sequences, host_bytes, suppress } = options;
         let program = &plan.cuda.as_ref().ok_or(RuntimeError::NoProgram)?.program;
-        let (places, kv) = (program.places, &program.kv_layout);
-        let rows = program.decode_rows();
-        let slots = options.sequences.map_or(rows, |wanted| wanted.clamp(1, rows));
-        let chunks = program.phases.iter().filter(|phase| phase.kind == PhaseKind::Prefill).map(|phase| phase.rows);
+        let shape = |phase: &gemma4c_plan::cuda::Phase| Shape {
+            kind: phase.kind,
+            rows: phase.rows,
+            asked_from: phase.asked_from as usize,
+            steps: phase.steps.len(),
+        };
+        let (layout, places) = (program.kv_layout.clone(), program.places);
+        let prefill = program.phases.iter().filter(|phase| phase.kind == PhaseKind::Prefill);
+        let chunks: Vec<u32> = prefill.map(|phase| phase.rows).collect();
+        if chunks.is_empty() {
+            return Err(RuntimeError::Backend("the plan has no phase that reads prompts: compile it again".into()));
+        }
+        // The rings beyond them hold snapshots.
+        let room = program.decode_rows().min(layout.rings);
+        if sequences.is_some_and(|sequences| sequences == 0 || sequences > room) {
+            let wanted = sequences.unwrap_or(0);
+            return Err(RuntimeError::TooManySequences { wanted, room });
+        }
+        let unit = if layout.block_bytes > 0 { layout.block_bytes } else { layout.ring_bytes.max(1) };
         let limits = Limits {
-            slots: slots.min(kv.rings),
-            rings: kv.rings,
-            blocks: kv.blocks,
-            block_rows: kv.block_rows,
-            rows: slots,
-            chunks: chunks.collect(),
+            slots: room,
+            rings: layout.rings,
+            // A model without global layers has no use for blocks, and so never too few.
+            blocks: if layout.block_bytes > 0 { layout.blocks } else { room * places.max_pages },
+            block_rows: layout.block_rows,
+            rows: sequences.unwrap_or(room),
+            chunks,
             context: plan.program.context,
             vocab: plan.model.vocab_size,
-            ahead: AHEAD.min(places.history_len / 4).max(1),
-            host_units: u32::try_from(options.host_bytes / UNIT).unwrap_or(u32::MAX),
-            ring_units: u32::try_from(kv.ring_bytes.div_ceil(UNIT)).unwrap_or(u32::MAX),
-            block_units: u32::try_from(kv.block_bytes.div_ceil(UNIT)).unwrap_or(u32::MAX),
+            ahead: AHEAD.min(places.history_len.saturating_sub(1)),
+            host_units: u32::try_from(host_bytes / unit).unwrap_or(u32::MAX),
+            ring_units: u32::try_from(layout.ring_bytes.div_ceil(unit)).unwrap_or(u32::MAX),
+            block_units: 1,
         };
-        let most = places.suppress_len as usize;
-        if options.suppress.len() > most {
-            let (expected, found) = ("as many as the plan has room for", format!("{}", options.suppress.len()));
-            return Err(RuntimeError::Setting { what: "a list of tokens that are never picked", expected, found });
+        let fits = suppress.len() <= places.suppress_len as usize;
+        let every = |pick: fn(&gemma4c_plan::cuda::Phase) -> bool| fits && program.phases.iter().all(pick);
+        let picks = Picks {
+            largest: every(|phase| !phase.pick_largest.is_empty()),
+            sampled: every(|phase| !phase.pick_sampled.is_empty()),
+        };
+        backend.reserve_tier(limits.host_units as u64 * unit)?;
+        let identity = xxh3_128(&[program.gpu.key.as_bytes(), &plan.model.fingerprint.to_le_bytes()].concat());
+        let mut device = BackendDevice {
+            backend,
+            limits,
+            identity,
+            layout,
+            places,
+            phases: program.phases.iter().map(shape).collect(),
+            history_rows: program.decode_rows(),
+            most_candidates: program.most_candidates,
+            picks,
+            unit,
+            tick: 0,
+            latest: None,
+            results: VecDeque::new(),
+        };
+        if fits {
+            let mut words = vec![u32::MAX; places.suppress_len as usize];
+            words[..suppress.len()].copy_from_slice(&suppress);
+            device.write(places.suppress, &words)?;
         }
-        let mut suppress = vec![u32::MAX; most];
-        suppress[..options.suppress.len()].copy_from_slice(&options.suppress);
-        write(&mut *backend, places.suppress, &suppress)?;
-        let (results, host, latest) = (VecDeque::new(), Vec::new(), (0, 0, Pick::None));
-        Ok(BackendDevice { plan: Arc::clone(&plan), backend, limits, latest, tick: 0, prompts: 0, results, host })
+        Ok(device)
     }
 
-    pub fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
-    /// The backend, for whoever measures it.
+    /// The launches under it.
     pub fn backend(&mut self) -> &mut dyn Backend {
-        &mut *self.backend
+        self.backend.as_mut()
     }
 
-    fn program(&self) -> &CudaProgram {
-        &self.plan.cuda.as_ref().expect("a device is only made for a plan that has one").program
+    fn write(&mut self, offset: u64, words: &[u32]) -> Result<(), RuntimeError> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.backend.write(arena(offset, bytes.len() as u64), &bytes)
     }
 
-    fn places(&self) -> Places {
-        self.program().places
+    /// A record whose pick goes to the current entry of the history.
+    fn record(&self, position: u32, rows: u32, token: u32, slot: u32) -> [u32; RECORD_WORDS as usize] {
+        let mut words = [0; RECORD_WORDS as usize];
+        (words[record::POSITION], words[record::ROWS], words[record::TOKEN]) = (position, rows, token);
+        (words[record::SLOT], words[record::TICK]) = (slot, self.tick);
+        words
     }
 
-    /// Queues launches, and what is to come back of them: the words of the first rows at a tick.
-    fn run(&mut self, run: Run, rows: usize, tick: u32, logits: bool) -> Result<(), RuntimeError> {
-        self.backend.run(run)?;
-        let (places, entry_words) = (self.places(), self.program().decode_rows());
-        let entry = u64::from(tick % places.history_len) * u64::from(entry_words);
-        self.backend.send_back(arena(places.history + 4 * entry, rows.max(1) * 4))?;
-        let outstanding = match logits {
-            true => Outstanding::Here(self.with_logits(rows)?),
-            false => Outstanding::Tokens { rows },
+    fn settings(&self, words: &mut [u32], picking: &Picking) {
+        // What the device cannot pick by, it picks by the largest logit, and nobody looks.
+        let sampling = match self.can_pick(&picking.sampling) {
+            true => picking.sampling,
+            false => Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 },
         };
-        self.results.push_back(outstanding);
+        (words[record::TEMPERATURE], words[record::TOP_K]) = (sampling.temperature.to_bits(), sampling.top_k);
+        words[record::TOP_P] = sampling.top_p.to_bits();
+        (words[record::SEED], words[record::SEED + 1]) = (picking.seed as u32, (picking.seed >> 32) as u32);
+    }
+
+    /// The pick that follows all of these rules at once.
+    fn pick(&self, mut rules: impl Iterator<Item = Picking>) -> Pick {
+        let mut pick = if self.picks.largest { Pick::Largest } else { Pick::None };
+        let sampled = |rule: Picking| rule.sampling.temperature != 0.0 && self.can_pick(&rule.sampling);
+        if rules.any(sampled) {
+            pick = Pick::Sampled;
+        }
+        pick
+    }
+
+    /// Queues a run and the way back of what it picks for so many rows.
+    fn run(&mut self, run: Run, rows: u32) -> Result<(), RuntimeError> {
+        self.backend.run(run)?;
+        let entry = (self.tick % self.places.history_len) as u64 * self.history_rows as u64;
+        self.backend.send_back(arena(self.places.history + 4 * entry, 4 * rows as u64))?;
+        if run.pick != Pick::None {
+            self.tick = self.tick.wrapping_add(1);
+        }
         Ok(())
     }
 
-    /// Waits for tokens and logits of the latest run.
-    fn with_logits(&mut self, rows: usize) -> Result<Vec<Picked>, RuntimeError> {
-        // Words come back in order: those before these are for whoever collects them.
-        for earlier in &mut self.results {
-            if let Outstanding::Tokens { rows } = *earlier {
-                *earlier = Outstanding::Here(picked(self.backend.receive()?, rows));
+    /// Waits for the tokens that were just queued, and reads the logits of the rows that want them.
+    fn read(&mut self, picking: &[Picking]) -> Result<Vec<Picked>, RuntimeError> {
+        // The tokens of what was queued before come first; they are kept for whoever collects.
+        for index in 0..self.results.len() {
+            if !matches!(self.results[index], Awaited::Read(_)) {
+                let picked = self.receive(index)?;
+                self.results[index] = Awaited::Read(picked);
             }
         }
-        let mut all = picked(self.backend.receive()?, rows);
-        let vocabulary = self.limits.vocab as usize;
-        let mut bytes = vec![0; vocabulary * 4];
-        for (row, picked) in all.iter_mut().enumerate() {
-            let from = self.program().places.logits + (row * vocabulary * 4) as u64;
-            self.backend.read(arena(from, bytes.len()), &mut bytes)?;
-            let words = bytes.chunks_exact(4);
-            picked.logits = words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
+        let tokens = self.backend.receive()?;
+        let row_bytes = self.limits.vocab as usize * 4;
+        let mut all = Vec::new();
+        for ((row, picking), token) in (0..).zip(picking).zip(tokens) {
+            let mut logits = Vec::new();
+            if picking.logits {
+                let mut bytes = vec![0; row_bytes];
+                let place = self.places.logits + (row * row_bytes) as u64;
+                self.backend.read(arena(place, row_bytes as u64), &mut bytes)?;
+                logits = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            }
+            all.push(Picked { token, logits });
         }
         Ok(all)
     }
 
-    fn pick(picking: &Picking) -> Pick {
-        if picking.sampling.temperature == 0.0 { Pick::Largest } else { Pick::Sampled }
+    fn receive(&mut self, index: usize) -> Result<Vec<Picked>, RuntimeError> {
+        let count = match self.results[index] {
+            Awaited::Tokens(count) => count,
+            _ => 0,
+        };
+        let tokens = self.backend.receive()?;
+        Ok(tokens.into_iter().take(count as usize).map(|token| Picked { token, logits: Vec::new() }).collect())
     }
 
     fn range(&self, part: Part) -> Range {
-        let KvLayout { ring_bytes, block_bytes, blocks_at, .. } = self.program().kv_layout;
         let (offset, bytes) = match part {
-            Part::Ring(ring) => (u64::from(ring) * ring_bytes, ring_bytes),
-            Part::Block(block) => (blocks_at + u64::from(block) * block_bytes, block_bytes),
+            Part::Ring(ring) => (ring as u64 * self.layout.ring_bytes, self.layout.ring_bytes),
+            Part::Block(block) => {
+                (self.layout.blocks_at + block as u64 * self.layout.block_bytes, self.layout.block_bytes)
+            }
         };
         Range { region: Region::Kv, offset, bytes }
     }
-}
 
-/// The tokens of the first rows.
-fn picked(words: Vec<u32>, rows: usize) -> Vec<Picked> {
-    words.into_iter().take(rows).map(|token| Picked { token, logits: Vec::new() }).collect()
-}
-
-fn arena(offset: u64, bytes: usize) -> Range {
-    Range { region: Region::Arena, offset, bytes: bytes as u64 }
-}
-
-fn write(backend: &mut dyn Backend, offset: u64, words: &[u32]) -> Result<(), RuntimeError> {
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    backend.write(arena(offset, bytes.len()), &bytes)
-}
-
-/// A record; what is not picked has no settings.
-fn record_of(
-    slot: u32,
-    position: u32,
-    rows: u32,
-    token: u32,
-    tick: u32,
-    picking: Option<&Picking>,
-) -> [u32; RECORD_WORDS as usize] {
-    let mut words = [0; RECORD_WORDS as usize];
-    words[record::POSITION] = position;
-    words[record::ROWS] = rows;
-    words[record::TOKEN] = token;
-    words[record::SLOT] = slot;
-    words[record::TICK] = tick;
-    if let Some(Picking { sampling, seed, .. }) = picking {
-        words[record::TEMPERATURE] = sampling.temperature.to_bits();
-        words[record::TOP_K] = sampling.top_k;
-        words[record::TOP_P] = sampling.top_p.to_bits();
-        words[record::SEED] = *seed as u32;
-        words[record::SEED + 1] = (*seed >> 32) as u32;
+    /// A part in pieces of a unit, each with its place in the second tier.
+    fn pieces(&self, part: Part, units: &[u32]) -> Vec<(Range, u64)> {
+        let Range { region, offset, bytes } = self.range(part);
+        let piece = |(index, unit): (u64, &u32)| {
+            let start = index * self.unit;
+            let bytes = self.unit.min(bytes.saturating_sub(start));
+            (Range { region, offset: offset + start, bytes }, *unit as u64 * self.unit)
+        };
+        (0..).zip(units).map(piece).filter(|(range, _)| range.bytes > 0).collect()
     }
-    words
 }
 
 impl Device for BackendDevice {
@@ -205,101 +277,103 @@ impl Device for BackendDevice {
     }
 
     fn identity(&self) -> u128 {
-        let key = &self.program().gpu.key;
-        xxh3_128(&[key.as_bytes(), &self.plan.model.fingerprint.to_le_bytes()].concat())
+        self.identity
     }
 
     fn can_pick(&self, sampling: &Sampling) -> bool {
-        sampling.temperature == 0.0 || (1..=self.program().most_candidates).contains(&sampling.top_k)
+        match sampling.temperature == 0.0 {
+            true => self.picks.largest,
+            false => self.picks.sampled && sampling.top_k > 0 && sampling.top_k <= self.most_candidates,
+        }
     }
 
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
-        let places = self.places();
-        let at = places.pages + u64::from(slot) * u64::from(places.max_pages) * 4;
-        write(&mut *self.backend, at, pages)
+        if self.layout.block_bytes == 0 {
+            return Ok(());
+        }
+        let at = self.places.pages + slot as u64 * self.places.max_pages as u64 * 4;
+        self.write(at, &pages[..pages.len().min(self.places.max_pages as usize)])
     }
 
     fn prefill(&mut self, chunk: Chunk<'_>, picking: Option<Picking>) -> Result<(), RuntimeError> {
-        let (places, rows) = (self.places(), chunk.tokens.len() as u32);
-        let takes = |phase: &gemma4c_plan::cuda::Phase| phase.kind == PhaseKind::Prefill && phase.rows >= rows;
-        let phase = self.program().phases.iter().position(takes).ok_or(RuntimeError::NoProgram)?;
-        let (asked_from, steps) = (self.program().phases[phase].asked_from, self.program().phases[phase].steps.len());
         let Chunk { slot, position, tokens } = chunk;
-        self.prompts = (self.prompts + 1) % (places.history_len / 4);
-        let tick = self.tick.wrapping_add(places.history_len / 2 + self.prompts);
-        write(&mut *self.backend, places.tokens, tokens)?;
-        write(&mut *self.backend, places.chunk, &record_of(slot, position, rows, tokens[0], tick, None))?;
+        let rows = tokens.len() as u32;
+        let takes_it = |shape: &Shape| shape.kind == PhaseKind::Prefill && shape.rows >= rows;
+        let phase = self.phases.iter().position(takes_it);
+        let phase = phase.ok_or_else(|| RuntimeError::Backend(format!("no phase of the plan reads {rows} tokens")))?;
+        let Shape { asked_from, steps, .. } = self.phases[phase];
+        self.write(self.places.tokens, tokens)?;
+        self.write(self.places.chunk, &self.record(position, rows, tokens[0], slot))?;
         let Some(picking) = picking else {
-            let run = Run { phase, steps: (0, asked_from as usize), pick: Pick::None };
-            return self.run(run, 0, tick, false);
+            self.run(Run { phase, steps: (0, asked_from), pick: Pick::None }, 1)?;
+            self.results.push_back(Awaited::Done);
+            return Ok(());
         };
-        let asked = record_of(slot, position + rows - 1, 1, rows - 1, tick, Some(&picking));
-        write(&mut *self.backend, places.asked, &asked)?;
-        let run = Run { phase, steps: (0, steps), pick: Self::pick(&picking) };
-        self.run(run, 1, tick, picking.logits)
+        let mut asked = self.record(position + rows - 1, 1, rows - 1, slot);
+        self.settings(&mut asked, &picking);
+        self.write(self.places.asked, &asked)?;
+        let pick = self.pick([picking].into_iter());
+        self.run(Run { phase, steps: (0, steps), pick }, 1)?;
+        let result = if picking.logits { Awaited::Read(self.read(&[picking])?) } else { Awaited::Tokens(1) };
+        self.results.push_back(result);
+        Ok(())
     }
 
     fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
-        let takes = |phase: &gemma4c_plan::cuda::Phase| {
-            phase.kind == PhaseKind::Decode && phase.rows as usize >= rows.len()
-        };
-        let phase = self.program().phases.iter().position(takes).ok_or(RuntimeError::NoProgram)?;
-        let places = self.places();
-        let mut words: Vec<u32> = Vec::new();
+        let count = rows.len() as u32;
+        let takes_them = |shape: &Shape| shape.kind == PhaseKind::Decode && shape.rows >= count;
+        let phase = self.phases.iter().position(takes_them);
+        let phase = phase.ok_or_else(|| RuntimeError::Backend(format!("no phase of the plan decodes {count} rows")))?;
+        let mut words = Vec::new();
         for row in rows {
-            words.extend(record_of(row.slot, row.position, 1, row.token, self.tick, Some(&row.picking)));
+            let mut record = self.record(row.position, 1, row.token, row.slot);
+            self.settings(&mut record, &row.picking);
+            words.extend(record);
         }
-        words.resize(self.program().phases[phase].rows as usize * RECORD_WORDS as usize, 0);
-        write(&mut *self.backend, places.rows, &words)?;
-        let all_greedy = rows.iter().all(|row| Self::pick(&row.picking) == Pick::Largest);
-        self.latest = (phase, rows.len(), if all_greedy { Pick::Largest } else { Pick::Sampled });
-        let logits = rows.iter().any(|row| row.picking.logits);
-        self.decode_latest(logits)
+        // Rows that are free say so: their records are all zero.
+        words.resize((self.phases[phase].rows * RECORD_WORDS) as usize, 0);
+        self.write(self.places.rows, &words)?;
+        let picking: Vec<Picking> = rows.iter().map(|row| row.picking).collect();
+        let run = Run { phase, steps: (0, self.phases[phase].steps), pick: self.pick(picking.iter().copied()) };
+        self.run(run, count)?;
+        self.latest = Some((run, count));
+        let wants_logits = picking.iter().any(|picking| picking.logits);
+        let result = if wants_logits { Awaited::Read(self.read(&picking)?) } else { Awaited::Tokens(count) };
+        self.results.push_back(result);
+        Ok(())
     }
 
     fn decode_again(&mut self) -> Result<(), RuntimeError> {
-        self.decode_latest(false)
+        let (run, rows) = self.latest.ok_or_else(|| RuntimeError::Backend("nothing was decoded yet".into()))?;
+        self.run(run, rows)?;
+        self.results.push_back(Awaited::Tokens(rows));
+        Ok(())
     }
 
     fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError> {
-        match self.results.pop_front() {
-            Some(Outstanding::Tokens { rows }) => Ok(picked(self.backend.receive()?, rows)),
-            Some(Outstanding::Here(picked)) => Ok(picked),
-            None => Ok(Vec::new()),
-        }
+        let picked = match self.results.front_mut() {
+            None => return Err(RuntimeError::Backend("no result is on its way".into())),
+            Some(Awaited::Read(picked)) => std::mem::take(picked),
+            Some(_) => self.receive(0)?,
+        };
+        self.results.pop_front();
+        Ok(picked)
     }
 
     fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError> {
         let (from, to) = (self.range(from), self.range(to));
-        self.backend.copy(from, to)
+        if from.bytes == 0 { Ok(()) } else { self.backend.copy(from, to) }
     }
 
     fn save(&mut self, from: Part, units: &[u32]) -> Result<(), RuntimeError> {
-        let range = self.range(from);
-        let mut bytes = vec![0; range.bytes as usize];
-        self.backend.read(range, &mut bytes)?;
-        let at = units.first().map_or(0, |unit| *unit as usize);
-        if self.host.len() <= at {
-            self.host.resize(at + 1, Vec::new());
-        }
-        self.host[at] = bytes;
-        Ok(())
+        self.pieces(from, units).into_iter().try_for_each(|(from, at)| self.backend.save(from, at))
     }
 
     fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError> {
-        let range = self.range(to);
-        let at = units.first().map_or(0, |unit| *unit as usize);
-        let bytes = self.host.get(at).map_or(&[][..], Vec::as_slice);
-        self.backend.write(range, bytes)
+        self.pieces(to, units).into_iter().try_for_each(|(to, at)| self.backend.load(at, to))
     }
 }
 
-impl BackendDevice {
-    fn decode_latest(&mut self, logits: bool) -> Result<(), RuntimeError> {
-        let (phase, rows, pick) = self.latest;
-        let steps = self.program().phases[phase].steps.len();
-        let tick = self.tick;
-        self.tick = self.tick.wrapping_add(1);
-        self.run(Run { phase, steps: (0, steps), pick }, rows, tick, logits)
-    }
+fn arena(offset: u64, bytes: u64) -> Range {
+    Range { region: Region::Arena, offset, bytes }
 }

@@ -307,9 +307,8 @@ mod tests {
                 }
                 alone.extend(attended(&q[i * width..][..width], &own, end - 1, window, heads));
             }
-            let spans: Vec<Span> = (0..3)
-                .map(|i| Span { kv: together.view(pages(i)), first_position: ends[i] - 1, rows: 1 })
-                .collect();
+            let spans: Vec<Span> =
+                (0..3).map(|i| Span { kv: together.view(pages(i)), first_position: ends[i] - 1, rows: 1 }).collect();
             let mut out = vec![f32::NAN; q.len()];
             attention(&q, &spans, window, heads, &mut out);
             assert!(out == alone, "window {window:?}");
