@@ -75,6 +75,8 @@ pub enum LowerError {
         "the plan needs {needed} bytes of device memory, the budget is {budget}: a smaller --ctx, --chunk or model fits"
     )]
     Budget { needed: u64, budget: u64 },
+    #[error("keys and values in {kv} on {target}: {why}")]
+    Kv { kv: &'static str, target: String, why: &'static str },
     #[error("cannot read {tensor}: {why}")]
     Unreadable { tensor: String, why: String },
     // What follows are faults of the compiler, not of its input.
@@ -153,6 +155,10 @@ pub fn lower(
     read: &ReadFloats<'_>,
 ) -> Result<Lowered, LowerError> {
     check_passes(&options.disabled)?;
+    if options.kv.is_narrow() {
+        let (kv, target, why) = (options.kv.name(), options.target.to_string(), "there are no kernels for them yet");
+        return Err(LowerError::Kv { kv, target, why });
+    }
     // Tables that are only gathered from are read a row a token: they can stay in the host's memory.
     let tables = gathered_alone(graph);
     let budget = options.vram.unwrap_or(u64::MAX);

@@ -78,6 +78,7 @@ impl Executor {
                 .caches
                 .iter()
                 .map(|c| KvLayer::new(c.capacity as usize, c.kv_heads as usize, c.head_dim as usize))
+                .map(|layer| layer.rounded_to(program.kv))
                 .collect(),
             routes: program.values.iter().map(|_| None).collect(),
             vectors,

@@ -1,8 +1,10 @@
-//! The KV cache of one layer, in f32.
+//! The KV cache of one layer, in f32; rounded, where a plan's keys and values have 8 bits.
 //!
 //! A ring of rows: position p lies in row `p % capacity`. A global layer's capacity is the context, so nothing is ever
 //! overwritten; a sliding layer's is its window plus the longest chunk, since a whole chunk is appended before its first row
 //! looks back a window.
+
+use gemma4c_plan::cuda::KvType;
 
 use super::aligned::Aligned;
 
@@ -12,6 +14,8 @@ pub struct KvLayer {
     capacity: usize,
     heads: usize,
     head_dim: usize,
+    /// What rows are rounded to as they are appended.
+    kv: KvType,
     keys: Aligned,
     values: Aligned,
 }
@@ -21,7 +25,13 @@ impl KvLayer {
     /// what it holds.
     pub fn new(capacity: usize, heads: usize, head_dim: usize) -> KvLayer {
         let len = capacity * heads * head_dim;
-        KvLayer { capacity, heads, head_dim, keys: Aligned::zeros(len), values: Aligned::zeros(len) }
+        let (keys, values) = (Aligned::zeros(len), Aligned::zeros(len));
+        KvLayer { capacity, heads, head_dim, kv: KvType::F32, keys, values }
+    }
+
+    /// The same layer, whose rows are rounded as a GPU that keeps them in this type.
+    pub fn rounded_to(self, kv: KvType) -> KvLayer {
+        KvLayer { kv, ..self }
     }
 
     /// Bytes of a layer of this shape, before it is made.
@@ -56,6 +66,9 @@ impl KvLayer {
             let at = (first_position + i) % self.capacity * width;
             self.keys.as_mut_slice()[at..at + width].copy_from_slice(key);
             self.values.as_mut_slice()[at..at + width].copy_from_slice(value);
+            for rows in [&mut self.keys, &mut self.values] {
+                round_row(self.kv, self.head_dim, &mut rows.as_mut_slice()[at..at + width]);
+            }
         }
     }
 
@@ -78,9 +91,36 @@ impl KvLayer {
     }
 }
 
+/// Rounds a row that has just been stored, head by head.
+fn round_row(kv: KvType, head_dim: usize, row: &mut [f32]) {
+    if kv.is_narrow() {
+        row.chunks_exact_mut(head_dim).for_each(|head| kv.round_head(head));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_in_8_bits_are_rounded_once_and_head_by_head() {
+        let row = |of: f32| (0..128).map(|i| of * ((i * 29 % 61) as f32 - 30.0)).collect::<Vec<f32>>();
+        for kv in [KvType::Q8_0, KvType::Fp8] {
+            let mut layer = KvLayer::new(4, 2, 64).rounded_to(kv);
+            layer.append(3, &[row(0.11), row(0.7)].concat(), &[row(0.013), row(1e5)].concat());
+            for (position, key, value) in [(3, 0.11, 0.013), (4, 0.7, 1e5)] {
+                for head in 0..2 {
+                    for (found, of) in [(layer.key(position, head), key), (layer.value(position, head), value)] {
+                        let mut expected = row(of)[head * 64..][..64].to_vec();
+                        kv.round_head(&mut expected);
+                        let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+                        assert!(found.iter().zip(&expected).all(same), "{kv:?} {position} {head}");
+                        assert!(expected != row(of)[head * 64..][..64], "{kv:?} rounds");
+                    }
+                }
+            }
+        }
+    }
 
     #[test]
     fn a_ring_keeps_the_latest_positions() {

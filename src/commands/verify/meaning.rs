@@ -122,11 +122,11 @@ impl<'a> Meaning<'a> {
 
     /// Keys and values that a step appends. A launch has its cache as two ranges, keys first: rings of whole rows.
     fn stored(&self, step: &CudaStep, node: ValueIndex, inputs: &[ValueIndex], pass: &Reference) -> Result<Vec<Left>> {
-        let numbers = match self.program.kv {
-            KvType::F16 => Numbers::F16,
-            KvType::BF16 => Numbers::BF16,
-            KvType::F32 => Numbers::F32,
-        };
+        let Kind::Kv { cache } = self.plan.program.values[node as usize].kind else { return Ok(Vec::new()) };
+        let cache = &self.plan.program.caches[cache as usize];
+        let (kv, head_dim) = (self.program.kv, cache.head_dim);
+        let numbers = Numbers::of_cache(kv, head_dim);
+        let row_bytes = kv.row_bytes(cache.kv_heads, head_dim);
         let caches: Vec<Range> = (step.launch.arguments.iter())
             .filter_map(|argument| match argument {
                 Argument::Memory(range) if range.region == Region::Kv => Some(*range),
@@ -136,7 +136,6 @@ impl<'a> Meaning<'a> {
         let [keys, values] = caches[..] else { return Ok(Vec::new()) };
         let mut left = Vec::new();
         for (cache, value) in [keys, values].into_iter().zip(inputs) {
-            let row_bytes = self.width(*value) as u64 * numbers.bytes();
             let capacity = cache.bytes.checked_div(row_bytes).unwrap_or(0);
             ensure!(capacity >= pass.tokens.len() as u64, "the plan has too little room for {}", self.name(node));
             let row = |at: u64| {
