@@ -15,6 +15,7 @@ pub mod combine;
 pub mod decode;
 pub mod flash;
 pub mod floats;
+pub mod narrow;
 pub mod plain;
 pub mod step;
 pub mod tensor;
