@@ -41,6 +41,10 @@ pub struct Options {
 pub struct CudaOptions {
     pub targets: Vec<Gpu>,
     pub kv: KvType,
+    /// Sequences at once.
+    pub sequences: u32,
+    /// Rings for snapshots; `None`: as many as are of use.
+    pub snapshots: Option<u32>,
     pub vram: Option<u64>,
     pub disabled: Vec<String>,
 }
@@ -144,6 +148,8 @@ pub fn lower(
         context: meaning.context,
         chunk,
         kv: options.kv,
+        sequences: options.sequences,
+        snapshots: options.snapshots,
         target: target.clone(),
         vram: options.vram,
         disabled: options.disabled.clone(),

@@ -43,8 +43,16 @@ fn open_with(
     let target = Target::of_program(&program.gpu);
     let target =
         target.with_context(|| format!("the plan is for {}, which this gemma4c does not know", program.gpu))?;
-    let vram = (program.memory.host > 0).then(|| program.memory.device()).flatten();
-    let options = CudaOptions { targets: vec![target.clone()], kv: program.kv, vram, disabled };
+    let layout = &program.kv_layout;
+    let options = CudaOptions {
+        targets: vec![target.clone()],
+        kv: program.kv,
+        sequences: layout.slots,
+        snapshots: Some(layout.rings - layout.slots),
+        // What a budget decided then is what it decides now, if it is as large as the plan.
+        vram: program.memory.device(),
+        disabled,
+    };
     let chunk = program.phases.last().map_or(1, |phase| phase.rows);
     let lowered = compile::lower(&file, &graph, &plan.program, &options, &target, chunk)?;
     let same = lowered.program.kernels == program.kernels;
@@ -81,7 +89,7 @@ struct Simulated {
     program: CudaProgram,
     /// How the launches of a phase overlap, if they do.
     chained: Option<Interleaving>,
-    sent: std::collections::VecDeque<u32>,
+    sent: std::collections::VecDeque<Vec<u32>>,
 }
 
 impl Backend for Simulated {
@@ -103,8 +111,8 @@ impl Backend for Simulated {
         let phase = &self.program.phases[run.phase];
         let picks = match run.pick {
             Pick::None => &[][..],
-            Pick::Largest => &self.program.pick_largest,
-            Pick::Sampled => &self.program.pick_sampled,
+            Pick::Largest => &phase.pick_largest,
+            Pick::Sampled => &phase.pick_sampled,
         };
         let steps = phase.steps[run.steps.0..run.steps.1].iter().map(|step| &step.launch);
         let mut launches = steps.chain(picks);
@@ -116,12 +124,12 @@ impl Backend for Simulated {
     }
 
     fn send_back(&mut self, from: Range) -> Result<(), RuntimeError> {
-        let bytes = self.simulator.read(from);
-        self.sent.push_back(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+        let words = self.simulator.read(from).chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        self.sent.push_back(words.collect());
         Ok(())
     }
 
-    fn receive(&mut self) -> Result<u32, RuntimeError> {
+    fn receive(&mut self) -> Result<Vec<u32>, RuntimeError> {
         self.sent.pop_front().ok_or_else(|| RuntimeError::Backend("nothing was sent back".into()))
     }
 

@@ -58,6 +58,12 @@ pub static FAMILIES: &[Family] = &[
         cases: cases::matvec::cases,
     },
     Family {
+        name: "rows",
+        about: "products of several sequences' rows, each with the bits it has alone",
+        kernels: &[kernels::rows::prepare::prepare_rows::DEF, kernels::rows::cores::rows_matvec::DEF],
+        cases: cases::rows::cases,
+    },
+    Family {
         name: "norm",
         about: "RMS norms of rows, with residual, layer scale, next norm and int8 outputs",
         kernels: &[kernels::norm::rms_norm::DEF, kernels::norm::residual_norm::DEF, kernels::norm::rms_norm_plain::DEF],

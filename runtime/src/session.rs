@@ -74,14 +74,16 @@ impl Session {
         on: &OnGpu,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, RuntimeError> {
-        let (plan, backend) = CudaBackend::open(plan, location, on, progress)?;
+        let (plan, mut backend) = CudaBackend::open(plan, location, on, progress)?;
         let feeder = Feeder::new(&plan).ok_or(RuntimeError::NoProgram)?;
+        feeder.start(&mut backend)?;
         Ok(Session { plan, engine: Engine::Cuda(feeder, Box::new(backend)), seen: Vec::new(), written: 0 })
     }
 
     /// Runs on a backend that somebody else made and loaded for this plan.
-    pub fn with_backend(plan: Plan, backend: Box<dyn Backend>) -> Result<Session, RuntimeError> {
+    pub fn with_backend(plan: Plan, mut backend: Box<dyn Backend>) -> Result<Session, RuntimeError> {
         let feeder = Feeder::new(&plan).ok_or(RuntimeError::NoProgram)?;
+        feeder.start(backend.as_mut())?;
         let engine = Engine::Other(feeder, backend);
         Ok(Session { plan: Arc::new(plan), engine, seen: Vec::new(), written: 0 })
     }

@@ -58,6 +58,15 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "f16")]
     kv: Kv,
 
+    /// Sequences that a GPU plan may run at once: each has its window, and all share memory for as many whole contexts, or what --vram
+    /// leaves
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    sequences: u32,
+
+    /// Windows beyond those of the sequences, which keep prompts' prefixes [default: half as many, at least 1 and at most 16]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=4096))]
+    snapshots: Option<u32>,
+
     /// Device memory the plan may take, such as 24GiB [default: as much as it needs]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     vram: Option<u64>,
@@ -126,6 +135,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         Target::Cuda => true,
         Target::Cpu => false,
     };
+    ensure!(for_gpu || args.sequences == 1, "--sequences is about GPUs, but the target is the CPU");
     ensure!(for_gpu || !names_gpus, "--gpu, --arch and --sms are about GPUs, but the target is the CPU");
     let kv = match args.kv {
         Kv::F16 => KvType::F16,
@@ -139,6 +149,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
         true => Some(CudaOptions {
             targets: targets(args, gpu.as_ref())?,
             kv,
+            sequences: args.sequences,
+            snapshots: args.snapshots,
             vram: args.vram,
             disabled: args.disable_pass.clone(),
         }),

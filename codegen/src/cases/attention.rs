@@ -3,6 +3,8 @@
 //!
 //! Scores reach about ±10 here, so an f32 score is off by about 1e-5, and a weight by as much of itself.
 
+pub mod company;
+pub mod paging;
 pub mod step;
 
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
@@ -10,6 +12,7 @@ use gemma4c_dsl::{BF16, ElementType, F16, F32x2, Float};
 
 use super::quantise::Int8;
 use crate::kernels::attention::{Attention, SHARED_BYTES};
+use paging::Paging;
 
 const BOUND: Bound = Bound::Within { absolute: 1e-4, relative: 1e-4 };
 
@@ -31,6 +34,7 @@ pub struct Scene {
     pub launched: u32,
     pub splits: u32,
     pub segment: u32,
+    pub paging: Paging,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -63,20 +67,21 @@ fn cache_data(ty: ElementType, values: &[f32]) -> Data {
 impl Scene {
     pub fn new(name: &'static str, layer: Attention, position: u32, rows: u32) -> Self {
         let mut random = Random::new(u64::from(position) * 977 + u64::from(layer.head_dim * layer.group + rows));
-        let len = (layer.capacity * layer.kv_heads * layer.head_dim) as usize;
+        let paging = Paging::of(&layer);
+        let len = paging.len();
         let q = random.floats((rows * layer.heads() * layer.head_dim) as usize, -0.5, 0.5);
         // What nobody sees is not a number: a kernel that looks there shows it.
         let (mut k, mut v) = (vec![f32::NAN; len], vec![f32::NAN; len]);
         let width = (layer.kv_heads * layer.head_dim) as usize;
         for at in visible(&layer, position).start..position + rows {
-            let row = (at % layer.capacity) as usize * width;
+            let row = paging.row(at);
             for i in row..row + width {
                 k[i] = rounded(layer.kv, random.float(-1.0, 1.0));
                 v[i] = rounded(layer.kv, random.float(-1.0, 1.0));
             }
         }
         let (splits, segment) = (layer.splits(), layer.segment());
-        Self { name, layer, position, rows, launched: rows, splits, segment, q, k, v }
+        Self { name, layer, position, rows, launched: rows, splits, segment, paging, q, k, v }
     }
 
     fn splits(self, splits: u32) -> Self {
@@ -97,7 +102,7 @@ impl Scene {
         let mut part = Self { position: self.position + first, rows, launched: rows, q, ..self.clone() };
         let width = (self.layer.kv_heads * self.layer.head_dim) as usize;
         for position in part.position + rows..self.position + self.rows {
-            let row = (position % self.layer.capacity) as usize * width;
+            let row = self.paging.row(position);
             part.k[row..row + width].fill(f32::NAN);
             part.v[row..row + width].fill(f32::NAN);
         }
@@ -106,10 +111,10 @@ impl Scene {
 
     /// Attention over the visible positions that `chosen` accepts.
     fn partial(&self, row: u32, head: u32, chosen: impl Fn(u32) -> bool) -> Partial {
-        let Attention { head_dim, group, kv_heads, capacity, .. } = self.layer;
+        let Attention { head_dim, group, .. } = self.layer;
         let (dim, at) = (head_dim as usize, ((row * self.layer.heads() + head) * head_dim) as usize);
         let query = &self.q[at..at + dim];
-        let start = |position: u32| ((position % capacity * kv_heads + head / group) * head_dim) as usize;
+        let start = |position: u32| self.paging.row(position) + (head / group * head_dim) as usize;
         let score = |position: u32| -> f64 {
             let key = &self.k[start(position)..][..dim];
             query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum()
@@ -171,8 +176,9 @@ impl Scene {
         if data.len() < all { case.except(data.len()..all) } else { case }
     }
 
+    /// The record of the chunk.
     fn state(&self) -> Vec<u32> {
-        vec![self.position, self.rows, 0]
+        self.paging.record(self.position, self.rows).to_vec()
     }
 
     fn inputs(&self, case: Case) -> Case {
@@ -180,14 +186,18 @@ impl Scene {
             .buffer("k", cache_data(self.layer.kv, &self.k))
             .buffer("v", cache_data(self.layer.kv, &self.v))
             .buffer("state", self.state())
+            .buffer("pages", self.paging.pages.clone())
             .scalar("window", self.layer.window_scalar())
-            .scalar("capacity", self.layer.capacity)
+            .scalar("capacity", self.layer.page_rows())
+            .scalar("max_pages", self.paging.max_pages)
+            .scalar("page_stride", self.paging.page_stride)
     }
 
     pub fn plain_case(&self) -> Case {
         let instance = self.layer.plain().expect("heads of whole warps");
         let case = Case::new(format!("plain, {}", self.name), instance)
             .grid(self.layer.plain_grid(self.launched))
+            .scalar("record_stride", 0u32)
             .scalar("group", self.layer.group);
         self.expect(self.inputs(case), "out", &self.oracle(), BOUND)
     }
@@ -201,7 +211,11 @@ impl Scene {
         extrema.resize(all, F32x2::default());
         values.resize(all * dim, 0.0);
         let mut case = Case::new(self.name, instance).grid([self.layer.kv_heads, self.splits, self.launched]);
-        case = self.inputs(case).scalar("segment", self.segment).expect("extrema", extrema, BOUND);
+        case = self
+            .inputs(case)
+            .scalar("record_stride", 0u32)
+            .scalar("segment", self.segment)
+            .expect("extrema", extrema, BOUND);
         if written < all {
             case = case.except(written..all);
         }
@@ -248,6 +262,7 @@ impl Scene {
             .buffer("extrema", extrema)
             .buffer("values", values)
             .buffer("state", self.state())
+            .scalar("record_stride", 0u32)
             .scalar("splits", self.splits);
         self.expect(case, "out", &self.oracle(), BOUND)
     }
@@ -304,7 +319,8 @@ fn combine_int8_case(head_dim: u32, heads: u32, splits: u32, rows: u32) -> Case 
     .grid(layer.combine_grid(rows))
     .buffer("extrema", extrema)
     .buffer("values", values)
-    .buffer("state", vec![0, rows, 0])
+    .buffer("state", vec![0, rows, 0, 0])
+    .scalar("record_stride", 0u32)
     .scalar("splits", splits)
     .expect("xq", int8.codes, Bound::Exact)
     .expect("xscale", int8.scales, Bound::Exact)
@@ -392,5 +408,12 @@ pub fn cases() -> Vec<Case> {
     let combine = scenes.iter().map(Scene::combine_case);
     let int8 = [(256, 2, 17, 1), (512, 1, 40, 2), (256, 1, 1, 1)];
     let int8 = int8.into_iter().map(|(head_dim, heads, splits, rows)| combine_int8_case(head_dim, heads, splits, rows));
-    plain.chain(decode).chain(combine).chain(int8).chain(step::cases()).chain(flash_cases()).collect()
+    plain
+        .chain(decode)
+        .chain(combine)
+        .chain(int8)
+        .chain(step::cases())
+        .chain(company::cases())
+        .chain(flash_cases())
+        .collect()
 }

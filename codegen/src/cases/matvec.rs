@@ -47,15 +47,16 @@ fn masks(dtype: DType, plane: WeightPlane) -> (u64, u64) {
 }
 
 /// What the layer before left, for a prologue to make activations of.
+#[derive(Clone)]
 pub(super) struct Layer {
     pub x: Vec<f32>,
     pub update: Vec<f32>,
-    branch: Vec<f32>,
+    pub branch: Vec<f32>,
     /// Of the update and the branch, where there are both.
-    branch_norms: [Vec<f32>; 2],
+    pub branch_norms: [Vec<f32>; 2],
     pub post_norm: Vec<f32>,
-    norm: Vec<f32>,
-    scale: f32,
+    pub norm: Vec<f32>,
+    pub scale: f32,
     /// How closely the residual after the layer's part is known.
     pub close: Bound,
 }
@@ -129,7 +130,7 @@ impl Layer {
         }
     }
 
-    fn give(&self, product: &Product, case: Case) -> Case {
+    pub fn give(&self, product: &Product, case: Case) -> Case {
         let residual = |case: Case| {
             let case = case.buffer("input_x", self.x.clone()).buffer("update_x", self.update.clone());
             let case = match product.leaves_residual {
@@ -195,13 +196,13 @@ pub(super) fn gelu(x: f64) -> f64 {
 }
 
 /// A product with random weights: its matrix, the layer before it, what must come out and how closely.
-struct Problem {
-    product: Product,
-    matrix: Repacked,
-    layer: Layer,
-    expected: Vec<f32>,
-    bound: Bound,
-    by: Vec<f32>,
+pub(super) struct Problem {
+    pub product: Product,
+    pub matrix: Repacked,
+    pub layer: Layer,
+    pub expected: Vec<f32>,
+    pub bound: Bound,
+    pub by: Vec<f32>,
 }
 
 impl Problem {
@@ -259,7 +260,7 @@ impl Problem {
         Self { layer, expected, bound, ..of_random }
     }
 
-    fn name(&self) -> String {
+    pub fn name(&self) -> String {
         let Product { dtype, outputs, k, geglu, prologue, scaled, branches, unbounded, epsilon, .. } = self.product;
         let mut name = format!("{dtype}, {outputs} x {k}, {prologue:?}");
         if scaled {
@@ -290,7 +291,7 @@ impl Problem {
     }
 
     /// Everything but the activations.
-    fn weights(&self, mut case: Case) -> Case {
+    pub fn weights(&self, mut case: Case) -> Case {
         for (plane, bytes) in &self.matrix.planes {
             let param = if plane.name == "codes" { "codes".to_owned() } else { format!("side_{}", plane.name) };
             case = case.buffer(&param, Data::new(plane.element(), bytes.clone()));
@@ -324,7 +325,7 @@ impl Problem {
             .expect("keep_xsum", int8.sums, step(32.0))
     }
 
-    fn fast(&self, shape: LaunchShape) -> Case {
+    pub fn fast(&self, shape: LaunchShape) -> Case {
         let LaunchShape { lanes, rows, depth, warps, blocks, .. } = shape;
         let name = format!("{}, {lanes} lanes, {rows} rows, {depth} deep, {blocks} x {warps} warps", self.name());
         let instance = self.product.instance(shape).expect("a shape that fits the kernel");

@@ -17,5 +17,6 @@ pub mod probe;
 pub mod product;
 pub mod quantise;
 pub mod repack;
+pub mod rows;
 pub mod sample;
 pub mod wgmma;

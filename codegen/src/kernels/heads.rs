@@ -8,6 +8,8 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{ElementType, Instance, InstanceError};
 
+use super::attention::address::{page_start, record_of, row_of_record};
+
 /// Cosine (x) and sine (y), within 1.2e-7 for angles up to 2^24; the same bits everywhere, which the libraries' are not.
 /// The angle is first brought to an eighth turn around zero: the product with the first part of pi / 2 is exact there,
 /// and the two parts after it carry 48 more bits.
@@ -52,9 +54,9 @@ pub fn rotated(low: f32, high: f32, turn: F32x2) -> F32x2 {
     f32x2(low * turn.x - high * turn.y, high * turn.x + low * turn.y)
 }
 
-/// Norms, rotates and stores. Row r of the grid's second dimension is position `state[0] + r`, and is left alone if `state[1]`
-/// rows are not that many: its position may belong to another. The caches are `[capacity][KV_HEADS][DIM]`, position p in
-/// row `p % capacity`. `q_out` may be `q`.
+/// Norms, rotates and stores. Row r of the grid's second dimension is row r of a chunk, or has a record of its own, and is left
+/// alone if its record has not that many: its position may belong to another. Pages of the caches are `[capacity][KV_HEADS][DIM]`,
+/// position p in row `p % capacity`. `q_out` may be `q`.
 #[kernel(block = WARPS * 32, dependent)]
 pub fn heads<const DIM: u32, const Q_HEADS: u32, const KV_HEADS: u32, const WARPS: u32, KV: Float>(
     q: Input<f32>,
@@ -64,6 +66,7 @@ pub fn heads<const DIM: u32, const Q_HEADS: u32, const KV_HEADS: u32, const WARP
     k_weight: Weights<f32>,
     inverse_frequencies: Weights<f32>,
     state: Input<u32>,
+    pages: Weights<u32>,
     q_out: Output<f32>,
     k_cache: InOut<KV>,
     v_cache: InOut<KV>,
@@ -72,6 +75,10 @@ pub fn heads<const DIM: u32, const Q_HEADS: u32, const KV_HEADS: u32, const WARP
     v_stride: u32,
     capacity: u32,
     epsilon: f32,
+    window: u32,
+    record_stride: u32,
+    max_pages: u32,
+    page_stride: u32,
 ) {
     require!(DIM % 64 == 0);
     let head = block_idx() * WARPS + warp_id();
@@ -116,8 +123,10 @@ pub fn heads<const DIM: u32, const Q_HEADS: u32, const KV_HEADS: u32, const WARP
     } else {
         of_v
     };
-    let position = state[0u32] + row;
-    let in_use = row < state[1u32] && (is_q || is_k || is_v);
+    let record = record_of(state, row, record_stride);
+    let of_record = row_of_record(row, record_stride);
+    let position = record.x + of_record;
+    let in_use = of_record < record.y && (is_q || is_k || is_v);
     let mut low = regs(0.0f32, DIM / 64);
     let mut high = regs(0.0f32, DIM / 64);
     let mut squares = 0.0f32;
@@ -134,6 +143,9 @@ pub fn heads<const DIM: u32, const Q_HEADS: u32, const KV_HEADS: u32, const WARP
     if in_use {
         let to_q = (row * Q_HEADS + own) * DIM;
         let to_cache = ((position % capacity) * KV_HEADS + own) * DIM;
+        let page = if is_q { 0u64 } else { page_start(pages, record.w, position, window, max_pages, page_stride) };
+        let mut k_page = k_cache.offset(page);
+        let mut v_page = v_cache.offset(page);
         #[unroll]
         for p in 0..DIM / 64 {
             let i = lane + 32 * p;
@@ -145,12 +157,12 @@ pub fn heads<const DIM: u32, const Q_HEADS: u32, const KV_HEADS: u32, const WARP
                 q_out[to_q + i + DIM / 2] = turned.y;
             }
             if is_k {
-                k_cache[to_cache + i] = KV::from_f32(turned.x);
-                k_cache[to_cache + i + DIM / 2] = KV::from_f32(turned.y);
+                k_page[to_cache + i] = KV::from_f32(turned.x);
+                k_page[to_cache + i + DIM / 2] = KV::from_f32(turned.y);
             }
             if is_v {
-                v_cache[to_cache + i] = KV::from_f32(x);
-                v_cache[to_cache + i + DIM / 2] = KV::from_f32(y);
+                v_page[to_cache + i] = KV::from_f32(x);
+                v_page[to_cache + i + DIM / 2] = KV::from_f32(y);
             }
         }
     }

@@ -19,6 +19,7 @@ pub mod probe;
 pub mod product;
 pub mod quantise;
 pub mod repack;
+pub mod rows;
 pub mod sample;
 pub mod values;
 

@@ -1,5 +1,6 @@
 //! Attention against its definition: in the simulator under three orders, and as host-compiled text.
 
+use gemma4c_codegen::cases::attention::company::companies;
 use gemma4c_codegen::cases::attention::step::steps;
 use gemma4c_codegen::cases::attention::{Scene, cases};
 use gemma4c_codegen::kernels::attention::step::StepOut;
@@ -116,6 +117,18 @@ fn the_step_has_the_bits_of_the_kernels_it_stands_for() {
         for ((part, found), expected) in parts.zip(values.bytes().chunks_exact(dim)) {
             let saw_nothing = part[4..8] == [0; 4];
             assert!(saw_nothing || found == expected, "`{name}`: the values differ");
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_in_company() {
+    for company in companies() {
+        let together = output(&company.case(StepOut::Floats), "keep_out");
+        for (row, bits) in company.rows.iter().zip(together.chunks_exact(together.len() / company.rows.len())) {
+            let Some(step) = row else { continue };
+            let position = step.scene.position;
+            assert!(output(&step.case(StepOut::Floats), "keep_out") == bits, "`{}`, {position}", company.name);
         }
     }
 }

@@ -21,5 +21,6 @@ mod kernels_probe;
 mod kernels_product;
 mod kernels_quantise;
 mod kernels_repack;
+mod kernels_rows;
 mod kernels_sample;
 mod nvrtc;

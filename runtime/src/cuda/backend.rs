@@ -126,7 +126,7 @@ impl CudaBackend {
         let functions = functions.into_iter().map(|function| function.expect("every kernel was loaded")).collect();
         let mailbox = Mailbox { pinned: device.pinned(MAILBOX)?, used: 0 };
         let outbox = device.pinned((plan.model.vocab_size as usize * 4).max(MAILBOX))?;
-        let words = Words::new(&device)?;
+        let words = Words::new(&device, program.decode_rows() as usize)?;
         clock.lap("the other kernels");
         let opened = Opened { parts: clock.parts, loaded, free_before };
         let graphs = HashMap::new();
@@ -184,13 +184,12 @@ impl CudaBackend {
     /// The launches of a run, in order; an error for a run that the plan does not have.
     pub(super) fn launches(&self, run: Run) -> Result<Vec<Queued<'_>>, RuntimeError> {
         let program = self.program();
-        let phase = program.phases.get(run.phase);
-        let steps = phase.and_then(|phase| phase.steps.get(run.steps.0..run.steps.1));
-        let Some(steps) = steps else { return Err(RuntimeError::NoSuchRun(run)) };
+        let phase = program.phases.get(run.phase).ok_or(RuntimeError::NoSuchRun(run))?;
+        let steps = phase.steps.get(run.steps.0..run.steps.1).ok_or(RuntimeError::NoSuchRun(run))?;
         let pick = match run.pick {
             Pick::None => &[][..],
-            Pick::Largest => &program.pick_largest,
-            Pick::Sampled => &program.pick_sampled,
+            Pick::Largest => &phase.pick_largest,
+            Pick::Sampled => &phase.pick_sampled,
         };
         Ok(with_edges(steps, run.steps.0, pick))
     }
@@ -343,10 +342,10 @@ impl Backend for CudaBackend {
 
     fn send_back(&mut self, from: Range) -> Result<(), RuntimeError> {
         let address = self.regions.address(&from);
-        Ok(self.words.send(address)?)
+        Ok(self.words.send(address, from.bytes as usize)?)
     }
 
-    fn receive(&mut self) -> Result<u32, RuntimeError> {
+    fn receive(&mut self) -> Result<Vec<u32>, RuntimeError> {
         Ok(self.words.receive()?)
     }
 
@@ -407,16 +406,17 @@ mod tests {
     #[test]
     fn a_part_of_a_phase_waits_for_nothing_before_it() {
         let program = support::plan().cuda.unwrap().program;
-        let steps = &program.phases[1].steps;
+        let phase = &program.phases[1];
+        let steps = &phase.steps;
         let edges = |steps, first, then| -> Vec<Vec<usize>> {
             with_edges(steps, first, then).into_iter().map(|queued| queued.after).collect()
         };
-        assert_eq!(edges(steps, 0, &program.pick_largest), [vec![], vec![0], vec![1], vec![2]]);
+        assert_eq!(edges(steps, 0, &phase.pick_largest), [vec![], vec![0], vec![1], vec![2]]);
         assert_eq!(edges(&steps[1..], 1, &[]), [vec![], vec![0]]);
-        assert_eq!(edges(&[], 3, &program.pick_largest), [Vec::<usize>::new()]);
+        assert_eq!(edges(&[], 3, &phase.pick_largest), [Vec::<usize>::new()]);
         // A fork: what follows the steps waits for both ends.
         let mut forked = steps.clone();
         forked[2].after = vec![0];
-        assert_eq!(edges(&forked, 0, &program.pick_sampled), [vec![], vec![0], vec![0], vec![1, 2]]);
+        assert_eq!(edges(&forked, 0, &phase.pick_sampled), [vec![], vec![0], vec![0], vec![1, 2]]);
     }
 }

@@ -14,10 +14,10 @@ use crate::kernels::attention::step::{StepOut, groups};
 use crate::kernels::attention::{Attention, SHARED_BYTES};
 use crate::kernels::heads::{Heads, inverse_frequencies};
 
-const EPSILON: f32 = 1e-6;
+pub(super) const EPSILON: f32 = 1e-6;
 
 /// The new key may be off by a step of its type, and its score with it.
-const BOUND: Bound = Bound::Within { absolute: 1e-3, relative: 1e-3 };
+pub(super) const BOUND: Bound = Bound::Within { absolute: 1e-3, relative: 1e-3 };
 
 /// A layer that decodes a row, and the row's projections.
 #[derive(Clone, Debug)]
@@ -64,13 +64,13 @@ impl Step {
     }
 
     /// With the scene's queries and new row made from the projections.
-    fn prepared(mut self) -> Self {
-        let Attention { head_dim, kv_heads, capacity, kv, .. } = self.scene.layer;
+    pub(super) fn prepared(mut self) -> Self {
+        let Attention { head_dim, kv, .. } = self.scene.layer;
         let (dim, position) = (head_dim as usize, self.scene.position);
         let turned = |head: &[f32], weight: &[f32]| rotated(&normed(head, Some(weight)), position, &self.frequencies);
         self.scene.q = self.q.chunks(dim).flat_map(|head| turned(head, &self.q_weight)).collect();
         if self.own {
-            let row = (position % capacity * kv_heads * head_dim) as usize;
+            let row = self.scene.paging.row(position);
             let keys = self.k.chunks(dim).flat_map(|head| turned(head, &self.k_weight));
             let values = self.v.chunks(dim).flat_map(|head| normed(head, None));
             for (i, (key, value)) in keys.zip(values).enumerate() {
@@ -83,13 +83,17 @@ impl Step {
 
     /// A cache before the store: what the new row will replace is not a number.
     fn cache_before(&self, after: &[f32]) -> Data {
-        let Attention { head_dim, kv_heads, capacity, kv, .. } = self.scene.layer;
+        cache_data(self.scene.layer.kv, &self.before(after))
+    }
+
+    pub(super) fn before(&self, after: &[f32]) -> Vec<f32> {
+        let Attention { head_dim, kv_heads, .. } = self.scene.layer;
         let mut before = after.to_vec();
         if self.own {
             let width = (kv_heads * head_dim) as usize;
-            before[(self.scene.position % capacity) as usize * width..][..width].fill(f32::NAN);
+            before[self.scene.paging.row(self.scene.position)..][..width].fill(f32::NAN);
         }
-        cache_data(kv, &before)
+        before
     }
 
     fn projections(&self, case: Case) -> Case {
@@ -102,7 +106,11 @@ impl Step {
             .buffer("state", self.scene.state())
             .buffer("k_cache", self.cache_before(&self.scene.k))
             .buffer("v_cache", self.cache_before(&self.scene.v))
-            .scalar("capacity", self.scene.layer.capacity)
+            .buffer("pages", self.scene.paging.pages.clone())
+            .scalar("window", self.scene.layer.window_scalar())
+            .scalar("capacity", self.scene.layer.page_rows())
+            .scalar("max_pages", self.scene.paging.max_pages)
+            .scalar("page_stride", self.scene.paging.page_stride)
             .scalar("epsilon", EPSILON)
     }
 
@@ -116,7 +124,9 @@ impl Step {
         let case = Case::new(format!("step{name}, {}{own}", self.scene.name), instance)
             .grid([layer.kv_heads, *splits, 1])
             .buffer("counters", counters.clone())
-            .scalar("window", layer.window_scalar())
+            .scalar("q_stride", 0u32)
+            .scalar("k_stride", 0u32)
+            .scalar("v_stride", 0u32)
             .scalar("segment", *segment)
             .scalar("grouped", self.grouped)
             .expect("counters", counters, Bound::Exact);
@@ -174,6 +184,7 @@ impl Step {
         let heads = Heads { dim, q: self.scene.layer.heads(), kv, cache };
         let case = Case::new("heads", heads.instance().expect("two warps are a block"))
             .grid(heads.grid(1))
+            .scalar("record_stride", 16u32)
             .scalar("q_stride", 0u32)
             .scalar("k_stride", 0u32)
             .scalar("v_stride", 0u32)
@@ -191,9 +202,13 @@ impl Step {
             .buffer("k", k)
             .buffer("v", v)
             .buffer("state", self.scene.state())
+            .buffer("pages", self.scene.paging.pages.clone())
             .scalar("window", layer.window_scalar())
             .scalar("segment", *segment)
-            .scalar("capacity", layer.capacity)
+            .scalar("capacity", layer.page_rows())
+            .scalar("record_stride", 16u32)
+            .scalar("max_pages", self.scene.paging.max_pages)
+            .scalar("page_stride", self.scene.paging.page_stride)
             .expect("extrema", vec![F32x2::default(); slots], BOUND)
             .expect("values", vec![0.0f32; slots * layer.head_dim as usize], BOUND)
             .except(0..slots * layer.head_dim as usize)
@@ -209,6 +224,7 @@ impl Step {
             .buffer("extrema", extrema)
             .buffer("values", values)
             .buffer("state", self.scene.state())
+            .scalar("record_stride", 16u32)
             .scalar("splits", self.scene.splits);
         if out == StepOut::Int8 {
             case.expect("xq", vec![0u32; width / 4], BOUND).expect("xscale", vec![0.0f32; width / 32], BOUND).expect(

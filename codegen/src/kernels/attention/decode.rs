@@ -10,6 +10,7 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{ElementType, Instance, InstanceError};
 
 use super::Attention;
+use super::address::{page_start, record_of, row_of_record};
 use super::floats::{leave_floats, mix_floats, score_floats, weigh_floats};
 use super::plain::first_visible;
 use super::tensor::{leave_tensor, load_queries, mix_tensor, score_tensor, weigh_tensor};
@@ -47,7 +48,7 @@ pub fn tile_end<const KEYS: u32>(at: u32, position: u32, first: u32, segment: u3
 
 /// Starts to copy the keys (or values) of a tile's positions `at..end`, of one head. The cache holds those before `stored`;
 /// one that it does not hold yet stays as it is. The tile's rest becomes zero: it weighs nothing, but what a ring holds there
-/// need not be a number. A ring holds all visible positions, so it wraps at most once between them.
+/// need not be a number. A ring holds all visible positions, so it wraps at most once between them; a full layer's tile lies in one page.
 #[device]
 pub fn copy_tile<const D: u32, const KEYS: u32, const THREADS: u32, const VECTOR: u32, KV: Float>(
     tile: Shared<KV>,
@@ -119,6 +120,11 @@ pub fn attend<
     splits: u32,
     kv_row: u32,
     capacity: u32,
+    pages: Weights<u32>,
+    slot: u32,
+    window: u32,
+    max_pages: u32,
+    page_stride: u32,
 ) {
     if thread_idx() < G {
         largest[thread_idx()] = f32::NEG_INFINITY;
@@ -135,6 +141,7 @@ pub fn attend<
         let end = tile_end(at, position, first, segment);
         let next = next_tile(at, first, segment, splits);
         let next_end = tile_end(next, position, first, segment);
+        let next_page = page_start(pages, slot, next.min(position), window, max_pages, page_stride);
         cp_async_wait(1);
         if end > stored {
             patch_tile(keys, new_key, stored - at);
@@ -147,7 +154,7 @@ pub fn attend<
         }
         barrier();
         if next <= position {
-            copy_tile(keys, k_head, next, next_end, stored, kv_row, capacity);
+            copy_tile(keys, k_head.offset(next_page), next, next_end, stored, kv_row, capacity);
         }
         // An empty group too: the waits count groups.
         cp_async_commit();
@@ -168,7 +175,7 @@ pub fn attend<
         }
         barrier();
         if next <= position {
-            copy_tile(mixed, v_head, next, next_end, stored, kv_row, capacity);
+            copy_tile(mixed, v_head.offset(next_page), next, next_end, stored, kv_row, capacity);
         }
         cp_async_commit();
         at = next;
@@ -200,13 +207,19 @@ pub fn attention_decode<
     k: Input<KV>,
     v: Input<KV>,
     state: Input<u32>,
+    pages: Weights<u32>,
     extrema: Output<F32x2>,
     values: Output<f32>,
     window: u32,
     segment: u32,
     capacity: u32,
+    record_stride: u32,
+    max_pages: u32,
+    page_stride: u32,
 ) {
     require!(KEYS * D % (THREADS * VECTOR) == 0 && G <= 16 && D % 128 == 0);
+    // A tile of a full layer lies in one page.
+    require!(256 % KEYS == 0);
     let work = shared::<f32>(if TENSOR && THREADS / 32 * (KEYS + 8) > D + 8 {
         G * (THREADS / 32) * (KEYS + 8)
     } else {
@@ -224,10 +237,12 @@ pub fn attention_decode<
 
     let splits = grid_dim_y();
     let row = block_idx_z();
-    if row >= state[1u32] {
+    let record = record_of(state, row, record_stride);
+    let of_record = row_of_record(row, record_stride);
+    if of_record >= record.y {
         return;
     }
-    let position = state[0u32] + row;
+    let position = record.x + of_record;
     let head = (row * grid_dim() + block_idx()) * G;
     let slot = head * splits + block_idx_y();
     let first = first_visible(position, window);
@@ -243,9 +258,10 @@ pub fn attention_decode<
     let k_head = k.offset(block_idx() * D);
     let v_head = v.offset(block_idx() * D);
     let end = tile_end(at, position, first, segment);
-    copy_tile(keys, k_head, at, end, end, kv_row, capacity);
+    let page = page_start(pages, record.w, at, window, max_pages, page_stride);
+    copy_tile(keys, k_head.offset(page), at, end, end, kv_row, capacity);
     cp_async_commit();
-    copy_tile(mixed, v_head, at, end, end, kv_row, capacity);
+    copy_tile(mixed, v_head.offset(page), at, end, end, kv_row, capacity);
     cp_async_commit();
     for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
         store(work, i / D * (D + 8) + i % D, load::<F32x4>(q, head * D + i));
@@ -271,6 +287,11 @@ pub fn attention_decode<
         splits,
         kv_row,
         capacity,
+        pages,
+        record.w,
+        window,
+        max_pages,
+        page_stride,
     );
     for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
         store(values, (slot + i / D * splits) * D + i % D, load::<F32x4>(work, i / D * (D + 8) + i % D));

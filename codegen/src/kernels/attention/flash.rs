@@ -10,6 +10,7 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{ElementType, Instance, InstanceError};
 
 use super::Attention;
+use super::address::page_start;
 use super::plain::first_visible;
 
 /// Values of a head that a warp sums: 128 registers a lane.
@@ -18,8 +19,8 @@ const WARP_COLUMNS: u32 = 256;
 /// Rows and keys of a tile, largest first: the first that fits in a block's shared memory is taken.
 const TILES: [(u32, u32); 2] = [(64, 32), (32, 16)];
 
-/// Starts to copy the keys (or values) of KEYS positions from `at` on, of one head. Positions outside `first..=last` are
-/// read as the nearest inside: a ring may hold anything there. Rows are eight elements apart more than they are long, so that
+/// Starts to copy the keys (or values) of KEYS positions from `at` on, of one head; `cache` is the page that holds them. Positions outside
+/// `first..=last` are read as the nearest inside: a page may hold anything there. Rows are eight elements apart more than they are long, so that
 /// the rows of a matrix load lie in different banks.
 #[device]
 pub fn copy_padded_tile<const D: u32, const KEYS: u32, const THREADS: u32, KV: Float>(
@@ -31,10 +32,11 @@ pub fn copy_padded_tile<const D: u32, const KEYS: u32, const THREADS: u32, KV: F
     kv_row: u32,
     capacity: u32,
 ) {
-    let start = first % capacity;
+    let from = at.max(first);
+    let start = from % capacity;
     for i in (thread_idx() * 8..KEYS * D).by(THREADS * 8) {
         let position = (at + i / D).max(first).min(last);
-        let row = start + (position - first);
+        let row = start + (position - from);
         let wrapped = if row < capacity { row } else { row - capacity };
         cp_async16(tile, i / D * (D + 8) + i % D, cache, wrapped * kv_row + i % D);
     }
@@ -91,12 +93,17 @@ pub fn attention_flash<
     k: Input<KV>,
     v: Input<KV>,
     state: Input<u32>,
+    pages: Weights<u32>,
     out: Output<O>,
     group: u32,
     window: u32,
     capacity: u32,
+    max_pages: u32,
+    page_stride: u32,
 ) {
     require!(ROWS % 16 == 0 && KEYS % 16 == 0 && COLUMNS % 16 == 0);
+    // A tile of a full layer lies in one page.
+    require!(256 % KEYS == 0);
     require!(D % COLUMNS == 0 && THREADS == ROWS * 2 * (D / COLUMNS));
     let queries = shared::<KV>(ROWS * (D + 8));
     let keys = shared::<KV>(KEYS * (D + 8));
@@ -106,11 +113,12 @@ pub fn attention_flash<
     let heads = grid_dim();
     let head = block_idx();
     let first_row = block_idx_y() * ROWS;
-    let rows = state[1u32];
+    let record = load::<U32x4>(state, 0u32);
+    let rows = record.y;
     if first_row >= rows {
         return;
     }
-    let start = state[0u32];
+    let start = record.x;
     let first = first_visible(start + first_row, window);
     let last = start + (first_row + ROWS).min(rows) - 1;
     let kv_row = heads / group * D;
@@ -118,9 +126,10 @@ pub fn attention_flash<
     let v_head = v.offset(head / group * D);
 
     let mut at = first / KEYS * KEYS;
-    copy_padded_tile(keys, k_head, at, first, last, kv_row, capacity);
+    let page = page_start(pages, record.w, at, window, max_pages, page_stride);
+    copy_padded_tile(keys, k_head.offset(page), at, first, last, kv_row, capacity);
     cp_async_commit();
-    copy_padded_tile(mixed, v_head, at, first, last, kv_row, capacity);
+    copy_padded_tile(mixed, v_head.offset(page), at, first, last, kv_row, capacity);
     cp_async_commit();
     // Rows past the chunk's end are copies of its last.
     for i in (thread_idx() * 4..ROWS * D).by(THREADS * 4) {
@@ -146,6 +155,7 @@ pub fn attention_flash<
     let mut lower_total = 0.0f32;
     let mut sums = regs(F32x4::ZERO, COLUMNS / 8);
     while at <= last {
+        let next_page = page_start(pages, record.w, (at + KEYS).min(last), window, max_pages, page_stride);
         cp_async_wait(1);
         barrier();
         let mut scores = regs(F32x4::ZERO, KEYS / 8);
@@ -168,7 +178,7 @@ pub fn attention_flash<
         }
         barrier();
         if at + KEYS <= last {
-            copy_padded_tile(keys, k_head, at + KEYS, first, last, kv_row, capacity);
+            copy_padded_tile(keys, k_head.offset(next_page), at + KEYS, first, last, kv_row, capacity);
         }
         // An empty group too: the waits count groups.
         cp_async_commit();
@@ -258,7 +268,7 @@ pub fn attention_flash<
         }
         barrier();
         if at + KEYS <= last {
-            copy_padded_tile(mixed, v_head, at + KEYS, first, last, kv_row, capacity);
+            copy_padded_tile(mixed, v_head.offset(next_page), at + KEYS, first, last, kv_row, capacity);
         }
         cp_async_commit();
         at += KEYS;

@@ -5,6 +5,7 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use super::Attention;
+use super::address::{page_start, record_of, row_of_record};
 
 /// The first position that the query at `position` sees. `window` counts the query's own position.
 #[device]
@@ -30,20 +31,26 @@ pub fn attention_plain<const D: u32, KV: Float>(
     k: Input<KV>,
     v: Input<KV>,
     state: Input<u32>,
+    pages: Weights<u32>,
     out: Output<f32>,
     group: u32,
     window: u32,
     capacity: u32,
+    record_stride: u32,
+    max_pages: u32,
+    page_stride: u32,
 ) {
     require!(D % 32 == 0);
     grid_launch_dependents();
     grid_dependency_wait();
     let head = block_idx();
     let row = block_idx_y();
-    if row >= state[1u32] {
+    let record = record_of(state, row, record_stride);
+    let of_record = row_of_record(row, record_stride);
+    if of_record >= record.y {
         return;
     }
-    let position = state[0u32] + row;
+    let position = record.x + of_record;
     let first = first_visible(position, window);
     let query = q.offset((row * grid_dim() + head) * D);
     let kv_row = grid_dim() / group * D;
@@ -51,17 +58,20 @@ pub fn attention_plain<const D: u32, KV: Float>(
 
     let mut largest = f32::NEG_INFINITY;
     for at in first..position + 1 {
-        largest = largest.max(plain_score(query, k.offset(at % capacity * kv_row + kv_head)));
+        let page = page_start(pages, record.w, at, window, max_pages, page_stride);
+        largest = largest.max(plain_score(query, k.offset(page).offset(at % capacity * kv_row + kv_head)));
     }
     let mut total = 0.0f32;
     let mut sums = regs(0.0f32, D / 32);
     for at in first..position + 1 {
+        let page = page_start(pages, record.w, at, window, max_pages, page_stride);
         let start = at % capacity * kv_row + kv_head;
-        let weight = (plain_score(query, k.offset(start)) - largest).exp();
+        let weight = (plain_score(query, k.offset(page).offset(start)) - largest).exp();
+        let value = v.offset(page).offset(start);
         total += weight;
         #[unroll]
         for i in 0..D / 32 {
-            sums[i] = weight.mul_add(v[start + i * 32 + lane_id()].to_f32(), sums[i]);
+            sums[i] = weight.mul_add(value[i * 32 + lane_id()].to_f32(), sums[i]);
         }
     }
     #[unroll]

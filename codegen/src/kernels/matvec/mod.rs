@@ -12,6 +12,7 @@
 
 pub mod formats;
 pub mod parts;
+pub mod prologue;
 pub mod shape;
 pub mod slots;
 
@@ -20,15 +21,15 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
 
 use crate::kernels::NORM_EPSILON;
-use crate::kernels::norm::sum4;
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
 use formats::format;
 use parts::{
-    Unit, UnitActivations, activations_at, dot_fine, fetch, inverse_rms_of_warps, keep_codes, keep_fine, leave_squares,
-    part_at, plain_activations, second_part_at, squares_of_pieces,
+    Unit, UnitActivations, activations_at, dot_fine, fetch, inverse_rms_of_warps, keep_codes, keep_fine, part_at,
+    plain_activations, second_part_at,
 };
+use prologue::{add_update, copy_norms, weigh};
 use shape::{LaunchShape, launch_shape};
-use slots::{as_words, square_sum, weighted, with_update};
+use slots::as_words;
 
 /// The unit of `codes` that row `r` of a lane's rows needs at `at`: out-of-range rows are clamped to the last row, and their results dropped.
 #[device]
@@ -160,24 +161,10 @@ pub fn matvec<
         }
     }
 
-    // Those of the norms too: each thread copies what it will need itself.
+    // Those of the norms too.
     let threads = WARPS * 32;
     let places = K / 4;
-    #[unroll]
-    for p in 0..PIECES {
-        let place = thread_idx() + p * threads;
-        if RESIDUAL && place < places {
-            cp_async16(posts, place * 4, post_norm, place * 4);
-        }
-        if BRANCHED && place < places {
-            cp_async16(posts, K + place * 4, update_norm, place * 4);
-            cp_async16(posts, 2 * K + place * 4, branch_norm, place * 4);
-        }
-        if NORMED && place < places {
-            cp_async16(nexts, place * 4, next_norm, place * 4);
-        }
-    }
-    cp_async_commit();
+    copy_norms(posts, nexts, update_norm, branch_norm, post_norm, next_norm);
     grid_launch_dependents();
     grid_dependency_wait();
     if READY {
@@ -199,82 +186,11 @@ pub fn matvec<
                 held[p] = input(if places % (PIECES * threads) == 0 { place } else { place.min(places - 1) } * 4);
             }
             if RESIDUAL {
-                let mut updates = regs(F32x4::ZERO, PIECES);
-                #[unroll]
-                for p in 0..PIECES {
-                    updates[p] = update((thread_idx() + p * threads).min(places - 1) * 4);
-                }
-                if BRANCHED {
-                    // The update is a sum of two, each normed by itself.
-                    let mut branches = regs(F32x4::ZERO, PIECES);
-                    #[unroll]
-                    for p in 0..PIECES {
-                        branches[p] = branch((thread_idx() + p * threads).min(places - 1) * 4);
-                    }
-                    let mut of_first = 0.0f32;
-                    let mut of_second = 0.0f32;
-                    #[unroll]
-                    for p in 0..PIECES {
-                        if thread_idx() + p * threads < places {
-                            of_first = of_first + square_sum(updates[p]);
-                            of_second = of_second + square_sum(branches[p]);
-                        }
-                    }
-                    of_first = warp_sum(of_first);
-                    of_second = warp_sum(of_second);
-                    if lane_id() == 0 {
-                        of_branches[warp_id()] = f32x4(of_first, of_second, 0.0, 0.0);
-                    }
-                    barrier();
-                    cp_async_wait(0);
-                    let mut total = F32x4::ZERO;
-                    #[unroll]
-                    for warp in 0..WARPS {
-                        total = sum4(total, of_branches[warp]);
-                    }
-                    let first = rsqrt(total.x / K as f32 + EPSILON);
-                    let second = rsqrt(total.y / K as f32 + EPSILON);
-                    #[unroll]
-                    for p in 0..PIECES {
-                        let place = thread_idx() + p * threads;
-                        if place < places {
-                            let part = weighted(updates[p], load::<F32x4>(posts, K + place * 4), first);
-                            let other = weighted(branches[p], load::<F32x4>(posts, 2 * K + place * 4), second);
-                            updates[p] = sum4(part, other);
-                        }
-                    }
-                }
-                leave_squares(squares_of_pieces(&updates, places), of_updates);
-                barrier();
-                cp_async_wait(0);
-                let factor = inverse_rms_of_warps(of_updates, K);
-                let by = scale(1.0);
-                #[unroll]
-                for p in 0..PIECES {
-                    let place = thread_idx() + p * threads;
-                    if place < places {
-                        let part = weighted(updates[p], load::<F32x4>(posts, place * 4), 1.0);
-                        held[p] = with_update(held[p], part, factor, by);
-                        if block_idx() == 0 {
-                            residual(held[p], place * 4);
-                        }
-                    }
-                }
+                let leaves = block_idx() == 0;
+                add_update(update, branch, scale, residual, &mut held, 0, 0, 0, leaves, posts, of_branches, of_updates);
             }
             if NORMED {
-                // The squares are those of the values themselves, whatever cancelled in them. A norm's factor is the same for all
-                // values, so the results take it, and no barrier waits for it here.
-                cp_async_wait(0);
-                let mut squares = 0.0f32;
-                #[unroll]
-                for p in 0..PIECES {
-                    let place = thread_idx() + p * threads;
-                    if place < places {
-                        squares = squares + square_sum(held[p]);
-                        held[p] = weighted(held[p], load::<F32x4>(nexts, place * 4), 1.0);
-                    }
-                }
-                leave_squares(squares, of_residual);
+                weigh(&mut held, nexts, of_residual);
             }
             #[unroll]
             for p in 0..PIECES {
@@ -497,7 +413,7 @@ impl Product {
     }
 
     /// Fours of activations that a thread holds at once: all of its own where there is a norm.
-    fn pieces(&self, shape: LaunchShape) -> u32 {
+    pub fn pieces(&self, shape: LaunchShape) -> u32 {
         let own = (self.k / 4).div_ceil(shape.warps * 32);
         if self.prologue.adds_residual() || self.prologue.is_normed() { own } else { own.min(MOST_PIECES) }
     }

@@ -3,6 +3,8 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{ElementType, Instance, InstanceError};
 
+use crate::kernels::attention::address::{page_start, record_of, row_of_record};
+
 /// The row that is asked for. `asked` is the state of the one-row part of a plan: the row's position, its rows (1), and its
 /// number among the rows of `x`.
 #[kernel(block = 256, dependent)]
@@ -15,26 +17,36 @@ pub fn take_row(x: Input<f32>, asked: Input<u32>, out: Output<f32>, width: u32) 
     }
 }
 
-/// Keys and values of the chunk's rows, `width` values each, to their places in caches of `capacity` rows: position p in row
-/// `p % capacity`.
+/// Keys and values of rows, `width` values each, to their places in the caches: position p in row `p % capacity` of its page.
 #[kernel(block = 256, dependent)]
 pub fn kv_store<KV: Float>(
     k: Input<f32>,
     v: Input<f32>,
     state: Input<u32>,
+    pages: Weights<u32>,
     k_cache: InOut<KV>,
     v_cache: InOut<KV>,
     width: u32,
     capacity: u32,
+    window: u32,
+    record_stride: u32,
+    max_pages: u32,
+    page_stride: u32,
 ) {
     grid_launch_dependents();
     grid_dependency_wait();
     let row = block_idx_y();
     let i = block_idx() * 256 + thread_idx();
-    if row < state[1u32] && i < width {
-        let to = (state[0u32] + row) % capacity * width + i;
-        k_cache[to] = KV::from_f32(k[row * width + i]);
-        v_cache[to] = KV::from_f32(v[row * width + i]);
+    let record = record_of(state, row, record_stride);
+    let of_record = row_of_record(row, record_stride);
+    if of_record < record.y && i < width {
+        let position = record.x + of_record;
+        let page = page_start(pages, record.w, position, window, max_pages, page_stride);
+        let to = position % capacity * width + i;
+        let mut k_page = k_cache.offset(page);
+        let mut v_page = v_cache.offset(page);
+        k_page[to] = KV::from_f32(k[row * width + i]);
+        v_page[to] = KV::from_f32(v[row * width + i]);
     }
 }
 

@@ -207,7 +207,8 @@ fn each_fault_has_its_words() {
         writeln!(texts, "{name}\n    {}", Plan::from_bytes(&file).expect_err(name)).unwrap();
     }
     texts.push_str("\n-- contradictions\n");
-    for (name, edit) in CONTRADICTIONS.into_iter().chain(cuda::CONTRADICTIONS).chain(cuda::PHASES) {
+    let of_gpus = cuda::CONTRADICTIONS.into_iter().chain(cuda::PHASES).chain(cuda::KEYS_AND_VALUES);
+    for (name, edit) in CONTRADICTIONS.into_iter().chain(of_gpus) {
         let mut plan = support::plan();
         edit(&mut plan);
         let error = plan.to_bytes().expect_err(name);

@@ -1,0 +1,280 @@
+//! Cases of the products of several rows. The oracle is the product of one row, run in the simulator for every row by itself: every
+//! result must have its bits.
+
+use std::sync::LazyLock;
+
+use gemma4c_blocks::DType;
+use gemma4c_dsl::harness::{Bound, Case, Data, Executor, Random, Simulator};
+use gemma4c_dsl::sim::Order;
+
+use super::matvec::{Layer, Problem, random_planes};
+use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::shape::LaunchShape;
+use crate::kernels::matvec::{Product as OneRow, Prologue, slots};
+use crate::kernels::planes::Repacked;
+use crate::kernels::rows::{Product, Shape, cores};
+
+/// Several rows of one layer before a product with random weights: each row a problem of its own, with the same weights.
+struct Batch {
+    product: Product,
+    /// How one row is computed: its lanes and warps decide the bits.
+    one: LaunchShape,
+    rows: Vec<Problem>,
+}
+
+/// Activations as the product reads them.
+#[derive(Default)]
+struct Activations {
+    x: Vec<u8>,
+    xscale: Vec<u8>,
+    xsum: Vec<u8>,
+    fine: Vec<u8>,
+    fine_sums: Vec<u8>,
+    factor: Vec<u8>,
+}
+
+/// What a run left in a parameter.
+fn left(case: &Case, param: &str) -> Data {
+    let results = Simulator(Order::Forward).run(case).unwrap_or_else(|error| panic!("{error}"));
+    found(case, &results, param)
+}
+
+fn found(case: &Case, results: &[Option<Data>], param: &str) -> Data {
+    let at = case.instance.params().iter().position(|p| p.name == param).expect("a parameter of the kernel");
+    results[at].clone().expect("memory")
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+fn integers(bytes: &[u8]) -> Vec<i32> {
+    bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+impl Batch {
+    fn new(of: OneRow, rows: u32, one: LaunchShape) -> Self {
+        let (all, k) = (of.rows() as usize, of.k as usize);
+        let seed = (all * k) as u64 + of.dtype as u64;
+        let matrix = Repacked { dtype: of.dtype, rows: all, k, planes: random_planes(of.dtype, all, k, seed) };
+        let layer = match of.unbounded {
+            true => Layer::massive(k, 5_000.0, false),
+            false => Layer::random(k),
+        };
+        let row = |row: u32| {
+            let mut random = Random::new(seed + 1 + u64::from(row));
+            let mut layer = layer.clone();
+            // Rows of different sizes; of unbounded ones some without massive channels.
+            let size = 0.5 + row as f32;
+            if row % 3 == 1 {
+                layer.x = random.floats(k, -size, size);
+            } else {
+                let noise = random.floats(k, -0.5, 0.5);
+                layer.x.iter_mut().zip(noise).for_each(|(x, noise)| *x += noise);
+            }
+            layer.update = random.floats(k, -size, size);
+            layer.branch = random.floats(k, -0.3, 0.3);
+            let by = random.floats(of.outputs as usize, -2.0, 2.0);
+            let expected = vec![0.0; of.outputs as usize];
+            Problem { product: of.clone(), matrix: matrix.clone(), layer, expected, bound: Bound::Exact, by }
+        };
+        let problems = (0..rows).map(row).collect();
+        Self { product: Product { one: of, rows }, one, rows: problems }
+    }
+
+    fn name(&self) -> String {
+        format!("{} rows of {}", self.rows.len(), self.rows[0].name())
+    }
+
+    fn all<T: Copy>(&self, of: impl Fn(&Problem) -> &[T]) -> Vec<T> {
+        self.rows.iter().flat_map(|row| of(row).to_vec()).collect()
+    }
+
+    /// What one row by itself leaves in a parameter of its product, for all rows one after the other.
+    fn alone(&self, param: &str) -> Vec<f32> {
+        self.rows.iter().flat_map(|row| floats(left(&row.fast(self.one), param).bytes())).collect()
+    }
+
+    /// The kernel that prepares the rows. What it leaves is compared between all executors; the products say whether it is right.
+    fn prepare(&self) -> Option<(Case, Activations)> {
+        let of = &self.product.one;
+        let instance = self.product.prepare(self.one).expect("a shape that fits the kernel")?;
+        let rows = self.rows.len();
+        let (k, groups) = (of.k as usize, of.k as usize / 32);
+        let name = format!("prepared, {}", self.name());
+        // The weights of the norms are those of every row.
+        let case = self.rows[0].layer.give(of, Case::new(name, instance).grid([rows as u32, 1, 1]));
+        let replaced = ["input_x", "update_x", "branch_x", "codes"];
+        let mut case = Case {
+            buffers: case.buffers.into_iter().filter(|(name, _)| !replaced.contains(&name.as_str())).collect(),
+            expectations: Vec::new(),
+            ..case
+        };
+        case = case.buffer("input_x", self.all(|row| &row.layer.x));
+        if of.prologue.adds_residual() {
+            case = case.buffer("update_x", self.all(|row| &row.layer.update));
+            if of.branches {
+                case = case.buffer("branch_x", self.all(|row| &row.layer.branch));
+            }
+            if of.leaves_residual {
+                case = case.expect("residual_out", self.alone("residual_out"), Bound::Exact);
+            }
+        }
+        for stride in ["input_stride", "update_stride", "branch_stride"] {
+            case = case.scalar(stride, of.k);
+        }
+        let integer = format(of.dtype).integer;
+        let fine = integer && of.unbounded;
+        let normed = matches!(of.prologue, Prologue::Norm | Prologue::ResidualNorm);
+        let len = |there: bool, len: usize| if there { rows * len } else { 0 };
+        let sized = case
+            .clone()
+            .expect("xq", vec![0u32; len(integer, k / 4)], Bound::Exact)
+            .expect("xscale", vec![0.0f32; len(integer, groups)], Bound::Exact)
+            .expect("xsum", vec![0i32; len(integer, groups)], Bound::Exact)
+            .expect("fine", vec![0u32; len(fine, k / 2)], Bound::Exact)
+            .expect("fine_sums", vec![0i32; len(fine, groups)], Bound::Exact)
+            .expect("values", vec![0.0f32; len(!integer, k)], Bound::Exact)
+            .expect("factor", vec![0.0f32; len(normed, 1)], Bound::Exact);
+        let results = Simulator(Order::Forward).run(&sized).unwrap_or_else(|error| panic!("{error}"));
+        let bytes = |param: &str| found(&sized, &results, param).bytes().to_vec();
+        let activations = Activations {
+            x: if integer { bytes("xq") } else { bytes("values") },
+            xscale: bytes("xscale"),
+            xsum: bytes("xsum"),
+            fine: bytes("fine"),
+            fine_sums: bytes("fine_sums"),
+            factor: bytes("factor"),
+        };
+        for param in ["xq", "xscale", "xsum", "fine", "fine_sums", "values", "factor"] {
+            case = case.expect(param, found(&sized, &results, param), Bound::Exact);
+        }
+        Some((case, activations))
+    }
+
+    /// The activations where nothing need prepare them.
+    fn as_they_arrive(&self) -> Activations {
+        let bytes = |values: Vec<f32>| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let x = self.all(|row| &row.layer.x);
+        if self.product.one.prologue != Prologue::Int8 {
+            return Activations { x: bytes(x), ..Default::default() };
+        }
+        let int8 = super::quantise::Int8::of(&x);
+        Activations {
+            x: int8.codes.iter().flat_map(|word| word.to_le_bytes()).collect(),
+            xscale: bytes(int8.scales),
+            xsum: int8.sums.iter().flat_map(|sum| sum.to_le_bytes()).collect(),
+            ..Default::default()
+        }
+    }
+
+    fn product(&self, shape: Shape, activations: &Activations) -> Case {
+        let of = &self.product.one;
+        let instance = self.product.instance(shape).expect("a shape that fits the kernel");
+        let case = Case::new(format!("{}, {shape:?}", self.name()), instance).grid(self.product.grid(shape));
+        let case = self.rows[0].weights(case);
+        let by = self.all(|row| &row.by);
+        let of_all_rows = |(name, data): (String, Data)| match name.as_str() {
+            "epilogue_by" | "epilogue_addend" => (name, by.clone().into()),
+            _ => (name, data),
+        };
+        let case = Case {
+            buffers: case.buffers.into_iter().map(of_all_rows).collect(),
+            scalars: case.scalars.into_iter().filter(|(name, _)| name != "rows").collect(),
+            ..case
+        };
+        let integer = format(of.dtype).integer;
+        case.buffer("x", words(&activations.x))
+            .buffer("xscale", floats(&activations.xscale))
+            .buffer("xsum", integers(&activations.xsum))
+            .buffer("fine", words(&activations.fine))
+            .buffer("fine_sums", integers(&activations.fine_sums))
+            .buffer("factor", floats(&activations.factor))
+            .scalar("outputs", of.outputs)
+            .scalar("rows", self.rows.len() as u32)
+            .scalar("x_stride", if integer { of.k / 4 } else { of.k })
+            .scalar("by_stride", of.outputs)
+            .expect("out", self.alone("out"), Bound::Exact)
+    }
+
+    /// The rows prepared, where they must be, and multiplied.
+    fn cases(&self, shapes: &[Shape]) -> Vec<Case> {
+        let (mut cases, activations) = match self.prepare() {
+            Some((case, activations)) => (vec![case], activations),
+            None => (vec![], self.as_they_arrive()),
+        };
+        cases.extend(shapes.iter().map(|shape| self.product(*shape, &activations)));
+        cases
+    }
+}
+
+/// The product of one row: two blocks, so that there are more outputs than they take at once.
+const fn one(lanes: u32, warps: u32) -> LaunchShape {
+    LaunchShape { lanes, rows: 2, depth: 2, warps, blocks: 2, share: 0 }
+}
+
+const fn on_cores(lanes: u32, depth: u32, warps: u32, tile: u32, blocks: u32) -> Shape {
+    Shape::Cores(cores::Shape { lanes, weight_rows: 2, depth, warps, tile, blocks })
+}
+
+pub fn cases() -> Vec<Case> {
+    static CASES: LazyLock<Vec<Case>> =
+        LazyLock::new(|| types().into_iter().chain(shapes()).chain(fusions()).collect());
+    CASES.clone()
+}
+
+/// Every type; more outputs than the grid takes at once, and a last tile of rows that is not full.
+pub fn types() -> Vec<Case> {
+    let of = |dtype: DType| {
+        let product = OneRow::new(dtype, 19, 512, Prologue::Plain);
+        Batch::new(product, 3, one(8, 1)).cases(&[on_cores(8, 2, 1, 2, 2)])
+    };
+    DType::ALL.into_iter().flat_map(of).collect()
+}
+
+/// Widths that leave lanes without work, and from 2 rows to 16.
+pub fn shapes() -> Vec<Case> {
+    let of = |dtype, outputs, k, rows, one: LaunchShape, shape| {
+        let product = OneRow::new(dtype, outputs, k, Prologue::Plain);
+        Batch::new(product, rows, one).cases(&[shape])
+    };
+    [
+        of(DType::Q4_0, 7, 704, 2, one(8, 2), on_cores(8, 3, 2, 2, 3)),
+        of(DType::Q4_0, 9, 5120, 5, one(32, 1), on_cores(32, 2, 2, 8, 1)),
+        of(DType::Q8_0, 5, 2560, 8, one(32, 2), on_cores(32, 5, 1, 8, 2)),
+        of(DType::Q8_0, 13, 352, 16, one(16, 1), on_cores(16, 2, 2, 4, 1)),
+        of(DType::BF16, 11, 96, 3, one(8, 1), on_cores(8, 1, 1, 4, 1)),
+        of(DType::F32, 4, 160, 5, one(16, 1), on_cores(16, 2, 1, 2, 1)),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Prologues and epilogues.
+pub fn fusions() -> Vec<Case> {
+    let of = |dtype, k, prologue| OneRow::new(dtype, 10, k, prologue);
+    let geglu = |product| OneRow { geglu: true, ..product };
+    let scaled = |product| OneRow { scaled: true, ..product };
+    let with = |product, epilogue: &[_]| OneRow { epilogue: epilogue.to_vec(), ..product };
+    let products = vec![
+        geglu(of(DType::Q4_0, 704, Prologue::Norm)),
+        scaled(of(DType::Q8_0, 256, Prologue::ResidualNorm)),
+        geglu(of(DType::BF16, 320, Prologue::ResidualNorm)),
+        OneRow { branches: true, ..scaled(of(DType::Q4_0, 352, Prologue::ResidualNorm)) },
+        OneRow { leaves_residual: false, ..scaled(of(DType::Q6K, 256, Prologue::ResidualNorm)) },
+        OneRow { branches: true, epsilon: 0.25, ..of(DType::F32, 160, Prologue::Residual) },
+        with(of(DType::Q8_0, 96, Prologue::Residual), &[slots::then_gelu::DEF, slots::then_times::DEF]),
+        OneRow { unbounded: true, ..of(DType::Q4K, 512, Prologue::Plain) },
+        with(of(DType::Q6K, 256, Prologue::Int8), &[slots::then_scale::DEF, slots::then_softcap::DEF]),
+        with(of(DType::BF16, 96, Prologue::Plain), &[slots::then_add::DEF, slots::then_scale_by::DEF]),
+    ];
+    products
+        .into_iter()
+        .flat_map(|product| Batch::new(product, 3, one(8, 2)).cases(&[on_cores(8, 2, 2, 4, 2)]))
+        .collect()
+}

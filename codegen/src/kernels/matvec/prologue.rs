@@ -1,0 +1,163 @@
+//! What comes before a product: the residual that takes a layer's part, and the norms, over activations that a block's threads hold.
+//!
+//! A thread holds fours of one row of activations, PIECES of them, WARPS * 32 places apart. The products of one row and the kernel
+//! that prepares many rows call the same functions: WARPS and PIECES decide the order of the sums of squares, and so the bits of a
+//! row.
+
+use gemma4c_dsl::prelude::*;
+
+use super::parts::{inverse_rms_of_warps, leave_squares, squares_of_pieces};
+use super::slots::{square_sum, weighted, with_update};
+use crate::kernels::norm::sum4;
+
+/// Starts the weights of the norms on their way to shared memory: each thread copies what it will need itself. Those of the branches lie
+/// behind those of the post-norm.
+#[device]
+pub fn copy_norms<
+    const K: u32,
+    const PIECES: u32,
+    const WARPS: u32,
+    const RESIDUAL: bool,
+    const BRANCHED: bool,
+    const NORMED: bool,
+>(
+    posts: Shared<f32>,
+    nexts: Shared<f32>,
+    update_norm: Weights<f32>,
+    branch_norm: Weights<f32>,
+    post_norm: Weights<f32>,
+    next_norm: Weights<f32>,
+) {
+    #[unroll]
+    for p in 0..PIECES {
+        let place = thread_idx() + p * (WARPS * 32);
+        if RESIDUAL && place < K / 4 {
+            cp_async16(posts, place * 4, post_norm, place * 4);
+        }
+        if BRANCHED && place < K / 4 {
+            cp_async16(posts, K + place * 4, update_norm, place * 4);
+            cp_async16(posts, 2 * K + place * 4, branch_norm, place * 4);
+        }
+        if NORMED && place < K / 4 {
+            cp_async16(nexts, place * 4, next_norm, place * 4);
+        }
+    }
+    cp_async_commit();
+}
+
+/// The update as the sum of two halves of a mixture, each normed by itself. A collective of the block.
+#[device(slots(branch(at: u32) -> F32x4))]
+pub fn add_branch<const K: u32, const PIECES: u32, const WARPS: u32, const EPSILON: f32>(
+    updates: &mut Regs<F32x4>,
+    branch_from: u32,
+    posts: Shared<f32>,
+    of_branches: Shared<F32x4>,
+) {
+    let threads = WARPS * 32;
+    let places = K / 4;
+    let mut branches = regs(F32x4::ZERO, PIECES);
+    #[unroll]
+    for p in 0..PIECES {
+        branches[p] = branch(branch_from + (thread_idx() + p * threads).min(places - 1) * 4);
+    }
+    let mut of_first = 0.0f32;
+    let mut of_second = 0.0f32;
+    #[unroll]
+    for p in 0..PIECES {
+        if thread_idx() + p * threads < places {
+            of_first = of_first + square_sum(updates[p]);
+            of_second = of_second + square_sum(branches[p]);
+        }
+    }
+    of_first = warp_sum(of_first);
+    of_second = warp_sum(of_second);
+    if lane_id() == 0 {
+        of_branches[warp_id()] = f32x4(of_first, of_second, 0.0, 0.0);
+    }
+    barrier();
+    cp_async_wait(0);
+    let mut total = F32x4::ZERO;
+    #[unroll]
+    for warp in 0..WARPS {
+        total = sum4(total, of_branches[warp]);
+    }
+    let first = rsqrt(total.x / K as f32 + EPSILON);
+    let second = rsqrt(total.y / K as f32 + EPSILON);
+    #[unroll]
+    for p in 0..PIECES {
+        let place = thread_idx() + p * threads;
+        if place < places {
+            let part = weighted(updates[p], load::<F32x4>(posts, K + place * 4), first);
+            let other = weighted(branches[p], load::<F32x4>(posts, 2 * K + place * 4), second);
+            updates[p] = sum4(part, other);
+        }
+    }
+}
+
+/// Adds a layer's normed part to the residual that the threads hold, and leaves it at `to` where this block is to. Rows of the update and
+/// of the other branch start at `update_from` and `branch_from`. A collective of the block.
+#[device(slots(
+    update(at: u32) -> F32x4,
+    branch(at: u32) -> F32x4,
+    scale(value: f32) -> f32,
+    residual(value: F32x4, at: u32) -> F32x4
+))]
+pub fn add_update<const K: u32, const PIECES: u32, const WARPS: u32, const BRANCHED: bool, const EPSILON: f32>(
+    held: &mut Regs<F32x4>,
+    update_from: u32,
+    branch_from: u32,
+    to: u32,
+    leaves: bool,
+    posts: Shared<f32>,
+    of_branches: Shared<F32x4>,
+    of_updates: Shared<f32>,
+) {
+    let threads = WARPS * 32;
+    let places = K / 4;
+    let mut updates = regs(F32x4::ZERO, PIECES);
+    #[unroll]
+    for p in 0..PIECES {
+        updates[p] = update(update_from + (thread_idx() + p * threads).min(places - 1) * 4);
+    }
+    if BRANCHED {
+        add_branch(branch, &mut updates, branch_from, posts, of_branches);
+    }
+    leave_squares(squares_of_pieces(&updates, places), of_updates);
+    barrier();
+    cp_async_wait(0);
+    let factor = inverse_rms_of_warps(of_updates, K);
+    let by = scale(1.0);
+    #[unroll]
+    for p in 0..PIECES {
+        let place = thread_idx() + p * threads;
+        if place < places {
+            let part = weighted(updates[p], load::<F32x4>(posts, place * 4), 1.0);
+            held[p] = with_update(held[p], part, factor, by);
+            if leaves {
+                residual(held[p], to + place * 4);
+            }
+        }
+    }
+}
+
+/// Leaves the squares of what the threads hold, and multiplies it by the norm's weights. The squares are those of the values
+/// themselves, whatever cancelled in them. A norm's factor is the same for all values, so the results take it, and no barrier
+/// waits for it here.
+#[device]
+pub fn weigh<const K: u32, const PIECES: u32, const WARPS: u32>(
+    held: &mut Regs<F32x4>,
+    nexts: Shared<f32>,
+    of_residual: Shared<f32>,
+) {
+    cp_async_wait(0);
+    let mut squares = 0.0f32;
+    #[unroll]
+    for p in 0..PIECES {
+        let place = thread_idx() + p * (WARPS * 32);
+        if place < K / 4 {
+            squares = squares + square_sum(held[p]);
+            held[p] = weighted(held[p], load::<F32x4>(nexts, place * 4), 1.0);
+        }
+    }
+    leave_squares(squares, of_residual);
+}

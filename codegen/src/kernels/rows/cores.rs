@@ -1,0 +1,279 @@
+//! The product of several rows without tensor cores, for every type of weights: what float weights have, and few rows of any.
+//!
+//! As [`matvec`](crate::kernels::matvec::matvec), with several rows of activations in shared memory: a unit of weights that has
+//! arrived is multiplied by each of them in turn. The lanes that share an output, the order of their units and the tree of their sums
+//! are those of one row, and the functions too, so every row has the bits it has alone. More rows than a block holds are
+//! the grid's y, and read the weights again.
+
+use gemma4c_dsl::prelude::*;
+
+use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::parts::{Unit, UnitActivations, activations_at, dot_fine, fetch, part_at, second_part_at};
+use crate::kernels::matvec::shape::LaunchShape;
+use crate::kernels::matvec::{lanes_sum, unit_of};
+use crate::target::Target;
+
+/// Copies a row of activations to shared memory: `words` words of codes or floats, 16 bytes of them a part, and of integers the scales.
+#[device]
+pub fn keep_row<const K: u32, const UNIT: u32, const INTEGER: bool, const FINE: bool, const WARPS: u32>(
+    row: u32,
+    x: Input<u32>,
+    x_stride: u32,
+    xscale: Input<f32>,
+    xsum: Input<i32>,
+    fine: Input<u32>,
+    fine_sums: Input<i32>,
+    words: Shared<u32>,
+    scales: Shared<U32x2>,
+    sums: Shared<i32>,
+) {
+    let parts = if INTEGER { K / 16 } else { K / 4 };
+    let units = K / UNIT;
+    #[unroll(4)]
+    for part in (thread_idx()..parts).by(WARPS * 32) {
+        store(words, part_at(part, units), load::<U32x4>(x, row * x_stride + part * 4));
+        if FINE {
+            store(words, K / 4 + part_at(part, units), load::<U32x4>(fine, row * (K / 2) + part * 4));
+            store(words, K / 2 + part_at(part, units), load::<U32x4>(fine, row * (K / 2) + K / 4 + part * 4));
+        }
+    }
+    if INTEGER {
+        #[unroll(4)]
+        for group in (thread_idx()..K / 32).by(WARPS * 32) {
+            scales[group] = u32x2(xscale[row * (K / 32) + group].to_bits(), xsum[row * (K / 32) + group] as u32);
+            if FINE {
+                sums[group] = fine_sums[row * (K / 32) + group];
+            }
+        }
+    }
+}
+
+/// `out[r] = W · x[r]` for TILE rows at a time. `x` is int8 codes or f32, as words, its rows `x_stride` words apart; with FACTORED each row's
+/// results are multiplied by its `factor`. An epilogue reads what it multiplies by at `row`, the output plus `by_stride` for every row before.
+#[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
+    side(unit: u32) -> U32x4,
+    dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
+    join(value: f32, up: f32) -> f32,
+    epilogue(value: f32, row: u32) -> f32
+))]
+pub fn rows_matvec<
+    const K: u32,
+    const UNIT: u32,
+    const INTEGER: bool,
+    const LANES: u32,
+    const ROWS: u32,
+    const DEPTH: u32,
+    const WARPS: u32,
+    const TILE: u32,
+    const PAIRED: bool,
+    const FACTORED: bool,
+    const FINE: bool,
+>(
+    codes: Weights<U32x4>,
+    x: Input<u32>,
+    xscale: Input<f32>,
+    xsum: Input<i32>,
+    fine: Input<u32>,
+    fine_sums: Input<i32>,
+    factor: Input<f32>,
+    out: Output<f32>,
+    outputs: u32,
+    rows: u32,
+    x_stride: u32,
+    by_stride: u32,
+) {
+    require!(K % 32 == 0 && 32 % LANES == 0 && ROWS <= LANES);
+    require!(!PAIRED || ROWS % 2 == 0);
+    require!(!FINE || INTEGER);
+    // Words of a row of activations. With FINE the second digits of all values, then the third ones, follow the first.
+    let row_words = if FINE {
+        3 * K / 4
+    } else if INTEGER {
+        K / 4
+    } else {
+        K
+    };
+    let x_words = shared::<u32>(
+        TILE * if FINE {
+            3 * K / 4
+        } else if INTEGER {
+            K / 4
+        } else {
+            K
+        },
+    );
+    let x_scales = shared::<U32x2>(if INTEGER { TILE * K / 32 } else { 1 });
+    let sums_of_fine = shared::<i32>(if FINE { TILE * K / 32 } else { 1 });
+    let factors = shared::<f32>(TILE);
+    let units = K / UNIT;
+    let groups = if INTEGER { K / 32 } else { 0 };
+    let fine_groups = if FINE { K / 32 } else { 0 };
+
+    let lane = lane_id() % LANES;
+    let lane_outputs = if PAIRED { ROWS / 2 } else { ROWS };
+    let warp_outputs = 32 / LANES * lane_outputs;
+    let all_warps = grid_dim() * WARPS;
+    let mut base = (block_idx() * WARPS + warp_id()) * warp_outputs;
+    let own = lane_id() / LANES * lane_outputs;
+    let mut at = lane;
+
+    // The first weights are on their way before the activations are there.
+    let mut ahead = regs(Unit::ZERO, ROWS * DEPTH);
+    if base < outputs {
+        #[unroll]
+        for d in 0..DEPTH {
+            #[unroll]
+            for r in 0..ROWS {
+                ahead[d * ROWS + r] = fetch(side, codes, unit_of(base + own, r, at + d * LANES, outputs));
+            }
+        }
+    }
+    grid_launch_dependents();
+    grid_dependency_wait();
+    let first = block_idx_y() * TILE;
+    // A row that is not there is the last one: its results are dropped.
+    for i in 0..TILE {
+        let row = (first + i).min(rows - 1);
+        keep_row(
+            row,
+            x,
+            x_stride,
+            xscale,
+            xsum,
+            fine,
+            fine_sums,
+            x_words.offset(i * row_words),
+            x_scales.offset(i * groups),
+            sums_of_fine.offset(i * fine_groups),
+        );
+    }
+    if thread_idx() < TILE {
+        factors[thread_idx()] = if FACTORED { factor[(first + thread_idx()).min(rows - 1)] } else { 1.0 };
+    }
+    barrier();
+
+    let mut sums = regs(0.0f32, ROWS * TILE);
+    while base < outputs {
+        let row_ends = at - lane + LANES * DEPTH >= units;
+        let next_at = if row_ends { lane } else { at + LANES * DEPTH };
+        let next_base = if row_ends { base + all_warps * warp_outputs } else { base };
+        #[unroll]
+        for d in 0..DEPTH {
+            let exact = units % (LANES * DEPTH) == 0;
+            let unit = if exact { at + d * LANES } else { (at + d * LANES).min(units - 1) };
+            let group = if exact { at * UNIT / 32 + d * (LANES * UNIT / 32) } else { unit * UNIT / 32 };
+            #[unroll]
+            for i in 0..TILE {
+                let words = x_words.offset(i * row_words);
+                let mut of_unit = activations_at(unit, group, units, words, x_scales.offset(i * groups));
+                let is_fine = FINE && of_unit.scale < 0.0;
+                of_unit.scale = of_unit.scale.abs();
+                #[unroll]
+                for r in 0..ROWS {
+                    let held = ahead[d * ROWS + r];
+                    let number = unit_of(base + own, r, at + d * LANES, outputs);
+                    let mut total = dot(held, number, of_unit, sums[r * TILE + i]);
+                    if is_fine {
+                        let second = second_part_at(unit, units);
+                        let of_fine = sums_of_fine[i * fine_groups + group];
+                        total = dot_fine(dot, held, number, unit * 4, second, of_unit.scale, of_fine, total, words);
+                    }
+                    if exact || at + d * LANES < units {
+                        sums[r * TILE + i] = total;
+                    }
+                }
+            }
+            if next_base < outputs {
+                #[unroll]
+                for r in 0..ROWS {
+                    let next = unit_of(next_base + own, r, next_at + d * LANES, outputs);
+                    ahead[d * ROWS + r] = fetch(side, codes, next);
+                }
+            }
+        }
+        if row_ends {
+            let output = base + own + lane;
+            #[unroll]
+            for i in 0..TILE {
+                // Lane i keeps output i.
+                let mut value = 0.0f32;
+                let mut up = 0.0f32;
+                #[unroll]
+                for r in 0..ROWS {
+                    let sum = lanes_sum(sums[r * TILE + i]);
+                    let of_lane = if PAIRED { r / 2 } else { r };
+                    if lane == of_lane && PAIRED && r % 2 == 1 {
+                        up = sum;
+                    } else if lane == of_lane {
+                        value = sum;
+                    }
+                    sums[r * TILE + i] = 0.0;
+                }
+                let row = first + i;
+                if lane < lane_outputs && output < outputs && row < rows {
+                    let after = factors[i];
+                    out[row * outputs + output] = epilogue(join(value * after, up * after), row * by_stride + output);
+                }
+            }
+        }
+        at = next_at;
+        base = next_base;
+    }
+}
+
+/// The compile-time parameters of a [`rows_matvec`], and its grid along x.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Lanes that share an output: those of one row.
+    pub lanes: u32,
+    /// Rows of weights that a lane works on at once.
+    pub weight_rows: u32,
+    /// Units of each that are on their way to a lane.
+    pub depth: u32,
+    pub warps: u32,
+    /// Rows of activations that a block holds.
+    pub tile: u32,
+    pub blocks: u32,
+}
+
+/// Warps of a block: as many as leave a lane 128 registers.
+const BLOCK_WARPS: u32 = 16;
+/// Units on their way to a lane, with what lies beside them, take that many registers at most.
+const AHEAD_REGISTERS: u32 = 48;
+/// Rows of activations that a unit is multiplied by, most first.
+const TILES: [u32; 4] = [8, 4, 2, 1];
+
+impl Shape {
+    /// As many rows of activations as shared memory holds, and a block an SM.
+    pub fn choose(product: &super::Product, one: LaunchShape, target: &Target) -> Shape {
+        let (of, format) = (&product.one, format(product.one.dtype));
+        let row_bytes = match (format.integer, of.unbounded) {
+            (true, true) => of.k * 3 + of.k / 32 * 12,
+            (true, false) => of.k + of.k / 32 * 8,
+            (false, _) => of.k * 4,
+        };
+        let fits = |tile: &u32| tile * (row_bytes + 4) + 64 <= target.shared_bytes_per_block;
+        let needed = product.rows.next_power_of_two();
+        let tile = TILES.into_iter().filter(|tile| *tile <= needed).find(fits).unwrap_or(1);
+        let weight_rows = 2;
+        let lane_outputs = if of.geglu { 1 } else { 2 };
+        let reach = (AHEAD_REGISTERS / (4 + format.side_words) / weight_rows).max(1);
+        let steps = (of.k / format.unit).div_ceil(one.lanes);
+        let loads = |depth: u32| steps.div_ceil(depth) * depth;
+        let depth = (reach.div_ceil(2)..=reach).rev().min_by_key(|depth| loads(*depth)).unwrap_or(1);
+        let tiles = of.outputs.div_ceil(32 / one.lanes * lane_outputs);
+        // Blocks of the same outputs run side by side, so that all but the first find the weights in L2.
+        let columns = (target.multiprocessors / product.rows.div_ceil(tile)).max(1);
+        let blocks = tiles.div_ceil(BLOCK_WARPS).min(columns);
+        Shape { lanes: one.lanes, weight_rows, depth, warps: BLOCK_WARPS, tile, blocks }
+    }
+
+    /// `CUDA cores, 8 rows of activations a block, 32 lanes, 3 ahead, 132 blocks of 16 warps`.
+    pub fn describe(&self) -> String {
+        let Shape { lanes, depth, warps, tile, blocks, .. } = self;
+        let rows = if *tile == 1 { "1 row" } else { &format!("{tile} rows") };
+        format!(
+            "CUDA cores, {rows} of activations a block, {lanes} lanes, {depth} ahead, {blocks} blocks of {warps} warps"
+        )
+    }
+}
