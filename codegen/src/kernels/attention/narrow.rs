@@ -155,8 +155,12 @@ pub fn patch_codes<const D: u32, const THREADS: u32, const NARROW: bool, const S
     row: Shared<KV>,
     place: u32,
 ) {
-    for i in (thread_idx() * 8..head_len(D)).by(THREADS * 8) {
-        store(codes, place * head_len(D) + i, load::<U32x4>(row, i));
+    let to = codes.offset(place * head_len(D));
+    for i in (thread_idx() * 8..D / 2).by(THREADS * 8) {
+        store(to, i, load::<U32x4>(row, i));
+    }
+    if SCALED && thread_idx() < D / 32 {
+        store(to, D / 2 + thread_idx(), load::<u16>(row, D / 2 + thread_idx()));
     }
 }
 
