@@ -23,7 +23,6 @@ mod sequence;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-pub use device_backend::{BackendDevice, DeviceOptions};
 pub use device::{Chunk, Device, Limits, Part, Picked, Picking, Row};
 pub use device_backend::{BackendDevice, BackendOptions};
 pub use device_cpu::{CpuDevice, CpuOptions};
