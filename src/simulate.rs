@@ -21,6 +21,13 @@ pub fn open(plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<S
     open_with(plan, location, gpu, None)
 }
 
+/// The plan, of which that program is the first, and the simulator that runs its launches one after the other.
+pub fn open_backend(plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<(Plan, Box<dyn Backend>)> {
+    let (plan, simulator) = loaded(plan, location, gpu)?;
+    let backend = backend(&plan, simulator, None)?;
+    Ok((plan, backend))
+}
+
 /// The same of the first program, with the launches of a phase side by side, as far as their programmatic edges allow it. A launch that touches
 /// what another has not finished with is an error.
 pub fn open_chained(plan: Plan, location: &ModelLocation, interleaving: Interleaving) -> Result<Session> {
@@ -28,11 +35,17 @@ pub fn open_chained(plan: Plan, location: &ModelLocation, interleaving: Interlea
 }
 
 fn open_with(
-    mut plan: Plan,
+    plan: Plan,
     location: &ModelLocation,
     gpu: Option<&str>,
     chained: Option<Interleaving>,
 ) -> Result<Session> {
+    let (plan, simulator) = loaded(plan, location, gpu)?;
+    session(plan, simulator, chained)
+}
+
+/// A simulator with the kernels and the weights of a plan.
+fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<(Plan, Simulator)> {
     ensure!(plan.cuda.is_some(), "the plan is for the CPU: nothing of it runs on a simulated GPU");
     plan.choose(named(&plan, gpu)?);
     let Some(cuda) = &plan.cuda else { bail!("the plan has lost its program") };
@@ -43,8 +56,16 @@ fn open_with(
     let target = Target::of_program(&program.gpu);
     let target =
         target.with_context(|| format!("the plan is for {}, which this gemma4c does not know", program.gpu))?;
-    let vram = (program.memory.host > 0).then(|| program.memory.device()).flatten();
-    let options = CudaOptions { targets: vec![target.clone()], kv: program.kv, vram, disabled };
+    let layout = &program.kv_layout;
+    let options = CudaOptions {
+        targets: vec![target.clone()],
+        kv: program.kv,
+        sequences: layout.slots,
+        snapshots: Some(layout.rings - layout.slots),
+        // What a budget decided then is what it decides now, if it is as large as the plan.
+        vram: program.memory.device(),
+        disabled,
+    };
     let chunk = program.phases.last().map_or(1, |phase| phase.rows);
     let lowered = compile::lower(&file, &graph, &plan.program, &options, &target, chunk)?;
     let same = lowered.program.kernels == program.kernels;
@@ -66,14 +87,20 @@ fn open_with(
         }
         simulator.load(&program, |weight| tensors[weight as usize])?;
     }
-    session(plan, simulator, chained)
+    Ok((plan, simulator))
 }
 
 /// A session over a plan's first program, in a simulator that has its kernels and its weights.
 pub fn session(plan: Plan, simulator: Simulator, chained: Option<Interleaving>) -> Result<Session> {
+    let backend = backend(&plan, simulator, chained)?;
+    Ok(Session::with_backend(plan, backend)?)
+}
+
+/// The launches of a plan's first program, in a simulator that has its kernels and its weights.
+fn backend(plan: &Plan, simulator: Simulator, chained: Option<Interleaving>) -> Result<Box<dyn Backend>> {
     let Some(cuda) = &plan.cuda else { bail!("the plan has no program for a GPU") };
-    let backend = Simulated { simulator, program: cuda.program.clone(), chained, sent: Default::default() };
-    Ok(Session::with_backend(plan, Box::new(backend))?)
+    let (program, sent) = (cuda.program.clone(), Default::default());
+    Ok(Box::new(Simulated { simulator, program, chained, sent, tier: Vec::new() }))
 }
 
 struct Simulated {
@@ -81,7 +108,8 @@ struct Simulated {
     program: CudaProgram,
     /// How the launches of a phase overlap, if they do.
     chained: Option<Interleaving>,
-    sent: std::collections::VecDeque<u32>,
+    sent: std::collections::VecDeque<Vec<u32>>,
+    tier: Vec<u8>,
 }
 
 impl Backend for Simulated {
@@ -103,8 +131,8 @@ impl Backend for Simulated {
         let phase = &self.program.phases[run.phase];
         let picks = match run.pick {
             Pick::None => &[][..],
-            Pick::Largest => &self.program.pick_largest,
-            Pick::Sampled => &self.program.pick_sampled,
+            Pick::Largest => &phase.pick_largest,
+            Pick::Sampled => &phase.pick_sampled,
         };
         let steps = phase.steps[run.steps.0..run.steps.1].iter().map(|step| &step.launch);
         let mut launches = steps.chain(picks);
@@ -116,13 +144,34 @@ impl Backend for Simulated {
     }
 
     fn send_back(&mut self, from: Range) -> Result<(), RuntimeError> {
-        let bytes = self.simulator.read(from);
-        self.sent.push_back(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+        let words = self.simulator.read(from).chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        self.sent.push_back(words.collect());
         Ok(())
     }
 
-    fn receive(&mut self) -> Result<u32, RuntimeError> {
+    fn receive(&mut self) -> Result<Vec<u32>, RuntimeError> {
         self.sent.pop_front().ok_or_else(|| RuntimeError::Backend("nothing was sent back".into()))
+    }
+
+    fn copy(&mut self, from: Range, to: Range) -> Result<(), RuntimeError> {
+        let bytes = self.simulator.read(from).to_vec();
+        self.simulator.write(to, &bytes);
+        Ok(())
+    }
+
+    fn reserve_tier(&mut self, bytes: u64) -> Result<(), RuntimeError> {
+        self.tier = vec![0; bytes as usize];
+        Ok(())
+    }
+
+    fn save(&mut self, from: Range, at: u64) -> Result<(), RuntimeError> {
+        self.tier[at as usize..][..from.bytes as usize].copy_from_slice(self.simulator.read(from));
+        Ok(())
+    }
+
+    fn load(&mut self, at: u64, to: Range) -> Result<(), RuntimeError> {
+        self.simulator.write(to, &self.tier[at as usize..][..to.bytes as usize]);
+        Ok(())
     }
 
     fn wait(&mut self) -> Result<(), RuntimeError> {

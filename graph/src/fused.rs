@@ -130,7 +130,7 @@ impl Fused {
     /// The groups that read what a helper prepares.
     fn readers_of_helper(&self, helper: NodeIndex) -> Vec<NodeIndex> {
         let node = match self.groups[helper].kind {
-            Kind::AttentionParts { attention } => return vec![self.owner[attention.index()]],
+            Kind::AttentionParts { attention: of } | Kind::RowsPrologue { of } => return vec![self.owner[of.index()]],
             ref kind => kind.helps(),
         };
         // Other forms are made of whole rows.
@@ -202,6 +202,7 @@ impl Fused {
     pub fn inputs(&self, group: &Group) -> Vec<NodeId> {
         let mut found = match group.kind {
             Kind::AttentionParts { attention } => self.graph.node(attention).inputs.clone(),
+            Kind::RowsPrologue { of } => self.inputs(self.group(of)),
             ref kind => kind.helps().into_iter().collect(),
         };
         for input in group.recomputes.iter().chain(&group.nodes).flat_map(|id| &self.graph.node(*id).inputs) {

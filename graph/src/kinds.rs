@@ -58,6 +58,8 @@ pub enum Kind {
     SortPairs { routing: NodeId, height: u32 },
     /// Attention over parts of the keys: split-KV.
     AttentionParts { attention: NodeId },
+    /// What a product does before it multiplies (norm, residual, rounding), for several rows: `of` is its first matrix.
+    RowsPrologue { of: NodeId },
 }
 
 impl Kind {
@@ -83,6 +85,7 @@ impl Kind {
             Kind::Convert { .. } => "convert",
             Kind::SortPairs { .. } => "sort_pairs",
             Kind::AttentionParts { .. } => "attention_parts",
+            Kind::RowsPrologue { .. } => "rows_prologue",
         }
     }
 
@@ -91,7 +94,8 @@ impl Kind {
         match self {
             Kind::Convert { value: node, .. }
             | Kind::SortPairs { routing: node, .. }
-            | Kind::AttentionParts { attention: node } => Some(*node),
+            | Kind::AttentionParts { attention: node }
+            | Kind::RowsPrologue { of: node } => Some(*node),
             _ => None,
         }
     }

@@ -1,6 +1,6 @@
 //! What can run the launches of a plan: a GPU, or whatever stands in for one.
 //!
-//! A backend has memory that can be written and read by range, launches that run in order, and single words that are copied
+//! A backend has memory that can be written and read by range, launches that run in order, and a few words at a time that are copied
 //! back asynchronously. Which tokens go through which phases, in which chunks, is decided once for all backends, in `feed`.
 
 use gemma4c_plan::cuda::Range;
@@ -12,9 +12,9 @@ use crate::RuntimeError;
 pub enum Pick {
     /// No pick: the caller wants the logits.
     None,
-    /// [`pick_largest`](gemma4c_plan::cuda::CudaProgram::pick_largest).
+    /// [`pick_largest`](gemma4c_plan::cuda::Phase::pick_largest).
     Largest,
-    /// [`pick_sampled`](gemma4c_plan::cuda::CudaProgram::pick_sampled).
+    /// [`pick_sampled`](gemma4c_plan::cuda::Phase::pick_sampled).
     Sampled,
 }
 
@@ -45,11 +45,23 @@ pub trait Backend {
     /// Queues launches.
     fn run(&mut self, run: Run) -> Result<(), RuntimeError>;
 
-    /// Queues the copy of one word to the host. The word must not change until it is received.
+    /// Queues the copy of words to the host, at most as many as the plan decodes rows. They must not change until they are received.
     fn send_back(&mut self, from: Range) -> Result<(), RuntimeError>;
 
-    /// Waits for the oldest word that was sent and not yet received.
-    fn receive(&mut self) -> Result<u32, RuntimeError>;
+    /// Waits for the oldest words that were sent and not yet received.
+    fn receive(&mut self) -> Result<Vec<u32>, RuntimeError>;
+
+    /// Copies a range to another that does not overlap it, after everything queued before.
+    fn copy(&mut self, from: Range, to: Range) -> Result<(), RuntimeError>;
+
+    /// Makes host memory of so many bytes ready, to which ranges can be saved; once, before anything is.
+    fn reserve_tier(&mut self, bytes: u64) -> Result<(), RuntimeError>;
+
+    /// Copies a range to that memory, after everything queued before.
+    fn save(&mut self, from: Range, at: u64) -> Result<(), RuntimeError>;
+
+    /// Copies as many bytes back as the range has, after everything queued before.
+    fn load(&mut self, at: u64, to: Range) -> Result<(), RuntimeError>;
 
     /// Waits until everything queued is done.
     fn wait(&mut self) -> Result<(), RuntimeError>;

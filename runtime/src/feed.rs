@@ -2,10 +2,11 @@
 //!
 //! A prompt goes through the prefill phases, even if it is one token: decode rounds differently, and the results must not depend
 //! on how a prompt is cut into chunks. A generated token goes through the first phase (decode), which picks the next token on
-//! the device; the host queues a few of these ahead and reads the tokens as they arrive.
+//! the device; the host queues a few of these ahead and reads the tokens as they arrive. There is one sequence here: it has the first
+//! slot, the first record and the first pages.
 
 use gemma4c_plan::Plan;
-use gemma4c_plan::cuda::{CudaProgram, Places, Range, Region};
+use gemma4c_plan::cuda::{CudaProgram, PhaseKind, Places, RECORD_WORDS, Range, Region, record};
 
 use crate::backend::{Backend, Pick, Run};
 use crate::{Asked, RuntimeError, Sampler};
@@ -31,7 +32,7 @@ pub(crate) fn runs(program: &CudaProgram) -> Vec<Run> {
         let whole = PICKS.map(|pick| Run { phase, steps: (0, end), pick });
         let parts = [(0, asked_from), (asked_from, end)].map(|steps| Run { phase, steps, pick: Pick::None });
         // Decode is not run in part.
-        let parts = parts.into_iter().filter(|run| phase > 0 && run.steps.0 < run.steps.1);
+        let parts = parts.into_iter().filter(|run| shape.kind == PhaseKind::Prefill && run.steps.0 < run.steps.1);
         for run in whole.into_iter().chain(parts) {
             if !all.contains(&run) {
                 all.push(run);
@@ -44,6 +45,10 @@ pub(crate) fn runs(program: &CudaProgram) -> Vec<Run> {
 /// How a plan's phases take tokens.
 pub(crate) struct Feeder {
     places: Places,
+    /// Words of an entry of the history.
+    history_rows: u32,
+    /// Of the picks: temperature, top-k, top-p, the seed.
+    settings: [u32; 5],
     phases: Vec<Shape>,
     vocabulary: usize,
     /// Bytes of a row of logits, and the row.
@@ -52,6 +57,7 @@ pub(crate) struct Feeder {
 }
 
 struct Shape {
+    kind: PhaseKind,
     rows: u32,
     asked_from: usize,
     steps: usize,
@@ -62,6 +68,7 @@ impl Feeder {
     pub fn new(plan: &Plan) -> Option<Feeder> {
         let program = &plan.cuda.as_ref()?.program;
         let shape = |phase: &gemma4c_plan::cuda::Phase| Shape {
+            kind: phase.kind,
             rows: phase.rows,
             asked_from: phase.asked_from as usize,
             steps: phase.steps.len(),
@@ -69,11 +76,19 @@ impl Feeder {
         let vocabulary = plan.model.vocab_size as usize;
         Some(Feeder {
             places: program.places,
+            history_rows: program.decode_rows(),
+            settings: [0; 5],
             phases: program.phases.iter().map(shape).collect(),
             vocabulary,
             bytes: vec![0; vocabulary * 4],
             row: vec![0.0; vocabulary],
         })
+    }
+
+    /// Gives the sequence its pages.
+    pub fn start(&self, backend: &mut dyn Backend) -> Result<(), RuntimeError> {
+        let pages: Vec<u32> = (0..self.places.max_pages).collect();
+        self.write(backend, self.places.pages, &pages)
     }
 
     /// Most tokens of a prompt that go through at once.
@@ -119,12 +134,17 @@ impl Feeder {
     ) -> Result<(), RuntimeError> {
         let rows = tokens.len() as u32;
         let phase = self.prompt_phase(rows);
-        let Shape { asked_from, steps, .. } = self.phases[phase];
-        // The first phase has one row, which is the asked one.
-        let asked_from = if phase == 0 { steps } else { asked_from };
+        let Shape { kind, asked_from, steps, .. } = self.phases[phase];
         let run = |steps, pick| Run { phase, steps, pick };
-        self.write(backend, self.places.tokens, tokens)?;
-        self.write(backend, self.places.state, &[position, rows, tokens[0]])?;
+        // A decoded row is the asked one.
+        let asked_from = if kind == PhaseKind::Decode { steps } else { asked_from };
+        match kind {
+            PhaseKind::Decode => self.place_row(backend, tokens[0], position)?,
+            PhaseKind::Prefill => {
+                self.write(backend, self.places.tokens, tokens)?;
+                self.write(backend, self.places.chunk, &self.record(position, rows, tokens[0]))?;
+            }
+        }
         match want {
             Want::Logits(Asked::All, each) => {
                 backend.run(run((0, asked_from), Pick::None))?;
@@ -153,14 +173,17 @@ impl Feeder {
 
     /// Feeds one token the way generated ones are, and returns the logits after it.
     pub fn decode(&mut self, backend: &mut dyn Backend, token: u32, position: u32) -> Result<&[f32], RuntimeError> {
-        self.write(backend, self.places.tokens, &[token])?;
-        self.write(backend, self.places.state, &[position, 1, token])?;
-        self.ask(backend, position, 0)?;
+        self.place_row(backend, token, position)?;
         backend.run(Run { phase: 0, steps: (0, self.phases[0].steps), pick: Pick::None })?;
         self.logits(backend)
     }
 
-    /// Queues the token that was picked last, now at `position`, through the first phase; its successor comes back.
+    /// Makes a token at `position` the decoded row.
+    pub fn place_row(&self, backend: &mut dyn Backend, token: u32, position: u32) -> Result<(), RuntimeError> {
+        self.write(backend, self.places.rows, &self.record(position, 1, token))
+    }
+
+    /// Queues the token that was placed or picked last, now at `position`, through the first phase; its successor comes back.
     pub fn decode_picked(&self, backend: &mut dyn Backend, position: u32, pick: Pick) -> Result<(), RuntimeError> {
         backend.run(Run { phase: 0, steps: (0, self.phases[0].steps), pick })?;
         self.send_back(backend, position + 1)
@@ -171,12 +194,11 @@ impl Feeder {
         self.places.suppress_len as usize
     }
 
-    /// Writes the sampling parameters for the following picks.
-    pub fn set(&self, backend: &mut dyn Backend, sampler: &Sampler) -> Result<(), RuntimeError> {
+    /// Sets the sampling parameters of the following picks.
+    pub fn set(&mut self, backend: &mut dyn Backend, sampler: &Sampler) -> Result<(), RuntimeError> {
         let (sampling, seed) = (sampler.sampling(), sampler.seed());
         let (temperature, top_p) = (sampling.temperature.to_bits(), sampling.top_p.to_bits());
-        let words = [temperature, sampling.top_k, top_p, seed as u32, (seed >> 32) as u32];
-        self.write(backend, self.places.settings, &words)?;
+        self.settings = [temperature, sampling.top_k, top_p, seed as u32, (seed >> 32) as u32];
         let mut suppress = vec![u32::MAX; self.most_suppressed()];
         suppress[..sampler.suppress().len()].copy_from_slice(sampler.suppress());
         self.write(backend, self.places.suppress, &suppress)
@@ -184,12 +206,21 @@ impl Feeder {
 
     /// The smallest prefill phase that takes so many rows; of a plan that has none, the first.
     fn prompt_phase(&self, rows: u32) -> usize {
-        let prefill = self.phases.iter().skip(1).position(|phase| phase.rows >= rows);
-        prefill.map_or(0, |index| index + 1)
+        let prefill = |phase: &Shape| phase.kind == PhaseKind::Prefill && phase.rows >= rows;
+        self.phases.iter().position(prefill).unwrap_or(0)
     }
 
     fn ask(&self, backend: &mut dyn Backend, position: u32, row: u32) -> Result<(), RuntimeError> {
-        self.write(backend, self.places.asked, &[position + row, 1, row])
+        self.write(backend, self.places.asked, &self.record(position + row, 1, row))
+    }
+
+    /// A record whose next pick is for the position after its rows: that is its tick.
+    fn record(&self, position: u32, rows: u32, token: u32) -> [u32; RECORD_WORDS as usize] {
+        let mut words = [0; RECORD_WORDS as usize];
+        (words[record::POSITION], words[record::ROWS], words[record::TOKEN]) = (position, rows, token);
+        words[record::TICK] = position + rows;
+        words[record::TEMPERATURE..record::TEMPERATURE + 5].copy_from_slice(&self.settings);
+        words
     }
 
     fn write(&self, backend: &mut dyn Backend, offset: u64, words: &[u32]) -> Result<(), RuntimeError> {
@@ -199,7 +230,8 @@ impl Feeder {
 
     /// Queues the copy of the token for `position` to the host.
     fn send_back(&self, backend: &mut dyn Backend, position: u32) -> Result<(), RuntimeError> {
-        let place = self.places.history + 4 * (position % self.places.history_len) as u64;
+        let entry = (position % self.places.history_len) as u64 * self.history_rows as u64;
+        let place = self.places.history + 4 * entry;
         backend.send_back(arena(place, 4))
     }
 

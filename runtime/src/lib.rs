@@ -12,6 +12,7 @@ mod choose;
 pub mod cpu;
 pub mod cuda;
 mod embedded;
+pub mod engine;
 mod error;
 mod feed;
 pub mod machine;

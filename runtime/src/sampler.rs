@@ -31,6 +31,11 @@ impl Sampler {
         Ok(Sampler { sampling, seed, suppress, candidates: Vec::new() })
     }
 
+    /// Goes on by another rule, which a sampler was made with before: what is out of range has been refused there.
+    pub(crate) fn set(&mut self, sampling: Sampling, seed: u64) {
+        (self.sampling, self.seed) = (sampling, seed);
+    }
+
     pub fn sampling(&self) -> Sampling {
         self.sampling
     }

@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use gemma4c_plan::cuda::{Places, Range, Region};
+use gemma4c_plan::cuda::{PhaseKind, Places, Range, Region};
 use gemma4c_plan::{Plan, Sampling};
 use gemma4c_runtime::{Asked, Backend, End, Pick, Request, Run, RuntimeError, Sampler, Session};
 
@@ -22,11 +22,11 @@ type Log = Rc<RefCell<Vec<String>>>;
 struct Fake {
     arena: Vec<u8>,
     places: Places,
-    phases: Vec<(u32, usize, usize)>,
+    phases: Vec<(PhaseKind, u32, usize, usize)>,
     vocab: u32,
     /// Tokens of each position whose keys were written, as far as they were.
     kept: Vec<u32>,
-    on_their_way: VecDeque<u32>,
+    on_their_way: VecDeque<Vec<u32>>,
     most_on_their_way: Rc<RefCell<usize>>,
     log: Log,
 }
@@ -66,17 +66,20 @@ impl Backend for Fake {
     }
 
     fn run(&mut self, run: Run) -> Result<(), RuntimeError> {
-        let (rows, asked_from, end) = self.phases[run.phase];
-        let [position, used, token] = self.words(self.places.state, 3).try_into().unwrap();
+        let (kind, rows, asked_from, end) = self.phases[run.phase];
+        let is_decode = kind == PhaseKind::Decode;
+        assert_eq!(self.words(self.places.pages, 1), [0]);
+        let record = if is_decode { self.places.rows } else { self.places.chunk };
+        let [position, used, token, slot] = self.words(record, 4).try_into().unwrap();
         assert!(used >= 1 && used <= rows, "{used} rows in a phase of {rows}");
-        let tokens = if run.phase == 0 { vec![token] } else { self.words(self.places.tokens, used as usize) };
+        assert_eq!(slot, 0);
+        let tokens = if is_decode { vec![token] } else { self.words(self.places.tokens, used as usize) };
         if run.steps.0 == 0 {
             assert!(position as usize <= self.kept.len(), "positions before {position} were never written");
             self.kept.truncate(position as usize);
             self.kept.extend(&tokens);
         }
-        let asked =
-            if run.phase == 0 { [position, 1, 0] } else { self.words(self.places.asked, 3).try_into().unwrap() };
+        let asked = if is_decode { [position, 1, 0] } else { self.words(self.places.asked, 3).try_into().unwrap() };
         if run.steps.1 == end {
             assert_eq!((asked[0], asked[1]), (position + asked[2], 1));
             assert!(asked[2] < used);
@@ -89,11 +92,15 @@ impl Backend for Fake {
         }
         if run.pick != Pick::None {
             assert_eq!(self.words(self.places.suppress, 4), [0, 10, u32::MAX, u32::MAX]);
-            assert_eq!(self.words(self.places.settings, 5)[1..], [8, 0.9f32.to_bits(), 3, 1]);
-            let after = position + used;
+            // The pick of a prompt works on the asked row's record, and leaves the decoded row's to the host.
+            let record = if is_decode { self.places.rows } else { self.places.asked };
+            let words = self.words(record, 16);
+            assert_eq!(words[6..], [8, 0.9f32.to_bits(), 3, 1, 0, 0, 0, 0, 0, 0]);
+            let after = words[0] + words[1];
+            assert_eq!(after, position + used);
             let token = next(self.kept[after as usize - 1], after - 1, self.vocab);
-            self.set(self.places.state, &[after, 1, token]);
-            self.set(self.places.history + 4 * (after % self.places.history_len) as u64, &[token]);
+            self.set(record, &[after, 1, token, 0, words[4] + 1]);
+            self.set(self.places.history + 4 * (words[4] % self.places.history_len) as u64, &[token]);
         }
         let part = match run.steps {
             (0, to) if to == end => "all",
@@ -113,14 +120,30 @@ impl Backend for Fake {
     fn send_back(&mut self, from: Range) -> Result<(), RuntimeError> {
         assert_eq!(from.bytes, 4);
         let word = self.words(from.offset, 1)[0];
-        self.on_their_way.push_back(word);
+        self.on_their_way.push_back(vec![word]);
         let most = &mut *self.most_on_their_way.borrow_mut();
         *most = self.on_their_way.len().max(*most);
         Ok(())
     }
 
-    fn receive(&mut self) -> Result<u32, RuntimeError> {
+    fn receive(&mut self) -> Result<Vec<u32>, RuntimeError> {
         Ok(self.on_their_way.pop_front().expect("a word was sent"))
+    }
+
+    fn copy(&mut self, _: Range, _: Range) -> Result<(), RuntimeError> {
+        Err(RuntimeError::Backend("a session copies nothing".into()))
+    }
+
+    fn reserve_tier(&mut self, _: u64) -> Result<(), RuntimeError> {
+        Err(RuntimeError::Backend("a session keeps nothing in host memory".into()))
+    }
+
+    fn save(&mut self, _: Range, _: u64) -> Result<(), RuntimeError> {
+        Err(RuntimeError::Backend("a session saves nothing".into()))
+    }
+
+    fn load(&mut self, _: u64, _: Range) -> Result<(), RuntimeError> {
+        Err(RuntimeError::Backend("a session loads nothing".into()))
     }
 
     fn wait(&mut self) -> Result<(), RuntimeError> {
@@ -140,7 +163,7 @@ fn bench_of(plan: Plan) -> Bench {
     let fake = Fake {
         arena: vec![0; program.memory.arena as usize],
         places: program.places,
-        phases: program.phases.iter().map(|p| (p.rows, p.asked_from as usize, p.steps.len())).collect(),
+        phases: program.phases.iter().map(|p| (p.kind, p.rows, p.asked_from as usize, p.steps.len())).collect(),
         vocab: plan.model.vocab_size,
         kept: vec![],
         on_their_way: VecDeque::new(),

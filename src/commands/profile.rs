@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_plan::cuda::{CudaProgram, CudaStep, Phase};
+use gemma4c_plan::cuda::{CudaProgram, CudaStep, Phase, PhaseKind};
 use gemma4c_plan::{Kind, Op, Plan};
 use gemma4c_runtime::{Asked, Pick, Run, Session};
 use serde_json::json;
@@ -113,8 +113,8 @@ fn prepare(session: &mut Session, index: usize, rows: u32, depth: u32) -> Result
     if !before.is_empty() {
         session.feed(before, Asked::None, None, |_, _| {})?;
     }
-    match index {
-        0 => session.decode(now[0], |_| {})?,
+    match session.plan().cuda.as_ref().map(|cuda| cuda.program.phases[index].kind) {
+        Some(PhaseKind::Decode) => session.decode(now[0], |_| {})?,
         _ => session.feed(now, Asked::Last, None, |_, _| {})?,
     }
     Ok(session.wait()?)
@@ -150,7 +150,7 @@ fn launched(plan: &Plan, program: &CudaProgram, phase: &Phase, depth: u32, times
         }
     });
     let vocabulary = plan.model.vocab_size as u64 * 4;
-    let picks = program.pick_largest.iter().map(|launch| Launched {
+    let picks = phase.pick_largest.iter().map(|launch| Launched {
         kernel: kernel(launch.kernel).name.clone(),
         instance: kernel(launch.kernel).instance.clone(),
         makes: "the next token".into(),

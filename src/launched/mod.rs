@@ -47,11 +47,13 @@ impl Plan {
         let config = Config::read(&header)?;
         let graph = gemma4::graph(&header, &config)?;
         let context = context.min(config.context);
-        let meaning = cpu::lower(&graph, Limits { context, chunk: DEFAULT_CHUNK.min(chunk), asked: 1 })?;
+        let meaning = cpu::lower(&graph, Limits { context, chunk: DEFAULT_CHUNK.min(chunk), asked: 1, kv: recipe.kv })?;
         let options = Options {
             context,
             chunk,
             kv: recipe.kv,
+            sequences: 1,
+            snapshots: None,
             target: recipe.target(),
             vram: None,
             disabled: recipe.without.iter().map(|name| name.to_string()).collect(),
@@ -120,8 +122,12 @@ impl Plan {
             let copied = launch.arguments.first().and_then(|codes| self.loaded_to(codes)).unwrap_or("a matrix");
             all.push((format!("bf16 copy of {copied}"), instance(launch.kernel)));
         }
-        all.extend(program.pick_largest.iter().map(|launch| ("the largest logit".to_owned(), instance(launch.kernel))));
-        all.extend(program.pick_sampled.iter().map(|launch| ("sampling".to_owned(), instance(launch.kernel))));
+        // The picks of all phases are the same kernels.
+        if let Some(phase) = program.phases.first() {
+            let largest = phase.pick_largest.iter().map(|launch| ("the largest logit".to_owned(), launch));
+            let sampled = phase.pick_sampled.iter().map(|launch| ("sampling".to_owned(), launch));
+            all.extend(largest.chain(sampled).map(|(what, launch)| (what, instance(launch.kernel))));
+        }
         all
     }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
 use gemma4c_plan::Plan;
-use gemma4c_plan::cuda::Kernel;
+use gemma4c_plan::cuda::{CudaProgram, Kernel, Launch};
 
 use super::cpu;
 use super::facts::{Facts, PhaseFacts, StepFacts};
@@ -84,7 +84,7 @@ fn identity(old: &Plan, new: &Plan) -> Vec<String> {
         None => plan.target.name().to_owned(),
         Some(_) => format!("{} for {}", plan.target.name(), gpus(plan)),
     };
-    let kv = |plan: &Plan| plan.cuda.as_ref().map_or("f32", |cuda| cuda.program.kv.name());
+    let kv = |plan: &Plan| plan.cuda.as_ref().map_or(plan.program.kv, |cuda| cuda.program.kv).name();
     let toolchain = |plan: &Plan| plan.cuda.as_ref().map_or("none".to_owned(), |cuda| cuda.program.toolchain.clone());
     let place = |plan: &Plan| if plan.embedded.is_some() { "in the plan" } else { "in the model file" };
     let lines = [
@@ -264,6 +264,11 @@ fn counts(old: &BTreeMap<&'static str, usize>, new: &BTreeMap<&'static str, usiz
     names.into_iter().filter_map(|name| counted(name, count(old, name), count(new, name))).collect()
 }
 
+/// The first phase's picks.
+fn picks(program: &CudaProgram) -> Option<(&[Launch], &[Launch])> {
+    program.phases.first().map(|phase| (&phase.pick_largest[..], &phase.pick_sampled[..]))
+}
+
 /// Differences that no section above covers. Where a section reports other launches, their arguments differ too and are not listed again.
 fn rest(old: &Plan, new: &Plan, phases_reported: bool) -> Vec<String> {
     let (a, b) = (old.cuda.as_ref().map(|c| &c.program), new.cuda.as_ref().map(|c| &c.program));
@@ -278,10 +283,8 @@ fn rest(old: &Plan, new: &Plan, phases_reported: bool) -> Vec<String> {
         (both.is_some_and(|(a, b)| a.places != b.places), "where host and device meet"),
         (both.is_some_and(|(a, b)| (&a.loads, &a.prepare) != (&b.loads, &b.prepare)), "how weights are loaded"),
         (both.is_some_and(|(a, b)| a.constants != b.constants), "tables the compiler computed"),
-        (
-            both.is_some_and(|(a, b)| (&a.pick_largest, &a.pick_sampled) != (&b.pick_largest, &b.pick_sampled)),
-            "the pick of a token",
-        ),
+        (both.is_some_and(|(a, b)| a.kv_layout != b.kv_layout), "how keys and values are divided"),
+        (both.is_some_and(|(a, b)| picks(a) != picks(b)), "the pick of a token"),
         (!phases_reported && both.is_some_and(|(a, b)| a.phases != b.phases), "arguments and grids of launches"),
     ];
     parts.into_iter().filter(|(differs, _)| *differs).map(|(_, what)| what.to_owned()).collect()

@@ -2,8 +2,8 @@
 //! change with the kernels. It cannot run; it can be inspected and compared.
 
 use gemma4c_plan::cuda::{
-    Argument, Code, Cuda, CudaProgram, CudaStep, Form, Image, Kernel, KvType, Launch, Load, LoadArgument, LoadPart,
-    Memory, PassReport, Phase, Places, Range, Refusal, Region, StepOutput,
+    Argument, BLOCK_ROWS, Code, Cuda, CudaProgram, CudaStep, Form, Image, Kernel, KvCache, KvLayout, KvType, Launch,
+    Load, LoadArgument, LoadPart, Memory, PassReport, Phase, PhaseKind, Places, Range, Refusal, Region, StepOutput,
 };
 use gemma4c_plan::{Plan, Target};
 
@@ -55,9 +55,6 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
     let mut kernels = vec![kernel("pick"), kernel("gather"), kernel("repack"), kernel("widen")];
     let decode = phase(&plan, &mut kernels, "decode", 1, groups);
     let prefill = phase(&plan, &mut kernels, "prefill 8", 8, groups);
-    let vocabulary = plan.model.vocab_size as u64;
-    let arguments = vec![Argument::Memory(range(Region::Arena, 4096, vocabulary * 4))];
-    let pick = vec![Launch { kernel: 0, grid: [4, 1, 1], arguments, programmatic: true }];
     let code = |kernel: &Kernel| {
         let name = &kernel.name;
         let source = format!(
@@ -73,11 +70,14 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
             toolchain: "NVRTC 13.0".into(),
             kv: KvType::F16,
             memory: Memory { weights: 4 << 20, kv: 1 << 18, arena: 1 << 17, host: 0 },
+            kv_layout: kv_layout(&plan),
             places: Places {
                 tokens: 0,
-                state: 256,
-                asked: 512,
-                settings: 768,
+                rows: 256,
+                chunk: 512,
+                asked: 768,
+                pages: 2048,
+                max_pages: plan.program.context.div_ceil(256),
                 suppress: 1024,
                 suppress_len: 4,
                 history: 1280,
@@ -89,13 +89,29 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
             constants: vec![],
             prepare: prepare(&plan),
             phases: vec![decode, prefill],
-            pick_largest: pick.clone(),
-            pick_sampled: pick,
             most_candidates: 64,
             passes: passes(),
         },
     });
     plan
+}
+
+/// One ring, and blocks for one sequence.
+fn kv_layout(plan: &Plan) -> KvLayout {
+    let (mut ring_bytes, mut block_bytes) = (0, 0);
+    let mut caches = Vec::new();
+    for cache in &plan.program.caches {
+        let (end, rows) = match cache.window {
+            Some(_) => (&mut ring_bytes, cache.capacity),
+            None => (&mut block_bytes, BLOCK_ROWS),
+        };
+        let bytes = rows as u64 * cache.kv_heads as u64 * cache.head_dim as u64 * KvType::F16.bytes();
+        caches.push(KvCache { keys: *end, values: *end + bytes, rows, window: cache.window });
+        *end += 2 * bytes;
+    }
+    let blocks = plan.program.context.div_ceil(BLOCK_ROWS);
+    let blocks_at = ring_bytes;
+    KvLayout { slots: 1, rings: 1, ring_bytes, blocks, block_bytes, blocks_at, block_rows: BLOCK_ROWS, caches }
 }
 
 fn passes() -> Vec<PassReport> {
@@ -211,5 +227,9 @@ fn phase(plan: &Plan, kernels: &mut Vec<Kernel>, name: &str, rows: u32, groups: 
     }
     add("matvec[K = 256, NORMS = 1, epilogue = then_softcap]", outside(&["head.normed", "head.raw", "head.out"]), None);
     let asked_from = if rows == 1 { 0 } else { steps.len() as u32 - 1 };
-    Phase { name: name.into(), rows, steps, asked_from, arena_bytes: 65536 }
+    let logits = Argument::Memory(range(Region::Arena, 4096, plan.model.vocab_size as u64 * 4));
+    let pick = vec![Launch { kernel: 0, grid: [4, 1, 1], arguments: vec![logits], programmatic: true }];
+    let kind = if rows == 1 { PhaseKind::Decode } else { PhaseKind::Prefill };
+    let (pick_largest, pick_sampled) = (pick.clone(), pick);
+    Phase { name: name.into(), kind, rows, steps, asked_from, pick_largest, pick_sampled, arena_bytes: 65536 }
 }

@@ -13,7 +13,7 @@ use std::sync::{LazyLock, OnceLock};
 use crate::common;
 use crate::common::{Place, Ran, finish};
 use gemma4c_plan::Plan;
-use gemma4c_plan::cuda::{CudaStep, Launch};
+use gemma4c_plan::cuda::{CudaStep, Launch, Phase, PhaseKind};
 
 /// The stand-in, compiled once for all tests of this file.
 fn library() -> PathBuf {
@@ -106,19 +106,20 @@ fn graphs_have_the_nodes_and_the_edges_of_the_plan() {
         edges += pick.len();
         programmatic += pick.iter().filter(|launch| launch.programmatic).count();
     };
-    for (at, phase) in program.phases.iter().enumerate() {
-        for pick in [&[][..], &program.pick_largest, &program.pick_sampled] {
+    for phase in &program.phases {
+        for pick in [&[][..], &phase.pick_largest, &phase.pick_sampled] {
             add(&phase.steps, 0, pick);
         }
         let asked_from = phase.asked_from as usize;
-        if at > 0 {
+        if phase.kind == PhaseKind::Prefill {
             add(&phase.steps[..asked_from], 0, &[]);
             add(&phase.steps[asked_from..], asked_from, &[]);
         }
     }
     let (ran, log) = run(&place, "run plan.bin --device cuda --tokens 2,3 -n 2 --temp 0", &[]);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    assert_eq!(log["cuGraphInstantiate"], 3 + 5 * (program.phases.len() as u64 - 1));
+    let graphs = |phase: &Phase| if phase.kind == PhaseKind::Decode { 3 } else { 5 };
+    assert_eq!(log["cuGraphInstantiate"], program.phases.iter().map(graphs).sum::<u64>());
     let found = [log["kernel_nodes"], log["edges"], log["programmatic_edges"]];
     assert_eq!(found, [nodes, edges, programmatic].map(|count| count as u64));
     assert!(programmatic > 0 && programmatic < edges);

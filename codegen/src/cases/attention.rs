@@ -3,13 +3,18 @@
 //!
 //! Scores reach about ±10 here, so an f32 score is off by about 1e-5, and a weight by as much of itself.
 
+pub mod company;
+pub mod paging;
 pub mod step;
 
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
-use gemma4c_dsl::{BF16, ElementType, F16, F32x2, Float};
+use gemma4c_dsl::{ElementType, F32x2};
+use gemma4c_plan::cuda::KvType;
 
+use super::cache;
 use super::quantise::Int8;
 use crate::kernels::attention::{Attention, SHARED_BYTES};
+use paging::Paging;
 
 const BOUND: Bound = Bound::Within { absolute: 1e-4, relative: 1e-4 };
 
@@ -31,6 +36,7 @@ pub struct Scene {
     pub launched: u32,
     pub splits: u32,
     pub segment: u32,
+    pub paging: Paging,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -43,40 +49,32 @@ struct Partial {
     values: Vec<f64>,
 }
 
-/// The value as the cache holds it.
-fn rounded(ty: ElementType, value: f32) -> f32 {
-    match ty {
-        ElementType::F16 => F16::from_f32(value).to_f32(),
-        ElementType::BF16 => BF16::from_f32(value).to_f32(),
-        _ => value,
-    }
-}
-
-fn cache_data(ty: ElementType, values: &[f32]) -> Data {
-    match ty {
-        ElementType::F16 => values.iter().map(|&v| F16::from_f32(v)).collect::<Vec<_>>().into(),
-        ElementType::BF16 => values.iter().map(|&v| BF16::from_f32(v)).collect::<Vec<_>>().into(),
-        _ => values.into(),
-    }
+/// The elements of a layer's cache.
+fn cache_data(layer: &Attention, values: &[f32]) -> Data {
+    cache::data(layer.kv, layer.head_dim as usize, values)
 }
 
 impl Scene {
     pub fn new(name: &'static str, layer: Attention, position: u32, rows: u32) -> Self {
         let mut random = Random::new(u64::from(position) * 977 + u64::from(layer.head_dim * layer.group + rows));
-        let len = (layer.capacity * layer.kv_heads * layer.head_dim) as usize;
+        let paging = Paging::of(&layer);
+        let len = paging.len();
         let q = random.floats((rows * layer.heads() * layer.head_dim) as usize, -0.5, 0.5);
         // What nobody sees is not a number: a kernel that looks there shows it.
         let (mut k, mut v) = (vec![f32::NAN; len], vec![f32::NAN; len]);
         let width = (layer.kv_heads * layer.head_dim) as usize;
         for at in visible(&layer, position).start..position + rows {
-            let row = (at % layer.capacity) as usize * width;
+            let row = paging.row(at);
             for i in row..row + width {
-                k[i] = rounded(layer.kv, random.float(-1.0, 1.0));
-                v[i] = rounded(layer.kv, random.float(-1.0, 1.0));
+                k[i] = random.float(-1.0, 1.0);
+                v[i] = random.float(-1.0, 1.0);
+            }
+            for values in [&mut k, &mut v] {
+                cache::settle(layer.kv, layer.head_dim as usize, &mut values[row..row + width]);
             }
         }
         let (splits, segment) = (layer.splits(), layer.segment());
-        Self { name, layer, position, rows, launched: rows, splits, segment, q, k, v }
+        Self { name, layer, position, rows, launched: rows, splits, segment, paging, q, k, v }
     }
 
     fn splits(self, splits: u32) -> Self {
@@ -97,7 +95,7 @@ impl Scene {
         let mut part = Self { position: self.position + first, rows, launched: rows, q, ..self.clone() };
         let width = (self.layer.kv_heads * self.layer.head_dim) as usize;
         for position in part.position + rows..self.position + self.rows {
-            let row = (position % self.layer.capacity) as usize * width;
+            let row = self.paging.row(position);
             part.k[row..row + width].fill(f32::NAN);
             part.v[row..row + width].fill(f32::NAN);
         }
@@ -106,10 +104,10 @@ impl Scene {
 
     /// Attention over the visible positions that `chosen` accepts.
     fn partial(&self, row: u32, head: u32, chosen: impl Fn(u32) -> bool) -> Partial {
-        let Attention { head_dim, group, kv_heads, capacity, .. } = self.layer;
+        let Attention { head_dim, group, .. } = self.layer;
         let (dim, at) = (head_dim as usize, ((row * self.layer.heads() + head) * head_dim) as usize);
         let query = &self.q[at..at + dim];
-        let start = |position: u32| ((position % capacity * kv_heads + head / group) * head_dim) as usize;
+        let start = |position: u32| self.paging.row(position) + (head / group * head_dim) as usize;
         let score = |position: u32| -> f64 {
             let key = &self.k[start(position)..][..dim];
             query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum()
@@ -171,23 +169,28 @@ impl Scene {
         if data.len() < all { case.except(data.len()..all) } else { case }
     }
 
+    /// The record of the chunk.
     fn state(&self) -> Vec<u32> {
-        vec![self.position, self.rows, 0]
+        self.paging.record(self.position, self.rows).to_vec()
     }
 
     fn inputs(&self, case: Case) -> Case {
         case.buffer("q", self.q.clone())
-            .buffer("k", cache_data(self.layer.kv, &self.k))
-            .buffer("v", cache_data(self.layer.kv, &self.v))
+            .buffer("k", cache_data(&self.layer, &self.k))
+            .buffer("v", cache_data(&self.layer, &self.v))
             .buffer("state", self.state())
+            .buffer("pages", self.paging.pages.clone())
             .scalar("window", self.layer.window_scalar())
-            .scalar("capacity", self.layer.capacity)
+            .scalar("capacity", self.layer.page_rows())
+            .scalar("max_pages", self.paging.max_pages)
+            .scalar("page_stride", self.paging.stride_in_elements(&self.layer))
     }
 
     pub fn plain_case(&self) -> Case {
         let instance = self.layer.plain().expect("heads of whole warps");
         let case = Case::new(format!("plain, {}", self.name), instance)
             .grid(self.layer.plain_grid(self.launched))
+            .scalar("record_stride", 0u32)
             .scalar("group", self.layer.group);
         self.expect(self.inputs(case), "out", &self.oracle(), BOUND)
     }
@@ -201,7 +204,11 @@ impl Scene {
         extrema.resize(all, F32x2::default());
         values.resize(all * dim, 0.0);
         let mut case = Case::new(self.name, instance).grid([self.layer.kv_heads, self.splits, self.launched]);
-        case = self.inputs(case).scalar("segment", self.segment).expect("extrema", extrema, BOUND);
+        case = self
+            .inputs(case)
+            .scalar("record_stride", 0u32)
+            .scalar("segment", self.segment)
+            .expect("extrema", extrema, BOUND);
         if written < all {
             case = case.except(written..all);
         }
@@ -218,17 +225,22 @@ impl Scene {
     }
 
     fn flash_case_to(mut self, out: ElementType, tile_rows: u32, tile_keys: u32, columns: u32) -> Case {
-        self.q.iter_mut().for_each(|q| *q = rounded(self.layer.kv, *q));
+        let exact = if self.layer.kv.is_narrow() { KvType::F16 } else { self.layer.kv };
+        cache::round(exact, self.layer.head_dim as usize, &mut self.q);
         let flash = self.layer.flash_tile(out, tile_rows, tile_keys, columns).expect("heads of whole tiles");
         let grid = flash.grid(&self.layer, self.launched);
         let case = Case::new(format!("flash, {}, {} out", self.name, out.name()), flash.instance)
             .grid(grid)
             .scalar("group", self.layer.group);
         let expected = self.oracle();
-        let bound = flash_bound(if out == ElementType::BF16 { out } else { self.layer.kv });
+        let bound = flash_bound(if out == ElementType::BF16 { out } else { self.layer.element() });
         let (written, all) = (expected.len(), self.rows_of(expected.len()));
         let padded = [expected, vec![0.0; all - written]].concat();
-        let case = self.inputs(case).expect("out", cache_data(out, &padded), bound);
+        let case = self.inputs(case).expect(
+            "out",
+            cache::data(if out == ElementType::BF16 { KvType::BF16 } else { KvType::F32 }, 1, &padded),
+            bound,
+        );
         if written < all { case.except(written..all) } else { case }
     }
 
@@ -248,6 +260,7 @@ impl Scene {
             .buffer("extrema", extrema)
             .buffer("values", values)
             .buffer("state", self.state())
+            .scalar("record_stride", 0u32)
             .scalar("splits", self.splits);
         self.expect(case, "out", &self.oracle(), BOUND)
     }
@@ -268,7 +281,7 @@ fn combine_int8_case(head_dim: u32, heads: u32, splits: u32, rows: u32) -> Case 
         group: heads,
         window: None,
         capacity: 32,
-        kv: ElementType::F16,
+        kv: KvType::F16,
         shared_bytes,
         cluster: 1,
         multiprocessors: 132,
@@ -304,14 +317,15 @@ fn combine_int8_case(head_dim: u32, heads: u32, splits: u32, rows: u32) -> Case 
     .grid(layer.combine_grid(rows))
     .buffer("extrema", extrema)
     .buffer("values", values)
-    .buffer("state", vec![0, rows, 0])
+    .buffer("state", vec![0, rows, 0, 0])
+    .scalar("record_stride", 0u32)
     .scalar("splits", splits)
     .expect("xq", int8.codes, Bound::Exact)
     .expect("xscale", int8.scales, Bound::Exact)
     .expect("xsum", int8.sums, Bound::Exact)
 }
 
-fn layer(head_dim: u32, group: u32, kv: ElementType) -> Attention {
+fn layer(head_dim: u32, group: u32, kv: KvType) -> Attention {
     let [.., shared_bytes] = SHARED_BYTES;
     Attention {
         head_dim,
@@ -328,7 +342,7 @@ fn layer(head_dim: u32, group: u32, kv: ElementType) -> Attention {
 
 /// One row, or few.
 pub fn scenes() -> Vec<Scene> {
-    use ElementType::{BF16, F16, F32};
+    use KvType::{BF16, F16, F32, Fp8, Q8_0};
     let small = layer(128, 2, F16);
     let windowed = |window, capacity| Attention { window: Some(window), capacity, ..small };
     let two_heads = Attention { kv_heads: 2, ..layer(256, 4, BF16) };
@@ -359,12 +373,24 @@ pub fn scenes() -> Vec<Scene> {
         Scene::new("full, f32", layer(512, 4, F32), 20, 1),
         Scene::new("six heads", layer(128, 6, F16), 50, 1),
         Scene::new("twelve heads", layer(128, 12, BF16), 50, 1),
+        Scene::new("q8_0, one key", layer(128, 2, Q8_0), 0, 1),
+        Scene::new("q8_0, ring wrapped", Attention { window: Some(140), capacity: 150, ..layer(128, 2, Q8_0) }, 200, 1),
+        Scene::new("q8_0, 600 keys in 5 splits", Attention { capacity: 640, ..layer(128, 2, Q8_0) }, 599, 1).splits(5),
+        Scene::new(
+            "q8_0, E4B sliding",
+            Attention { window: Some(48), capacity: 50, kv_heads: 2, ..layer(256, 4, Q8_0) },
+            60,
+            2,
+        ),
+        Scene::new("q8_0, 12B full", layer(512, 16, Q8_0), 35, 1),
+        Scene::new("fp8, twelve heads", Attention { capacity: 512, ..layer(128, 12, Fp8) }, 150, 1),
+        Scene::new("fp8, two heads of 512", Attention { kv_heads: 2, ..layer(512, 4, Fp8) }, 34, 1),
     ]
 }
 
 /// Many rows: (scene, rows and keys of a tile, columns of a warp).
 fn flash_cases() -> Vec<Case> {
-    use ElementType::{BF16, F16};
+    use KvType::{BF16, F16, Fp8, Q8_0};
     let small = layer(64, 2, BF16);
     let windowed = |window, capacity| Attention { window: Some(window), capacity, ..small };
     let wide = Attention { kv_heads: 2, ..layer(64, 1, F16) };
@@ -378,10 +404,25 @@ fn flash_cases() -> Vec<Case> {
         in_teams(Scene::new("window of one", windowed(1, 40), 3, 20)),
         in_teams(Scene::new("ragged rows, more launched", windowed(33, 100), 90, 35).launched(70)),
         Scene::new("f16, two heads", wide, 20, 20).flash_case(16, 32, 64),
-        Scene::new("f16, two heads, more launched", wide, 20, 20).launched(40).flash_case_to(BF16, 16, 32, 64),
+        Scene::new("f16, two heads, more launched", wide, 20, 20).launched(40).flash_case_to(
+            ElementType::BF16,
+            16,
+            32,
+            64,
+        ),
         Scene::new("600 keys", Attention { capacity: 600, ..wide }, 583, 17).flash_case(16, 32, 64),
         Scene::new("E2B sliding", Attention { window: Some(24), ..layer(256, 8, F16) }, 40, 3).flash_case(64, 32, 256),
         Scene::new("12B full", layer(512, 16, BF16), 17, 2).flash_case(32, 16, 256),
+        in_teams(Scene::new("q8_0, a chunk inside a tile", layer(64, 2, Q8_0), 37, 32)),
+        in_teams(Scene::new(
+            "q8_0, ring wrapping inside the chunk",
+            Attention { kv: Q8_0, ..windowed(20, 70) },
+            150,
+            40,
+        )),
+        Scene::new("q8_0, E2B sliding", Attention { window: Some(24), ..layer(256, 8, Q8_0) }, 40, 3)
+            .flash_case(64, 32, 256),
+        Scene::new("fp8, 600 keys", Attention { capacity: 600, kv: Fp8, ..wide }, 583, 17).flash_case(16, 32, 64),
     ]
 }
 
@@ -392,5 +433,12 @@ pub fn cases() -> Vec<Case> {
     let combine = scenes.iter().map(Scene::combine_case);
     let int8 = [(256, 2, 17, 1), (512, 1, 40, 2), (256, 1, 1, 1)];
     let int8 = int8.into_iter().map(|(head_dim, heads, splits, rows)| combine_int8_case(head_dim, heads, splits, rows));
-    plain.chain(decode).chain(combine).chain(int8).chain(step::cases()).chain(flash_cases()).collect()
+    plain
+        .chain(decode)
+        .chain(combine)
+        .chain(int8)
+        .chain(step::cases())
+        .chain(company::cases())
+        .chain(flash_cases())
+        .collect()
 }

@@ -47,6 +47,7 @@ fn inputs(dtype: DType, dim: usize, layers: usize, tokens: &[u32]) -> Case {
         .buffer("value_tensor", elements(dtype, bytes))
         .scalar("layers", layers as u32)
         .scalar("vocabulary", vocabulary as u32)
+        .scalar("token_stride", 1)
         .scalar("projected_scale", projected_scale)
         .scalar("gathered_scale", gathered_scale)
         .scalar("out_scale", out_scale)
@@ -57,7 +58,14 @@ fn inputs(dtype: DType, dim: usize, layers: usize, tokens: &[u32]) -> Case {
 /// A layer's gate and projection in one launch.
 fn step(step: Step) -> Case {
     let (k, n) = (step.width as usize, step.inputs as usize);
-    step_after(step, Layer::random(k), random_matrix(step.gate, n, k, 5))
+    step_after(step, vec![Layer::random(k)], random_matrix(step.gate, n, k, 5))
+}
+
+/// Rows of several sequences: a cluster each.
+fn step_of_rows(step: Step) -> Case {
+    let (k, n) = (step.width as usize, step.inputs as usize);
+    let rows = vec![Layer::random(k), Layer::massive(k, 900.0, false), Layer::random(k)];
+    step_after(step, rows, random_matrix(step.gate, n, k, 5))
 }
 
 fn random_matrix(dtype: DType, rows: usize, k: usize, seed: u64) -> Repacked {
@@ -75,34 +83,46 @@ fn massive_step(size: f32) -> Case {
     }
     let (width, inputs) = (width as u32, inputs as u32);
     let step = Step { gate, projection, width, inputs, peers: 4, epsilon: NORM_EPSILON };
-    let mut case = step_after(step, Layer::massive(width as usize, size, false), gate_matrix);
+    let mut case = step_after(step, vec![Layer::massive(width as usize, size, false)], gate_matrix);
     case.name += &format!(", massive channels of {size}");
     case
 }
 
-fn step_after(step: Step, layer: Layer, gate_matrix: Repacked) -> Case {
+fn step_after(step: Step, layers: Vec<Layer>, gate_matrix: Repacked) -> Case {
     let Step { gate, projection, width, inputs, peers, epsilon } = step;
     let (k, n) = (width as usize, inputs as usize);
     let matrix = random_matrix(projection, k, n, 6);
-    let residual = layer.residual(&Product { epsilon, ..Product::new(gate, inputs, width, Prologue::Residual) });
-    let by = Random::new(7).floats(n, -2.0, 2.0);
-    let gates = oracle(&gate_matrix, &rounded(gate, &residual, true)).into_iter().zip(&by);
-    let gated: Vec<f32> = gates.map(|((sum, _), by)| (gelu(sum) * f64::from(*by)) as f32).collect();
-    let rows = oracle(&matrix, &rounded(projection, &gated, false));
+    let of_product = Product { epsilon, ..Product::new(gate, inputs, width, Prologue::Residual) };
+    // A row's inputs are part of a wider one.
+    let by_stride = n + 32;
+    let by = Random::new(7).floats(by_stride * layers.len(), -2.0, 2.0);
+    let (mut residuals, mut gated, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+    for (layer, by) in layers.iter().zip(by.chunks(by_stride)) {
+        let residual = layer.residual(&of_product);
+        let gates = oracle(&gate_matrix, &rounded(gate, &residual, true)).into_iter().zip(by);
+        let of_row: Vec<f32> = gates.map(|((sum, _), by)| (gelu(sum) * f64::from(*by)) as f32).collect();
+        rows.extend(oracle(&matrix, &rounded(projection, &of_row, false)));
+        (residuals, gated) = ([residuals, residual].concat(), [gated, of_row].concat());
+    }
     // A gated value halfway between two codes may get either, and a sum has f32's error.
     let largest = |values: &mut dyn Iterator<Item = f32>| values.map(f32::abs).fold(0.0, f32::max);
     let code = largest(&mut gated.iter().copied()) / 127.0;
     let weight = largest(&mut (0..k * n).map(|at| matrix.value(at / n, at % n)));
     let size = rows.iter().map(|(_, size)| *size).fold(0.0, f64::max) as f32;
     let bound = Bound::Within { absolute: 2.0 * code * weight + size * 2e-6, relative: 1e-5 };
-    let name = format!("step, {gate} and {projection}, {width} and {inputs}, {peers} blocks");
+    let count = layers.len();
+    let of_rows = if count > 1 { format!(", {count} rows") } else { String::new() };
+    let name = format!("step, {gate} and {projection}, {width} and {inputs}, {peers} blocks{of_rows}");
+    let concat = |of: &dyn Fn(&Layer) -> &[f32]| layers.iter().flat_map(|layer| of(layer).to_vec()).collect::<Vec<_>>();
+    let loosest = layers.iter().map(|layer| layer.close).find(|close| *close != layers[0].close);
     let mut case = Case::new(name, step.instance().expect("whole groups of rows"))
-        .grid(step.grid())
-        .buffer("post_norm", layer.post_norm)
-        .buffer("x", layer.x)
-        .buffer("update", layer.update)
+        .grid(step.grid(count as u32))
+        .buffer("post_norm", layers[0].post_norm.clone())
+        .buffer("x", concat(&|layer| &layer.x))
+        .buffer("update", concat(&|layer| &layer.update))
         .buffer("by", by)
-        .expect("residual", residual, layer.close)
+        .scalar("by_stride", by_stride as u32)
+        .expect("residual", residuals, loosest.unwrap_or(layers[0].close))
         .expect("out", rows.iter().map(|(value, _)| *value as f32).collect::<Vec<_>>(), bound);
     for (of, prefix) in [(gate_matrix, "gate_"), (matrix, "")] {
         for (plane, bytes) in of.planes {
@@ -125,7 +145,13 @@ fn steps() -> impl Iterator<Item = Case> {
         of(DType::Q8_0, DType::Q8_0, 96, 64, 16),
         Step { epsilon: 0.25, ..of(DType::Q4_1, DType::Q4_1, 160, 128, 2) },
     ];
-    every.chain(others).map(step).chain([5_000.0, 50_000.0].map(massive_step))
+    every.chain(others).map(step).chain([5_000.0, 50_000.0].map(massive_step)).chain([step_of_rows(of(
+        DType::Q8_0,
+        DType::Q4_0,
+        512,
+        256,
+        4,
+    ))])
 }
 
 pub fn cases() -> Vec<Case> {

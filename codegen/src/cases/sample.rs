@@ -86,6 +86,62 @@ fn pick(candidates: &[(f32, u32)], of: Settings, position: u64) -> Option<u32> {
     None
 }
 
+const LARGEST: Settings = Settings { temperature: 0.0, top_k: 0, top_p: 0.0, seed: 0 };
+
+/// The tick of a case's record.
+const TICK: u32 = 13;
+
+/// A row's record, from its first five words.
+fn record(of: &Settings, first: [u32; 5]) -> Vec<u32> {
+    let settings = [of.temperature.to_bits(), of.top_k, of.top_p.to_bits(), of.seed as u32, (of.seed >> 32) as u32];
+    [&first[..], &settings, &[77; 6]].concat()
+}
+
+/// Three rows, of which the second is free: each as it would be alone, with its own settings, into its own column of the history.
+fn rows_apart(kept: u32) -> Case {
+    let vocabulary = 5000;
+    let picker = Picker { vocabulary, kept };
+    let usual = Settings { temperature: 1.0, top_k: 64, top_p: 0.95, seed: 5 };
+    let of = [usual, usual, Settings { temperature: 0.0, ..usual }];
+    let logits = Random::new(8).floats(3 * vocabulary as usize, -12.0, 12.0);
+    let row = |at: usize| &logits[at * vocabulary as usize..][..vocabulary as usize];
+    let slots = (picker.slices() * kept) as usize;
+    let (mut records, mut after, mut keys) = (Vec::new(), Vec::new(), Vec::new());
+    let before: Vec<u32> = (1000..1016).collect();
+    let mut history = before.clone();
+    for at in 0..3 {
+        if at == 1 {
+            records.extend(record(&of[at], [9, 0, 8, 1, 2]));
+            after.extend(record(&of[at], [9, 0, 8, 1, 2]));
+            keys.extend(vec![7u64; slots]);
+            continue;
+        }
+        let alone = Pick { picker, settings: of[at], logits: row(at), suppress: &[], position: 20, rows: 1 };
+        let (position, token) = alone.clear();
+        let tick = 5 + at as u32;
+        records.extend(record(&of[at], [position, 1, 5, 1, tick]));
+        after.extend(record(&of[at], [position + 1, 1, token, 1, tick + 1]));
+        history[(tick % 4 * 4) as usize + at] = token;
+        keys.extend(largest(picker, row(at), &[]));
+    }
+    Case::new(format!("three rows, one of them free, {kept} kept"), picker.pick(&[]).expect("a slice is a block"))
+        .grid([picker.slices(), 3, 1])
+        .buffer("logits", &logits[..])
+        .buffer("suppress", Vec::<u32>::new())
+        .buffer("largest", vec![7u64; 3 * slots])
+        .buffer("counters", vec![0u32; 3])
+        .buffer("records", records)
+        .buffer("history", before)
+        .scalar("vocabulary", vocabulary)
+        .scalar("suppressed", 0u32)
+        .scalar("history_len", 4u32)
+        .scalar("history_rows", 4u32)
+        .expect("largest", keys, Bound::Exact)
+        .expect("counters", vec![0u32; 3], Bound::Exact)
+        .expect("records", after, Bound::Exact)
+        .expect("history", history, Bound::Exact)
+}
+
 /// A loop's state before a pick, and what the pick is made from.
 struct Pick<'a> {
     picker: Picker,
@@ -107,35 +163,40 @@ impl Pick<'_> {
         }
     }
 
-    /// At the first position from `position` on whose pick no rounding can change.
+    /// The first position from `position` on whose pick no rounding can change, and the pick.
+    fn clear(&self) -> (u32, u32) {
+        let mut candidates = sorted(self.logits, self.suppress);
+        candidates.truncate(self.picker.kept as usize);
+        (self.position..)
+            .find_map(|at| Some((at, self.decided(&candidates, at + self.rows)?)))
+            .expect("some pick is clear")
+    }
+
+    /// At that position.
     fn case(&self, name: &str) -> Case {
         let Self { picker, settings: of, logits, suppress, rows, .. } = *self;
-        let mut candidates = sorted(logits, suppress);
-        candidates.truncate(picker.kept as usize);
-        let (position, token) = (self.position..)
-            .find_map(|at| Some((at, self.decided(&candidates, at + rows)?)))
-            .expect("some pick is clear");
+        let (position, token) = self.clear();
         let next = position + rows;
         let before: Vec<u32> = (1000..1008).collect();
         let mut history = before.clone();
-        history[(next % 8) as usize] = token;
-        let settings = [of.temperature.to_bits(), of.top_k, of.top_p.to_bits(), of.seed as u32, (of.seed >> 32) as u32];
+        history[(TICK % 8) as usize] = token;
+        let record = |position, token, tick| record(&of, [position, rows, token, 3, tick]);
         let kept = (picker.slices() * picker.kept) as usize;
         Case::new(name, picker.pick(&[]).expect("a slice is a block"))
             .grid([picker.slices(), 1, 1])
             .buffer("logits", logits)
             .buffer("suppress", suppress)
             .buffer("largest", vec![7u64; kept])
-            .buffer("counter", vec![0u32])
-            .buffer("settings", settings.to_vec())
-            .buffer("state", vec![position, rows, 5])
+            .buffer("counters", vec![0u32])
+            .buffer("records", record(position, 5, TICK))
             .buffer("history", before)
             .scalar("vocabulary", picker.vocabulary)
             .scalar("suppressed", suppress.len() as u32)
             .scalar("history_len", 8u32)
+            .scalar("history_rows", 1u32)
             .expect("largest", largest(picker, logits, suppress), Bound::Exact)
-            .expect("counter", vec![0u32], Bound::Exact)
-            .expect("state", vec![next, 1, token], Bound::Exact)
+            .expect("counters", vec![0u32], Bound::Exact)
+            .expect("records", record(next, token, TICK + 1), Bound::Exact)
             .expect("history", history, Bound::Exact)
     }
 }
@@ -152,16 +213,16 @@ fn squashed(picker: Picker, cap: f32) -> Case {
         .buffer("logits", logits)
         .buffer("suppress", Vec::<u32>::new())
         .buffer("largest", vec![7u64; (picker.slices() * picker.kept) as usize])
-        .buffer("counter", vec![0u32])
-        .buffer("settings", vec![0u32; 5])
-        .buffer("state", vec![3u32, 1, 5])
+        .buffer("counters", vec![0u32])
+        .buffer("records", record(&LARGEST, [3, 1, 5, 0, 0]))
         .buffer("history", vec![9u32])
         .scalar("vocabulary", picker.vocabulary)
         .scalar("suppressed", 0u32)
         .scalar("history_len", 1u32)
+        .scalar("history_rows", 1u32)
         .scalar("transform_cap", cap)
         .expect("largest", largest(picker, &capped, &[]), bound)
-        .expect("state", vec![4u32, 1, token], Bound::Exact)
+        .expect("records", record(&LARGEST, [4, 1, token, 0, 1]), Bound::Exact)
         .expect("history", vec![token], Bound::Exact)
 }
 
@@ -216,6 +277,8 @@ pub fn cases() -> Vec<Case> {
         argmax("argmax of ties", &tied(2100), &[0, 1, 2, 3]),
         argmax("argmax of one slice", &random(77), &[]),
         argmax("argmax, the whole vocabulary", &random(262_144), &[]),
+        rows_apart(1),
+        rows_apart(64),
         squashed(picker(4999, 64), 30.0),
         plain("argmax, plainly", random(77)),
         plain("argmax of ties, plainly", tied(100)),

@@ -2,11 +2,12 @@
 
 use gemma4c_dsl::{ElementType, LaunchArguments};
 use gemma4c_graph::{CacheId, Group, Heads, NodeId};
-use gemma4c_plan::cuda::{Form, Range, Region};
+use gemma4c_plan::cuda::Form;
 
 use super::LowerError;
 use super::choice::Choice;
 use super::launch::{Int8Span, Span};
+use super::memory::CachePlace;
 use super::phase::{PartsPlace, PhaseBuilder, Work};
 use crate::kernels::attention::Attention;
 use crate::kernels::attention::combine::{attention_combine, attention_combine_int8};
@@ -14,17 +15,10 @@ use crate::kernels::attention::decode::attention_decode;
 use crate::kernels::attention::flash::attention_flash;
 use crate::kernels::attention::plain::attention_plain;
 use crate::kernels::attention::step::{StepOut, attention_step, keep_floats, keep_int8};
-use crate::kernels::{heads, kv_element};
+use crate::kernels::heads;
 use crate::passes::cache_of;
 
 impl PhaseBuilder<'_, '_> {
-    /// Keys and values of a cache.
-    pub fn cache(&self, cache: CacheId) -> (Span, Span) {
-        let (offset, bytes) = self.common.caches[cache.index()];
-        let half = |offset| Span::Fixed(Range { region: Region::Kv, offset, bytes: bytes / 2 });
-        (half(offset), half(offset + bytes / 2))
-    }
-
     /// An attention's cache and geometry.
     fn attention_of(&self, attention: NodeId) -> Result<(CacheId, Attention), LowerError> {
         let (cache, heads) = cache_of(self.graph(), attention)
@@ -50,7 +44,7 @@ impl PhaseBuilder<'_, '_> {
         let (state, width) = (self.state(group), |node: NodeId| self.graph().node(node).ty.width);
         let (q_heads, kv_heads) =
             (of.q.map_or(0, |q| width(q.out) / of.dim), of.kv.map_or(0, |kv| width(kv.k) / of.dim));
-        let kind = heads::Heads { dim: of.dim, q: q_heads, kv: kv_heads, cache: kv_element(self.common.can.kv) };
+        let kind = heads::Heads { dim: of.dim, q: q_heads, kv: kv_heads, cache: self.common.can.kv };
         let (mut q, mut q_weight, mut q_stride, mut q_out) = (Span::Unused, Span::Unused, 0, Span::Unused);
         if let Some(queries) = of.q {
             let raw = self.floats(queries.raw)?;
@@ -58,15 +52,15 @@ impl PhaseBuilder<'_, '_> {
             q_weight = self.common.weights.floats(queries.weight)?;
             q_out = self.alloc_value(queries.out, Form::F32, rows);
         }
-        let (mut k, mut v, mut k_weight, mut k_cache, mut v_cache) =
-            (Span::Unused, Span::Unused, Span::Unused, Span::Unused, Span::Unused);
-        let (mut k_stride, mut v_stride, mut capacity) = (0, 0, 1);
+        let (mut k, mut v, mut k_weight) = (Span::Unused, Span::Unused, Span::Unused);
+        let (mut k_stride, mut v_stride) = (0, 0);
+        // Heads without keys store nothing.
+        let mut cache = CachePlace { capacity: 1, ..CachePlace::default() };
         if let Some(kv) = of.kv {
             let (keys, values) = (self.floats(kv.k)?, self.floats(kv.v)?);
             (k, v, k_stride, v_stride) = (keys.start, values.start, keys.stride, values.stride);
             k_weight = self.common.weights.floats(kv.k_weight)?;
-            (k_cache, v_cache) = self.cache(kv.cache);
-            capacity = self.common.can.capacity(self.graph().cache(kv.cache));
+            cache = self.cache(kv.cache)?;
         }
         let arguments = heads::heads::Arguments {
             q,
@@ -76,14 +70,19 @@ impl PhaseBuilder<'_, '_> {
             k_weight,
             inverse_frequencies: frequencies,
             state,
+            pages: cache.pages,
             q_out,
-            k_cache,
-            v_cache,
+            k_cache: cache.keys,
+            v_cache: cache.values,
             q_stride,
             k_stride,
             v_stride,
-            capacity,
+            capacity: cache.capacity,
             epsilon: of.eps,
+            window: cache.window,
+            record_stride: self.record_stride(group),
+            max_pages: cache.max_pages,
+            page_stride: cache.page_stride,
         };
         let values = (q_heads + 2 * kv_heads) as u64 * of.dim as u64 * rows as u64;
         let work = Work { bytes: values * 4, flops: 0 };
@@ -94,48 +93,57 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
-    /// One row: from raw heads to the mixed values in one launch.
+    /// Decoded rows: from raw heads to the mixed values in one launch.
     pub fn attention_step(&mut self, group: &Group, of: &Heads, node: NodeId) -> Result<(), LowerError> {
         let queries = of.q.ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })?;
         let (cache, layer) = self.attention_of(node)?;
-        let (k_cache, v_cache) = self.cache(cache);
+        let place = self.cache(cache)?;
+        let (rows, raw) = (self.rows_of(group), self.floats(queries.raw)?);
         let (mut k, mut v, mut k_weight) = (Span::Unused, Span::Unused, Span::Unused);
+        let (mut k_stride, mut v_stride) = (0, 0);
         if let Some(own) = of.kv {
-            (k, v) = (self.floats(own.k)?.start, self.floats(own.v)?.start);
+            let (keys, values) = (self.floats(own.k)?, self.floats(own.v)?);
+            (k, v, k_stride, v_stride) = (keys.start, values.start, keys.stride, values.stride);
             k_weight = self.common.weights.floats(own.k_weight)?;
         }
         let (form, out) = match self.schedule.forms(node).int8 {
             true => (Form::Int8, StepOut::Int8),
             false => (Form::F32, StepOut::Floats),
         };
-        let result = self.alloc_value(node, form, 1);
-        let width = layer.heads() as u64 * layer.head_dim as u64;
+        let result = self.alloc_value(node, form, rows);
+        let width = layer.heads() as u64 * layer.head_dim as u64 * rows as u64;
         let [extrema, values, counters] = match layer.step_values_len() {
             0 => [Span::Unused; 3],
             values => [
-                self.buffer(layer.step_extrema_len() * 8),
-                self.buffer(values * 4),
-                self.common.counters().take(layer.step_counters_len() * 4),
+                self.buffer(layer.step_extrema_len() * 8 * rows as u64),
+                self.buffer(values * 4 * rows as u64),
+                self.common.counters().take(layer.step_counters_len() * 4 * rows as u64),
             ],
         };
         let arguments = attention_step::Arguments {
-            q: self.floats(queries.raw)?.start,
+            q: raw.start,
             k,
             v,
             q_weight: self.common.weights.floats(queries.weight)?,
             k_weight,
             inverse_frequencies: self.frequencies(of)?,
             state: self.state(group),
-            k_cache,
-            v_cache,
+            pages: place.pages,
+            k_cache: place.keys,
+            v_cache: place.values,
             extrema,
             values,
             counters,
             window: layer.window_scalar(),
             segment: layer.segment(),
             grouped: layer.grouped(),
-            capacity: layer.capacity,
+            capacity: place.capacity,
             epsilon: of.eps,
+            q_stride: raw.stride,
+            k_stride,
+            v_stride,
+            max_pages: place.max_pages,
+            page_stride: place.page_stride,
         };
         let keep = attention_step::slot::keep;
         let arguments = match form {
@@ -145,43 +153,50 @@ impl PhaseBuilder<'_, '_> {
             }
             _ => arguments.with_slot(keep, keep_floats::Arguments { out: result }),
         };
-        let bytes = self.visible_bytes(cache);
-        let work = Work { bytes, flops: bytes / self.common.can.kv.bytes() * layer.group as u64 * 2 };
+        let bytes = self.visible_bytes(cache) * rows as u64;
+        let flops = self.visible_values(cache) * rows as u64 * layer.group as u64 * 2;
+        let work = Work { bytes, flops };
         let merge = match layer.peers() {
             1 if layer.splits() == 1 => "no merge".to_owned(),
             1 => "merged through memory".to_owned(),
             peers => format!("merged in clusters of {peers} blocks"),
         };
         let (splits, keys) = (layer.splits(), layer.segment());
-        let why = format!("one row: heads, {splits} splits of {keys} keys at a time, {merge}: one launch");
+        let what = if rows == 1 { "one row".to_owned() } else { format!("{rows} rows") };
+        let why = format!("{what}: heads, {splits} splits of {keys} keys at a time, {merge}: one launch");
         let why = Choice::because(why).over("three launches: heads, splits, merge");
-        self.launch(layer.step(of.kv.is_some(), out)?, layer.step_grid(), arguments, &group.nodes, work, why)?;
+        self.launch(layer.step(of.kv.is_some(), out)?, layer.step_grid(rows), arguments, &group.nodes, work, why)?;
         self.record_output(node, form, result);
         Ok(())
     }
 
-    /// One row: the keys are shared out among blocks, each of which leaves a partial result.
+    /// Few rows: the keys of each are shared out among blocks, each of which leaves a partial result.
     pub fn attention_parts(&mut self, group: &Group, node: NodeId) -> Result<(), LowerError> {
         let (cache, layer) = self.attention_of(node)?;
-        let (state, (k, v)) = (self.state(group), self.cache(cache));
-        let query = self.floats(self.graph().node(node).inputs[0])?.start;
-        let extrema = self.buffer(layer.extrema_len(1) * 8);
-        let values = self.buffer(layer.values_len(1) * 4);
+        let (rows, state, place) = (self.rows_of(group), self.state(group), self.cache(cache)?);
+        let query = self.whole_rows(self.graph().node(node).inputs[0])?;
+        let extrema = self.buffer(layer.extrema_len(rows) * 8);
+        let values = self.buffer(layer.values_len(rows) * 4);
         let arguments = attention_decode::Arguments {
             q: query,
-            k,
-            v,
+            k: place.keys,
+            v: place.values,
             state,
+            pages: place.pages,
             extrema,
             values,
-            window: layer.window_scalar(),
+            window: place.window,
             segment: layer.segment(),
-            capacity: layer.capacity,
+            capacity: place.capacity,
+            record_stride: self.record_stride(group),
+            max_pages: place.max_pages,
+            page_stride: place.page_stride,
         };
-        let bytes = self.visible_bytes(cache);
-        let work = Work { bytes, flops: bytes / self.common.can.kv.bytes() * layer.group as u64 * 2 };
+        let bytes = self.visible_bytes(cache) * rows as u64;
+        let flops = self.visible_values(cache) * rows as u64 * layer.group as u64 * 2;
+        let work = Work { bytes, flops };
         let why = format!("one row: {} splits of the keys", layer.splits());
-        self.launch(layer.decode()?, layer.decode_grid(1), arguments, &[node], work, why)?;
+        self.launch(layer.decode()?, layer.decode_grid(rows), arguments, &[node], work, why)?;
         self.parts.insert(node, PartsPlace { extrema, values });
         Ok(())
     }
@@ -191,20 +206,23 @@ impl PhaseBuilder<'_, '_> {
         let (_, layer) = self.attention_of(node)?;
         let PartsPlace { extrema, values } =
             *self.parts.get(&node).ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })?;
-        let (state, splits) = (self.state(group), layer.splits());
-        let width = layer.heads() as u64 * layer.head_dim as u64;
+        let (rows, state, splits) = (self.rows_of(group), self.state(group), layer.splits());
+        let record_stride = self.record_stride(group);
+        let width = layer.heads() as u64 * layer.head_dim as u64 * rows as u64;
         let int8 = self.schedule.forms(node).int8;
         let form = if int8 { Form::Int8 } else { Form::F32 };
-        let out = self.alloc_value(node, form, 1);
+        let out = self.alloc_value(node, form, rows);
         let (instance, arguments): (_, LaunchArguments<Span>) = if int8 {
             let Int8Span { codes: xq, scales: xscale, sums: xsum } = Int8Span::of(out, width);
-            let arguments = attention_combine_int8::Arguments { extrema, values, state, xq, xscale, xsum, splits };
+            let arguments =
+                attention_combine_int8::Arguments { extrema, values, state, xq, xscale, xsum, splits, record_stride };
             (layer.combine_int8()?, arguments.into())
         } else {
-            (layer.combine()?, attention_combine::Arguments { extrema, values, state, out, splits }.into())
+            let arguments = attention_combine::Arguments { extrema, values, state, out, splits, record_stride };
+            (layer.combine()?, arguments.into())
         };
-        let work = Work { bytes: layer.values_len(1) * 4, flops: 0 };
-        self.launch(instance, layer.combine_grid(1), arguments, &group.nodes, work, "merges the splits")?;
+        let work = Work { bytes: layer.values_len(rows) * 4, flops: 0 };
+        self.launch(instance, layer.combine_grid(rows), arguments, &group.nodes, work, "merges the splits")?;
         self.record_output(node, form, out);
         Ok(())
     }
@@ -212,12 +230,13 @@ impl PhaseBuilder<'_, '_> {
     /// Many rows: on tensor cores, or plainly where the cache is f32.
     pub fn attention(&mut self, group: &Group, node: NodeId) -> Result<(), LowerError> {
         let (cache, layer) = self.attention_of(node)?;
-        let (rows, state, (k, v)) = (self.rows(), self.state(group), self.cache(cache));
+        let (rows, state, place) = (self.rows(), self.state(group), self.cache(cache)?);
         let query = self.whole_rows(self.graph().node(node).inputs[0])?;
         let bf16 = self.schedule.forms(node).bf16;
         let (form, element) = if bf16 { (Form::BF16, ElementType::BF16) } else { (Form::F32, ElementType::F32) };
         let out = self.alloc_value(node, form, rows);
-        let (q, window, capacity) = (query, layer.window_scalar(), layer.capacity);
+        let CachePlace { keys: k, values: v, pages, window, capacity, max_pages, page_stride } = place;
+        let (q, group_heads) = (query, layer.group);
         let width = layer.heads() as u64 * layer.head_dim as u64;
         let seen = layer.window.unwrap_or(u32::MAX).min(rows).div_ceil(2) as u64;
         let bytes = rows as u64 * width * 8 + self.visible_bytes(cache);
@@ -226,14 +245,38 @@ impl PhaseBuilder<'_, '_> {
             Some(flash) => {
                 let why = format!("many rows: tensor cores, tiles of {} rows", flash.rows);
                 let grid = flash.grid(&layer, rows);
-                let arguments =
-                    attention_flash::Arguments { q, k, v, state, out, group: layer.group, window, capacity };
+                let arguments = attention_flash::Arguments {
+                    q,
+                    k,
+                    v,
+                    state,
+                    pages,
+                    out,
+                    group: group_heads,
+                    window,
+                    capacity,
+                    max_pages,
+                    page_stride,
+                };
                 self.launch(flash.instance, grid, arguments, &group.nodes, work, why)?;
             }
             None => {
                 let why = "keys and values in f32: the plain kernel";
-                let arguments =
-                    attention_plain::Arguments { q, k, v, state, out, group: layer.group, window, capacity };
+                let record_stride = self.record_stride(group);
+                let arguments = attention_plain::Arguments {
+                    q,
+                    k,
+                    v,
+                    state,
+                    pages,
+                    out,
+                    group: group_heads,
+                    window,
+                    capacity,
+                    record_stride,
+                    max_pages,
+                    page_stride,
+                };
                 self.launch(layer.plain()?, [layer.heads(), rows, 1], arguments, &group.nodes, work, why)?;
             }
         }

@@ -21,10 +21,12 @@ mod experts;
 mod grouped;
 pub mod image;
 mod launch;
+mod memory;
 mod norms;
 mod per_layer;
 mod phase;
 mod products;
+mod rows;
 pub mod simulate;
 mod singles;
 mod weights;
@@ -35,13 +37,17 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::{ArgumentError, Instance, InstanceError};
 use gemma4c_graph::passes::{self, Goal, Report};
 use gemma4c_graph::{Graph, Op, WeightId};
-use gemma4c_plan::cuda::{CudaProgram, KvType, Launch, Memory, PassReport, Phase, Places, Range, Refusal, Region};
+use gemma4c_plan::cuda::{
+    CudaProgram, KvLayout, KvType, Memory, PassReport, Phase, PhaseKind, Places, RECORD_WORDS, Range, Refusal, Region,
+};
 use gemma4c_plan::{Program, ValueIndex};
 
-use crate::kernels::sample::{MOST_KEPT, Picker, pick};
+use crate::kernels::rows::RowsError;
+use crate::kernels::sample::MOST_KEPT;
 use crate::passes::{self as target_passes, Abilities};
 use crate::target::Target;
-use launch::{Kernels, Span, bind_fixed};
+use launch::{Kernels, Span};
+use memory::Room;
 use phase::PhaseBuilder;
 use weights::Weights;
 
@@ -52,6 +58,10 @@ pub struct Options {
     /// Most prompt tokens of one pass.
     pub chunk: u32,
     pub kv: KvType,
+    /// Sequences at once.
+    pub sequences: u32,
+    /// Rings beyond those of the sequences, for snapshots; `None`: as many as are of use.
+    pub snapshots: Option<u32>,
     /// The GPU that launches are shaped for.
     pub target: Target,
     /// Bytes of device memory a plan may take; `None`: as many as it needs.
@@ -72,9 +82,13 @@ pub enum LowerError {
     #[error("pass `{name}` cannot be switched off: there is no program without it")]
     RequiredPass { name: String },
     #[error(
-        "the plan needs {needed} bytes of device memory, the budget is {budget}: a smaller --ctx, --chunk or model fits"
+        "the plan needs {needed} bytes of device memory, the budget is {budget}: a smaller --ctx, --chunk, --sequences or model fits"
     )]
     Budget { needed: u64, budget: u64 },
+    #[error("keys and values in {kv} on {target}: {why}")]
+    Kv { kv: &'static str, target: String, why: String },
+    #[error("pages of {bytes} bytes of keys and values: a kernel counts up to 2^32 values")]
+    Page { bytes: u64 },
     #[error("cannot read {tensor}: {why}")]
     Unreadable { tensor: String, why: String },
     // What follows are faults of the compiler, not of its input.
@@ -92,6 +106,8 @@ pub enum LowerError {
     Overlap { phase: String, a: usize, b: usize },
     #[error("internal: {0}")]
     Instance(#[from] InstanceError),
+    #[error("internal: {0}")]
+    Rows(#[from] RowsError),
 }
 
 /// Reads a small tensor of floats from the model file.
@@ -108,18 +124,20 @@ pub struct Common<'a> {
     weights: Weights<'a>,
     kernels: Kernels,
     places: Places,
-    /// Words that are zero between launches.
-    counters: u64,
+    /// Words that are zero between launches: their place, and their bytes.
+    counters: (u64, u64),
     /// What the kernels can do, and are asked for.
     can: Abilities,
-    /// Offset and bytes of each cache: keys, then values.
-    caches: Vec<(u64, u64)>,
+    /// Where keys and values lie.
+    kv_layout: KvLayout,
     value_index: HashMap<String, ValueIndex>,
     read: &'a ReadFloats<'a>,
 }
 
-/// Words of [`Common::counters`].
+/// Words of [`Common::counters`] for each decoded row.
 const COUNTERS: u64 = 1024;
+/// The compute capability from which on GPUs convert e4m3.
+const FIRST_WITH_FP8: u32 = 89;
 /// Tokens that the device remembers for the host.
 const HISTORY: u32 = 1024;
 /// Tokens that the device can be told never to pick: those of other media, and a few that a model's authors may add.
@@ -131,18 +149,23 @@ const LADDER: [u32; 4] = [32, 128, 512, 2048];
 
 impl Common<'_> {
     fn counters(&self) -> Span {
-        Span::Fixed(Range { region: Region::Arena, offset: self.counters, bytes: COUNTERS * 4 })
+        let (offset, bytes) = self.counters;
+        Span::Fixed(Range { region: Region::Arena, offset, bytes })
     }
 }
 
 impl PhaseBuilder<'_, '_> {
     fn phase_name(&self) -> String {
-        name_of(self.rows())
+        name_of(self.schedule.decodes, self.rows())
     }
 }
 
-fn name_of(rows: u32) -> String {
-    if rows == 1 { "decode".to_owned() } else { format!("prefill {rows}") }
+fn name_of(decodes: bool, rows: u32) -> String {
+    match (decodes, rows) {
+        (true, 1) => "decode".to_owned(),
+        (true, rows) => format!("decode {rows}"),
+        (false, rows) => format!("prefill {rows}"),
+    }
 }
 
 /// Lowers a graph. `meaning` is its program for a CPU, whose values the steps refer to.
@@ -153,17 +176,30 @@ pub fn lower(
     read: &ReadFloats<'_>,
 ) -> Result<Lowered, LowerError> {
     check_passes(&options.disabled)?;
+    check_kv(graph, options)?;
     // Tables that are only gathered from are read a row a token: they can stay in the host's memory.
     let tables = gathered_alone(graph);
     let budget = options.vram.unwrap_or(u64::MAX);
+    let room = Room::of(options);
     let mut needed = 0;
     for (copies, on_host) in
         [(Copies::All, &[][..]), (Copies::NoExperts, &[][..]), (Copies::None, &[][..]), (Copies::None, &tables[..])]
     {
-        let lowered = lower_with(graph, meaning, options, read, Extras { copies, on_host })?;
+        let lowered = lower_with(graph, meaning, options, read, Extras { copies, on_host, room })?;
         needed = lowered.program.memory.device().unwrap_or(u64::MAX);
         if needed <= budget {
             return Ok(lowered);
+        }
+        // Sequences come before copies of weights; then there are fewer blocks, down to those of one sequence.
+        if copies == Copies::None {
+            let block = lowered.program.kv_layout.block_bytes;
+            let spare = if block == 0 { 0 } else { room.blocks - memory::pages_of(options.context) };
+            let over = (needed - budget).div_ceil(block.max(1));
+            if over <= spare as u64 {
+                let room = Room { blocks: room.blocks - over as u32, ..room };
+                return lower_with(graph, meaning, options, read, Extras { copies, on_host, room });
+            }
+            needed -= spare as u64 * block;
         }
     }
     Err(LowerError::Budget { needed, budget })
@@ -184,6 +220,7 @@ struct Extras<'a> {
     copies: Copies,
     /// Tables in the host's memory.
     on_host: &'a [WeightId],
+    room: Room,
 }
 
 fn check_passes(disabled: &[String]) -> Result<(), LowerError> {
@@ -197,6 +234,20 @@ fn check_passes(disabled: &[String]) -> Result<(), LowerError> {
         }
     }
     Ok(())
+}
+
+/// Whether there are kernels for the keys and values.
+fn check_kv(graph: &Graph, options: &Options) -> Result<(), LowerError> {
+    let refused = |why: String| Err(LowerError::Kv { kv: options.kv.name(), target: options.target.to_string(), why });
+    let (major, minor) = options.target.arch.compute_capability();
+    if options.kv == KvType::Fp8 && major * 10 + minor < FIRST_WITH_FP8 {
+        return refused("it cannot convert them, GPUs from sm_89 on can; q8_0 is nearly as small".into());
+    }
+    let odd = graph.caches.iter().find(|cache| options.kv.is_narrow() && !cache.head_dim.is_multiple_of(64));
+    match odd {
+        Some(cache) => refused(format!("heads of {} values are not whole groups of 64", cache.head_dim)),
+        None => Ok(()),
+    }
 }
 
 /// Tables that no product reads.
@@ -221,6 +272,9 @@ fn lower_with(
     let mut ladder: Vec<u32> = LADDER.into_iter().filter(|rows| *rows < chunk).collect();
     ladder.push(chunk.max(2));
     let vocabulary = graph.output.map_or(0, |id| graph.node(id).ty.width);
+    let decode_ladder = memory::decode_ladder(extras.room.slots);
+    let decode_rows = decode_ladder.iter().copied().max().unwrap_or(1) as u64;
+    let max_pages = memory::pages_of(options.context);
 
     let mut next = 0u64;
     let mut reserve = |words: u64| {
@@ -230,16 +284,18 @@ fn lower_with(
     };
     let places = Places {
         tokens: reserve(chunk.max(2) as u64),
-        state: reserve(3),
-        asked: reserve(3),
-        settings: reserve(5),
+        rows: reserve(decode_rows * RECORD_WORDS as u64),
+        chunk: reserve(RECORD_WORDS as u64),
+        asked: reserve(RECORD_WORDS as u64),
+        pages: reserve(extras.room.rings as u64 * max_pages as u64),
+        max_pages,
         suppress: reserve(SUPPRESSED as u64),
         suppress_len: SUPPRESSED,
-        history: reserve(HISTORY as u64),
+        history: reserve(HISTORY as u64 * decode_rows),
         history_len: HISTORY,
-        logits: reserve(vocabulary as u64),
+        logits: reserve(vocabulary as u64 * decode_rows),
     };
-    let counters = reserve(COUNTERS);
+    let counters = (reserve(COUNTERS * decode_rows), COUNTERS * 4 * decode_rows);
     let value_index =
         meaning.values.iter().enumerate().map(|(i, value)| (value.name.clone(), i as ValueIndex)).collect();
     let target = options.target.clone();
@@ -259,90 +315,62 @@ fn lower_with(
         wgmma: copies(&[Copies::All, Copies::NoExperts]),
         wgmma_experts: copies(&[Copies::All]),
     };
+    let kv_layout = memory::kv_layout(graph, &can, extras.room);
     let mut common = Common {
         weights: Weights::new(graph, extras.on_host.to_vec()),
         kernels: Kernels::default(),
         places,
         counters,
         can,
-        caches: Vec::new(),
+        kv_layout,
         value_index,
         read,
     };
-    let mut kv = 0u64;
-    for cache in &graph.caches {
-        let bytes = common.can.capacity(cache) as u64 * cache.width() as u64 * common.can.kv.bytes() * 2;
-        common.caches.push((kv, bytes));
-        kv = (kv + bytes).next_multiple_of(ALIGNMENT);
-    }
-
-    let pick_base = next;
     let mut phases = Vec::new();
     let mut reports: Vec<Report> = Vec::new();
     let mut of_target: Vec<Report> = Vec::new();
     // The picks' scratch lies behind the fixed places, before the phases' values.
-    let (pick_largest, pick_sampled, base) = picks(&mut common, vocabulary, pick_base)?;
-    // All of prefill's phases are lowered from the same groups.
-    for (goal, of_rows) in [(Goal::Decode, &[1][..]), (Goal::Prefill, &ladder)] {
+    let base = next + memory::pick_scratch(vocabulary, decode_rows);
+    // All phases of a goal are lowered from the same groups.
+    for (goal, of_rows) in [(Goal::Decode, &decode_ladder[..]), (Goal::Prefill, &ladder)] {
         let (fused, report) = passes::fuse(graph, goal, &options.disabled);
         merge_reports(&mut reports, report);
         for &rows in of_rows {
-            let (schedule, report) = target_passes::schedule(fused.clone(), rows, &common.can, &options.disabled);
+            let (schedule, report) =
+                target_passes::schedule(fused.clone(), rows, goal == Goal::Decode, &common.can, &options.disabled);
             merge_reports(&mut of_target, report);
             let mut builder = PhaseBuilder::new(&mut common, &schedule);
             let asked_from = builder.lower()?;
-            phases.push(builder.finish(name_of(rows), asked_from, base)?);
+            let mut phase = builder.finish(name_of(goal == Goal::Decode, rows), asked_from, base)?;
+            let (records, picked) = match phase.kind {
+                PhaseKind::Decode => (places.rows, rows),
+                PhaseKind::Prefill => (places.asked, 1),
+            };
+            let of = memory::Picked { vocabulary, records, rows: picked, history_rows: decode_rows as u32 };
+            phase.pick_largest = memory::picks(&mut common, of, 1, next)?;
+            phase.pick_sampled = memory::picks(&mut common, of, MOST_KEPT, next)?;
+            phases.push(phase);
         }
     }
     let arena = phases.iter().map(|phase: &Phase| phase.arena_bytes).max().unwrap_or(base);
+    let kv = common.kv_layout.blocks_at + common.kv_layout.blocks_bytes();
     let memory = Memory { weights: common.weights.device_bytes, kv, arena, host: common.weights.host_bytes };
     let program = CudaProgram {
         gpu: options.target.described(),
         toolchain: String::new(),
         kv: options.kv,
         memory,
+        kv_layout: common.kv_layout,
         places,
         kernels: common.kernels.described(),
         loads: common.weights.loads(),
         constants: common.weights.constants.clone(),
         prepare: common.weights.prepare.clone(),
         phases,
-        pick_largest,
-        pick_sampled,
         most_candidates: MOST_KEPT,
         passes: reports.iter().chain(&of_target).map(pass_report).collect(),
     };
     Ok(Lowered { program, instances: common.kernels.instances })
-}
-
-/// From the logits to the next token, both ways, and where their scratch ends.
-fn picks(common: &mut Common<'_>, vocabulary: u32, base: u64) -> Result<(Vec<Launch>, Vec<Launch>, u64), LowerError> {
-    let arena = |offset, bytes| Span::Fixed(Range { region: Region::Arena, offset, bytes });
-    let places = common.places;
-    let mut end = base;
-    let mut launches = |kept: u32| -> Result<Vec<Launch>, LowerError> {
-        let picker = Picker { vocabulary, kept };
-        let keys = picker.slices() as u64 * kept as u64 * 8;
-        end = end.max((base + keys).next_multiple_of(ALIGNMENT));
-        let instance = picker.pick(&[])?;
-        let arguments = pick::Arguments {
-            logits: arena(places.logits, vocabulary as u64 * 4),
-            suppress: arena(places.suppress, SUPPRESSED as u64 * 4),
-            largest: arena(base, keys),
-            counter: common.counters().take(4),
-            settings: arena(places.settings, 20),
-            state: arena(places.state, 12),
-            history: arena(places.history, HISTORY as u64 * 4),
-            vocabulary,
-            suppressed: SUPPRESSED,
-            history_len: HISTORY,
-        };
-        let arguments = bind_fixed(arguments.into(), &instance)?;
-        let programmatic = instance.def.launch.dependent && common.can.target.arch.has_pdl();
-        let kernel = common.kernels.index(instance);
-        Ok(vec![Launch { kernel, grid: [picker.slices(), 1, 1], arguments, programmatic }])
-    };
-    Ok((launches(1)?, launches(MOST_KEPT)?, end))
 }
 
 /// The reports of all phases as one. A node counts once: what one phase merged the others did not refuse, and what several refuse

@@ -26,26 +26,30 @@ impl PhaseBuilder<'_, '_> {
         let norm = gate.norm.ok_or_else(no_kernel)?;
         let gate_matrix = self.common.weights.matrix(&[gate_weight], &mut self.common.kernels)?;
         let matrix = self.common.weights.matrix(&[weight], &mut self.common.kernels)?;
-        let sum = self.alloc_value(residual.sum, Form::F32, 1);
-        let out = self.alloc_value(projection, Form::F32, 1);
+        let rows = self.rows_of(group);
+        let sum = self.alloc_value(residual.sum, Form::F32, rows);
+        let out = self.alloc_value(projection, Form::F32, rows);
+        let by = self.operand(slice)?;
         let arguments = kernel::Arguments {
             gate_codes: gate_matrix.codes(),
             codes: matrix.codes(),
             post_norm: self.common.weights.floats(residual.post)?,
             x: self.floats(residual.before)?.start,
             update: self.floats(norm.input)?.start,
-            by: self.operand(slice)?.start,
+            by: by.start,
             residual: sum,
             out,
+            by_stride: by.stride,
         };
         let arguments = arguments
             .with_slot(kernel::slot::gate_side, gate_matrix.side())
             .with_slot(kernel::slot::side, matrix.side());
         let (width, bytes) = (step.width as u64, gate_matrix.bytes() + matrix.bytes());
-        let work = Work { bytes: bytes + width * 8, flops: 4 * width * step.inputs as u64 };
+        let (each, flops) = (rows as u64 * width, 4 * width * step.inputs as u64);
+        let work = Work { bytes: bytes + each * 8, flops: rows as u64 * flops };
         let why = format!("one row: gate and projection in a cluster of {} blocks", step.peers);
         let why = Choice::because(why).over("two launches");
-        self.launch(step.instance()?, step.grid(), arguments, &group.nodes, work, why)?;
+        self.launch(step.instance()?, step.grid(rows), arguments, &group.nodes, work, why)?;
         self.record_output(residual.sum, Form::F32, sum);
         self.record_output(projection, Form::F32, out);
         Ok(())

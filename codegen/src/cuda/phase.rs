@@ -9,11 +9,14 @@ use std::collections::HashMap;
 use gemma4c_dsl::{Instance, LaunchArguments};
 use gemma4c_graph::memory::{self, Lifetime};
 use gemma4c_graph::{Fused, Graph, Group, Kind, NodeId};
-use gemma4c_plan::cuda::{CudaStep, Form, KernelIndex, Launch, Phase, Range, Region, StepOutput};
+use gemma4c_plan::cuda::{
+    CudaStep, Form, KernelIndex, Launch, Phase, PhaseKind, RECORD_WORDS, Range, Region, StepOutput, record,
+};
 
 use super::choice::Choice;
 use super::edges;
 use super::launch::{BoundArgument, BufferId, NOTHING, Span, bind};
+use super::rows::PreparedRows;
 use super::{Common, LowerError};
 use crate::passes::Schedule;
 
@@ -79,14 +82,16 @@ pub struct PhaseBuilder<'p, 'a> {
     pub sorts: HashMap<(NodeId, u32), SortedPairs>,
     /// Of an attention.
     pub parts: HashMap<NodeId, PartsPlace>,
+    /// Of a product of several rows, by its first matrix.
+    pub prepared: HashMap<NodeId, PreparedRows>,
     drafts: Vec<Draft>,
 }
 
 impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn new(common: &'p mut Common<'a>, schedule: &'p Schedule) -> Self {
         let (values, routing, sorts, parts) = (HashMap::new(), HashMap::new(), HashMap::new(), HashMap::new());
-        let (buffers, drafts) = (Vec::new(), Vec::new());
-        PhaseBuilder { common, schedule, buffers, values, routing, sorts, parts, drafts }
+        let (buffers, drafts, prepared) = (Vec::new(), Vec::new(), HashMap::new());
+        PhaseBuilder { common, schedule, buffers, values, routing, sorts, parts, prepared, drafts }
     }
 
     pub fn fused(&self) -> &'p Fused {
@@ -97,7 +102,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         &self.schedule.fused.graph
     }
 
-    /// Rows of a chunk; 1 is decode.
+    /// Rows of a chunk, or sequences that decode together.
     pub fn rows(&self) -> u32 {
         self.schedule.rows
     }
@@ -106,7 +111,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn lower(&mut self) -> Result<usize, LowerError> {
         let mut asked_from = None;
         for group in self.schedule.ordered() {
-            if self.rows() > 1 && self.schedule.is_asked(&group) {
+            if !self.schedule.decodes && self.schedule.is_asked(&group) {
                 asked_from.get_or_insert(self.drafts.len());
             }
             let before = self.drafts.len();
@@ -117,8 +122,8 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
                 return Err(LowerError::Launches { kind: group.kind.name(), node, launches });
             }
         }
-        // A decoded row is asked for, all of it.
-        Ok(if self.rows() == 1 { 0 } else { asked_from.unwrap_or(self.drafts.len()) })
+        // Decoded rows are asked for, all of them.
+        Ok(if self.schedule.decodes { 0 } else { asked_from.unwrap_or(self.drafts.len()) })
     }
 
     fn lower_group(&mut self, group: &Group) -> Result<(), LowerError> {
@@ -128,7 +133,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Kind::View => self.view(group.nodes[0]),
             Kind::Embed { table, tokens: _, factor } => self.gather(group, *table, *factor),
             Kind::PerLayerInputs(inputs) => self.per_layer_inputs(group, inputs),
-            Kind::Product(product) if one_row => self.product_of_one_row(group, product),
+            Kind::Product(product) if one_row => self.decoded_product(group, product),
             Kind::Product(product) => self.product_of_many_rows(group, product),
             Kind::Norm(norm) => self.norm(group, norm),
             Kind::Heads(heads) => self.heads(group, heads),
@@ -146,10 +151,11 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Kind::SortPairs { routing, height } => self.sort_pairs(group, *routing, *height),
             Kind::Geglu { gate, up } => self.geglu(group, *gate, *up),
             Kind::Convert { value, form } => self.convert(group, *value, *form),
+            Kind::RowsPrologue { of } => self.rows_prologue(group, *of),
         }
     }
 
-    /// Whether a group works on one row: of decode, or the asked one.
+    /// Whether a group computes rows one by one: decoded rows, or the asked one.
     pub fn is_one_row(&self, group: &Group) -> bool {
         self.schedule.is_one_row(group)
     }
@@ -159,19 +165,54 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         self.schedule.rows_of(group)
     }
 
-    /// [position, rows, …] of the rows that a group works on.
+    /// The records of the rows that a group works on: one for the rows of a chunk, one for each decoded row.
     pub fn state(&self, group: &Group) -> Span {
         let places = &self.common.places;
-        let offset = if self.rows() > 1 && self.schedule.is_asked(group) { places.asked } else { places.state };
-        Span::Fixed(Range { region: Region::Arena, offset, bytes: 12 })
+        let (offset, records) = match self.kind() {
+            PhaseKind::Decode => (places.rows, self.rows()),
+            PhaseKind::Prefill if self.schedule.is_asked(group) => (places.asked, 1),
+            PhaseKind::Prefill => (places.chunk, 1),
+        };
+        let bytes = records as u64 * RECORD_WORDS as u64 * 4;
+        Span::Fixed(Range { region: Region::Arena, offset, bytes })
     }
 
-    /// The tokens of the chunk's rows.
+    /// A record that counts the rows that a group works on, for kernels that know rows by their number alone. All rows of a decode
+    /// are computed, in use or not: what a free row makes, nobody reads.
+    pub fn row_count(&mut self, group: &Group) -> Span {
+        if !self.schedule.decodes || self.rows() == 1 {
+            return self.state(group);
+        }
+        let words = [0, self.rows(), 0, 0].map(f32::from_bits);
+        self.common.weights.constant(&format!("{} rows", self.rows()), words.to_vec())
+    }
+
+    /// Words from the record of a group's row to that of the next: 0 where they share one.
+    pub fn record_stride(&self, group: &Group) -> u32 {
+        if self.is_one_row(group) { RECORD_WORDS } else { 0 }
+    }
+
+    fn kind(&self) -> PhaseKind {
+        if self.schedule.decodes { PhaseKind::Decode } else { PhaseKind::Prefill }
+    }
+
+    /// The tokens of the chunk's rows, or those in the records of decoded rows.
     pub fn tokens(&self) -> Span {
         let places = &self.common.places;
-        let (offset, words) =
-            if self.rows() == 1 { (places.state + 8, 1) } else { (places.tokens, self.rows() as u64) };
+        let offset = match self.kind() {
+            PhaseKind::Decode => places.rows + record::TOKEN as u64 * 4,
+            PhaseKind::Prefill => places.tokens,
+        };
+        let words = (self.rows() as u64 - 1) * self.token_stride() as u64 + 1;
         Span::Fixed(Range { region: Region::Arena, offset, bytes: words * 4 })
+    }
+
+    /// Words from one row's token to the next one's.
+    pub fn token_stride(&self) -> u32 {
+        match self.kind() {
+            PhaseKind::Decode => RECORD_WORDS,
+            PhaseKind::Prefill => 1,
+        }
     }
 
     // ---- values --------------------------------------------------------------------------------------------------------
@@ -206,7 +247,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         self.values.entry(node).or_default().push((form, place));
     }
 
-    fn find(&self, node: NodeId, form: Form) -> Option<Place> {
+    pub fn find(&self, node: NodeId, form: Form) -> Option<Place> {
         self.values.get(&node)?.iter().find(|(known, _)| *known == form).map(|(_, place)| *place)
     }
 
@@ -228,7 +269,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn whole_rows(&self, node: NodeId) -> Result<Span, LowerError> {
         let width = self.graph().node(node).ty.width;
         let forms = self.values.get(&node).map_or(&[][..], Vec::as_slice);
-        let one_row = self.schedule.is_one_row(self.fused().group(node));
+        let one_row = self.schedule.rows_of(self.fused().group(node)) == 1;
         let whole = |(form, place): &&(Form, Place)| *form == Form::F32 && (one_row || place.stride == width);
         let place = forms.iter().find(whole).map(|(_, place)| place.start);
         place.ok_or_else(|| LowerError::NoValue { node: format!("{} as whole rows", self.graph().full_name(node)) })
@@ -328,13 +369,30 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         };
         let mut steps: Vec<CudaStep> = self.drafts.iter().enumerate().map(step).collect();
         edges::connect(&mut steps);
-        Ok(Phase { name, rows: self.rows(), steps, asked_from: asked_from as u32, arena_bytes: base + arena.bytes })
+        Ok(Phase {
+            name,
+            kind: self.kind(),
+            rows: self.rows(),
+            steps,
+            asked_from: asked_from as u32,
+            pick_largest: Vec::new(),
+            pick_sampled: Vec::new(),
+            arena_bytes: base + arena.bytes,
+        })
     }
 
     /// The bytes of keys and values of a cache that a row at the end of the context sees.
     pub fn visible_bytes(&self, cache: gemma4c_graph::CacheId) -> u64 {
         let c = self.graph().cache(cache);
-        let seen = c.window.unwrap_or(u32::MAX).min(self.common.can.context) as u64;
-        seen * c.width() as u64 * 2 * self.common.can.kv.bytes()
+        self.seen(cache) * 2 * self.common.can.kv.row_bytes(c.kv_heads, c.head_dim)
+    }
+
+    /// As many values.
+    pub fn visible_values(&self, cache: gemma4c_graph::CacheId) -> u64 {
+        self.seen(cache) * 2 * self.graph().cache(cache).width() as u64
+    }
+
+    fn seen(&self, cache: gemma4c_graph::CacheId) -> u64 {
+        self.graph().cache(cache).window.unwrap_or(u32::MAX).min(self.common.can.context) as u64
     }
 }

@@ -17,18 +17,18 @@ use crate::kernels::product::wgmma::product_wgmma;
 use crate::kernels::product::{self, Tile};
 use crate::kernels::{geglu, per_layer};
 use crate::passes::copies;
-use crate::passes::forms::is_unbounded;
+use crate::passes::forms::{is_unbounded, leaves_int8};
 
-/// How the activations of a product of one row arrive.
-struct Arrival {
-    prologue: Prologue,
+/// How the activations of a decoded row's product arrive.
+pub struct Arrival {
+    pub prologue: Prologue,
     /// Weights of the prologue's norms.
-    update_norm: Span,
-    branch_norm: Span,
-    post_norm: Span,
-    next_norm: Span,
-    /// What the prologue's slots take.
-    slots: Vec<(SlotKey, Filled<Span>)>,
+    pub update_norm: Span,
+    pub branch_norm: Span,
+    pub post_norm: Span,
+    pub next_norm: Span,
+    /// What the slots of `matvec`'s prologue take.
+    pub slots: Vec<(SlotKey, Filled<Span>)>,
 }
 
 impl Arrival {
@@ -38,8 +38,19 @@ impl Arrival {
     }
 }
 
+/// A product of decoded rows, and what it takes.
+pub struct Decoded {
+    /// The product of each row, as one row has it.
+    pub choice: matvec::Product,
+    pub matrix: Matrix,
+    pub arrival: Arrival,
+    pub epilogue: Vec<Filled<Span>>,
+    /// The residual that it leaves for others.
+    pub left: Option<(NodeId, Span)>,
+}
+
 impl PhaseBuilder<'_, '_> {
-    fn weights_of(&self, product: &Product) -> Vec<WeightId> {
+    pub fn weights_of(&self, product: &Product) -> Vec<WeightId> {
         product.matmuls.iter().filter_map(|id| self.graph().node(*id).op.weight()).collect()
     }
 
@@ -59,8 +70,13 @@ impl PhaseBuilder<'_, '_> {
         }
     }
 
-    /// The product of one row, with the norm before it where it has taken that over.
-    pub fn product_of_one_row(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
+    /// A product of decoded rows, or of the asked one, with the norm before it where it has taken that over.
+    pub fn decoded_product(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
+        if self.rows_of(group) > 1 { self.product_of_rows(group, of) } else { self.product_of_one_row(group, of) }
+    }
+
+    /// What decides a decoded row's product: its numbers are the same however many rows there are.
+    pub fn decoded(&mut self, group: &Group, of: &Product) -> Result<Decoded, LowerError> {
         let weights = self.weights_of(of);
         let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
         let integer = format(matrix.dtype).integer;
@@ -71,11 +87,17 @@ impl PhaseBuilder<'_, '_> {
         // The owner of a residual leaves it for others; who computes it once more does not.
         let residual = of.norm.and_then(|norm| norm.residual);
         let left = residual.filter(|residual| group.nodes.contains(&residual.sum));
-        let sum = left.map(|residual| self.alloc_value(residual.sum, Form::F32, 1));
+        let rows = self.rows_of(group);
+        let sum = left.map(|residual| match self.find(residual.sum, Form::F32) {
+            // The helper before the product has made it.
+            Some(place) => place.start,
+            None => self.alloc_value(residual.sum, Form::F32, rows),
+        });
         let arrival = match &of.norm {
             Some(norm) => self.arrival_through_norm(norm, sum)?,
             None if integer && !unbounded && self.has(of.input, Form::Int8) => {
-                let x = Int8Span::of(self.location(of.input, Form::Int8)?.start, matrix.k as u64);
+                let values = rows as u64 * matrix.k as u64;
+                let x = Int8Span::of(self.location(of.input, Form::Int8)?.start, values);
                 let codes = slots::ready_codes::Arguments { xq: x.codes };
                 let scales = slots::ready_scale::Arguments { xscale: x.scales, xsum: x.sums };
                 let filled = vec![(slot::ready, codes.into()), (slot::ready_group, scales.into())];
@@ -88,22 +110,24 @@ impl PhaseBuilder<'_, '_> {
         };
         let outputs = (matrix.rows / if of.geglu { 2 } else { 1 }) as u32;
         let epilogue = self.epilogue(group, &of.epilogue)?;
-        let form = if of.geglu && group.last().is_some_and(|last| self.schedule.forms(last).int8) {
-            Form::Int8
-        } else {
-            Form::F32
-        };
         let choice = matvec::Product {
             geglu: of.geglu,
             scaled: residual.is_some_and(|residual| residual.scale.is_some()),
             branches: residual.is_some_and(|residual| residual.branch.is_some()),
             leaves_residual: left.is_some(),
-            leaves_int8: form == Form::Int8,
+            leaves_int8: leaves_int8(self.schedule, &self.common.can, group, of),
             unbounded,
             epsilon: of.norm.map_or(crate::kernels::NORM_EPSILON, |norm| norm.eps),
             epilogue: epilogue.iter().map(|filled| filled.function).collect(),
             ..matvec::Product::new(matrix.dtype, outputs, matrix.k, arrival.prologue)
         };
+        let left = left.zip(sum).map(|(residual, sum)| (residual.sum, sum));
+        Ok(Decoded { choice, matrix, arrival, epilogue, left })
+    }
+
+    fn product_of_one_row(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
+        let Decoded { choice, matrix, arrival, epilogue, left } = self.decoded(group, of)?;
+        let (outputs, form) = (choice.outputs, if choice.leaves_int8 { Form::Int8 } else { Form::F32 });
         let (shape, mut why) = choice::product(&choice, &self.common.can.target);
         if of.norm.is_some() {
             why.reason += "; every block computes the norm before it, which is a launch less";
@@ -135,8 +159,8 @@ impl PhaseBuilder<'_, '_> {
         // What it computes once more comes first: a value is compared where its owner leaves it.
         let nodes = [&group.recomputes[..], &group.nodes[..]].concat();
         self.launch(choice.instance(shape)?, [shape.blocks, 1, 1], arguments, &nodes, work, why)?;
-        if let (Some(residual), Some(sum)) = (left, sum) {
-            self.record_output(residual.sum, Form::F32, sum);
+        if let Some((residual, sum)) = left {
+            self.record_output(residual, Form::F32, sum);
         }
         match (form, group.last()) {
             (Form::Int8, Some(joined)) => self.record_output(joined, Form::Int8, out),
@@ -193,7 +217,8 @@ impl PhaseBuilder<'_, '_> {
             Op::Columns { first, len } if !self.has(node, Form::F32) => {
                 let whole = self.floats(self.graph().node(node).inputs[0])?;
                 let rows_after = |place: Place| place.start.skip(first as u64 * 4);
-                let start = if self.rows() == 1 { rows_after(whole).take(len as u64 * 4) } else { rows_after(whole) };
+                let one_row = self.rows_of(self.fused().group(node)) == 1;
+                let start = if one_row { rows_after(whole).take(len as u64 * 4) } else { rows_after(whole) };
                 Ok(Place { start, stride: whole.stride, part: None })
             }
             _ => self.floats(node),
@@ -201,7 +226,7 @@ impl PhaseBuilder<'_, '_> {
     }
 
     /// Memory for a product's result: of several matrices side by side, each node a part of every row.
-    fn product_output(&mut self, group: &Group, of: &Product, outputs: u32, rows: u32) -> Span {
+    pub fn product_output(&mut self, group: &Group, of: &Product, outputs: u32, rows: u32) -> Span {
         let result = match (of.epilogue.last(), of.geglu) {
             (Some(last), _) => Some(last.node),
             (None, true) => group.nodes.last().copied(),
@@ -222,7 +247,7 @@ impl PhaseBuilder<'_, '_> {
         out
     }
 
-    fn record_product_outputs(&mut self, group: &Group, of: &Product, out: Span) {
+    pub fn record_product_outputs(&mut self, group: &Group, of: &Product, out: Span) {
         if of.epilogue.is_empty() && !of.geglu && of.matmuls.len() > 1 {
             // Side by side: each a part of every row.
             let rows = self.rows_of(group) as u64;

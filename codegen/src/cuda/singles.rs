@@ -11,7 +11,7 @@ use crate::kernels::matvec::slots;
 use crate::kernels::plain::{experts, map, product, rope, rows};
 use crate::kernels::product::{round_rows, round_rows_instance};
 use crate::kernels::values::value_arguments;
-use crate::kernels::{gather, kv_element, norm, per_layer, quantise};
+use crate::kernels::{gather, norm, per_layer, quantise};
 use crate::passes::product_of;
 
 const ALONE: &str = "not fused: the plain kernel";
@@ -31,8 +31,15 @@ impl PhaseBuilder<'_, '_> {
         let rows = self.rows_of(group);
         let instance = gather::instance(dtype)?;
         let out = self.alloc_value(node, Form::F32, rows);
-        let arguments = gather::gather::Arguments { tokens: self.tokens(), out, width, vocabulary, scale: factor }
-            .with_slot(gather::gather::slot::value, value_arguments(dtype, self.common.weights.blocks(table)));
+        let arguments = gather::gather::Arguments {
+            tokens: self.tokens(),
+            out,
+            width,
+            vocabulary,
+            scale: factor,
+            token_stride: self.token_stride(),
+        }
+        .with_slot(gather::gather::slot::value, value_arguments(dtype, self.common.weights.blocks(table)));
         let bytes = rows as u64 * dtype.row_bytes(width as u64).unwrap_or(0);
         let grid = gather::grid(&instance, width, rows);
         self.launch(instance, grid, arguments, &group.nodes, Work { bytes, flops: 0 }, "rows by token")?;
@@ -60,6 +67,7 @@ impl PhaseBuilder<'_, '_> {
             gathered_scale: of.row_scale,
             out_scale: of.out_scale,
             epsilon: of.eps,
+            token_stride: self.token_stride(),
         };
         let arguments = arguments.with_slot(per_layer::per_layer_inputs::slot::value, value_arguments(dtype, table));
         let width = layers as u64 * of.width as u64;
@@ -84,7 +92,7 @@ impl PhaseBuilder<'_, '_> {
             Op::Gather { table } => self.gather(group, table, 1.0),
             Op::MatMul { .. } => match product_of(self.graph(), group) {
                 Some(product) if self.common.can.exact => self.exact_product(group, &product),
-                Some(product) if self.is_one_row(group) => self.product_of_one_row(group, &product),
+                Some(product) if self.is_one_row(group) => self.decoded_product(group, &product),
                 Some(product) => self.product_of_many_rows(group, &product),
                 None => Err(LowerError::NoValue { node: self.graph().full_name(id) }),
             },
@@ -140,7 +148,15 @@ impl PhaseBuilder<'_, '_> {
                 let inverse_frequencies = self.frequencies(&angles)?;
                 let out = self.alloc_value(id, Form::F32, rows);
                 let heads = width / head_dim;
-                let arguments = rope::rope::Arguments { x, inverse_frequencies, state, out, heads, dim: head_dim };
+                let arguments = rope::rope::Arguments {
+                    x,
+                    inverse_frequencies,
+                    state,
+                    out,
+                    heads,
+                    dim: head_dim,
+                    record_stride: self.record_stride(group),
+                };
                 let grid = rope::grid(heads, head_dim, rows);
                 self.launch(rope::rotation()?, grid, arguments, &[id], work, ALONE)?;
                 self.record_output(id, Form::F32, out);
@@ -148,10 +164,23 @@ impl PhaseBuilder<'_, '_> {
             }
             Op::KvAppend { cache } => {
                 let (k, v) = (self.whole_rows(node.inputs[0])?, self.whole_rows(node.inputs[1])?);
-                let (k_cache, v_cache) = self.cache(cache);
-                let capacity = self.common.can.capacity(self.graph().cache(cache));
-                let arguments = rows::kv_store::Arguments { k, v, state, k_cache, v_cache, width, capacity };
-                let instance = rows::store(kv_element(self.common.can.kv))?;
+                let place = self.cache(cache)?;
+                let arguments = rows::kv_store::Arguments {
+                    k,
+                    v,
+                    state,
+                    pages: place.pages,
+                    k_cache: place.keys,
+                    v_cache: place.values,
+                    width,
+                    dim: self.graph().cache(cache).head_dim,
+                    capacity: place.capacity,
+                    window: place.window,
+                    record_stride: self.record_stride(group),
+                    max_pages: place.max_pages,
+                    page_stride: place.page_stride,
+                };
+                let instance = rows::store(self.common.can.kv)?;
                 self.launch(instance, rows::store_grid(width, rows), arguments, &[id], work, ALONE)
             }
             Op::Route { top_k } => {
@@ -178,7 +207,7 @@ impl PhaseBuilder<'_, '_> {
                 let arguments = experts::expert_product::Arguments {
                     x,
                     ids: routing.ids,
-                    state,
+                    state: self.row_count(group),
                     out,
                     k,
                     height,
@@ -215,7 +244,7 @@ impl PhaseBuilder<'_, '_> {
         scale: Option<WeightId>,
         why: &str,
     ) -> Result<(), LowerError> {
-        let (rows, state, width) = (self.rows_of(group), self.state(group), self.graph().node(node).ty.width);
+        let (rows, state, width) = (self.rows_of(group), self.row_count(group), self.graph().node(node).ty.width);
         let (place, top) = (self.routing(routing)?, self.graph().node(routing).ty.width);
         let expert_scale = match scale {
             Some(weight) => self.common.weights.floats(weight)?,
@@ -257,7 +286,7 @@ impl PhaseBuilder<'_, '_> {
             Op::Columns { first, .. } => {
                 let whole = self.floats(node.inputs[0])?;
                 let start = whole.start.skip(first as u64 * 4);
-                let one_row = self.is_one_row(self.fused().group(id));
+                let one_row = self.rows_of(self.fused().group(id)) == 1;
                 let start = if one_row { start.take(node.ty.width as u64 * 4) } else { start };
                 self.bind_location(id, Form::F32, Place { start, ..whole });
                 Ok(())
@@ -273,7 +302,7 @@ impl PhaseBuilder<'_, '_> {
 
     /// A value in another form, where its producer could not leave that.
     pub fn convert(&mut self, group: &Group, node: NodeId, form: ValueForm) -> Result<(), LowerError> {
-        let (rows, width, state) = (self.rows_of(group), self.graph().node(node).ty.width, self.state(group));
+        let (rows, width, state) = (self.rows_of(group), self.graph().node(node).ty.width, self.row_count(group));
         let from = self.floats(node)?;
         let bytes = rows as u64 * width as u64 * 4;
         let work = Work { bytes: bytes * 2, flops: 0 };

@@ -10,15 +10,16 @@ use gemma4c_dsl::{Instance, InstanceError};
 use super::values::value;
 
 /// `out[row] = scale * table[tokens[row]]`, rows of `width` values. A token beyond the table reads its last row: rows past
-/// the end of a prompt hold whatever was there. `tokens` may be the loop's state from its token on.
+/// the end of a prompt hold whatever was there. Tokens are `token_stride` words apart: 1 in a chunk, a record's length where rows
+/// have records.
 #[kernel(block = 256, dependent, slots(value(at: u64) -> f32))]
-pub fn gather(tokens: Input<u32>, out: Output<f32>, width: u32, vocabulary: u32, scale: f32) {
+pub fn gather(tokens: Input<u32>, out: Output<f32>, width: u32, vocabulary: u32, token_stride: u32, scale: f32) {
     grid_launch_dependents();
     grid_dependency_wait();
     let row = block_idx_y();
     let at = block_idx() * block_dim() + thread_idx();
     if at < width {
-        let token = tokens[row].min(vocabulary - 1);
+        let token = tokens[row * token_stride].min(vocabulary - 1);
         out[row * width + at] = value(token as u64 * width as u64 + at as u64) * scale;
     }
 }

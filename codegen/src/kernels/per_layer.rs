@@ -17,6 +17,7 @@ use super::values::value;
 
 /// The inputs of all layers. A warp takes a layer's slice of DIM values in one row; the grid is `[layers.div_ceil(WARPS),
 /// rows]`. Buffers are `[rows][layers][DIM]`, rows of the table `[layers][DIM]`. A token beyond the table reads its last row.
+/// Tokens are `token_stride` words apart.
 #[kernel(block = WARPS * 32, dependent, slots(value(at: u64) -> f32))]
 pub fn per_layer_inputs<const DIM: u32, const WARPS: u32>(
     projected: Input<f32>,
@@ -25,6 +26,7 @@ pub fn per_layer_inputs<const DIM: u32, const WARPS: u32>(
     out: Output<f32>,
     layers: u32,
     vocabulary: u32,
+    token_stride: u32,
     projected_scale: f32,
     gathered_scale: f32,
     out_scale: f32,
@@ -44,7 +46,7 @@ pub fn per_layer_inputs<const DIM: u32, const WARPS: u32>(
     grid_launch_dependents();
     grid_dependency_wait();
     if layer < layers {
-        let token = tokens[row].min(vocabulary - 1);
+        let token = tokens[row * token_stride].min(vocabulary - 1);
         let in_table = (token as u64 * layers as u64 + layer as u64) * DIM as u64;
         let mut gathered = regs(0.0f32, DIM / 32);
         let mut x = regs(0.0f32, DIM / 32);

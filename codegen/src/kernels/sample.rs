@@ -1,8 +1,8 @@
 //! The next token: the largest logits, and a choice among them by temperature, top-k and top-p.
 //!
-//! One launch. Each block of [`pick`] finds the KEPT largest logits of its slice of the vocabulary, in order; the last block
-//! to finish finds the KEPT largest of those, picks one and writes the loop's state for the next token. With KEPT = 1 that is
-//! the argmax.
+//! One launch for all rows. Each block of [`pick`] finds the KEPT largest logits of its slice of a row's vocabulary, in order; the last
+//! block of the row to finish finds the KEPT largest of those, picks one and makes the row's record ready for the next token. With
+//! KEPT = 1 that is the argmax.
 //! Nothing depends on the order in which threads arrive: a logit and its token make one number, all numbers differ, and
 //! the largest are found by counting.
 //!
@@ -162,25 +162,26 @@ pub fn place_of_pick(weights: Shared<f32>, count: u32, top_p: f32, uniform: f32)
     picked
 }
 
-/// Picks the next token, and leaves the state ready for it: `state` = position, rows (1), token; and `history[position %
-/// history_len]` = token. A block takes a slice of THREADS * PER logits and leaves its KEPT largest in `largest`, as keys, the
-/// largest first; the last one, for which `counter` is a zero, goes on. Tokens of the list `suppress` and NaN are
-/// nobody. The slot is what happens to a logit first.
+/// Picks the next token of each row, and leaves the row's record ready for it: its position goes on by its rows in use, token and tick
+/// are new; `history[tick % history_len][row]` = token, `history_rows` words for each tick. A row without rows in use is left as it is.
+/// A block takes a slice of THREADS * PER logits and leaves its KEPT largest in `largest`, as keys, the largest first; the last one
+/// of the row, for which the row's counter is a zero, goes on. Tokens of the list `suppress` and NaN are nobody. The slot is what
+/// happens to a logit first. The grid is (slices, rows).
 ///
-/// `settings` = temperature, top-k, top-p (bits of f32 where not whole), the seed's lower and upper half. Temperature 0 takes
-/// the largest; top-k 0, or beyond KEPT, is KEPT. Where nothing can be picked the token is `u32::MAX`.
+/// Words 5 to 9 of a record = temperature, top-k, top-p (bits of f32 where not whole), the seed's lower and upper half. Temperature 0
+/// takes the largest; top-k 0, or beyond KEPT, is KEPT. Where nothing can be picked the token is `u32::MAX`.
 #[kernel(block = THREADS, dependent, slots(transform(value: f32, token: u32) -> f32))]
 pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
     logits: Input<f32>,
     suppress: Weights<u32>,
     largest: InOut<u64>,
-    counter: InOut<u32>,
-    settings: Input<u32>,
-    state: InOut<u32>,
+    counters: InOut<u32>,
+    records: InOut<u32>,
     history: InOut<u32>,
     vocabulary: u32,
     suppressed: u32,
     history_len: u32,
+    history_rows: u32,
 ) {
     require!(KEPT <= THREADS && THREADS >= 64);
     let kept = shared::<u64>(KEPT);
@@ -191,6 +192,14 @@ pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
     let me = thread_idx();
     grid_launch_dependents();
     grid_dependency_wait();
+    let row = block_idx_y();
+    let mut record = records.offset(row * 16);
+    // The first row's logits are on their way before its record is here.
+    if row > 0 && record[1u32] == 0 {
+        return;
+    }
+    let row_logits = logits.offset(row as u64 * vocabulary as u64);
+    let mut row_largest = largest.offset(row * grid_dim() * KEPT);
     let mut keys = regs(0u64, PER);
     #[unroll]
     for i in 0..PER {
@@ -200,15 +209,15 @@ pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
             allowed = allowed && suppress[s] != token;
         }
         if allowed {
-            keys[i] = key_of(transform(logits[token], token), token);
+            keys[i] = key_of(transform(row_logits[token], token), token);
         }
     }
     keep_largest(&keys, kept, count, counts);
     if me < KEPT {
-        largest[block_idx() * KEPT + rank_of(kept, me)] = kept[me];
+        row_largest[block_idx() * KEPT + rank_of(kept, me)] = kept[me];
     }
     // The whole block leaves: another one will finish.
-    if !last_block(counter, 0) {
+    if !last_block_of(counters, row, grid_dim()) || record[1u32] == 0 {
         return;
     }
 
@@ -217,7 +226,7 @@ pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
         let at = i * THREADS + me;
         keys[i] = 0;
         if at < grid_dim() * KEPT {
-            keys[i] = largest[at];
+            keys[i] = row_largest[at];
         }
     }
     keep_largest(&keys, kept, count, counts);
@@ -226,26 +235,27 @@ pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
     }
     barrier();
 
-    let temperature = f32::from_bits(settings[0u32]);
+    let temperature = f32::from_bits(record[5u32]);
     if me < KEPT {
         let difference = logit_of(sorted[me]) - logit_of(sorted[0u32]);
         weights[me] = if sorted[me] == 0 { 0.0 } else { (difference / temperature).exp() };
     }
     barrier();
     if me == 0 {
-        let top_k = settings[1u32];
-        let position = state[0u32] + state[1u32];
+        let top_k = record[6u32];
+        let position = record[0u32] + record[1u32];
+        let tick = record[4u32];
         let mut place = 0u32;
         if KEPT > 1 && temperature > 0.0 {
-            let uniform = philox_uniform(settings[3u32], settings[4u32], position);
+            let uniform = philox_uniform(record[8u32], record[9u32], position);
             let most = if top_k == 0 { KEPT } else { top_k.min(KEPT) };
-            place = place_of_pick(weights, most, f32::from_bits(settings[2u32]), uniform);
+            place = place_of_pick(weights, most, f32::from_bits(record[7u32]), uniform);
         }
         let token = token_of(sorted[place]);
-        state[0u32] = position;
-        state[1u32] = 1;
-        state[2u32] = token;
-        history[position % history_len] = token;
+        record[0u32] = position;
+        record[2u32] = token;
+        record[4u32] = tick + 1;
+        history[tick % history_len * history_rows + row] = token;
     }
 }
 
@@ -292,12 +302,12 @@ impl Picker {
         threads * per
     }
 
-    /// Slices of the vocabulary: the blocks of the launch. `largest` holds `kept` keys for each.
+    /// Slices of the vocabulary: a row's blocks. `largest` holds `kept` keys for each.
     pub fn slices(self) -> u32 {
         self.vocabulary.div_ceil(self.slice_len())
     }
 
-    /// A [`pick`] on a grid `[slices, 1, 1]`. `transform` is done to each logit.
+    /// A [`pick`] on a grid `[slices, rows, 1]`. `transform` is done to each logit.
     pub fn pick(self, transform: &[&'static DeviceDef]) -> Result<Instance, InstanceError> {
         let (threads, per) = self.slice();
         pick::Chosen { THREADS: threads, PER: per, KEPT: self.kept, transform: transform.to_vec() }.build()

@@ -138,17 +138,25 @@ fn left_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeId, 
         }
         Kind::Geglu { .. } => group.last().map(|last| (last, alone(wanted(last), Outputs::BF16))).into_iter().collect(),
         Kind::Product(product) if product.geglu && schedule.is_one_row(group) => {
-            let graph = schedule.graph();
-            let weight = |id: &NodeId| graph.node(*id).op.weight().and_then(|weight| graph.weight(weight).bytes());
-            let bytes = product.matmuls.iter().filter_map(weight).sum();
-            let pays = |last: &NodeId| whole_groups_pay(graph.node(*last).ty.width, bytes, can.target.multiprocessors);
-            let last = group.last().filter(|last| !can.exact && pays(last));
-            last.map(|last| (last, alone(wanted(last), Outputs::INT8))).into_iter().collect()
+            // Several rows are rounded by the launch before their reader.
+            let one_row = schedule.rows_of(group) == 1;
+            let last = group.last().filter(|_| one_row && leaves_int8(schedule, can, group, product));
+            last.map(|last| (last, Outputs::INT8)).into_iter().collect()
         }
         Kind::Product(product) if product.geglu => group.last().map(|last| (last, Outputs::BF16)).into_iter().collect(),
         Kind::ExpertProduct { geglu: true, .. } => group.last().map(|last| (last, Outputs::BF16)).into_iter().collect(),
         _ => Vec::new(),
     }
+}
+
+/// Whether gate and up of one row leave int8: where their reader wants that and it pays.
+pub fn leaves_int8(schedule: &Schedule, can: &Abilities, group: &Group, product: &Product) -> bool {
+    let graph = schedule.graph();
+    let weight = |id: &NodeId| graph.node(*id).op.weight().and_then(|weight| graph.weight(weight).bytes());
+    let bytes = product.matmuls.iter().filter_map(weight).sum();
+    let pays = |last: NodeId| whole_groups_pay(graph.node(last).ty.width, bytes, can.target.multiprocessors);
+    let last = group.last().filter(|last| product.geglu && !can.exact && pays(*last));
+    last.is_some_and(|last| wanted(schedule, can, last) == Outputs::INT8)
 }
 
 /// Whether the rows of a value follow each other without a gap, or there is one row.
@@ -160,7 +168,7 @@ fn has_whole_rows(schedule: &Schedule, node: NodeId) -> bool {
         Kind::View => 2,
         _ => 1,
     };
-    parts == 1 || schedule.is_one_row(owner)
+    parts == 1 || schedule.rows_of(owner) == 1
 }
 
 fn is_there(schedule: &Schedule, node: NodeId, form: Form) -> bool {
@@ -180,10 +188,12 @@ fn demanded_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
     if matches!(group.kind, Kind::Single) && of_single().op == Op::TakeAsked {
         return floats(of_single().inputs.clone());
     }
-    if schedule.is_one_row(group) {
+    if schedule.rows_of(group) == 1 {
         return Vec::new();
     }
     match &group.kind {
+        // Products of decoded rows take what there is.
+        _ if product_of(graph, group).is_some() && schedule.decodes && !can.exact => Vec::new(),
         _ if product_of(graph, group).is_some() => {
             let form = if can.exact { Form::F32 } else { Form::BF16 };
             product_of(graph, group).map(|product| (product.input, form)).into_iter().collect()

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! graph passes (no GPU) ──► mixtures ──► absorb-norms ──► per-layer-step ──► attention-step ──► clusters ──► int8 ──► bf16-copies
-//!                           ──► cut ──► forms
+//!                           ──► cut ──► forms ──► rows
 //! ```
 //!
-//! All but the last two merge groups or mark them, and can be switched off. `cut` takes apart what no kernel computes in one launch, and
-//! `forms` decides how every value lies in memory: without these two there is no program. No pass launches anything, allocates
-//! anything or knows an address.
+//! All but the last three merge groups or mark them, and can be switched off. `cut` takes apart what no kernel computes in one launch,
+//! `forms` decides how every value lies in memory, and `rows` gives products of several decoded rows a launch before them: without these
+//! there is no program. No pass launches anything, allocates anything or knows an address.
 
 mod absorb_norms;
 mod attention_step;
@@ -17,6 +17,7 @@ pub mod forms;
 mod int8;
 mod mixtures;
 pub mod per_layer_step;
+pub mod rows;
 
 use std::collections::{HashMap, HashSet};
 
@@ -25,7 +26,6 @@ use gemma4c_graph::{CacheId, Elem, Fused, Graph, Group, Kind, NodeId, Op, Produc
 use gemma4c_plan::cuda::KvType;
 
 use crate::kernels::attention::Attention;
-use crate::kernels::kv_element;
 use crate::kernels::outputs::Outputs;
 use crate::target::Target;
 
@@ -50,6 +50,7 @@ pub static PASSES: &[Pass] = &[
     copies::PASS,
     cut::PASS,
     forms::PASS,
+    rows::PASS,
 ];
 
 /// The names of all passes that can be switched off, the graph's own first.
@@ -92,7 +93,7 @@ impl Abilities {
             group: heads / c.kv_heads,
             window: c.window,
             capacity: self.capacity(c),
-            kv: kv_element(self.kv),
+            kv: self.kv,
             shared_bytes: self.target.shared_bytes_per_block as usize,
             cluster,
             multiprocessors: self.target.multiprocessors,
@@ -104,8 +105,10 @@ impl Abilities {
 #[derive(Clone, Debug)]
 pub struct Schedule {
     pub fused: Fused,
-    /// Rows of a chunk; 1 is decode.
+    /// Rows of a chunk, or sequences that decode together.
     pub rows: u32,
+    /// Whether the rows are decoded tokens, one a sequence, and not a prompt's.
+    pub decodes: bool,
     /// The forms in which values are left, where that is not f32 alone.
     forms: HashMap<NodeId, Outputs>,
     /// Products over bf16 copies of their weights, by their first matrix.
@@ -117,9 +120,15 @@ pub struct Schedule {
 }
 
 /// Runs the target's passes on a phase's groups.
-pub fn schedule(fused: Fused, rows: u32, can: &Abilities, disabled: &[String]) -> (Schedule, Vec<Report>) {
+pub fn schedule(
+    fused: Fused,
+    rows: u32,
+    decodes: bool,
+    can: &Abilities,
+    disabled: &[String],
+) -> (Schedule, Vec<Report>) {
     let (forms, copied, clusters, notes) = (HashMap::new(), HashSet::new(), HashMap::new(), HashMap::new());
-    let mut schedule = Schedule { fused, rows, forms, copied, clusters, notes };
+    let mut schedule = Schedule { fused, rows, decodes, forms, copied, clusters, notes };
     let mut reports = Vec::new();
     for pass in PASSES {
         let enabled = pass.required || !disabled.iter().any(|name| name == pass.name);
@@ -144,14 +153,15 @@ impl Schedule {
         self.graph().node(group.anchor()).ty.rows == Rows::Asked
     }
 
-    /// Whether a group works on one row: of decode, or the asked one.
+    /// Whether a group computes rows one by one, each as if it were alone: decoded rows, or the asked row of a prompt. Its kernels are
+    /// those of one row.
     pub fn is_one_row(&self, group: &Group) -> bool {
-        self.rows == 1 || self.is_asked(group)
+        self.decodes || self.is_asked(group)
     }
 
-    /// Rows of a group's values, at most.
+    /// Rows of a group's values, at most. All decoded rows are asked for.
     pub fn rows_of(&self, group: &Group) -> u32 {
-        if self.is_one_row(group) { 1 } else { self.rows }
+        if self.is_asked(group) && !self.decodes { 1 } else { self.rows }
     }
 
     /// The groups in the order they are launched: those for all rows of a chunk, then those for the asked one.

@@ -7,8 +7,11 @@
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+pub use crate::kv::KvType;
 use crate::list::at_most;
 use crate::program::{ValueIndex, WeightIndex};
+
+pub use crate::places::{BLOCK_ROWS, KvCache, KvLayout, Places, RECORD_WORDS, record};
 
 /// Index into [`CudaProgram::kernels`], and into [`Code`]s.
 pub type KernelIndex = u32;
@@ -30,6 +33,8 @@ pub struct CudaProgram {
     pub toolchain: String,
     pub kv: KvType,
     pub memory: Memory,
+    /// How [`Region::Kv`] is divided.
+    pub kv_layout: KvLayout,
     pub places: Places,
     #[serde(deserialize_with = "at_most::<4096, _, _>")]
     pub kernels: Vec<Kernel>,
@@ -42,16 +47,10 @@ pub struct CudaProgram {
     /// Launched once, in order, after weights and tables are loaded: they derive bf16 copies from loaded weights.
     #[serde(deserialize_with = "at_most::<4096, _, _>")]
     pub prepare: Vec<Launch>,
-    /// Decode first, then the prefill ladder from the fewest rows to the most.
+    /// The decode ladder, then the prefill ladder, each from the fewest rows to the most. The first decodes one row.
     #[serde(deserialize_with = "at_most::<32, _, _>")]
     pub phases: Vec<Phase>,
-    /// From the logits to the next token's [`Places::state`], by the largest logit: one after another, after all steps.
-    #[serde(deserialize_with = "at_most::<8, _, _>")]
-    pub pick_largest: Vec<Launch>,
-    /// The same, by temperature, top-k and top-p.
-    #[serde(deserialize_with = "at_most::<8, _, _>")]
-    pub pick_sampled: Vec<Launch>,
-    /// The most candidates that `pick_sampled` considers.
+    /// The most candidates that a [`Phase::pick_sampled`] considers.
     pub most_candidates: u32,
     /// What each pass did, and what it refused.
     #[serde(deserialize_with = "at_most::<64, _, _>")]
@@ -82,6 +81,12 @@ impl std::fmt::Display for Gpu {
 }
 
 impl CudaProgram {
+    /// Rows of the largest decode phase: as many have records, logits and history.
+    pub fn decode_rows(&self) -> u32 {
+        let decode = self.phases.iter().filter(|phase| phase.kind == PhaseKind::Decode);
+        decode.map(|phase| phase.rows).max().unwrap_or(1)
+    }
+
     /// Bytes of the weights' region that are loaded; what follows them is computed on the device.
     pub fn loaded_bytes(&self) -> u64 {
         let parts = self.loads.iter().flat_map(|load| &load.parts).map(|part| match part {
@@ -93,37 +98,12 @@ impl CudaProgram {
     }
 }
 
-/// Type of the elements of keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum KvType {
-    F16,
-    BF16,
-    F32,
-}
-
-impl KvType {
-    pub const fn name(self) -> &'static str {
-        match self {
-            KvType::F16 => "f16",
-            KvType::BF16 => "bf16",
-            KvType::F32 => "f32",
-        }
-    }
-
-    pub const fn bytes(self) -> u64 {
-        match self {
-            KvType::F16 | KvType::BF16 => 2,
-            KvType::F32 => 4,
-        }
-    }
-}
-
 /// One allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Region {
     /// On the device; written while loading, never after.
     Weights,
-    /// On the device: keys and values of all layers.
+    /// On the device: keys and values of all layers, by [`KvLayout`].
     Kv,
     /// On the device: activations, logits, and the state of the decode loop.
     Arena,
@@ -154,29 +134,6 @@ impl Memory {
     pub fn device(&self) -> Option<u64> {
         self.weights.checked_add(self.kv)?.checked_add(self.arena)
     }
-}
-
-/// What host and device exchange: offsets in the arena. All words are u32, little-endian.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Places {
-    /// The chunk's token ids: as many as the largest phase has rows. Decode reads `state[2]` instead.
-    pub tokens: u64,
-    /// [position of the chunk's first row, rows of the chunk, token]: written by the host before a chunk, and by the pick
-    /// for the next decode.
-    pub state: u64,
-    /// The same for the asked row, the one whose logits are wanted: [its position, 1, its index in the chunk]. Written by the host
-    /// before a chunk.
-    pub asked: u64,
-    /// [temperature, top-k, top-p, seed's lower half, seed's upper half]: bits of f32 where not whole.
-    pub settings: u64,
-    /// Tokens that are never picked; unused entries hold `u32::MAX`.
-    pub suppress: u64,
-    pub suppress_len: u32,
-    /// A ring: the pick writes the token for position p to entry p % `history_len`.
-    pub history: u64,
-    pub history_len: u32,
-    /// The asked row's logits: f32, as many as the vocabulary has tokens.
-    pub logits: u64,
 }
 
 /// A compiled kernel. Its machine code and text are in [`Code`], in the same order.
@@ -316,18 +273,34 @@ pub enum Form {
     Experts,
 }
 
+/// What the rows of a phase are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PhaseKind {
+    /// Tokens of as many sequences: each row has its record.
+    Decode,
+    /// A chunk of one prompt.
+    Prefill,
+}
+
 /// The launches for one number of rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
-    /// "decode", "prefill 512".
+    /// "decode", "decode 8", "prefill 512".
     pub name: String,
-    /// Rows of a chunk, at most.
+    pub kind: PhaseKind,
+    /// Rows of a chunk, or decoded rows, at most.
     pub rows: u32,
     #[serde(deserialize_with = "at_most::<16384, _, _>")]
     pub steps: Vec<CudaStep>,
     /// From this step on only the asked row is computed. A chunk without an asked row ends here; for several asked rows of one
     /// chunk the remaining steps run once each.
     pub asked_from: u32,
+    /// From the logits to the next tokens, by the largest logit: one after another, after all steps. Of prefill, for the asked row.
+    #[serde(deserialize_with = "at_most::<8, _, _>")]
+    pub pick_largest: Vec<Launch>,
+    /// The same, by temperature, top-k and top-p.
+    #[serde(deserialize_with = "at_most::<8, _, _>")]
+    pub pick_sampled: Vec<Launch>,
     /// Bytes of the arena it uses.
     pub arena_bytes: u64,
 }

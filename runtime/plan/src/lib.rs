@@ -9,11 +9,14 @@ pub mod embedded;
 pub mod fingerprint;
 mod format;
 pub mod hazards;
+mod kv;
 mod list;
 mod model;
+mod places;
 mod program;
 mod validate;
 mod validate_cuda;
+mod validate_kv;
 mod vocab;
 
 pub use format::{PlanError, START, VERSION, own_bytes};

@@ -6,8 +6,9 @@
 use std::collections::HashSet;
 
 use crate::Plan;
-use crate::cuda::{Argument, Cuda, CudaProgram, Gpu, Launch, LoadPart, Phase, Range, Region};
+use crate::cuda::{Argument, Cuda, CudaProgram, Gpu, Launch, LoadPart, Phase, PhaseKind, Range, Region};
 use crate::hazards::{self, Order};
+use crate::validate_kv::{check_kv, check_places};
 
 /// Beyond any GPU.
 const MOST_BYTES: u64 = 1 << 42;
@@ -50,9 +51,14 @@ fn check(plan: &Plan, cuda: &Cuda) -> Result<(), String> {
     if [memory.weights, memory.kv, memory.arena, memory.host].iter().any(|bytes| *bytes > MOST_BYTES) {
         return Err(format!("memory of {memory:?}"));
     }
+    if program.kv.on_cpu() != plan.program.kv {
+        let (kv, cpu) = (program.kv.name(), plan.program.kv.name());
+        return Err(format!("keys and values are {kv} on a GPU and {cpu} on a CPU, which is not what they mean"));
+    }
     check_gpu(&program.gpu)?;
     check_texts(program)?;
     check_kernels(cuda)?;
+    check_kv(plan, program)?;
     check_places(plan, program)?;
     for constant in &program.constants {
         check_range(program, &constant.to, &constant.name)?;
@@ -67,15 +73,21 @@ fn check(plan: &Plan, cuda: &Cuda) -> Result<(), String> {
     }
     check_loads(plan, program)?;
     program.prepare.iter().try_for_each(|launch| check_launch(program, launch, "what prepares the weights"))?;
-    let picks = program.pick_largest.iter().chain(&program.pick_sampled);
-    picks.into_iter().try_for_each(|launch| check_launch(program, launch, "the pick"))?;
-    if program.phases.first().is_none_or(|phase| phase.rows != 1) {
-        return Err("the first phase is not that of one row".into());
-    }
-    if program.phases.windows(2).skip(1).any(|two| two[0].rows >= two[1].rows) {
-        return Err("the prefill phases are not in order".into());
-    }
+    check_ladders(program)?;
     program.phases.iter().try_for_each(|phase| check_phase(plan, program, phase))
+}
+
+/// Decode of one row first, then more rows; then prefill.
+fn check_ladders(program: &CudaProgram) -> Result<(), String> {
+    if program.phases.first().is_none_or(|phase| (phase.kind, phase.rows) != (PhaseKind::Decode, 1)) {
+        return Err("the first phase does not decode one row".into());
+    }
+    let in_order = |two: &[Phase]| match (two[0].kind, two[1].kind) {
+        (PhaseKind::Decode, PhaseKind::Prefill) => true,
+        (PhaseKind::Prefill, PhaseKind::Decode) => false,
+        _ => two[0].rows < two[1].rows,
+    };
+    if program.phases.windows(2).all(in_order) { Ok(()) } else { Err("the phases are not in order".into()) }
 }
 
 /// What a person is shown must be fit for a terminal.
@@ -112,28 +124,7 @@ fn check_kernels(cuda: &Cuda) -> Result<(), String> {
     Ok(())
 }
 
-fn check_places(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
-    let places = &program.places;
-    let rows = program.phases.iter().map(|phase| phase.rows as u64).max().unwrap_or(1);
-    let words = [
-        ("tokens", places.tokens, rows),
-        ("state", places.state, 3),
-        ("asked", places.asked, 3),
-        ("settings", places.settings, 5),
-        ("suppress", places.suppress, places.suppress_len as u64),
-        ("history", places.history, places.history_len as u64),
-        ("logits", places.logits, plan.model.vocab_size as u64),
-    ];
-    for (name, offset, words) in words {
-        if !offset.is_multiple_of(4) {
-            return Err(format!("{name} lies at {offset}, which is no place for a word"));
-        }
-        check_range(program, &Range { region: Region::Arena, offset, bytes: words * 4 }, name)?;
-    }
-    if places.history_len == 0 { Err("a history of no tokens".into()) } else { Ok(()) }
-}
-
-fn check_range(program: &CudaProgram, range: &Range, what: &str) -> Result<(), String> {
+pub(crate) fn check_range(program: &CudaProgram, range: &Range, what: &str) -> Result<(), String> {
     let size = program.memory.of(range.region);
     match range.offset.checked_add(range.bytes) {
         Some(end) if end <= size => Ok(()),
@@ -197,6 +188,8 @@ fn check_phase(plan: &Plan, program: &CudaProgram, phase: &Phase) -> Result<(), 
     if phase.rows == 0 || phase.asked_from as usize > phase.steps.len() || phase.arena_bytes > program.memory.arena {
         return Err(format!("phase {name} of {} rows does not fit", phase.rows));
     }
+    let picks = phase.pick_largest.iter().chain(&phase.pick_sampled);
+    picks.into_iter().try_for_each(|launch| check_launch(program, launch, &format!("the pick of {name}")))?;
     for step in &phase.steps {
         check_launch(program, &step.launch, name)?;
         let outputs = step.outputs.iter().map(|output| output.value);

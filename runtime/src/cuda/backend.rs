@@ -45,6 +45,8 @@ pub struct CudaBackend {
     regions: Regions,
     mailbox: Mailbox,
     outbox: Pinned,
+    /// Host memory for kept prefixes.
+    tier: Option<Pinned>,
     words: Words,
     pub(super) device: Device,
     pub(super) plan: Arc<Plan>,
@@ -126,12 +128,14 @@ impl CudaBackend {
         let functions = functions.into_iter().map(|function| function.expect("every kernel was loaded")).collect();
         let mailbox = Mailbox { pinned: device.pinned(MAILBOX)?, used: 0 };
         let outbox = device.pinned((plan.model.vocab_size as usize * 4).max(MAILBOX))?;
-        let words = Words::new(&device)?;
+        let words = Words::new(&device, program.decode_rows() as usize)?;
         clock.lap("the other kernels");
         let opened = Opened { parts: clock.parts, loaded, free_before };
         let graphs = HashMap::new();
         let own = Arc::clone(&plan);
-        let mut backend = CudaBackend { graphs, functions, regions, mailbox, outbox, words, device, plan: own, opened };
+        let tier = None;
+        let mut backend =
+            CudaBackend { graphs, functions, regions, mailbox, outbox, tier, words, device, plan: own, opened };
         backend.prepare()?;
         backend.build_graphs()?;
         Ok((plan, backend))
@@ -184,13 +188,12 @@ impl CudaBackend {
     /// The launches of a run, in order; an error for a run that the plan does not have.
     pub(super) fn launches(&self, run: Run) -> Result<Vec<Queued<'_>>, RuntimeError> {
         let program = self.program();
-        let phase = program.phases.get(run.phase);
-        let steps = phase.and_then(|phase| phase.steps.get(run.steps.0..run.steps.1));
-        let Some(steps) = steps else { return Err(RuntimeError::NoSuchRun(run)) };
+        let phase = program.phases.get(run.phase).ok_or(RuntimeError::NoSuchRun(run))?;
+        let steps = phase.steps.get(run.steps.0..run.steps.1).ok_or(RuntimeError::NoSuchRun(run))?;
         let pick = match run.pick {
             Pick::None => &[][..],
-            Pick::Largest => &program.pick_largest,
-            Pick::Sampled => &program.pick_sampled,
+            Pick::Largest => &phase.pick_largest,
+            Pick::Sampled => &phase.pick_sampled,
         };
         Ok(with_edges(steps, run.steps.0, pick))
     }
@@ -343,16 +346,49 @@ impl Backend for CudaBackend {
 
     fn send_back(&mut self, from: Range) -> Result<(), RuntimeError> {
         let address = self.regions.address(&from);
-        Ok(self.words.send(address)?)
+        Ok(self.words.send(address, from.bytes as usize)?)
     }
 
-    fn receive(&mut self) -> Result<u32, RuntimeError> {
+    fn receive(&mut self) -> Result<Vec<u32>, RuntimeError> {
         Ok(self.words.receive()?)
+    }
+
+    #[allow(unsafe_code)]
+    fn copy(&mut self, from: Range, to: Range) -> Result<(), RuntimeError> {
+        let bytes = from.bytes.min(to.bytes) as usize;
+        // SAFETY: both ranges lie in their regions, which live as long as the device's streams have work.
+        unsafe { self.device.copy(self.regions.address(&from), self.regions.address(&to), bytes) }?;
+        Ok(())
+    }
+
+    fn reserve_tier(&mut self, bytes: u64) -> Result<(), RuntimeError> {
+        self.tier = if bytes > 0 { Some(self.device.pinned(bytes as usize)?) } else { None };
+        Ok(())
+    }
+
+    #[allow(unsafe_code)]
+    fn save(&mut self, from: Range, at: u64) -> Result<(), RuntimeError> {
+        let (address, place) = (self.regions.address(&from), at as usize..(at + from.bytes) as usize);
+        let tier = self.tier.as_mut().filter(|tier| place.end <= tier.len()).ok_or_else(no_tier)?;
+        // SAFETY: the range lies in its region; the bytes here are only ever read by copies in the same stream.
+        Ok(unsafe { tier.copy_from(address, place, Stream::Launches) }?)
+    }
+
+    #[allow(unsafe_code)]
+    fn load(&mut self, at: u64, to: Range) -> Result<(), RuntimeError> {
+        let (address, place) = (self.regions.address(&to), at as usize..(at + to.bytes) as usize);
+        let tier = self.tier.as_ref().filter(|tier| place.end <= tier.len()).ok_or_else(no_tier)?;
+        // SAFETY: as above; the bytes are only ever written by copies in the same stream.
+        Ok(unsafe { tier.copy_to(place, address, Stream::Launches) }?)
     }
 
     fn wait(&mut self) -> Result<(), RuntimeError> {
         Ok(self.device.synchronize()?)
     }
+}
+
+fn no_tier() -> RuntimeError {
+    RuntimeError::Backend("the host memory for kept prefixes was not reserved".into())
 }
 
 impl Drop for CudaBackend {
@@ -407,16 +443,17 @@ mod tests {
     #[test]
     fn a_part_of_a_phase_waits_for_nothing_before_it() {
         let program = support::plan().cuda.unwrap().program;
-        let steps = &program.phases[1].steps;
+        let phase = &program.phases[1];
+        let steps = &phase.steps;
         let edges = |steps, first, then| -> Vec<Vec<usize>> {
             with_edges(steps, first, then).into_iter().map(|queued| queued.after).collect()
         };
-        assert_eq!(edges(steps, 0, &program.pick_largest), [vec![], vec![0], vec![1], vec![2]]);
+        assert_eq!(edges(steps, 0, &phase.pick_largest), [vec![], vec![0], vec![1], vec![2]]);
         assert_eq!(edges(&steps[1..], 1, &[]), [vec![], vec![0]]);
-        assert_eq!(edges(&[], 3, &program.pick_largest), [Vec::<usize>::new()]);
+        assert_eq!(edges(&[], 3, &phase.pick_largest), [Vec::<usize>::new()]);
         // A fork: what follows the steps waits for both ends.
         let mut forked = steps.clone();
         forked[2].after = vec![0];
-        assert_eq!(edges(&forked, 0, &program.pick_sampled), [vec![], vec![0], vec![0], vec![1, 2]]);
+        assert_eq!(edges(&forked, 0, &phase.pick_sampled), [vec![], vec![0], vec![0], vec![1, 2]]);
     }
 }

@@ -4,7 +4,7 @@
 //! with an event between each two, each has a time, but their sum is more than the whole. Both are CUDA graphs, so the host
 //! is in neither.
 
-use gemma4c_plan::cuda::{Range, Region};
+use gemma4c_plan::cuda::{PhaseKind, RECORD_WORDS, Range, Region};
 
 use super::backend::Queued;
 use super::{CudaBackend, CudaError, Event, Graph};
@@ -23,15 +23,20 @@ pub struct Profile {
 /// Replays that do not count.
 const WARM_UP: usize = 3;
 
-/// Back-to-back replays of decode in one measurement, as in generation. A prefill chunk is measured alone: the next one would find
-/// the state of a decoded token.
+/// Back-to-back replays of decode in one measurement, as in generation. A prefill chunk is measured alone.
 const IN_A_ROW: usize = 8;
 
 impl CudaBackend {
     /// Measures a run as it would go now, with what lies in memory; the loop's state is afterwards as it was.
     pub fn profile(&mut self, run: Run, repeat: usize) -> Result<Profile, RuntimeError> {
-        let state = Range { region: Region::Arena, offset: self.program().places.state, bytes: 12 };
-        let mut words = [0; 12];
+        // What a pick changes: the records of the rows it picks for.
+        let (places, phase) = (self.program().places, &self.program().phases[run.phase]);
+        let (offset, records) = match phase.kind {
+            PhaseKind::Decode => (places.rows, phase.rows as u64),
+            PhaseKind::Prefill => (places.asked, 1),
+        };
+        let state = Range { region: Region::Arena, offset, bytes: records * RECORD_WORDS as u64 * 4 };
+        let mut words = vec![0; state.bytes as usize];
         self.read(state, &mut words)?;
         let repeat = repeat.max(1);
         let mut whole = Vec::with_capacity(repeat);
@@ -61,7 +66,7 @@ impl CudaBackend {
 
     fn time_whole(&mut self, run: Run) -> Result<f64, RuntimeError> {
         let device = self.device.clone();
-        let count = if self.program().phases[run.phase].rows == 1 { IN_A_ROW } else { 1 };
+        let count = if self.program().phases[run.phase].kind == PhaseKind::Decode { IN_A_ROW } else { 1 };
         let graph = self.graph(run).ok_or(RuntimeError::NoSuchRun(run))?;
         let all = device.time(|| (0..count).try_for_each(|_| replay(graph)))?;
         Ok(f64::from(all) * 1000.0 / count as f64)

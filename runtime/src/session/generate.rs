@@ -1,5 +1,7 @@
 //! Tokens that follow a prompt: picked on the device where that can be done, so that it never waits for the host.
 
+use gemma4c_plan::cuda::{Launch, Phase};
+
 use super::{Asked, Engine, Session};
 use crate::backend::Pick;
 use crate::feed::Want;
@@ -56,14 +58,15 @@ impl Session {
             (None, _) | (_, Engine::Cpu(_)) => return Err(None),
             (Some(cuda), Engine::Cuda(feeder, _) | Engine::Other(feeder, _)) => (&cuda.program, feeder),
         };
+        let can = |pick: fn(&Phase) -> &Vec<Launch>| program.phases.iter().all(|phase| !pick(phase).is_empty());
         if sampler.suppress().len() > feeder.most_suppressed() {
             return Err(Some("the plan takes a shorter list of tokens that are never picked"));
         }
         let sampling = sampler.sampling();
         match sampling.temperature == 0.0 {
-            true if program.pick_largest.is_empty() => Err(Some("the plan cannot pick the largest logit")),
+            true if !can(|phase| &phase.pick_largest) => Err(Some("the plan cannot pick the largest logit")),
             true => Ok(Pick::Largest),
-            false if program.pick_sampled.is_empty() => Err(Some("the plan cannot sample")),
+            false if !can(|phase| &phase.pick_sampled) => Err(Some("the plan cannot sample")),
             false if sampling.top_k == 0 || sampling.top_k > program.most_candidates => {
                 Err(Some("the plan considers fewer candidates than this top-k asks for"))
             }
@@ -92,14 +95,18 @@ impl Session {
         let ahead = feeder.ahead();
         let (mut queued, mut received) = (1, 0);
         let mut go_on = || -> Result<Option<End>, E> {
-            while queued < most && queued - received < ahead {
+            // The prompt's pick is the asked row's; the host makes it the decoded row.
+            while received > 0 && queued < most && queued - received < ahead {
                 feeder.decode_picked(backend, first + queued - 1, pick)?;
                 queued += 1;
             }
-            let token = backend.receive()?;
+            let token = backend.receive()?.first().copied().unwrap_or(u32::MAX);
             received += 1;
             if token >= vocab_size {
                 return Err(RuntimeError::NoPick.into());
+            }
+            if received == 1 {
+                feeder.place_row(backend, token, first)?;
             }
             if request.stop.contains(&token) {
                 return Ok(Some(End::Stop));

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use gemma4c_dsl::harness::{Random, Scalar};
 use gemma4c_dsl::{Access, ElementType, Instance, ParamKind};
 use gemma4c_graph::Elem;
-use gemma4c_plan::cuda::{Argument, CudaStep, Phase, Range, Region};
+use gemma4c_plan::cuda::{Argument, CudaStep, Phase, PhaseKind, RECORD_WORDS, Range, Region, record};
 
 use crate::launched::Plan;
 
@@ -199,7 +199,9 @@ fn content(
     Ok(match name {
         _ if range.bytes == 0 => Content::Zeros,
         // The last rows of the context: all keys are visible.
-        "state" | "asked" => Content::Words(vec![plan.meaning.context.saturating_sub(rows), rows, 0]),
+        "state" | "asked" => Content::Words(records(plan, phase, rows)),
+        // The first slot's pages, in order.
+        "pages" => Content::Words((0..range.bytes as u32 / 4).collect()),
         "tokens" | "counter" | "counters" => Content::Zeros,
         "ids" => Content::Experts { of: experts()? },
         "order" => Content::Words((0..range.bytes as u32 / 4).collect()),
@@ -208,6 +210,16 @@ fn content(
         _ if element == Some(ElementType::I32) => Content::Sums,
         _ => Content::Halves,
     })
+}
+
+/// The record of a chunk of so many rows, or as many of decoded rows.
+fn records(plan: &Plan, phase: &Phase, rows: u32) -> Vec<u32> {
+    let (count, rows) = if phase.kind == PhaseKind::Decode { (rows, 1) } else { (1, rows) };
+    let mut words = vec![0; (count * RECORD_WORDS) as usize];
+    for row in words.chunks_exact_mut(RECORD_WORDS as usize) {
+        (row[record::POSITION], row[record::ROWS]) = (plan.meaning.context.saturating_sub(rows), rows);
+    }
+    words
 }
 
 /// The pairs of rows and experts, evenly shared out among the experts, in groups as the sort before this step would make them: how many,

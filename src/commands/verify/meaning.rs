@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use anyhow::{Result, ensure};
 use gemma4c_plan::cuda::{Argument, CudaProgram, CudaStep, Form, KvType, Phase, Range, Region, StepOutput};
-use gemma4c_plan::{Kind, Op, Plan, Step, ValueIndex};
+use gemma4c_plan::{self as plan, Kind, Op, Plan, Step, ValueIndex};
 
 use super::numbers::Numbers;
 use super::reference::{Reference, Rows};
@@ -77,8 +77,8 @@ impl<'a> Meaning<'a> {
             left.push(Left { value: output.value, content, parts, rows });
         }
         for node in &step.nodes {
-            if let Some(Step { op: Op::KvAppend { .. }, inputs, .. }) = self.made_by[*node as usize] {
-                left.extend(self.stored(step, *node, inputs, pass)?);
+            if let Some(Step { op: Op::KvAppend { cache }, inputs, .. }) = self.made_by[*node as usize] {
+                left.extend(self.stored(step, *cache as usize, inputs, pass));
             }
         }
         Ok(left)
@@ -120,33 +120,30 @@ impl<'a> Meaning<'a> {
         }
     }
 
-    /// Keys and values that a step appends. A launch has its cache as two ranges, keys first: rings of whole rows.
-    fn stored(&self, step: &CudaStep, node: ValueIndex, inputs: &[ValueIndex], pass: &Reference) -> Result<Vec<Left>> {
-        let numbers = match self.program.kv {
-            KvType::F16 => Numbers::F16,
-            KvType::BF16 => Numbers::BF16,
-            KvType::F32 => Numbers::F32,
-        };
-        let caches: Vec<Range> = (step.launch.arguments.iter())
-            .filter_map(|argument| match argument {
-                Argument::Memory(range) if range.region == Region::Kv => Some(*range),
-                _ => None,
-            })
-            .collect();
-        let [keys, values] = caches[..] else { return Ok(Vec::new()) };
+    /// Keys and values that a step appends to a cache of the first slot, whose pages are in order.
+    fn stored(&self, step: &CudaStep, cache: usize, inputs: &[ValueIndex], pass: &Reference) -> Vec<Left> {
+        let plan::Cache { kv_heads, head_dim, .. } = self.plan.program.caches[cache];
+        let numbers = Numbers::of_cache(self.program.kv, head_dim);
+        let row_bytes = self.program.kv.row_bytes(kv_heads, head_dim);
+        let touches = |argument: &Argument| matches!(argument, Argument::Memory(range) if range.region == Region::Kv);
+        if !step.launch.arguments.iter().any(touches) {
+            return Vec::new();
+        }
+        let layout = &self.program.kv_layout;
+        let place = layout.caches[cache];
+        let (start, _, stride) = layout.pages(&place);
         let mut left = Vec::new();
-        for (cache, value) in [keys, values].into_iter().zip(inputs) {
-            let row_bytes = self.width(*value) as u64 * numbers.bytes();
-            let capacity = cache.bytes.checked_div(row_bytes).unwrap_or(0);
-            ensure!(capacity >= pass.tokens.len() as u64, "the plan has too little room for {}", self.name(node));
+        for (offset, value) in [place.keys, place.values].into_iter().zip(inputs) {
             let row = |at: u64| {
-                let position = (pass.position as u64 + at) % capacity;
-                Range { offset: cache.offset + position * row_bytes, bytes: row_bytes, ..cache }
+                let position = pass.position as u64 + at;
+                let page = if place.window.is_some() { 0 } else { position / place.rows as u64 };
+                let within = position % place.rows as u64 * row_bytes;
+                Range { region: Region::Kv, offset: start + page * stride + offset + within, bytes: row_bytes }
             };
             let parts = (0..pass.tokens.len() as u64).map(row).collect();
             left.push(Left { value: *value, content: Content::Numbers(numbers), parts, rows: Rows::All });
         }
-        Ok(left)
+        left
     }
 
     /// What rounding a value has gone through since the values that are known to be `right`.

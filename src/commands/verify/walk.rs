@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use anyhow::Result;
 use gemma4c_plan::ValueIndex;
-use gemma4c_plan::cuda::{Range, Region};
+use gemma4c_plan::cuda::{RECORD_WORDS, Range, Region};
 use gemma4c_runtime::{Backend, Pick, Run, argmax};
 
 use super::compare::{self, Difference, Rerouted};
@@ -209,10 +209,9 @@ impl Walk<'_> {
         let places = &self.meaning.program.places;
         let end = self.meaning.program.phases[ran.phase].steps.len();
         let next = pass.position + pass.tokens.len() as u32;
-        let place = arena(places.history + 4 * (next % places.history_len) as u64, 4);
+        let rows = self.meaning.program.decode_rows();
+        let place = arena(places.history + 4 * (next % places.history_len) as u64 * rows as u64, 4);
         self.write(places.suppress, &vec![u32::MAX; places.suppress_len as usize])?;
-        // Temperature, top-k, top-p and the seed.
-        self.write(places.settings, &[1.0f32.to_bits(), 1, 1.0f32.to_bits(), 0, 0])?;
         let mut picked = [u32::MAX; 2];
         for (picked, pick) in picked.iter_mut().zip([Pick::Largest, Pick::Sampled]) {
             self.stage(pass)?;
@@ -231,13 +230,22 @@ impl Walk<'_> {
         Ok(self.backend.run(Run { phase, steps: (step, step + 1), pick: Pick::None })?)
     }
 
-    /// Writes a pass's tokens and positions to the device.
+    /// Writes a pass's tokens and positions to the device: as a chunk with its last row asked for, and its first as the decoded row.
     fn stage(&mut self, pass: &Reference) -> Result<()> {
         let places = self.meaning.program.places;
         let rows = pass.tokens.len() as u32;
+        // Temperature, top-k, top-p and the seed.
+        let settings = [1.0f32.to_bits(), 1, 1.0f32.to_bits(), 0, 0];
+        let record = |position: u32, rows: u32, token: u32| -> Vec<u32> {
+            let mut words = vec![position, rows, token, 0, position + rows];
+            words.extend(settings);
+            words.resize(RECORD_WORDS as usize, 0);
+            words
+        };
         self.write(places.tokens, &pass.tokens)?;
-        self.write(places.state, &[pass.position, rows, pass.tokens[0]])?;
-        self.write(places.asked, &[pass.position(Rows::Asked), 1, rows - 1])
+        self.write(places.rows, &record(pass.position, 1, pass.tokens[0]))?;
+        self.write(places.chunk, &record(pass.position, rows, pass.tokens[0]))?;
+        self.write(places.asked, &record(pass.position(Rows::Asked), 1, rows - 1))
     }
 
     fn write(&mut self, offset: u64, words: &[u32]) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use gemma4c_plan::cuda::LoadPart;
+use gemma4c_plan::cuda::{LoadPart, PhaseKind};
 
 use super::cuda_text::coloured;
 use super::escape;
@@ -53,7 +53,8 @@ fn used(facts: &Facts<'_>, kernel: usize) -> String {
     let times =
         |phase: &PhaseFacts<'_>| phase.steps.iter().filter(|step| step.step.launch.kernel as usize == kernel).count();
     let mut places: Vec<String> = Vec::new();
-    let (decode, prefill) = facts.phases.split_at(facts.phases.len().min(1));
+    let decoding = facts.phases.iter().filter(|phase| phase.phase.kind == PhaseKind::Decode).count();
+    let (decode, prefill) = facts.phases.split_at(decoding);
     let same = prefill.len() > 1 && prefill.iter().all(|phase| times(phase) == times(&prefill[0]));
     let named = decode.iter().chain(if same { &[] } else { prefill });
     for phase in named.filter(|phase| times(phase) > 0) {
@@ -62,8 +63,8 @@ fn used(facts: &Facts<'_>, kernel: usize) -> String {
     if same && times(&prefill[0]) > 0 {
         places.push(format!("every prefill {}×", times(&prefill[0])));
     }
-    let picks = program.pick_largest.iter().chain(&program.pick_sampled);
-    if picks.into_iter().any(|launch| launch.kernel as usize == kernel) {
+    let mut picks = program.phases.iter().flat_map(|phase| phase.pick_largest.iter().chain(&phase.pick_sampled));
+    if picks.any(|launch| launch.kernel as usize == kernel) {
         places.push("picks a token".into());
     }
     let mut parts = program.loads.iter().flat_map(|load| &load.parts);

@@ -3,10 +3,11 @@
 //! Expected values are the definition's, in f64. Int8 codes have no tolerance, so those cases have queries of zero: every
 //! visible position weighs the same, and the mean of a power of two of 16-bit floats is exact.
 
+use gemma4c_dsl::F32x2;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
-use gemma4c_dsl::{ElementType, F32x2};
+use gemma4c_plan::cuda::KvType;
 
-use super::{Scene, cache_data, layer, rounded};
+use super::{Scene, cache, cache_data, layer};
 use crate::cases::heads::rotated;
 use crate::cases::norm::normed;
 use crate::cases::quantise::Int8;
@@ -14,10 +15,10 @@ use crate::kernels::attention::step::{StepOut, groups};
 use crate::kernels::attention::{Attention, SHARED_BYTES};
 use crate::kernels::heads::{Heads, inverse_frequencies};
 
-const EPSILON: f32 = 1e-6;
+pub(super) const EPSILON: f32 = 1e-6;
 
 /// The new key may be off by a step of its type, and its score with it.
-const BOUND: Bound = Bound::Within { absolute: 1e-3, relative: 1e-3 };
+pub(super) const BOUND: Bound = Bound::Within { absolute: 1e-3, relative: 1e-3 };
 
 /// A layer that decodes a row, and the row's projections.
 #[derive(Clone, Debug)]
@@ -34,6 +35,8 @@ pub struct Step {
     pub q_weight: Vec<f32>,
     pub k_weight: Vec<f32>,
     pub frequencies: Vec<f32>,
+    /// The new key and value before they are rounded.
+    pub new: [Vec<f32>; 2],
 }
 
 impl Step {
@@ -48,7 +51,7 @@ impl Step {
         let k_weight = random.floats(head_dim as usize, -1.0, 1.0);
         let frequencies = inverse_frequencies(head_dim, 1e4, None);
         let grouped = scene.splits;
-        Self { scene, own, grouped, q, k, v, q_weight, k_weight, frequencies }.prepared()
+        Self { scene, own, grouped, q, k, v, q_weight, k_weight, frequencies, new: Default::default() }.prepared()
     }
 
     /// With every score zero.
@@ -64,32 +67,47 @@ impl Step {
     }
 
     /// With the scene's queries and new row made from the projections.
-    fn prepared(mut self) -> Self {
-        let Attention { head_dim, kv_heads, capacity, kv, .. } = self.scene.layer;
+    pub(super) fn prepared(mut self) -> Self {
+        let Attention { head_dim, kv, .. } = self.scene.layer;
         let (dim, position) = (head_dim as usize, self.scene.position);
         let turned = |head: &[f32], weight: &[f32]| rotated(&normed(head, Some(weight)), position, &self.frequencies);
         self.scene.q = self.q.chunks(dim).flat_map(|head| turned(head, &self.q_weight)).collect();
         if self.own {
-            let row = (position % capacity * kv_heads * head_dim) as usize;
-            let keys = self.k.chunks(dim).flat_map(|head| turned(head, &self.k_weight));
-            let values = self.v.chunks(dim).flat_map(|head| normed(head, None));
-            for (i, (key, value)) in keys.zip(values).enumerate() {
-                self.scene.k[row + i] = rounded(kv, key);
-                self.scene.v[row + i] = rounded(kv, value);
+            let row = self.scene.paging.row(position);
+            let keys: Vec<f32> = self.k.chunks(dim).flat_map(|head| turned(head, &self.k_weight)).collect();
+            let values: Vec<f32> = self.v.chunks(dim).flat_map(|head| normed(head, None)).collect();
+            for (cache, new) in [(&mut self.scene.k, &keys), (&mut self.scene.v, &values)] {
+                cache[row..row + new.len()].copy_from_slice(new);
+                cache::round(kv, dim, &mut cache[row..row + new.len()]);
             }
+            self.new = [keys, values];
         }
         self
     }
 
     /// A cache before the store: what the new row will replace is not a number.
     fn cache_before(&self, after: &[f32]) -> Data {
-        let Attention { head_dim, kv_heads, capacity, kv, .. } = self.scene.layer;
+        cache_data(&self.scene.layer, &self.before(after))
+    }
+
+    /// Keys and values after the store, for a cache to round.
+    pub(super) fn after(&self) -> [Vec<f32>; 2] {
+        let mut after = [self.scene.k.clone(), self.scene.v.clone()];
+        let row = self.scene.paging.row(self.scene.position);
+        for (cache, new) in after.iter_mut().zip(&self.new) {
+            cache[row..row + new.len()].copy_from_slice(new);
+        }
+        after
+    }
+
+    pub(super) fn before(&self, after: &[f32]) -> Vec<f32> {
+        let Attention { head_dim, kv_heads, .. } = self.scene.layer;
         let mut before = after.to_vec();
         if self.own {
             let width = (kv_heads * head_dim) as usize;
-            before[(self.scene.position % capacity) as usize * width..][..width].fill(f32::NAN);
+            before[self.scene.paging.row(self.scene.position)..][..width].fill(f32::NAN);
         }
-        cache_data(kv, &before)
+        before
     }
 
     fn projections(&self, case: Case) -> Case {
@@ -102,7 +120,11 @@ impl Step {
             .buffer("state", self.scene.state())
             .buffer("k_cache", self.cache_before(&self.scene.k))
             .buffer("v_cache", self.cache_before(&self.scene.v))
-            .scalar("capacity", self.scene.layer.capacity)
+            .buffer("pages", self.scene.paging.pages.clone())
+            .scalar("window", self.scene.layer.window_scalar())
+            .scalar("capacity", self.scene.layer.page_rows())
+            .scalar("max_pages", self.scene.paging.max_pages)
+            .scalar("page_stride", self.scene.paging.stride_in_elements(&self.scene.layer))
             .scalar("epsilon", EPSILON)
     }
 
@@ -116,18 +138,16 @@ impl Step {
         let case = Case::new(format!("step{name}, {}{own}", self.scene.name), instance)
             .grid([layer.kv_heads, *splits, 1])
             .buffer("counters", counters.clone())
-            .scalar("window", layer.window_scalar())
+            .scalar("q_stride", 0u32)
+            .scalar("k_stride", 0u32)
+            .scalar("v_stride", 0u32)
             .scalar("segment", *segment)
             .scalar("grouped", self.grouped)
             .expect("counters", counters, Bound::Exact);
         let case = self.projections(case);
         // Rows that nobody sees are not numbers, before and after.
-        let (k, v) = (cache_data(layer.kv, &self.scene.k), cache_data(layer.kv, &self.scene.v));
-        let bound = match layer.kv {
-            ElementType::F16 => Bound::Within { absolute: 3e-6, relative: 1.0 / 1024.0 },
-            ElementType::BF16 => Bound::Within { absolute: 3e-6, relative: 1.0 / 128.0 },
-            _ => Bound::Within { absolute: 3e-6, relative: 4e-6 },
-        };
+        let [k, v] = self.after().map(|values| cache_data(layer, &values));
+        let bound = cache::bound(layer.kv);
         case.expect("k_cache", k, bound).expect("v_cache", v, bound)
     }
 
@@ -174,6 +194,7 @@ impl Step {
         let heads = Heads { dim, q: self.scene.layer.heads(), kv, cache };
         let case = Case::new("heads", heads.instance().expect("two warps are a block"))
             .grid(heads.grid(1))
+            .scalar("record_stride", 16u32)
             .scalar("q_stride", 0u32)
             .scalar("k_stride", 0u32)
             .scalar("v_stride", 0u32)
@@ -191,9 +212,13 @@ impl Step {
             .buffer("k", k)
             .buffer("v", v)
             .buffer("state", self.scene.state())
+            .buffer("pages", self.scene.paging.pages.clone())
             .scalar("window", layer.window_scalar())
             .scalar("segment", *segment)
-            .scalar("capacity", layer.capacity)
+            .scalar("capacity", layer.page_rows())
+            .scalar("record_stride", 16u32)
+            .scalar("max_pages", self.scene.paging.max_pages)
+            .scalar("page_stride", self.scene.paging.stride_in_elements(&self.scene.layer))
             .expect("extrema", vec![F32x2::default(); slots], BOUND)
             .expect("values", vec![0.0f32; slots * layer.head_dim as usize], BOUND)
             .except(0..slots * layer.head_dim as usize)
@@ -209,6 +234,7 @@ impl Step {
             .buffer("extrema", extrema)
             .buffer("values", values)
             .buffer("state", self.scene.state())
+            .scalar("record_stride", 16u32)
             .scalar("splits", self.scene.splits);
         if out == StepOut::Int8 {
             case.expect("xq", vec![0u32; width / 4], BOUND).expect("xscale", vec![0.0f32; width / 32], BOUND).expect(
@@ -237,7 +263,7 @@ impl Step {
 }
 
 pub fn steps() -> Vec<Step> {
-    use ElementType::{BF16, F16, F32};
+    use KvType::{BF16, F16, F32, Fp8, Q8_0};
     let small = layer(128, 2, F16);
     let windowed = |window, capacity| Attention { window: Some(window), capacity, ..small };
     let clustered = |layer| Attention { cluster: 16, ..layer };
@@ -287,15 +313,30 @@ pub fn steps() -> Vec<Step> {
         step("four clusters, the last is half full", clustered(long), 28 * 64 - 1),
         shared("four clusters, all in use", clustered(long), 31 * 64 - 5),
         split(step("two clusters that take turns", clustered(long), 31 * 64 - 5), 16, 16),
+        step("q8_0, position 0", Attention { kv: Q8_0, ..small }, 0),
+        step("q8_0, a segment's first position", Attention { kv: Q8_0, ..small }, 64),
+        shared("q8_0, a segment's first position", Attention { kv: Q8_0, ..small }, 64),
+        step("q8_0, ring wrapping at the new row", Attention { kv: Q8_0, ..windowed(40, 44) }, 132),
+        split(step("q8_0, groups that take turns", Attention { capacity: 640, kv: Q8_0, ..small }, 639), 7, 3),
+        step("q8_0, 12B full", layer(512, 16, Q8_0), 35).values_are_keys(),
+        step(
+            "q8_0, E2B full, tiles of a segment",
+            Attention { shared_bytes: SHARED_BYTES[0], ..layer(512, 8, Q8_0) },
+            70,
+        ),
+        step("q8_0, a cluster, window full", clustered(Attention { kv: Q8_0, ..windowed(180, 200) }), 350),
+        step("fp8, window moved by one", Attention { kv: Fp8, ..windowed(40, 44) }, 40),
+        step("fp8, four clusters, the second has begun", clustered(Attention { kv: Fp8, ..long }), 8 * 64),
+        step("fp8, E4B sliding", Attention { kv: Fp8, window: Some(48), capacity: 50, ..two_heads }, 60),
         step("clusters, E4B sliding", clustered(Attention { window: Some(130), capacity: 150, ..two_heads }), 140),
     ]
 }
 
 /// Steps that see a power of two of positions.
 fn even_steps() -> Vec<Step> {
-    let small = layer(128, 2, ElementType::F16);
+    let small = layer(128, 2, KvType::F16);
     let wide = Attention { capacity: 128, ..small };
-    let sliding = Attention { window: Some(64), capacity: 70, kv_heads: 2, ..layer(256, 4, ElementType::BF16) };
+    let sliding = Attention { window: Some(64), capacity: 70, kv_heads: 2, ..layer(256, 4, KvType::BF16) };
     let step = |name, layer, position, own| Step::new(Scene::new(name, layer, position, 1), own).without_queries();
     vec![
         step("position 0", small, 0, true),

@@ -5,6 +5,7 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use super::Attention;
+use super::address::{record_of, row_of_record};
 use super::floats::add_scaled;
 use crate::kernels::quantise::quantise8;
 
@@ -144,12 +145,14 @@ pub fn attention_combine<const D: u32>(
     state: Input<u32>,
     out: Output<f32>,
     splits: u32,
+    record_stride: u32,
 ) {
     require!(D % 64 == 0);
     let found = shared::<f32>(1024);
     grid_dependency_wait();
     grid_launch_dependents();
-    if block_idx_z() >= state[1u32] {
+    let record = record_of(state, block_idx_z(), record_stride);
+    if row_of_record(block_idx_z(), record_stride) >= record.y {
         return;
     }
     let head = block_idx_z() * grid_dim() + block_idx();
@@ -181,12 +184,14 @@ pub fn attention_combine_int8<const D: u32>(
     xscale: Output<f32>,
     xsum: Output<i32>,
     splits: u32,
+    record_stride: u32,
 ) {
     require!(D % 64 == 0);
     let found = shared::<f32>(1024);
     grid_dependency_wait();
     grid_launch_dependents();
-    if block_idx_z() >= state[1u32] {
+    let record = record_of(state, block_idx_z(), record_stride);
+    if row_of_record(block_idx_z(), record_stride) >= record.y {
         return;
     }
     let head = block_idx_z() * grid_dim() + block_idx();

@@ -1,25 +1,33 @@
 //! Attention over a cache of keys and values.
 //!
 //! Queries come as f32 rows [row][query head][value], normed and rotated, with the scale folded in; query head `h` reads
-//! key-value head `h / G`. A cache is [capacity][key-value head][value], position p at row p % capacity, and holds the keys
-//! and values of the chunk's own rows already. A query at position p sees positions p - window < x <= p. `state` is the
-//! position of the chunk's first row and the number of its rows.
+//! key-value head `h / G`. A cache is pages of [capacity][key-value head][value], position p at row p % capacity of its page, and
+//! holds the keys and values of the chunk's own rows already. A query at position p sees positions p - window < x <= p. `state` has
+//! the rows' records.
 //!
+//! - `address.rs`: a row's record, and the page of a position.
 //! - `plain.rs`: the definition, one warp a row and head.
 //! - `decode.rs`, `combine.rs`: few rows, many keys: the keys are shared out among blocks, whose partial results are merged.
 //!   `tensor.rs` and `floats.rs` are what a block does with a tile of keys, by the cache's type.
+//! - `narrow.rs`: caches of 8 bits, which are widened tile by tile.
 //! - `step.rs`: the same for one row in one launch, with the norms, RoPE and the store that come before it.
 //! - `flash.rs`: many rows, on tensor cores.
 
+pub mod address;
 pub mod combine;
 pub mod decode;
 pub mod flash;
 pub mod floats;
+pub mod narrow;
 pub mod plain;
 pub mod step;
 pub mod tensor;
 
 use gemma4c_dsl::ElementType;
+use gemma4c_plan::cuda::KvType;
+
+use super::kv_element;
+use address::BLOCK_ROWS;
 
 /// The attention of one layer: what chooses instances, grids and the sizes of what passes between its kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,10 +38,10 @@ pub struct Attention {
     pub group: u32,
     /// Positions that a query sees, its own among them; `None`: all.
     pub window: Option<u32>,
-    /// Rows of the cache.
+    /// Rows of a ring; of a full layer, the positions there may be.
     pub capacity: u32,
-    /// Type of the cache's elements.
-    pub kv: ElementType,
+    /// Type of the cache.
+    pub kv: KvType,
     /// What a block may have of shared memory.
     pub shared_bytes: usize,
     /// Blocks that may be a cluster; 1 where there are no clusters.
@@ -46,6 +54,16 @@ impl Attention {
     /// Query heads.
     pub fn heads(&self) -> u32 {
         self.kv_heads * self.group
+    }
+
+    /// Type of the tiles that are multiplied.
+    pub fn element(&self) -> ElementType {
+        kv_element(self.kv)
+    }
+
+    /// Rows of a page: the launch argument `capacity`.
+    pub fn page_rows(&self) -> u32 {
+        if self.window.is_some() { self.capacity } else { BLOCK_ROWS }
     }
 
     /// The launch argument `window`.

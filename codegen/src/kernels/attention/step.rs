@@ -1,4 +1,4 @@
-//! A decoded row's attention in one launch: head norms, RoPE, the store of the new key and value, split-KV attention, and the
+//! The attention of decoded rows in one launch: head norms, RoPE, the store of the new key and value, split-KV attention, and the
 //! merge of the splits.
 //!
 //! It is `heads.rs`, `decode.rs` and `combine.rs` behind each other. What it saves is the way through memory and two launches.
@@ -13,12 +13,15 @@
 //! all additions is fixed by the shape; it is `combine.rs`'s, and so are the bits, unless there are groups or several clusters.
 
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{ElementType, Instance, InstanceError};
+use gemma4c_dsl::{Instance, InstanceError};
+use gemma4c_plan::cuda::KvType;
 
 use super::Attention;
+use super::address::{page_start, record_of};
 use super::combine::{merge_four, run_of, weigh_parts};
-use super::decode::{attend, copy_tile, tile_end};
+use super::decode::{attend, attend_narrow, copy_tile, tile_end};
 use super::floats::add_scaled;
+use super::narrow::{copy_codes, head_len, keep_word, narrow_slot, store_word, widen_slot, word_of};
 use super::plain::first_visible;
 use crate::kernels::heads::{add_squares, cos_sin, head_factor, rotated};
 use crate::kernels::quantise::{codes_per_unit, int8_codes, largest_of};
@@ -47,11 +50,27 @@ pub fn load_heads<const D: u32, const G: u32, const THREADS: u32, const ROUNDS: 
     }
 }
 
+/// What [`word_of`] made of a value of the new key or value, to the cache and to shared memory.
+#[device]
+pub fn store_new<const D: u32, const SCALED: bool, KV: Float>(row: InOut<KV>, new: Shared<KV>, i: u32, word: u32) {
+    store_word(row, D, i, word);
+    keep_word(new, D, i, word);
+}
+
 /// Norms and rotates the query heads of the block and, if `fresh`, its new key and value, which are then rounded, stored, and
 /// kept in `new_key` and `new_value`. `norms` are the weights of the queries, then of the keys; `turns` cosine and sine of
 /// each pair.
-#[device]
-pub fn prepare_heads<const D: u32, const G: u32, const THREADS: u32, const ROUNDS: u32, const OWN: bool, KV: Float>(
+#[device(slots(narrow(bits: u32) -> u32))]
+pub fn prepare_heads<
+    const D: u32,
+    const G: u32,
+    const THREADS: u32,
+    const ROUNDS: u32,
+    const OWN: bool,
+    const NARROW: bool,
+    const SCALED: bool,
+    KV: Float,
+>(
     low: &mut Regs<f32>,
     high: &mut Regs<f32>,
     norms: Shared<f32>,
@@ -82,6 +101,13 @@ pub fn prepare_heads<const D: u32, const G: u32, const THREADS: u32, const ROUND
                 let turned = rotated(x * norms[i], y * norms[i + D / 2], turns[i]);
                 queries[head * (D + 8) + i] = turned.x;
                 queries[head * (D + 8) + i + D / 2] = turned.y;
+            } else if NARROW && OWN && fresh && head == G {
+                let turned = rotated(x * norms[D + i], y * norms[D + i + D / 2], turns[i]);
+                store_new(k_row, new_key, i, word_of(narrow, turned.x));
+                store_new(k_row, new_key, i + D / 2, word_of(narrow, turned.y));
+            } else if NARROW && OWN && fresh && head == G + 1 {
+                store_new(v_row, new_value, i, word_of(narrow, x));
+                store_new(v_row, new_value, i + D / 2, word_of(narrow, y));
             } else if OWN && fresh && head == G {
                 let turned = rotated(x * norms[D + i], y * norms[D + i + D / 2], turns[i]);
                 new_key[i] = KV::from_f32(turned.x);
@@ -175,13 +201,16 @@ pub fn merge_clusters<const D: u32, const G: u32>(values: Input<f32>, share: f32
     sum
 }
 
-/// The attention of the row at position `state[0]`. `q`, `k` and `v` are the projections as they come; without OWN the layer
+/// The attention of rows that have a record each. `q`, `k` and `v` are the projections as they come; without OWN the layer
 /// reads the cache of another, and neither `k`, `v` nor `k_weight` are looked at. `extrema` and `values` are `decode.rs`'s; with
 /// MERGE they are scratch, and each four values of the output go through `keep`, else they are the result. More than `grouped`
 /// splits are merged in groups of as many. `counters` are zero before and after. With PEERS more than 1, splits are clusters of as
-/// many blocks. The grid is (key-value heads, splits).
+/// many blocks. The grid is (key-value heads, splits, rows), and every row has its own scratch and counters. The blocks of a row that
+/// is free return at once.
 #[kernel(block = THREADS, min_blocks = RESIDENT, cluster = PEERS, dependent, dynamic_shared, slots(
-    keep(value: F32x4, at: u32) -> F32x4
+    keep(value: F32x4, at: u32) -> F32x4,
+    narrow(bits: u32) -> u32,
+    widen(eight: U32x4, scale: u32) -> U32x4
 ))]
 pub fn attention_step<
     const D: u32,
@@ -197,6 +226,8 @@ pub fn attention_step<
     const OWN: bool,
     const MERGE: bool,
     const PEERS: u32,
+    const NARROW: bool,
+    const SCALED: bool,
     KV: Float,
 >(
     q: Input<f32>,
@@ -206,6 +237,7 @@ pub fn attention_step<
     k_weight: Weights<f32>,
     inverse_frequencies: Weights<f32>,
     state: Input<u32>,
+    pages: Weights<u32>,
     k_cache: InOut<KV>,
     v_cache: InOut<KV>,
     extrema: InOut<F32x2>,
@@ -216,17 +248,29 @@ pub fn attention_step<
     grouped: u32,
     capacity: u32,
     epsilon: f32,
+    q_stride: u32,
+    k_stride: u32,
+    v_stride: u32,
+    max_pages: u32,
+    page_stride: u32,
 ) {
     require!(KEYS * D % (THREADS * VECTOR) == 0 && G <= 16 && D % 128 == 0);
     require!(ROUNDS * THREADS / 32 >= if OWN { G + 2 } else { G });
     require!(PEERS >= 1 && PEERS <= 16 && (MERGE || PEERS == 1));
+    // A tile of a full layer lies in one page.
+    require!(256 % KEYS == 0);
     let work = shared::<f32>(if TENSOR && THREADS / 32 * (KEYS + 8) > D + 8 {
         G * (THREADS / 32) * (KEYS + 8)
     } else {
         G * (D + 8)
     });
     let keys = shared::<KV>(KEYS * (D + 8));
-    let mixed = shared::<KV>(KEYS * (D + 8));
+    // Of 8 bits: the codes of keys and values, which are widened to `keys` in turn.
+    let mixed = shared::<KV>(if NARROW {
+        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 } + 7) / 8 * 8)
+    } else {
+        KEYS * (D + 8)
+    });
     let new_key = shared::<KV>(D);
     let new_value = shared::<KV>(D);
     let weights = shared::<KV>(if TENSOR { SETS * 16 * (KEYS + 8) } else { 1 });
@@ -253,15 +297,25 @@ pub fn attention_step<
     grid_dependency_wait();
     grid_launch_dependents();
     // The heads are on their way before the position is known: a split that sees nothing asks for them in vain.
+    let row = block_idx_z();
     let head = block_idx() * G;
     let mut low = regs(0.0f32, ROUNDS * D / 64);
     let mut high = regs(0.0f32, ROUNDS * D / 64);
-    let k_raw = k.offset(block_idx() * D);
-    let v_raw = v.offset(block_idx() * D);
-    load_heads(q.offset(head * D), k_raw, v_raw, &mut low, &mut high);
+    let k_raw = k.offset(row * k_stride + block_idx() * D);
+    let v_raw = v.offset(row * v_stride + block_idx() * D);
+    load_heads(q.offset(row * q_stride + head * D), k_raw, v_raw, &mut low, &mut high);
     let splits = grid_dim_y();
-    let position = state[0u32];
-    let slot = head * splits + block_idx_y();
+    let record = record_of(state, row, 16);
+    // A row that is free: its whole clusters leave.
+    if record.y == 0 {
+        return;
+    }
+    let position = record.x;
+    // The row's scratch, and its heads of the output.
+    let groups = if MERGE && grouped < splits { splits.div_ceil(grouped) } else { 0 };
+    let row_slots = row * grid_dim() * G * (splits + groups);
+    let out_head = (row * grid_dim() + block_idx()) * G;
+    let slot = row_slots + head * splits + block_idx_y();
     let first = first_visible(position, window);
     let at = first + block_idx_y() * segment;
     let segments = (position - first) / segment + 1;
@@ -279,14 +333,24 @@ pub fn attention_step<
 
     let fresh = OWN && (segments - 1) % splits == block_idx_y();
     let stored = if OWN { position } else { position + 1 };
-    let kv_row = grid_dim() * D;
-    let k_head = read_only(k_cache).offset(block_idx() * D);
-    let v_head = read_only(v_cache).offset(block_idx() * D);
+    let kv_row = grid_dim() * head_len(D);
+    let k_head = read_only(k_cache).offset(block_idx() * head_len(D));
+    let v_head = read_only(v_cache).offset(block_idx() * head_len(D));
     if sees {
         let end = tile_end(at, position, first, segment);
-        copy_tile(keys, k_head, at, end, stored, kv_row, capacity);
+        let page = page_start(pages, record.w, at, window, max_pages, page_stride);
+        if NARROW {
+            copy_codes(mixed, k_head.offset(page), at, end, stored, kv_row, capacity);
+        } else {
+            copy_tile(keys, k_head.offset(page), at, end, stored, kv_row, capacity);
+        }
         cp_async_commit();
-        copy_tile(mixed, v_head, at, end, stored, kv_row, capacity);
+        if NARROW {
+            let value_codes = mixed.offset(KEYS * head_len(D));
+            copy_codes(value_codes, v_head.offset(page), at, end, stored, kv_row, capacity);
+        } else {
+            copy_tile(mixed, v_head.offset(page), at, end, stored, kv_row, capacity);
+        }
         cp_async_commit();
 
         #[unroll]
@@ -296,27 +360,83 @@ pub fn attention_step<
             }
         }
         barrier();
-        let new_row = (position % capacity) * kv_row + block_idx() * D;
-        let k_row = k_cache.offset(new_row);
-        let v_row = v_cache.offset(new_row);
-        prepare_heads(&mut low, &mut high, norms, turns, work, new_key, new_value, k_row, v_row, fresh, epsilon);
-        attend(
-            work, keys, mixed, new_key, new_value, weights, scores, largest, totals, factors, k_head, v_head, at,
-            first, position, stored, segment, splits, kv_row, capacity,
+        let new_page = if fresh { page_start(pages, record.w, position, window, max_pages, page_stride) } else { 0u64 };
+        let new_row = (position % capacity) * kv_row + block_idx() * head_len(D);
+        let k_row = k_cache.offset(new_page).offset(new_row);
+        let v_row = v_cache.offset(new_page).offset(new_row);
+        prepare_heads(
+            narrow, &mut low, &mut high, norms, turns, work, new_key, new_value, k_row, v_row, fresh, epsilon,
         );
+        if NARROW {
+            attend_narrow(
+                widen,
+                work,
+                keys,
+                mixed,
+                new_key,
+                new_value,
+                weights,
+                largest,
+                totals,
+                factors,
+                k_head,
+                v_head,
+                at,
+                first,
+                position,
+                stored,
+                segment,
+                splits,
+                kv_row,
+                capacity,
+                pages,
+                record.w,
+                window,
+                max_pages,
+                page_stride,
+            );
+        } else {
+            attend(
+                work,
+                keys,
+                mixed,
+                new_key,
+                new_value,
+                weights,
+                scores,
+                largest,
+                totals,
+                factors,
+                k_head,
+                v_head,
+                at,
+                first,
+                position,
+                stored,
+                segment,
+                splits,
+                kv_row,
+                capacity,
+                pages,
+                record.w,
+                window,
+                max_pages,
+                page_stride,
+            );
+        }
     }
 
     if MERGE && used == 1 {
         for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
             let sum = load::<F32x4>(work, i / D * (D + 8) + i % D);
-            keep(add_scaled(F32x4::ZERO, 1.0 / totals[i / D], sum), head * D + i);
+            keep(add_scaled(F32x4::ZERO, 1.0 / totals[i / D], sum), out_head * D + i);
         }
         return;
     }
     if PEERS > 1 {
         let here = PEERS.min(used - leader);
         let clusters = used.div_ceil(PEERS);
-        let results = block_idx() * (splits / PEERS) * (G * D);
+        let results = (row * grid_dim() + block_idx()) * (splits / PEERS) * (G * D);
         cluster_barrier();
         // A warp takes 128 values, all of one head.
         for i in ((warp_id() * PEERS + rank) * 128..G * D).by(PEERS * THREADS * 4) {
@@ -326,7 +446,7 @@ pub fn attention_step<
             let total = warp_sum(part.y.mul_add(factor, 0.0));
             let four = work.offset(i / D * (D + 8) + i % D + lane_id() * 4);
             if clusters == 1 {
-                keep(merge_peers(four, factor / total, here), head * D + i + lane_id() * 4);
+                keep(merge_peers(four, factor / total, here), out_head * D + i + lane_id() * 4);
             } else {
                 let to = results + leader / PEERS * (G * D) + i;
                 store(values, to + lane_id() * 4, merge_peers(four, factor, here));
@@ -337,7 +457,7 @@ pub fn attention_step<
         }
         // What the others still read must not go.
         cluster_barrier();
-        if clusters > 1 && last_block_of(counters, block_idx() * PEERS + rank, clusters) {
+        if clusters > 1 && last_block_of(counters, (row * grid_dim() + block_idx()) * PEERS + rank, clusters) {
             for i in ((warp_id() * PEERS + rank) * 128..G * D).by(PEERS * THREADS * 4) {
                 let from = results + i;
                 let mut part = f32x2(f32::NEG_INFINITY, 0.0);
@@ -347,7 +467,7 @@ pub fn attention_step<
                 let factor = (part.x - warp_max(part.x)).exp();
                 let total = warp_sum(part.y.mul_add(factor, 0.0));
                 let fours = read_only(values).offset(from + lane_id() * 4);
-                keep(merge_clusters(fours, factor / total, clusters), head * D + i + lane_id() * 4);
+                keep(merge_clusters(fours, factor / total, clusters), out_head * D + i + lane_id() * 4);
             }
         }
         return;
@@ -359,11 +479,10 @@ pub fn attention_step<
         extrema[slot + thread_idx() * splits] = f32x2(largest[thread_idx()], totals[thread_idx()]);
     }
     if MERGE {
-        let groups = if grouped < splits { splits.div_ceil(grouped) } else { 0 };
-        let counter = block_idx() * (groups + 1);
+        let counter = (row * grid_dim() + block_idx()) * (groups + 1);
         let in_groups = used > grouped;
         let group = block_idx_y() / grouped;
-        let group_slot = grid_dim() * G * splits + head * groups;
+        let group_slot = row_slots + grid_dim() * G * splits + head * groups;
         if in_groups {
             let from = group * grouped;
             let count = grouped.min(used - from);
@@ -371,7 +490,7 @@ pub fn attention_step<
                 return;
             }
             let run = run_of(count);
-            let base = head * splits + from;
+            let base = row_slots + head * splits + from;
             let found = read_only(extrema).offset(base);
             weigh_parts(found, splits, work, largest, totals, count, false);
             for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
@@ -389,7 +508,7 @@ pub fn attention_step<
         if !last_block_of(counters, counter, arrivals) {
             return;
         }
-        let base = if in_groups { group_slot } else { head * splits };
+        let base = if in_groups { group_slot } else { row_slots + head * splits };
         let stride = if in_groups { groups } else { splits };
         let run = run_of(if in_groups { arrivals } else { splits });
         let found = read_only(extrema).offset(base);
@@ -397,7 +516,7 @@ pub fn attention_step<
         for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
             let h = i / D;
             let parts = read_only(values).offset((base + h * stride) * D + i % D);
-            keep(merge_four(parts, work.offset(h * (D + 8)), arrivals, run), head * D + i);
+            keep(merge_four(parts, work.offset(h * (D + 8)), arrivals, run), out_head * D + i);
         }
     }
 }
@@ -419,7 +538,7 @@ pub enum StepOut {
 }
 
 impl Attention {
-    /// One launch for a decoded row. `own`: the layer has keys and values of its own.
+    /// One launch for decoded rows. `own`: the layer has keys and values of its own.
     pub fn step(&self, own: bool, out: StepOut) -> Result<Instance, InstanceError> {
         let keep = match out {
             StepOut::Int8 => vec![keep_int8::DEF],
@@ -433,22 +552,26 @@ impl Attention {
             KEYS: shape.keys,
             THREADS: shape.threads,
             VECTOR: shape.vector,
-            TENSOR: self.kv != ElementType::F32,
+            TENSOR: self.kv != KvType::F32,
             SETS: self.group.div_ceil(8),
             RESIDENT: shape.resident,
-            BF: self.kv == ElementType::BF16,
+            BF: self.kv == KvType::BF16,
             ROUNDS: (self.group + if own { 2 } else { 0 }).div_ceil(shape.threads / 32),
             OWN: own,
             MERGE: out != StepOut::Partials,
             PEERS: if out == StepOut::Partials { 1 } else { self.peers() },
-            KV: self.kv,
+            NARROW: self.kv.is_narrow(),
+            SCALED: self.kv == KvType::Q8_0,
+            KV: self.element(),
             keep,
+            narrow: narrow_slot(self.kv),
+            widen: widen_slot(self.kv),
         }
         .build()
     }
 
-    pub fn step_grid(&self) -> [u32; 3] {
-        [self.kv_heads, self.splits(), 1]
+    pub fn step_grid(&self, rows: u32) -> [u32; 3] {
+        [self.kv_heads, self.splits(), rows]
     }
 
     /// The launch argument `grouped`: splits that are merged at once. All of a window's; the root of a full layer's, so that
@@ -471,7 +594,7 @@ impl Attention {
         }
     }
 
-    /// Elements of `counters`.
+    /// Elements of `counters`, for a row.
     pub fn step_counters_len(&self) -> u64 {
         let counters = match self.peers() {
             1 => self.groups() + 1,
@@ -480,12 +603,12 @@ impl Attention {
         if self.step_results() == 0 { 0 } else { u64::from(self.kv_heads) * u64::from(counters) }
     }
 
-    /// Elements of `extrema`: one for each head, or for each 128 values of it.
+    /// Elements of `extrema`, for a row: one for each head, or for each 128 values of it.
     pub fn step_extrema_len(&self) -> u64 {
         if self.peers() == 1 { self.step_values_len() / u64::from(self.head_dim) } else { self.step_values_len() / 128 }
     }
 
-    /// Elements of `values`.
+    /// Elements of `values`, for a row.
     pub fn step_values_len(&self) -> u64 {
         u64::from(self.heads()) * u64::from(self.head_dim) * u64::from(self.step_results())
     }

@@ -31,7 +31,8 @@ pub fn in_order(unit: u32, len: u32, words: Shared<u32>, scales: Shared<U32x2>) 
 /// `residual = x + norm(update)`, `out = projection · (gelu(gate · residual) * by)`, over K values and N of a layer's input.
 ///
 /// A warp takes a row of the gate, GATE_DEPTH units of it a lane, in each of GATE_ROUNDS rounds; and 32 / LANES rows of the
-/// projection, a unit a lane, in each of ROUNDS. The grid is `[1, PEERS]`: one cluster.
+/// projection, a unit a lane, in each of ROUNDS. The grid is `[1, PEERS, rows]`: a cluster for each row, whose `by` is `by_stride` values
+/// behind that of the row before.
 #[kernel(block = WARPS * 32, min_blocks = 1, cluster = PEERS, dependent, dynamic_shared, slots(
     gate_side(unit: u32) -> U32x4,
     gate_dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
@@ -60,6 +61,7 @@ pub fn per_layer_step<
     by: Input<f32>,
     residual: Output<f32>,
     out: Output<f32>,
+    by_stride: u32,
 ) {
     require!(K % 32 == 0 && N % 32 == 0 && WARPS % 4 == 0 && N == LANES * UNIT && 32 % LANES == 0);
     require!(GATE_ROUNDS * PEERS * WARPS >= N && GATE_DEPTH * 32 * GATE_UNIT >= K);
@@ -73,6 +75,7 @@ pub fn per_layer_step<
     let scales = shared::<U32x2>(N / 32);
     let totals = shared::<f32>(WARPS);
 
+    let of_row = block_idx_z();
     let gate_units = K / GATE_UNIT;
     let lane_unit = lane_id() % LANES;
     // The first of the block's rows, or groups of rows, in a round.
@@ -107,8 +110,8 @@ pub fn per_layer_step<
     #[unroll]
     for p in 0..PIECES {
         let place = (thread_idx() + p * (WARPS * 32)).min(K / 4 - 1);
-        held[p] = load::<F32x4>(x, place * 4);
-        updates[p] = load::<F32x4>(update, place * 4);
+        held[p] = load::<F32x4>(x, of_row * K + place * 4);
+        updates[p] = load::<F32x4>(update, of_row * K + place * 4);
     }
     leave_squares(squares_of_pieces(&updates, K / 4), totals);
     barrier();
@@ -130,7 +133,7 @@ pub fn per_layer_step<
         }
         if place < K / 4 {
             if cluster_rank() == 0 {
-                store(residual, place * 4, four);
+                store(residual, of_row * K + place * 4, four);
             }
             keep_codes(quantised, place, place, x_words, x_scales);
         }
@@ -148,14 +151,14 @@ pub fn per_layer_step<
             let mut x = in_order(unit, GATE_UNIT, x_words, x_scales);
             let is_fine = x.scale < 0.0;
             x.scale = x.scale.abs();
-            let of_row = row.min(N - 1) * gate_units + unit;
+            let number = row.min(N - 1) * gate_units + unit;
             let held = gate_ahead[r * GATE_DEPTH + d];
-            let mut with = gate_dot(held, of_row, x, sum);
+            let mut with = gate_dot(held, number, x, sum);
             if is_fine {
                 let low = unit * (GATE_UNIT / 4);
                 let high = low + if GATE_UNIT == 32 { 4 } else { 0 };
                 let fine_sum = fine_sums[unit * GATE_UNIT / 32];
-                with = dot_fine(gate_dot, held, of_row, low, high, x.scale, fine_sum, with, x_words);
+                with = dot_fine(gate_dot, held, number, low, high, x.scale, fine_sum, with, x_words);
             }
             if at < gate_units {
                 sum = with;
@@ -163,7 +166,7 @@ pub fn per_layer_step<
         }
         sum = warp_sum(sum);
         if lane_id() == 0 && row < N {
-            gated[r * WARPS + warp_id()] = gelu(sum) * by[row];
+            gated[r * WARPS + warp_id()] = gelu(sum) * by[of_row * by_stride + row];
         }
     }
     cluster_barrier();
@@ -186,7 +189,7 @@ pub fn per_layer_step<
         let sum = dot(ahead[r], unit, x_unit, 0.0);
         let value = lanes_sum(sum);
         if lane_unit == 0 && row < K {
-            out[row] = value;
+            out[of_row * K + row] = value;
         }
     }
     // What the others still read must not go.
@@ -226,8 +229,8 @@ impl Step {
         }
     }
 
-    pub fn grid(&self) -> [u32; 3] {
-        [1, self.peers, 1]
+    pub fn grid(&self, rows: u32) -> [u32; 3] {
+        [1, self.peers, rows]
     }
 
     pub fn instance(&self) -> Result<Instance, InstanceError> {

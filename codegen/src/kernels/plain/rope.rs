@@ -3,9 +3,10 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
+use crate::kernels::attention::address::{record_of, row_of_record};
 use crate::kernels::heads::cos_sin;
 
-/// Turns the pairs (i, i + dim / 2) of each head by `position * inverse_frequencies[i]`; row r is at position `state[0] + r`.
+/// Turns the pairs (i, i + dim / 2) of each head by `position * inverse_frequencies[i]`. `state` has the rows' records.
 /// A thread takes a pair. `out` may be `x`.
 #[kernel(block = 256, dependent)]
 pub fn rope(
@@ -15,6 +16,7 @@ pub fn rope(
     out: Output<f32>,
     heads: u32,
     dim: u32,
+    record_stride: u32,
 ) {
     grid_launch_dependents();
     grid_dependency_wait();
@@ -24,7 +26,8 @@ pub fn rope(
     if pair < heads * half {
         let low = row * heads * dim + pair / half * dim + pair % half;
         let high = low + half;
-        let turn = cos_sin((state[0u32] + row) as f32 * inverse_frequencies[pair % half]);
+        let position = record_of(state, row, record_stride).x + row_of_record(row, record_stride);
+        let turn = cos_sin(position as f32 * inverse_frequencies[pair % half]);
         let a = x[low];
         let b = x[high];
         out[low] = a * turn.x - b * turn.y;

@@ -92,7 +92,8 @@ impl Product {
         self.one.unbounded && self.is_integer() && self.one.prologue != Prologue::Int8
     }
 
-    fn is_normed(&self) -> bool {
+    /// Whether results are multiplied by a norm's factor.
+    pub fn is_normed(&self) -> bool {
         matches!(self.one.prologue, Prologue::Norm | Prologue::ResidualNorm)
     }
 

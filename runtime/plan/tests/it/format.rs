@@ -51,12 +51,12 @@ fn the_checksum_is_the_files_and_sees_every_section() {
 
 /// A file of this version, kept as it was written. If this fails, the format has changed: once it is released, raise [`VERSION`].
 #[test]
-fn version_4_is_read_and_written_as_ever() {
-    assert_eq!(VERSION, 4);
-    let kept: &[u8] = include_bytes!("../data/plan-v4.bin");
+fn version_5_is_read_and_written_as_ever() {
+    assert_eq!(VERSION, 5);
+    let kept: &[u8] = include_bytes!("../data/plan-v5.bin");
     let now = support::plan().to_bytes().unwrap();
     if now != kept {
-        let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("plan-v4.bin");
+        let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("plan-v5.bin");
         std::fs::write(&path, &now).unwrap();
         panic!("the bytes have changed; the new ones are in {}", path.display());
     }
@@ -67,11 +67,11 @@ fn version_4_is_read_and_written_as_ever() {
 #[test]
 fn older_versions_are_refused_by_name() {
     let mut bytes = support::plan().to_bytes().unwrap();
-    for old in [1, 2, 3] {
+    for old in [1, 2, 3, 4] {
         bytes[8] = old;
         let error = Plan::from_bytes(&bytes).unwrap_err();
         assert_eq!(error, PlanError::Version { found: old.into() });
-        let text = format!("plan version {old}, this gemma4c reads version 4: compile the model again");
+        let text = format!("plan version {old}, this gemma4c reads version 5: compile the model again");
         assert_eq!(error.to_string(), text);
     }
 }
@@ -207,7 +207,8 @@ fn each_fault_has_its_words() {
         writeln!(texts, "{name}\n    {}", Plan::from_bytes(&file).expect_err(name)).unwrap();
     }
     texts.push_str("\n-- contradictions\n");
-    for (name, edit) in CONTRADICTIONS.into_iter().chain(cuda::CONTRADICTIONS).chain(cuda::PHASES) {
+    let of_gpus = cuda::CONTRADICTIONS.into_iter().chain(cuda::PHASES).chain(cuda::KEYS_AND_VALUES);
+    for (name, edit) in CONTRADICTIONS.into_iter().chain(of_gpus) {
         let mut plan = support::plan();
         edit(&mut plan);
         let error = plan.to_bytes().expect_err(name);

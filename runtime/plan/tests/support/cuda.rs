@@ -1,8 +1,9 @@
 //! The GPU's part of the plan made by hand: small, and with everything a program may have.
 
 use gemma4c_plan::cuda::{
-    Argument, Code, Constant, Cuda, CudaProgram, CudaStep, Form, Gpu, Image, Kernel, KvType, Launch, Load,
-    LoadArgument, LoadPart, Memory, PassReport, Phase, Places, Range, Refusal, Region, StepOutput,
+    Argument, BLOCK_ROWS, Code, Constant, Cuda, CudaProgram, CudaStep, Form, Gpu, Image, Kernel, KvCache, KvLayout,
+    KvType, Launch, Load, LoadArgument, LoadPart, Memory, PassReport, Phase, PhaseKind, Places, Range, Refusal, Region,
+    StepOutput,
 };
 use gemma4c_plan::{Plan, Target};
 
@@ -31,27 +32,43 @@ pub fn with_cuda(plan: Plan) -> Plan {
     let vocab = plan.model.vocab_size as u64;
     let places = Places {
         tokens: 0,
-        state: 256,
-        asked: 272,
-        settings: 288,
-        suppress: 400,
+        rows: 256,
+        chunk: 320,
+        asked: 384,
+        pages: 448,
+        max_pages: 1,
+        suppress: 464,
         suppress_len: 4,
-        history: 320,
+        history: 576,
         history_len: 16,
         logits: 512,
     };
+    let kv_layout = KvLayout {
+        slots: 1,
+        rings: 1,
+        ring_bytes: 2048,
+        blocks: 2,
+        block_bytes: 1024,
+        blocks_at: 2048,
+        block_rows: BLOCK_ROWS,
+        caches: vec![KvCache { keys: 0, values: 1024, rows: 16, window: Some(8) }],
+    };
     let logits = range(Region::Arena, places.logits, vocab * 4);
-    let state = range(Region::Arena, places.state, 12);
     let history = range(Region::Arena, places.history, 64);
-    let settings = range(Region::Arena, places.settings, 20);
+    let suppress = range(Region::Arena, places.suppress, 16);
     let memory = |ranges: &[Range]| ranges.iter().copied().map(Argument::Memory).collect::<Vec<_>>();
     let launch =
         |kernel, arguments: Vec<Argument>, programmatic| Launch { kernel, grid: [2, 1, 1], arguments, programmatic };
-    let pick = |extra: &[Range], count| {
-        let arguments = [memory(&[logits, state, history]), memory(extra), vec![Argument::U32(count)]].concat();
+    let pick = |record, extra: &[Range], count| {
+        let arguments = [memory(&[logits, record, history]), memory(extra), vec![Argument::U32(count)]].concat();
         vec![launch(PICK, arguments, true)]
     };
-    let phase = |name: &str, rows: u32| {
+    let phase = |name: &str, kind: PhaseKind, rows: u32| {
+        let record = |offset| range(Region::Arena, offset, 64);
+        let (state, picked) = match kind {
+            PhaseKind::Decode => (record(places.rows), record(places.rows)),
+            PhaseKind::Prefill => (record(places.chunk), record(places.asked)),
+        };
         let hidden = range(Region::Arena, 1024, rows as u64 * 128);
         let step = |launch, after: &[u32], nodes: &[u32], outputs, layer| CudaStep {
             launch,
@@ -67,6 +84,7 @@ pub fn with_cuda(plan: Plan) -> Plan {
         let output = |value, form, place| vec![StepOutput { value, form, place }];
         Phase {
             name: name.into(),
+            kind,
             rows,
             steps: vec![
                 step(
@@ -100,6 +118,8 @@ pub fn with_cuda(plan: Plan) -> Plan {
                 ),
             ],
             asked_from: 2,
+            pick_largest: pick(picked, &[], 1),
+            pick_sampled: pick(picked, &[suppress], 8),
             arena_bytes: 4096,
         }
     };
@@ -116,6 +136,7 @@ pub fn with_cuda(plan: Plan) -> Plan {
         toolchain: "nvrtc 13.0".into(),
         kv: KvType::BF16,
         memory: MEMORY,
+        kv_layout,
         places,
         kernels: kernels.iter().map(kernel).collect(),
         loads: loads(&plan),
@@ -129,9 +150,11 @@ pub fn with_cuda(plan: Plan) -> Plan {
             memory(&[range(Region::Weights, 0, 2304), range(Region::Weights, 16384, 4096)]),
             false,
         )],
-        phases: vec![phase("decode", 1), phase("prefill 2", 2), phase("prefill 8", 8)],
-        pick_largest: pick(&[], 1),
-        pick_sampled: pick(&[settings], 8),
+        phases: vec![
+            phase("decode", PhaseKind::Decode, 1),
+            phase("prefill 2", PhaseKind::Prefill, 2),
+            phase("prefill 8", PhaseKind::Prefill, 8),
+        ],
         most_candidates: 8,
         passes: vec![PassReport {
             name: "fuse_layer".into(),

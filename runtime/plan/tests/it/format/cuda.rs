@@ -2,7 +2,8 @@
 
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{
-    Argument, Code, Constant, Cuda, CudaProgram, CudaStep, Image, Launch, LoadPart, Range, Region,
+    Argument, Code, Constant, Cuda, CudaProgram, CudaStep, Image, KvCache, KvLayout, Launch, LoadPart, PhaseKind,
+    Range, Region,
 };
 
 use super::Edit;
@@ -34,7 +35,7 @@ fn to(part: &mut LoadPart) -> &mut Range {
 }
 
 /// Each edits the plan into a contradiction.
-pub const CONTRADICTIONS: [(&str, Edit); 55] = [
+pub const CONTRADICTIONS: [(&str, Edit); 56] = [
     ("a GPU plan without a program", |p| p.cuda = None),
     ("a CPU plan with a program for GPUs", |p| p.target = gemma4c_plan::Target::Cpu),
     ("weights larger than any GPU", |p| program(p).memory.weights = 1 << 43),
@@ -61,11 +62,12 @@ pub const CONTRADICTIONS: [(&str, Edit); 55] = [
     ("a block of 1025 threads", |p| program(p).kernels[1].block = 1025),
     ("more shared memory than there is", |p| program(p).kernels[1].shared = 1 << 20),
     ("tokens beyond the arena", |p| program(p).places.tokens = 8192 - 28),
-    ("state beyond the arena", |p| program(p).places.state = 8184),
-    ("state at an odd place", |p| program(p).places.state += 2),
-    ("the asked row beyond the arena", |p| program(p).places.asked = 8184),
-    ("settings beyond the arena", |p| program(p).places.settings = 8192),
-    ("settings whose end overflows", |p| program(p).places.settings = u64::MAX - 3),
+    ("records beyond the arena", |p| program(p).places.rows = 8192 - 48),
+    ("a record at an odd place", |p| program(p).places.chunk += 4),
+    ("the chunk beyond the arena", |p| program(p).places.chunk = 8192 - 48),
+    ("the asked row beyond the arena", |p| program(p).places.asked = 8192 - 48),
+    ("an asked row whose end overflows", |p| program(p).places.asked = u64::MAX - 15),
+    ("a page table beyond the arena", |p| program(p).places.pages = 8192),
     ("suppressed tokens beyond the arena", |p| program(p).places.suppress_len = 10_000),
     ("a history beyond the arena", |p| program(p).places.history_len = 10_000),
     ("a history of no tokens", |p| program(p).places.history_len = 0),
@@ -101,7 +103,7 @@ pub const CONTRADICTIONS: [(&str, Edit); 55] = [
     ("an argument beyond its region", |p| {
         launch(p).arguments[0] = Argument::Memory(Range { region: Region::Weights, offset: (1 << 16) - 1, bytes: 2 });
     }),
-    ("a pick of a kernel that does not exist", |p| program(p).pick_sampled[0].kernel = 9),
+    ("a pick of a kernel that does not exist", |p| program(p).phases[1].pick_sampled[0].kernel = 9),
     ("a phase whose name has a line break", |p| program(p).phases[1].name = "two\nlines".into()),
     ("a copy of weights by a kernel that does not exist", |p| program(p).prepare[0].kernel = 5),
     ("a copy of weights beyond the memory for them", |p| program(p).memory.weights = 20_000),
@@ -111,8 +113,18 @@ pub const CONTRADICTIONS: [(&str, Edit); 55] = [
 ];
 
 /// More of them, of the phases.
-pub const PHASES: [(&str, Edit); 17] = [
+pub const PHASES: [(&str, Edit); 21] = [
     ("no phase", |p| program(p).phases.clear()),
+    ("a first phase that is not decode", |p| program(p).phases[0].kind = PhaseKind::Prefill),
+    ("decode after prefill", |p| program(p).phases[2].kind = PhaseKind::Decode),
+    ("decode of more rows than have records", |p| {
+        program(p).phases[1].kind = PhaseKind::Decode;
+        program(p).places.rows = 8192 - 64;
+    }),
+    ("decode of more rows than have logits", |p| {
+        program(p).phases[1].kind = PhaseKind::Decode;
+        program(p).places.logits = 8192 - 48;
+    }),
     ("prefill phases out of order", |p| program(p).phases.swap(1, 2)),
     ("two prefill phases of the same rows", |p| program(p).phases[2].rows = 2),
     ("a phase of no rows", |p| program(p).phases[1].rows = 0),
@@ -137,3 +149,34 @@ pub const PHASES: [(&str, Edit); 17] = [
     ("a kernel that starts early and does not wait", |p| program(p).kernels[2].waits = false),
     ("a step that writes to weights", |p| program(p).kernels[2].written |= 1),
 ];
+
+/// More of them, of keys and values.
+pub const KEYS_AND_VALUES: [(&str, Edit); 16] = [
+    ("no sequence", |p| layout(p).slots = 0),
+    ("more sequences than rings", |p| layout(p).slots = 2),
+    ("rings that reach into the blocks", |p| layout(p).rings = 2),
+    ("rings of more bytes than there can be", |p| layout(p).ring_bytes = u64::MAX),
+    ("blocks beyond their region", |p| layout(p).blocks = 3),
+    ("blocks whose end overflows", |p| layout(p).blocks_at = u64::MAX - 1),
+    ("blocks of other rows", |p| layout(p).block_rows = 128),
+    ("a cache too few", |p| layout(p).caches.clear()),
+    ("a ring that is shorter than its window", |p| layout(p).caches[0].rows = 7),
+    ("a ring of another window", |p| layout(p).caches[0].window = Some(9)),
+    ("a ring where the program has blocks", |p| {
+        (p.program.caches[0].window, p.program.caches[0].capacity) = (None, p.program.context);
+    }),
+    ("values over keys", |p| layout(p).caches[0].values = 1020),
+    ("values beyond the ring", |p| layout(p).caches[0].values = 1028),
+    ("values whose end overflows", |p| layout(p).caches[0].values = u64::MAX - 1),
+    ("pages for another context", |p| program(p).places.max_pages = 2),
+    ("fewer blocks than a sequence has pages", |p| {
+        (p.program.caches[0].window, p.program.caches[0].capacity) = (None, p.program.context);
+        layout(p).caches[0] = KvCache { keys: 0, values: 256 * 64, rows: 256, window: None };
+        (layout(p).blocks_at, layout(p).ring_bytes, layout(p).block_bytes) = (0, 0, 4096);
+        (layout(p).blocks, program(p).memory.kv) = (0, 1 << 20);
+    }),
+];
+
+fn layout(plan: &mut Plan) -> &mut KvLayout {
+    &mut program(plan).kv_layout
+}

@@ -1,0 +1,34 @@
+//! Where the rows of a launch belong: the record that says which sequence a row is of, and the page that holds a position's keys and
+//! values. Every kernel that touches the cache asks here, and only here.
+//!
+//! A cache is pages of as many rows each. A sliding layer has one page a slot, a ring. A full layer has pages of [`BLOCK_ROWS`]
+//! positions, and `pages[slot][position / BLOCK_ROWS]` says which. Pages of one cache are `page_stride` elements apart, which may be
+//! beyond 32 bits in all: what a page starts with is a u64, what follows within it is not.
+
+use gemma4c_dsl::prelude::*;
+
+/// Words of a row's record: position, rows in use, token, slot, and what the pick needs.
+pub const RECORD_WORDS: u32 = 16;
+
+/// Positions of a page of a full layer.
+pub const BLOCK_ROWS: u32 = 256;
+
+/// The first words of a row's record: position, rows in use, token and slot. Decoded rows have a record each, `record_stride` words
+/// apart; all rows of a chunk share one, and the stride is 0.
+#[device]
+pub fn record_of(state: Input<u32>, row: u32, record_stride: u32) -> U32x4 {
+    load::<U32x4>(state, row * record_stride)
+}
+
+/// Which of its record's rows a row is: of a chunk they are counted, a decoded row is its record's only one.
+#[device]
+pub fn row_of_record(row: u32, record_stride: u32) -> u32 {
+    if record_stride == 0 { row } else { 0 }
+}
+
+/// The element with which the page of a position starts. `window` is `u32::MAX` for a full layer, whose pages are in the table.
+#[device]
+pub fn page_start(pages: Weights<u32>, slot: u32, position: u32, window: u32, max_pages: u32, page_stride: u32) -> u64 {
+    let page = if window == 0xffff_ffff { pages[slot * max_pages + position / 256] } else { slot };
+    page as u64 * page_stride as u64
+}

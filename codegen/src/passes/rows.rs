@@ -1,0 +1,42 @@
+//! A product of one row computes the norm before it, and rounds its activations, in every block. For several decoded rows that would be
+//! several rows in every block, so it is a launch of its own: a helper that leaves the rounded rows, and each row's factor.
+
+use gemma4c_graph::passes::Log;
+use gemma4c_graph::{Graph, Group, Kind, Product};
+
+use super::forms::is_unbounded;
+use super::{Abilities, Pass, Schedule, product_of};
+use crate::kernels::matvec::formats::format;
+
+pub const PASS: Pass = Pass {
+    name: "rows",
+    about: "decode of several sequences: what a product does before it multiplies is a launch of its own",
+    required: true,
+    run,
+};
+
+fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
+    if !schedule.decodes || schedule.rows == 1 || can.exact {
+        return;
+    }
+    let mut groups = schedule.fused.ordered();
+    let mut helpers: Vec<Group> = Vec::new();
+    for group in &groups {
+        let Some(product) = product_of(schedule.graph(), group) else { continue };
+        if !takes_what_there_is(schedule, &product) {
+            schedule.mark(log, &group.nodes);
+            helpers.push(Group::new(Kind::RowsPrologue { of: product.matmuls[0] }, Vec::new()));
+        }
+    }
+    groups.extend(helpers);
+    schedule.fused.regroup(groups);
+}
+
+/// Whether a product of decoded rows finds its activations as it multiplies them: floats by floats, or rounded by who made them.
+fn takes_what_there_is(schedule: &Schedule, product: &Product) -> bool {
+    let graph: &Graph = schedule.graph();
+    let weight = graph.node(product.matmuls[0]).op.weight();
+    let integer = weight.is_some_and(|weight| format(graph.weight(weight).dtype).integer);
+    let rounded = !is_unbounded(graph, product.input) && schedule.forms(product.input).int8;
+    product.norm.is_none() && (!integer || rounded)
+}

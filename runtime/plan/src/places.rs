@@ -1,0 +1,131 @@
+//! Where host and device meet: the words they exchange, and how keys and values are divided among sequences.
+//!
+//! A row of a launch is told by its record which sequence it is of, and where it stands in it. Nothing of this is in a launch's arguments:
+//! a graph is built once, and the records change.
+
+use serde::{Deserialize, Serialize};
+
+use crate::list::at_most;
+
+/// How keys and values lie in [`Region::Kv`](crate::cuda::Region::Kv): rings, then blocks. A ring holds the sliding layers of one sequence, a block holds
+/// [`BLOCK_ROWS`] positions of all global layers. Either is contiguous, so that it can be copied as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvLayout {
+    /// Sequences at once: rings that rows may name. Those beyond hold snapshots.
+    pub slots: u32,
+    /// Rings; the first starts at 0, each `ring_bytes` after the one before. A row's slot is the number of its ring.
+    pub rings: u32,
+    pub ring_bytes: u64,
+    /// Blocks; the first starts at `blocks_at`, each `block_bytes` after the one before.
+    pub blocks: u32,
+    pub block_bytes: u64,
+    pub blocks_at: u64,
+    /// [`BLOCK_ROWS`].
+    pub block_rows: u32,
+    /// In the order of the caches of the CPU's program.
+    #[serde(deserialize_with = "at_most::<4096, _, _>")]
+    pub caches: Vec<KvCache>,
+}
+
+/// Keys and values of one layer within a ring or a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvCache {
+    /// Offsets from the start of a ring, or of a block.
+    pub keys: u64,
+    pub values: u64,
+    /// Rows of one ring, or of one block: position p lies in row p % `rows`.
+    pub rows: u32,
+    /// `None`: a global layer, in blocks.
+    pub window: Option<u32>,
+}
+
+/// Positions of a block of global layers.
+pub const BLOCK_ROWS: u32 = 256;
+
+impl KvLayout {
+    /// Bytes of all rings.
+    pub const fn rings_bytes(&self) -> u64 {
+        self.ring_bytes.saturating_mul(self.rings as u64)
+    }
+
+    /// Bytes of all blocks.
+    pub const fn blocks_bytes(&self) -> u64 {
+        self.block_bytes.saturating_mul(self.blocks as u64)
+    }
+
+    /// How many sequences of so many positions there is room for at once.
+    pub const fn sequences_of(&self, positions: u32) -> u32 {
+        let each = positions.div_ceil(BLOCK_ROWS);
+        match self.blocks.checked_div(each) {
+            Some(fitting) if self.block_bytes > 0 && fitting < self.slots => fitting,
+            _ => self.slots,
+        }
+    }
+
+    /// How many positions each of all sequences may have at once, up to `context`.
+    pub const fn positions_each(&self, context: u32) -> u32 {
+        match self.blocks.checked_div(self.slots) {
+            Some(blocks) if self.block_bytes > 0 && blocks < context.div_ceil(BLOCK_ROWS) => blocks * BLOCK_ROWS,
+            _ => context,
+        }
+    }
+
+    /// Where the pages of a cache start, their number, and the bytes from one to the next.
+    pub const fn pages(&self, cache: &KvCache) -> (u64, u32, u64) {
+        match cache.window {
+            Some(_) => (0, self.rings, self.ring_bytes),
+            None => (self.blocks_at, self.blocks, self.block_bytes),
+        }
+    }
+}
+
+/// Words of a [record](Places).
+pub const RECORD_WORDS: u32 = 16;
+
+/// Words of a record by name.
+pub mod record {
+    /// Of the row; of a chunk, of its first row.
+    pub const POSITION: usize = 0;
+    /// Rows in use: 1 or, of a row that is free, 0; of a chunk, its rows.
+    pub const ROWS: usize = 1;
+    /// The row's token; of the asked record, the index of the asked row in the chunk, until the pick puts its token there.
+    pub const TOKEN: usize = 2;
+    /// Ring of the sequence, and its row of the page table.
+    pub const SLOT: usize = 3;
+    /// Counts the picks of the row: the next goes to this entry of the history, modulo its length.
+    pub const TICK: usize = 4;
+    /// Bits of an f32; 0 takes the largest logit.
+    pub const TEMPERATURE: usize = 5;
+    pub const TOP_K: usize = 6;
+    /// Bits of an f32.
+    pub const TOP_P: usize = 7;
+    /// The seed's lower half, then its upper half.
+    pub const SEED: usize = 8;
+}
+
+/// What host and device exchange: offsets in the arena. All words are u32, little-endian. Records have [`RECORD_WORDS`], which
+/// [`record`] names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Places {
+    /// The chunk's token ids: as many as the largest phase has rows. Decode has each row's token in its record.
+    pub tokens: u64,
+    /// Records of decoded rows, one behind the other: as many as the largest decode phase has rows. The pick brings each up to date for
+    /// the next decode; a row that is free is left alone by everybody.
+    pub rows: u64,
+    /// The record of a prefill chunk, which all its rows share.
+    pub chunk: u64,
+    /// The record of the asked row of a chunk, the one whose logits are wanted. The pick after a prefill works on it as on the first of
+    /// the decoded rows.
+    pub asked: u64,
+    /// Which block holds a position of a global layer: [slot][position / [`BLOCK_ROWS`]], `max_pages` words for each ring.
+    pub pages: u64,
+    pub max_pages: u32,
+    /// Tokens that are never picked; unused entries hold `u32::MAX`.
+    pub suppress: u64,
+    pub suppress_len: u32,
+    /// A ring of `history_len` entries, each with a word for every decoded row: the pick writes the row's token to the entry of its tick.
+    pub history: u64,
+    pub history_len: u32,
+    /// Logits of the decoded rows, or those of the asked row: f32, as many as the vocabulary has tokens for each row.
+    pub logits: u64,
+}

@@ -1,0 +1,87 @@
+//! What must hold of keys and values and of the words that host and device exchange: rings, blocks and records lie where there is
+//! memory for them.
+
+use crate::Plan;
+use crate::cuda::{BLOCK_ROWS, CudaProgram, RECORD_WORDS, Range, Region};
+use crate::validate_cuda::check_range;
+
+/// Rings and blocks lie in their region, one kind behind the other, and every cache within its ring or block, apart from the others.
+pub(crate) fn check_kv(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
+    let layout = &program.kv_layout;
+    let caches = &plan.program.caches;
+    if layout.caches.len() != caches.len() {
+        return Err(format!("places for {} caches of {}", layout.caches.len(), caches.len()));
+    }
+    let all = |count: u32, bytes: u64| bytes.checked_mul(count.into());
+    let rings = all(layout.rings, layout.ring_bytes).ok_or("rings that are too large")?;
+    let blocks = all(layout.blocks, layout.block_bytes).ok_or("blocks that are too large")?;
+    let end = layout.blocks_at.checked_add(blocks).ok_or("blocks that are too large")?;
+    if layout.slots == 0 || layout.slots > layout.rings {
+        return Err(format!("{} sequences with {} rings", layout.slots, layout.rings));
+    }
+    if layout.blocks_at < rings || end > program.memory.kv {
+        let bytes = program.memory.kv;
+        return Err(format!("{rings} bytes of rings, and blocks from {} to {end}, in {bytes}", layout.blocks_at));
+    }
+    if layout.block_rows != BLOCK_ROWS {
+        return Err(format!("blocks of {} positions", layout.block_rows));
+    }
+    let max_pages = plan.program.context.div_ceil(BLOCK_ROWS);
+    if program.places.max_pages != max_pages {
+        return Err(format!("{} pages for a sequence of {}", program.places.max_pages, plan.program.context));
+    }
+    if caches.iter().any(|cache| cache.window.is_none()) && layout.blocks < max_pages {
+        return Err(format!("{} blocks, of which one sequence takes {max_pages}", layout.blocks));
+    }
+    // The ranges of keys and values: of rings, and of blocks.
+    let mut taken = [Vec::new(), Vec::new()];
+    for (index, (place, cache)) in layout.caches.iter().zip(caches).enumerate() {
+        let row = cache.kv_heads as u64 * cache.head_dim as u64 * program.kv.bytes();
+        let fitting = match cache.window {
+            Some(window) => place.rows >= window.min(plan.program.context),
+            None => place.rows == BLOCK_ROWS,
+        };
+        if place.window != cache.window || !fitting {
+            return Err(format!("cache {index} has pages of {} rows", place.rows));
+        }
+        let bytes = row.checked_mul(place.rows.into()).ok_or("a cache that is too large")?;
+        for start in [place.keys, place.values] {
+            let end = start.checked_add(bytes).ok_or("a cache that is too large")?;
+            taken[usize::from(cache.window.is_none())].push((start, end));
+        }
+    }
+    for (ranges, bytes) in taken.iter_mut().zip([layout.ring_bytes, layout.block_bytes]) {
+        ranges.sort_unstable();
+        let apart = ranges.windows(2).all(|two| two[0].1 <= two[1].0);
+        if !apart || ranges.last().is_some_and(|last| last.1 > bytes) {
+            return Err(format!("keys and values do not fit in {bytes} bytes"));
+        }
+    }
+    Ok(())
+}
+
+/// What host and device exchange lies in the arena.
+pub(crate) fn check_places(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
+    let places = &program.places;
+    let chunk = program.phases.iter().map(|phase| phase.rows as u64).max().unwrap_or(1);
+    let (rows, record) = (program.decode_rows() as u64, RECORD_WORDS as u64);
+    let words = [
+        ("tokens", places.tokens, chunk),
+        ("rows", places.rows, rows * record),
+        ("chunk", places.chunk, record),
+        ("asked", places.asked, record),
+        ("pages", places.pages, program.kv_layout.rings as u64 * places.max_pages as u64),
+        ("suppress", places.suppress, places.suppress_len as u64),
+        ("history", places.history, places.history_len as u64 * rows),
+        ("logits", places.logits, plan.model.vocab_size as u64 * rows),
+    ];
+    for (name, offset, words) in words {
+        // Kernels read a record's first four words at once.
+        let alignment = if matches!(name, "rows" | "chunk" | "asked") { 16 } else { 4 };
+        if !offset.is_multiple_of(alignment) {
+            return Err(format!("{name} lies at {offset}, which is no place for a word"));
+        }
+        check_range(program, &Range { region: Region::Arena, offset, bytes: words * 4 }, name)?;
+    }
+    if places.history_len == 0 { Err("a history of no tokens".into()) } else { Ok(()) }
+}

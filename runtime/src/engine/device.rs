@@ -1,0 +1,182 @@
+//! What an engine drives: a loaded model with memory for many sequences.
+//!
+//! Work is queued in order, as on a CUDA stream: a call returns when the work is queued, and what comes of it is collected later, in
+//! the same order. A copy that is queued after a pass sees what the pass wrote, and memory that is given to another sequence is
+//! overwritten only after everything that was queued for the one before. Who owns which ring and which block is the engine's business alone.
+//!
+//! Keys and values have two homes. Sliding layers have a ring for each sequence, which a slot names. Global layers have blocks of
+//! [`Limits::block_rows`] positions, found through the slot's page table.
+
+use gemma4c_plan::Sampling;
+
+use crate::RuntimeError;
+
+/// What a device has room for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Sequences at once: each has a ring and a row of the page table.
+    pub slots: u32,
+    /// Rings in all. Those beyond `slots` hold snapshots.
+    pub rings: u32,
+    /// Blocks of the global layers, all sequences together.
+    pub blocks: u32,
+    /// Positions in a block.
+    pub block_rows: u32,
+    /// Rows of one decode, at most.
+    pub rows: u32,
+    /// Sizes of chunk that prefill is made for, ascending; the last is the most that goes in at once.
+    pub chunks: Vec<u32>,
+    /// Positions a sequence may have.
+    pub context: u32,
+    pub vocab: u32,
+    /// Results worth having on their way before the first of them is read; 0 where work is done when it is queued.
+    pub ahead: u32,
+    /// The second tier, in host memory: its units, and how many of them a ring and a block take.
+    pub host_units: u32,
+    pub ring_units: u32,
+    pub block_units: u32,
+}
+
+impl Limits {
+    /// The most tokens of a prompt that go in at once.
+    pub fn chunk(&self) -> u32 {
+        self.chunks.last().copied().unwrap_or(1)
+    }
+
+    /// Blocks that so many positions take.
+    pub fn blocks_for(&self, positions: u32) -> u32 {
+        positions.div_ceil(self.block_rows)
+    }
+}
+
+/// Consecutive tokens of one prompt.
+#[derive(Clone, Copy, Debug)]
+pub struct Chunk<'a> {
+    pub slot: u32,
+    /// Of the first token.
+    pub position: u32,
+    pub tokens: &'a [u32],
+}
+
+/// How a row's next token is picked. The random number is a function of the seed and the token's position alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Picking {
+    pub sampling: Sampling,
+    pub seed: u64,
+    /// The row's logits are wanted too, or instead where the device cannot pick by this rule.
+    pub logits: bool,
+}
+
+/// One row of a decode.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Row {
+    pub slot: u32,
+    pub position: u32,
+    pub token: u32,
+    pub picking: Picking,
+}
+
+/// What came of one row.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Picked {
+    /// Beyond the vocabulary where nothing could be picked.
+    pub token: u32,
+    /// Empty unless they were wanted.
+    pub logits: Vec<f32>,
+}
+
+/// Memory of the device that can be copied as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Ring(u32),
+    Block(u32),
+}
+
+/// A loaded model that computes rows of many sequences.
+pub trait Device {
+    fn limits(&self) -> &Limits;
+
+    /// The device's name, for a person.
+    fn name(&self) -> String;
+
+    /// The same for two devices only where keys and values of the one would do for the other.
+    fn identity(&self) -> u128;
+
+    /// Whether [`Picked::token`] follows this rule; else the caller asks for logits and picks.
+    fn can_pick(&self, sampling: &Sampling) -> bool;
+
+    /// The blocks that hold a slot's positions, in order.
+    fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError>;
+
+    /// Computes a chunk of a prompt. Its result has one [`Picked`] with `picking`, of the token after the chunk's last, else none.
+    fn prefill(&mut self, chunk: Chunk<'_>, picking: Option<Picking>) -> Result<(), RuntimeError>;
+
+    /// Computes one token for each row. Its result has one [`Picked`] a row.
+    fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError>;
+
+    /// Computes the rows of the latest decode once more, each at its next position and with the token it picked there. Only for
+    /// rows that the device picks for, and whose logits nobody wants.
+    fn decode_again(&mut self) -> Result<(), RuntimeError>;
+
+    /// Waits for the oldest result that was not collected. Every prefill and every decode has one.
+    fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError>;
+
+    /// Copies a ring to a ring, or a block to a block.
+    fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError>;
+
+    /// Copies a part to units of the second tier.
+    fn save(&mut self, from: Part, units: &[u32]) -> Result<(), RuntimeError>;
+
+    /// Copies it back.
+    fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError>;
+}
+
+impl<D: Device + ?Sized> Device for Box<D> {
+    fn limits(&self) -> &Limits {
+        (**self).limits()
+    }
+
+    fn name(&self) -> String {
+        (**self).name()
+    }
+
+    fn identity(&self) -> u128 {
+        (**self).identity()
+    }
+
+    fn can_pick(&self, sampling: &Sampling) -> bool {
+        (**self).can_pick(sampling)
+    }
+
+    fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
+        (**self).set_pages(slot, pages)
+    }
+
+    fn prefill(&mut self, chunk: Chunk<'_>, picking: Option<Picking>) -> Result<(), RuntimeError> {
+        (**self).prefill(chunk, picking)
+    }
+
+    fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
+        (**self).decode(rows)
+    }
+
+    fn decode_again(&mut self) -> Result<(), RuntimeError> {
+        (**self).decode_again()
+    }
+
+    fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError> {
+        (**self).collect()
+    }
+
+    fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError> {
+        (**self).copy(from, to)
+    }
+
+    fn save(&mut self, from: Part, units: &[u32]) -> Result<(), RuntimeError> {
+        (**self).save(from, units)
+    }
+
+    fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError> {
+        (**self).load(units, to)
+    }
+}

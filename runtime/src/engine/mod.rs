@@ -1,0 +1,433 @@
+//! Many sequences over one loaded model: admission, prompts in chunks between decodes, prefixes that are kept.
+//!
+//! ```text
+//! submit ──► waiting ──► admitted: a slot, and blocks for all it may need ──► prefill, chunk by chunk ──► decode ──► finished
+//!             (first come, first served)      (a kept prefix is not computed again)      (all rows at once)
+//! ```
+//!
+//! [`Engine::step`] is one turn: some of the waiting prompts' tokens, then one decode of all running rows. It blocks for no longer than
+//! the device takes, calls nobody back, and returns what happened as [`Event`]s. A request's memory is reserved when it is admitted, so nothing is
+//! ever evicted half-way. An answer depends on its request alone: not on neighbours, slots, block numbers, or what was kept.
+//!
+//! Text, templates and networks are somebody else's: here are token ids. Threads too: an engine is driven by one.
+
+mod device;
+mod device_backend;
+mod device_cpu;
+mod pace;
+mod pool;
+mod prefix;
+mod request;
+mod sequence;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+pub use device::{Chunk, Device, Limits, Part, Picked, Picking, Row};
+pub use device_backend::{BackendDevice, BackendOptions};
+pub use device_cpu::{CpuDevice, CpuOptions};
+use pace::{Pace, Work};
+use pool::Pool;
+use prefix::{Chain, Prefixes, Prompt};
+pub use request::{Event, Finish, Fork, Id, LONGEST_SALT, Request, RequestError};
+use sequence::{Sequence, Stage};
+
+use crate::{RuntimeError, Sampler};
+
+/// What an engine is given besides its device.
+pub struct Options {
+    /// The longest gap between tokens that the prompts of others may cause.
+    pub itl: Option<Duration>,
+    /// All prompts that have room are read before the next token is decoded: nobody waits for a single answer, and full batches
+    /// are the fastest.
+    pub prompts_first: bool,
+    /// Tokens that are never picked, where the host picks; the device has its own list, which must be the same.
+    pub suppress: Vec<u32>,
+    /// The time, from any beginning.
+    pub clock: Box<dyn Fn() -> Duration + Send>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        let started = Instant::now();
+        Options { itl: None, prompts_first: false, suppress: Vec::new(), clock: Box::new(move || started.elapsed()) }
+    }
+}
+
+/// How an engine is occupied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Occupation {
+    pub waiting: usize,
+    pub running: usize,
+    pub free_blocks: usize,
+    pub blocks: usize,
+    pub snapshots: usize,
+}
+
+/// A device, its memory and its sequences.
+pub struct Engine<D: Device> {
+    device: D,
+    limits: Limits,
+    pool: Pool,
+    prefixes: Prefixes,
+    pace: Pace,
+    prompts_first: bool,
+    clock: Box<dyn Fn() -> Duration + Send>,
+    host_sampler: Sampler,
+    waiting: VecDeque<(Id, Request, Chain)>,
+    /// Admitted, oldest first.
+    sequences: BTreeMap<Id, Sequence>,
+    /// The rows of the latest decode.
+    batch: Vec<Id>,
+    /// Whether the latest decode can simply be repeated.
+    steady: bool,
+    /// Whether other rows are to be decoded as soon as all tokens on their way are known.
+    draining: bool,
+    in_flight: VecDeque<InFlight>,
+    /// When the device began with the oldest of these.
+    began: Duration,
+    events: Vec<Event>,
+    next: u64,
+}
+
+/// A result that the device owes.
+struct InFlight {
+    /// Whose tokens it has.
+    rows: Vec<Id>,
+    work: Work,
+}
+
+impl<D: Device> Engine<D> {
+    pub fn new(device: D, options: Options) -> Result<Engine<D>, RuntimeError> {
+        let limits = device.limits().clone();
+        let greedy = Request::greedy(Vec::new(), 0).sampling;
+        Ok(Engine {
+            pool: Pool::new(&limits),
+            prefixes: Prefixes::new(&limits),
+            pace: Pace::new(options.itl),
+            prompts_first: options.prompts_first,
+            clock: options.clock,
+            host_sampler: Sampler::new(greedy, 0, options.suppress)?,
+            limits,
+            device,
+            waiting: VecDeque::new(),
+            sequences: BTreeMap::new(),
+            batch: Vec::new(),
+            steady: false,
+            draining: false,
+            in_flight: VecDeque::new(),
+            began: Duration::ZERO,
+            events: Vec::new(),
+            next: 0,
+        })
+    }
+
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    pub fn occupation(&self) -> Occupation {
+        Occupation {
+            waiting: self.waiting.len(),
+            running: self.sequences.len(),
+            free_blocks: self.pool.free_blocks(),
+            blocks: self.pool.blocks(),
+            snapshots: self.prefixes.len(),
+        }
+    }
+
+    /// Whether a step would do nothing.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.sequences.is_empty() && self.in_flight.is_empty() && self.events.is_empty()
+    }
+
+    /// Whether a request can be served at all.
+    pub fn check(&self, request: &Request) -> Result<(), RequestError> {
+        sequence::check(request, &self.limits)
+    }
+
+    /// Queues a request. One that could never be served is refused at once.
+    pub fn submit(&mut self, request: Request) -> Result<Id, RequestError> {
+        self.check(&request)?;
+        let chain = Chain::new(self.device.identity(), &request.salt, &request.prompt, self.limits.block_rows);
+        let id = self.new_id();
+        self.waiting.push_back((id, request, chain));
+        Ok(id)
+    }
+
+    fn new_id(&mut self) -> Id {
+        self.next += 1;
+        Id(self.next)
+    }
+
+    /// Ends a sequence wherever it stands; its memory is free for the next step. `false` where it has ended already.
+    pub fn cancel(&mut self, id: Id) -> bool {
+        let waiting = self.waiting.iter().position(|(other, ..)| *other == id);
+        let was_there = match waiting {
+            Some(index) => self.waiting.remove(index).is_some(),
+            None => self.remove(id),
+        };
+        if was_there {
+            self.events.push(Event::Finished { id, reason: Finish::Cancelled });
+        }
+        was_there
+    }
+
+    /// A second sequence that begins with everything the first has generated so far, its latest token included. It shares whole blocks
+    /// and has its own copies of the rest. Among the events of the next step, the parent's tokens before the fork's admission are those that the two
+    /// have in common.
+    pub fn fork(&mut self, parent: Id, fork: &Fork) -> Result<Id, RequestError> {
+        sequence::check_sampling(&fork.sampling)?;
+        self.drain()?;
+        let generates = |sequence: &&Sequence| matches!(sequence.stage, Stage::Generating { .. });
+        let Some(parent) = self.sequences.get(&parent).filter(generates) else {
+            return Err(RequestError::NotRunning(parent.0));
+        };
+        let child = parent.forked(fork, &self.limits);
+        if child.left == 0 {
+            return Err(RequestError::NothingAsked);
+        }
+        let shared = (child.position() / self.limits.block_rows) as usize;
+        let has_rest = !child.position().is_multiple_of(self.limits.block_rows);
+        let parent_pages: Vec<u32> = parent.pages[..shared + has_rest as usize].to_vec();
+        let parent_slot = parent.slot;
+        let needed = self.limits.blocks_for(child.positions) as usize;
+        let fresh = needed.saturating_sub(shared);
+        if self.pool.free_slots() == 0 || self.sequences.len() as u32 >= self.limits.rows {
+            return Err(RequestError::NoRoom("all slots are taken"));
+        }
+        if !self.prefixes.make_room(fresh, None, &mut self.pool, &mut self.device)? {
+            return Err(RequestError::NoRoom("too few blocks are free"));
+        }
+        let slot = self.pool.take_slot().expect("one is free");
+        let mut pages = parent_pages[..shared.min(needed)].to_vec();
+        pages.iter().for_each(|block| self.pool.share(*block));
+        pages.extend((0..fresh).map(|_| self.pool.take_block().expect("there is room")));
+        self.device.copy(Part::Ring(parent_slot), Part::Ring(slot))?;
+        if has_rest && fresh > 0 {
+            self.device.copy(Part::Block(parent_pages[shared]), Part::Block(pages[shared]))?;
+        }
+        self.device.set_pages(slot, &pages)?;
+        let id = self.new_id();
+        self.steady = false;
+        self.events.push(Event::Admitted { id, cached: child.position() });
+        self.sequences.insert(id, Sequence { slot, pages, ..child });
+        Ok(id)
+    }
+
+    /// Forgets all prefixes that are kept.
+    pub fn forget_prefixes(&mut self) {
+        self.prefixes.clear(&mut self.pool);
+    }
+
+    /// One turn: admits who has room, computes some of the prompts and one token for each running sequence.
+    ///
+    /// An error is the device's, and ends everything; what is one sequence's own is an event.
+    pub fn step(&mut self) -> Result<Vec<Event>, RuntimeError> {
+        self.admit()?;
+        if !self.draining {
+            self.queue_prompts()?;
+        }
+        if self.draining || !self.prompts_first || self.sequences.values().all(Sequence::has_read_all) {
+            self.queue_decode()?;
+        }
+        self.collect_beyond(self.limits.ahead as usize)?;
+        Ok(std::mem::take(&mut self.events))
+    }
+
+    /// First come, first served: whoever has no room yet keeps the others behind.
+    fn admit(&mut self) -> Result<(), RuntimeError> {
+        while let Some((id, request, chain)) = self.waiting.front() {
+            let id = *id;
+            if self.pool.free_slots() == 0 || self.sequences.len() as u32 >= self.limits.rows {
+                break;
+            }
+            let positions = sequence::positions(request, &self.limits);
+            let count = self.limits.blocks_for(positions) as usize;
+            let slot = self.pool.take_slot().expect("one is free");
+            let hit = self.prefixes.find(chain, &request.prompt);
+            let (pool, device) = (&mut self.pool, &mut self.device);
+            let mut admitted = None;
+            if let Some(hit) = hit
+                && let Some(pages) = self.prefixes.start_from(hit, slot, count, pool, device)?
+            {
+                admitted = Some((pages, hit.position));
+            }
+            // A prefix takes a block more than its sequence while it is copied. Where that is one too many and nobody will ever
+            // leave, the prompt is computed as a whole.
+            let may_be_alone = hit.is_none() || self.sequences.is_empty();
+            if admitted.is_none() && may_be_alone && self.prefixes.make_room(count, None, pool, device)? {
+                admitted = Some(((0..count).map(|_| pool.take_block().expect("there is room")).collect(), 0));
+            }
+            let Some((pages, cached)) = admitted else {
+                pool.release_slot(slot);
+                break;
+            };
+            device.set_pages(slot, &pages)?;
+            let (_, request, chain) = self.waiting.pop_front().expect("it is the first");
+            let sequence = Sequence::new(request, chain, slot, pages, cached, &self.limits);
+            self.sequences.insert(id, sequence);
+            self.events.push(Event::Admitted { id, cached });
+        }
+        Ok(())
+    }
+
+    /// Queues chunks of prompts, the oldest request's first, as many as may go before the next decode.
+    fn queue_prompts(&mut self) -> Result<(), RuntimeError> {
+        let reading = |(id, sequence): (&Id, &Sequence)| (!sequence.has_read_all()).then_some(*id);
+        let unread: Vec<Id> = self.sequences.iter().filter_map(reading).collect();
+        let is_anybody_decoding = unread.len() < self.sequences.len();
+        let mut budget = self.pace.budget(&self.limits, is_anybody_decoding);
+        for id in unread {
+            while budget > 0
+                && let Some(sequence) = self.sequences.get_mut(&id).filter(|sequence| !sequence.has_read_all())
+            {
+                let chunk = sequence.next_chunk(budget);
+                let (position, end) = (chunk.position, chunk.position + chunk.tokens.len() as u32);
+                let mut picking = (end as usize == sequence.request.prompt.len() && sequence.request.most > 0)
+                    .then(|| sequence.picking());
+                if let Some(picking) = &mut picking {
+                    picking.logits |= !self.device.can_pick(&picking.sampling);
+                }
+                let tokens = end - position;
+                if self.in_flight.is_empty() {
+                    self.began = (self.clock)();
+                }
+                self.device.prefill(chunk, picking)?;
+                let rows = picking.iter().map(|_| id).collect();
+                self.in_flight.push_back(InFlight { rows, work: Work::Prompt(tokens) });
+                budget -= tokens;
+                sequence.advance(end);
+                if sequence.request.snapshot_at.contains(&end) {
+                    let Sequence { chain, request, slot, pages, .. } = &*sequence;
+                    let prompt = Prompt { chain, tokens: &request.prompt, slot: *slot, pages };
+                    self.prefixes.keep(end, prompt, &mut self.pool, &mut self.device)?;
+                }
+                if picking.is_some() {
+                    self.steady = false;
+                } else if sequence.has_read_all() {
+                    // Nothing is to be generated.
+                    self.finish(id, Finish::Length);
+                }
+                self.collect_beyond(self.limits.ahead as usize)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues one decode: the latest once more, where the same rows go on, or else, once all tokens are known, one of those that are there.
+    fn queue_decode(&mut self) -> Result<(), RuntimeError> {
+        let ahead = self.in_flight.iter().filter(|result| result.work == Work::Decode).count() as u32;
+        if self.steady && self.batch.iter().all(|id| self.sequences[id].left > ahead) {
+            self.device.decode_again()?;
+            self.in_flight.push_back(InFlight { rows: self.batch.clone(), work: Work::Decode });
+            return Ok(());
+        }
+        // Tokens are given out as they come: others must not wait for the last of them.
+        self.draining = true;
+        while !self.in_flight.is_empty() {
+            self.collect()?;
+            if !self.events.is_empty() && !self.in_flight.is_empty() {
+                return Ok(());
+            }
+        }
+        self.draining = false;
+        let mut rows = Vec::new();
+        self.batch.clear();
+        self.steady = true;
+        for (id, sequence) in &self.sequences {
+            let Stage::Generating { pending, position } = sequence.stage else { continue };
+            let mut picking = sequence.picking();
+            picking.logits |= !self.device.can_pick(&picking.sampling);
+            self.steady &= !picking.logits;
+            rows.push(Row { slot: sequence.slot, position, token: pending, picking });
+            self.batch.push(*id);
+        }
+        self.steady &= !rows.is_empty();
+        if !rows.is_empty() {
+            self.began = (self.clock)();
+            self.device.decode(&rows)?;
+            self.in_flight.push_back(InFlight { rows: self.batch.clone(), work: Work::Decode });
+        }
+        Ok(())
+    }
+
+    /// Waits until every token is known.
+    fn drain(&mut self) -> Result<(), RuntimeError> {
+        self.collect_beyond(0)
+    }
+
+    /// Waits until no more results than that are on their way.
+    fn collect_beyond(&mut self, on_their_way: usize) -> Result<(), RuntimeError> {
+        while self.in_flight.len() > on_their_way {
+            self.collect()?;
+        }
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<(), RuntimeError> {
+        let Some(InFlight { rows, work }) = self.in_flight.pop_front() else { return Ok(()) };
+        let picked = self.device.collect()?;
+        let now = (self.clock)();
+        self.pace.measured(now.saturating_sub(self.began), work);
+        self.began = now;
+        for (id, picked) in rows.into_iter().zip(picked) {
+            self.take_token(id, picked);
+        }
+        Ok(())
+    }
+
+    /// One token of a sequence that may have ended in the meantime.
+    fn take_token(&mut self, id: Id, picked: Picked) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        let Picked { mut token, logits } = picked;
+        if !self.device.can_pick(&sequence.request.sampling) {
+            self.host_sampler.set(sequence.request.sampling, sequence.request.seed);
+            let position = sequence.position_of_next_token() as u64;
+            token = self.host_sampler.pick(&logits, position).unwrap_or(u32::MAX);
+        }
+        if token >= self.limits.vocab {
+            self.remove(id);
+            self.events.push(Event::Failed { id, error: RuntimeError::NoPick });
+            return;
+        }
+        if sequence.request.stop.contains(&token) {
+            self.finish(id, Finish::Stop);
+            return;
+        }
+        let logits = if sequence.request.logits { logits } else { Vec::new() };
+        self.events.push(Event::Token { id, token, logits });
+        sequence.push(token);
+        if sequence.left == 0 {
+            let reason = sequence.end;
+            self.finish(id, reason);
+        }
+    }
+
+    fn finish(&mut self, id: Id, reason: Finish) {
+        self.remove(id);
+        self.events.push(Event::Finished { id, reason });
+    }
+
+    /// Frees a sequence's memory. What is still queued for it writes there before anybody else does, since the device works in order.
+    fn remove(&mut self, id: Id) -> bool {
+        let Some(sequence) = self.sequences.remove(&id) else { return false };
+        sequence.pages.iter().for_each(|block| self.pool.release(*block));
+        self.pool.release_slot(sequence.slot);
+        self.steady = false;
+        true
+    }
+
+    /// Whether every block, ring and unit of memory is free or owned exactly as often as it is used: what tests ask after every step.
+    pub fn audit(&self) -> Result<(), String> {
+        let (mut blocks, rings) = self.prefixes.owned();
+        blocks.extend(self.sequences.values().flat_map(|sequence| &sequence.pages));
+        let slots: Vec<u32> = self.sequences.values().map(|sequence| sequence.slot).collect();
+        self.pool.audit(&blocks, &slots, &rings, &self.limits)?;
+        self.prefixes.audit(&self.limits)
+    }
+}

@@ -1,0 +1,350 @@
+//! Prefixes of prompts that are kept, so that a prompt that begins alike is not read again.
+//!
+//! A prefix can be continued where two things are there: the global layers' rows of all its positions, and the windows of the sliding
+//! layers as they were at its end. The first are whole blocks, found by the hash of their tokens and of all tokens before them, and
+//! shared with running sequences. The second is a snapshot, a copy of the ring, at a place that the request named; the part of the last
+//! block belongs to it. A block is kept for as long as a snapshot needs it.
+//!
+//! Only rows that prefill wrote come here: a decoded row is rounded otherwise, and an answer must not depend on what was cached.
+//!
+//! The least recently used goes first: to the second tier in host memory while that has room for it, else for good.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::device::{Device, Limits, Part};
+use super::pool::Pool;
+use crate::RuntimeError;
+
+mod room;
+
+/// Where the copy of a ring or a block is.
+#[derive(Debug)]
+enum Place {
+    Device(u32),
+    Host(Vec<u32>),
+}
+
+/// A whole block of tokens after a chain of whole blocks.
+#[derive(Debug)]
+struct Node {
+    tokens: Vec<u32>,
+    place: Place,
+    /// Blocks before it.
+    depth: usize,
+    /// Snapshots that need it.
+    needed_by: u32,
+    last_used: u64,
+}
+
+/// The state after a number of tokens.
+#[derive(Debug)]
+struct Snapshot {
+    salt: Arc<[u8]>,
+    /// The hashes of its whole blocks, in order.
+    chain: Vec<u128>,
+    /// The hash that the rest of the tokens follows.
+    parent: u128,
+    /// Tokens after the whole blocks, and their block.
+    rest: Vec<u32>,
+    rest_at: Option<Place>,
+    ring: Place,
+    last_used: u64,
+}
+
+/// What keeps prompts apart: their tokens by whole blocks, each hashed with all before it, and their salt.
+#[derive(Clone, Debug)]
+pub(super) struct Chain {
+    /// Of nothing, of the first block, of the first two …
+    hashes: Vec<u128>,
+    salt: Arc<[u8]>,
+}
+
+impl Chain {
+    pub fn new(identity: u128, salt: &Arc<[u8]>, prompt: &[u32], block_rows: u32) -> Chain {
+        let mut bytes = identity.to_le_bytes().to_vec();
+        bytes.extend_from_slice(salt);
+        let mut hashes = vec![xxh3_128(&bytes)];
+        for block in prompt.chunks_exact(block_rows as usize) {
+            bytes.clear();
+            bytes.extend_from_slice(&hashes[hashes.len() - 1].to_le_bytes());
+            bytes.extend(block.iter().flat_map(|token| token.to_le_bytes()));
+            hashes.push(xxh3_128(&bytes));
+        }
+        Chain { hashes, salt: Arc::clone(salt) }
+    }
+}
+
+/// A prompt that is being read.
+#[derive(Clone, Copy)]
+pub(super) struct Prompt<'a> {
+    pub chain: &'a Chain,
+    pub tokens: &'a [u32],
+    pub slot: u32,
+    pub pages: &'a [u32],
+}
+
+/// A snapshot that a prompt can start from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hit {
+    snapshot: u64,
+    pub position: u32,
+}
+
+/// What is kept.
+#[derive(Debug)]
+pub(super) struct Prefixes {
+    block_rows: usize,
+    ring_units: usize,
+    block_units: usize,
+    nodes: BTreeMap<u128, Node>,
+    snapshots: BTreeMap<u64, Snapshot>,
+    /// Snapshots by the hash that their last tokens follow.
+    after: BTreeMap<u128, Vec<u64>>,
+    free_units: Vec<u32>,
+    next: u64,
+    clock: u64,
+}
+
+impl Prefixes {
+    pub fn new(limits: &Limits) -> Prefixes {
+        Prefixes {
+            block_rows: limits.block_rows as usize,
+            ring_units: limits.ring_units as usize,
+            block_units: limits.block_units as usize,
+            nodes: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
+            after: BTreeMap::new(),
+            free_units: (0..limits.host_units).rev().collect(),
+            next: 0,
+            clock: 0,
+        }
+    }
+
+    /// How many snapshots there are, wherever they are.
+    pub fn len(&self) -> usize {
+        self.snapshots.len()
+    }
+
+    /// The longest kept prefix that leaves at least one token of the prompt to compute.
+    pub fn find(&self, chain: &Chain, prompt: &[u32]) -> Option<Hit> {
+        for whole in (0..chain.hashes.len()).rev() {
+            let Some(here) = self.after.get(&chain.hashes[whole]) else { continue };
+            let tokens = &prompt[whole * self.block_rows..];
+            let fits = |id: &&u64| {
+                let snapshot = &self.snapshots[id];
+                let rest = &snapshot.rest;
+                rest.len() < tokens.len() && tokens.starts_with(rest) && self.is_of(snapshot, chain, prompt)
+            };
+            if let Some(id) = here.iter().filter(fits).max_by_key(|id| self.snapshots[id].rest.len()) {
+                let position = whole * self.block_rows + self.snapshots[id].rest.len();
+                return Some(Hit { snapshot: *id, position: position as u32 });
+            }
+        }
+        None
+    }
+
+    /// A hash alone is not believed.
+    fn is_of(&self, snapshot: &Snapshot, chain: &Chain, prompt: &[u32]) -> bool {
+        let blocks = snapshot.chain.iter().zip(prompt.chunks_exact(self.block_rows));
+        snapshot.salt == chain.salt && blocks.into_iter().all(|(hash, tokens)| self.nodes[hash].tokens == tokens)
+    }
+
+    /// Gives a sequence the blocks it asks for, `count` of them, the first ones holding the prefix, and its ring the windows.
+    /// `None` where there is no room, and then nothing has changed but that less may be kept.
+    pub fn start_from(
+        &mut self,
+        hit: Hit,
+        slot: u32,
+        count: usize,
+        pool: &mut Pool,
+        device: &mut dyn Device,
+    ) -> Result<Option<Vec<u32>>, RuntimeError> {
+        let chain = self.snapshots[&hit.snapshot].chain.clone();
+        let resident: Vec<u32> = chain
+            .iter()
+            .filter_map(|hash| match self.nodes[hash].place {
+                Place::Device(block) => Some(block),
+                Place::Host(_) => None,
+            })
+            .collect();
+        // From here on they have another owner and stay.
+        resident.iter().for_each(|block| pool.share(*block));
+        if !self.make_room(count - resident.len(), Some(hit.snapshot), pool, device)? {
+            resident.iter().for_each(|block| pool.release(*block));
+            return Ok(None);
+        }
+        self.clock += 1;
+        let mut pages = Vec::with_capacity(count);
+        for hash in &chain {
+            let node = self.nodes.get_mut(hash).expect("a snapshot's blocks are kept");
+            node.last_used = self.clock;
+            if let Place::Host(units) = &node.place {
+                let block = pool.take_block().expect("there is room");
+                device.load(units, Part::Block(block))?;
+                self.free_units.extend(units);
+                node.place = Place::Device(block);
+                pool.share(block);
+            }
+            let Place::Device(block) = node.place else { unreachable!("it was loaded") };
+            pages.push(block);
+        }
+        pages.extend((pages.len()..count).map(|_| pool.take_block().expect("there is room")));
+        let snapshot = self.snapshots.get_mut(&hit.snapshot).expect("it was found");
+        snapshot.last_used = self.clock;
+        match &snapshot.rest_at {
+            Some(Place::Device(block)) => device.copy(Part::Block(*block), Part::Block(pages[chain.len()]))?,
+            Some(Place::Host(units)) => device.load(units, Part::Block(pages[chain.len()]))?,
+            None => {}
+        }
+        match &snapshot.ring {
+            Place::Device(ring) => device.copy(Part::Ring(*ring), Part::Ring(slot))?,
+            Place::Host(units) => device.load(units, Part::Ring(slot))?,
+        }
+        Ok(Some(pages))
+    }
+
+    /// Keeps the state of a sequence that has read `position` tokens of its prompt and no more. Does nothing where there is no room for
+    /// a snapshot.
+    pub fn keep(
+        &mut self,
+        position: u32,
+        of: Prompt<'_>,
+        pool: &mut Pool,
+        device: &mut dyn Device,
+    ) -> Result<(), RuntimeError> {
+        let Prompt { chain, tokens: prompt, slot, pages } = of;
+        let whole = position as usize / self.block_rows;
+        let rest = &prompt[whole * self.block_rows..position as usize];
+        let parent = chain.hashes[whole];
+        self.clock += 1;
+        if let Some(id) = self.same(parent, rest, chain, prompt) {
+            self.touch(id);
+            return Ok(());
+        }
+        let Some(ring) = self.place_for_ring(pool, device)? else { return Ok(()) };
+        let rest_at = match rest.is_empty() {
+            true => None,
+            false => match self.place_for_block(pool, device)? {
+                Some(place) => Some(place),
+                None => {
+                    self.let_go(ring, true, pool);
+                    return Ok(());
+                }
+            },
+        };
+        match &ring {
+            Place::Device(ring) => device.copy(Part::Ring(slot), Part::Ring(*ring))?,
+            Place::Host(units) => device.save(Part::Ring(slot), units)?,
+        }
+        match &rest_at {
+            Some(Place::Device(block)) => device.copy(Part::Block(pages[whole]), Part::Block(*block))?,
+            Some(Place::Host(units)) => device.save(Part::Block(pages[whole]), units)?,
+            None => {}
+        }
+        let blocks = prompt.chunks_exact(self.block_rows).zip(pages);
+        for (depth, (hash, (tokens, block))) in chain.hashes[1..=whole].iter().zip(blocks).enumerate() {
+            let node = self.nodes.entry(*hash).or_insert_with(|| {
+                pool.share(*block);
+                let tokens = tokens.to_vec();
+                Node { tokens, place: Place::Device(*block), depth, needed_by: 0, last_used: 0 }
+            });
+            node.needed_by += 1;
+            node.last_used = self.clock;
+        }
+        let (id, chain_of_it) = (self.next, chain.hashes[1..=whole].to_vec());
+        self.next += 1;
+        self.after.entry(parent).or_default().push(id);
+        let (salt, rest) = (Arc::clone(&chain.salt), rest.to_vec());
+        let snapshot = Snapshot { salt, chain: chain_of_it, parent, rest, rest_at, ring, last_used: self.clock };
+        self.snapshots.insert(id, snapshot);
+        Ok(())
+    }
+
+    fn same(&self, parent: u128, rest: &[u32], chain: &Chain, prompt: &[u32]) -> Option<u64> {
+        let here = self.after.get(&parent)?;
+        let is_same = |id: &&u64| self.snapshots[id].rest == rest && self.is_of(&self.snapshots[id], chain, prompt);
+        here.iter().find(is_same).copied()
+    }
+
+    fn touch(&mut self, id: u64) {
+        let snapshot = self.snapshots.get_mut(&id).expect("it was found");
+        snapshot.last_used = self.clock;
+        for hash in &snapshot.chain {
+            self.nodes.get_mut(hash).expect("a snapshot's blocks are kept").last_used = self.clock;
+        }
+    }
+
+    fn drop_snapshot(&mut self, id: u64, pool: &mut Pool) {
+        let Some(snapshot) = self.snapshots.remove(&id) else { return };
+        if let Some(here) = self.after.get_mut(&snapshot.parent) {
+            here.retain(|other| *other != id);
+            if here.is_empty() {
+                self.after.remove(&snapshot.parent);
+            }
+        }
+        self.let_go(snapshot.ring, true, pool);
+        if let Some(place) = snapshot.rest_at {
+            self.let_go(place, false, pool);
+        }
+        for hash in snapshot.chain {
+            let node = self.nodes.get_mut(&hash).expect("a snapshot's blocks are kept");
+            node.needed_by -= 1;
+            if node.needed_by == 0
+                && let Some(node) = self.nodes.remove(&hash)
+            {
+                self.let_go(node.place, false, pool);
+            }
+        }
+    }
+
+    fn let_go(&mut self, place: Place, is_ring: bool, pool: &mut Pool) {
+        match place {
+            Place::Device(ring) if is_ring => pool.release_ring(ring),
+            Place::Device(block) => pool.release(block),
+            Place::Host(units) => self.free_units.extend(units),
+        }
+    }
+
+    /// Forgets everything that is kept.
+    pub fn clear(&mut self, pool: &mut Pool) {
+        let all: Vec<u64> = self.snapshots.keys().copied().collect();
+        all.into_iter().for_each(|id| self.drop_snapshot(id, pool));
+    }
+
+    /// The blocks and rings of the device that it owns.
+    pub fn owned(&self) -> (Vec<u32>, Vec<u32>) {
+        let device = |place: &Place| match place {
+            Place::Device(index) => Some(*index),
+            Place::Host(_) => None,
+        };
+        let nodes = self.nodes.values().filter_map(|node| device(&node.place));
+        let rests = self.snapshots.values().filter_map(|s| s.rest_at.as_ref().and_then(device));
+        (nodes.chain(rests).collect(), self.snapshots.values().filter_map(|s| device(&s.ring)).collect())
+    }
+
+    /// Whether every unit of the second tier is free or used once, and every block is needed by somebody.
+    pub fn audit(&self, limits: &Limits) -> Result<(), String> {
+        let places = self.nodes.values().map(|node| &node.place);
+        let of_snapshots = self.snapshots.values().flat_map(|s| s.rest_at.iter().chain([&s.ring]));
+        let mut units = self.free_units.clone();
+        for place in places.chain(of_snapshots) {
+            if let Place::Host(used) = place {
+                units.extend(used);
+            }
+        }
+        units.sort_unstable();
+        if !units.iter().copied().eq(0..limits.host_units) {
+            return Err(format!("units of the second tier: {units:?}"));
+        }
+        for (hash, node) in &self.nodes {
+            let needed_by = self.snapshots.values().filter(|s| s.chain.contains(hash)).count();
+            if needed_by != node.needed_by as usize || needed_by == 0 {
+                return Err(format!("a kept block is needed by {needed_by} snapshots, counted {}", node.needed_by));
+            }
+        }
+        Ok(())
+    }
+}

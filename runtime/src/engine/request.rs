@@ -1,0 +1,144 @@
+//! What an engine is asked for, and what it answers.
+
+use std::sync::Arc;
+
+use gemma4c_plan::Sampling;
+
+use crate::RuntimeError;
+
+/// The longest salt.
+pub const LONGEST_SALT: usize = 256;
+
+/// A sequence, from its submission to its end. No number is given twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Id(pub(super) u64);
+
+/// A prompt to be continued.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub prompt: Arc<[u32]>,
+    /// Tokens to generate, at most; with 0 the prompt is only read, which keeps its prefixes.
+    pub most: u32,
+    pub sampling: Sampling,
+    pub seed: u64,
+    /// Tokens that end it; they are not given out.
+    pub stop: Arc<[u32]>,
+    /// Numbers of tokens of the prompt after which its state is kept, for prompts that begin alike.
+    pub snapshot_at: Vec<u32>,
+    /// Prefixes are shared by requests with the same salt alone.
+    pub salt: Arc<[u8]>,
+    /// Every token comes with the logits it was picked from.
+    pub logits: bool,
+}
+
+impl Request {
+    /// The likeliest tokens after a prompt.
+    pub fn greedy(prompt: impl Into<Arc<[u32]>>, most: u32) -> Request {
+        Request {
+            prompt: prompt.into(),
+            most,
+            sampling: Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 },
+            seed: 0,
+            stop: Arc::default(),
+            snapshot_at: Vec::new(),
+            salt: Arc::default(),
+            logits: false,
+        }
+    }
+}
+
+/// How a fork of a sequence goes on; the rest is as its parent has it.
+#[derive(Clone, Debug)]
+pub struct Fork {
+    /// Tokens to generate after those of the parent, at most.
+    pub most: u32,
+    pub sampling: Sampling,
+    pub seed: u64,
+}
+
+/// Why a sequence ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// It has as many tokens as were asked for.
+    Length,
+    /// A stop token came.
+    Stop,
+    /// The context is full.
+    Context,
+    Cancelled,
+}
+
+impl Finish {
+    /// The word for it in answers.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Finish::Length => "length",
+            Finish::Stop => "stop",
+            Finish::Context => "context",
+            Finish::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// What happened to a sequence.
+#[derive(Debug)]
+pub enum Event {
+    /// It has its memory. The first `cached` tokens of its prompt need not be computed.
+    Admitted {
+        id: Id,
+        cached: u32,
+    },
+    /// `logits` is empty unless the request wanted them.
+    Token {
+        id: Id,
+        token: u32,
+        logits: Vec<f32>,
+    },
+    Finished {
+        id: Id,
+        reason: Finish,
+    },
+    /// It ended by a fault of its own; other sequences are not affected.
+    Failed {
+        id: Id,
+        error: RuntimeError,
+    },
+}
+
+impl Event {
+    pub fn id(&self) -> Id {
+        match self {
+            Event::Admitted { id, .. }
+            | Event::Token { id, .. }
+            | Event::Finished { id, .. }
+            | Event::Failed { id, .. } => *id,
+        }
+    }
+}
+
+/// Why a request is not taken; others are not affected.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    #[error("no tokens were given; at least one is needed")]
+    NoTokens,
+    #[error("token {token} is out of range: the vocabulary has {vocab} tokens (0 to {})", vocab - 1)]
+    TokenOutOfRange { token: u32, vocab: u32 },
+    #[error("the prompt has {tokens} tokens, the context has room for {context}: compile with a larger --ctx")]
+    PromptTooLong { tokens: usize, context: u32 },
+    #[error(
+        "{positions} positions take {needed} blocks of keys and values, there are {blocks} in all: ask for fewer tokens, or compile with a larger --vram"
+    )]
+    NeverFits { positions: u32, needed: u32, blocks: u32 },
+    #[error("a salt of {bytes} bytes is too long: {LONGEST_SALT} at most")]
+    SaltTooLong { bytes: usize },
+    #[error("a snapshot was asked for after {position} tokens of a prompt of {tokens}")]
+    SnapshotOutOfRange { position: u32, tokens: usize },
+    #[error("sequence {0} is not generating, so it cannot be forked")]
+    NotRunning(u64),
+    #[error("a fork that generates nothing is of no use: ask for at least one token")]
+    NothingAsked,
+    #[error("there is no room now for a fork: {0}")]
+    NoRoom(&'static str),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}

@@ -1,0 +1,151 @@
+//! One admitted sequence: how far its prompt is read, and what comes next.
+
+use gemma4c_plan::Sampling;
+
+use super::device::{Chunk, Limits, Picking};
+use super::prefix::Chain;
+use super::request::{Finish, Fork, LONGEST_SALT, Request, RequestError};
+use crate::Sampler;
+
+/// What a sequence is about to do.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stage {
+    /// So many tokens of its prompt are read, or queued; its first own token may be on its way.
+    Reading { read: u32 },
+    /// `pending` is its latest token, which belongs at `position` and has not been fed.
+    Generating { pending: u32, position: u32 },
+}
+
+/// A sequence with its memory.
+#[derive(Debug)]
+pub(super) struct Sequence {
+    pub request: Request,
+    pub chain: Chain,
+    pub slot: u32,
+    pub pages: Vec<u32>,
+    pub stage: Stage,
+    /// Positions it may write, at most.
+    pub positions: u32,
+    /// Tokens it may still generate.
+    pub left: u32,
+    /// Why it ends when it has generated all of them.
+    pub end: Finish,
+}
+
+/// Whether a request could be served if it were alone.
+pub(super) fn check(request: &Request, limits: &Limits) -> Result<(), RequestError> {
+    let tokens = request.prompt.len();
+    if tokens == 0 {
+        return Err(RequestError::NoTokens);
+    }
+    if tokens > limits.context as usize {
+        return Err(RequestError::PromptTooLong { tokens, context: limits.context });
+    }
+    if let Some(&token) = request.prompt.iter().find(|token| **token >= limits.vocab) {
+        return Err(RequestError::TokenOutOfRange { token, vocab: limits.vocab });
+    }
+    if request.salt.len() > LONGEST_SALT {
+        return Err(RequestError::SaltTooLong { bytes: request.salt.len() });
+    }
+    if let Some(&position) = request.snapshot_at.iter().find(|at| **at == 0 || **at as usize > tokens) {
+        return Err(RequestError::SnapshotOutOfRange { position, tokens });
+    }
+    check_sampling(&request.sampling)?;
+    let positions = positions(request, limits);
+    let (needed, blocks) = (limits.blocks_for(positions), limits.blocks);
+    match needed > blocks {
+        true => Err(RequestError::NeverFits { positions, needed, blocks }),
+        false => Ok(()),
+    }
+}
+
+pub(super) fn check_sampling(sampling: &Sampling) -> Result<(), RequestError> {
+    Sampler::new(*sampling, 0, Vec::new())?;
+    Ok(())
+}
+
+/// Positions that a request may write. The last token is given out and not fed.
+pub(super) fn positions(request: &Request, limits: &Limits) -> u32 {
+    let prompt = request.prompt.len() as u32;
+    prompt.saturating_add(request.most.saturating_sub(1)).min(limits.context)
+}
+
+impl Sequence {
+    pub fn new(request: Request, chain: Chain, slot: u32, pages: Vec<u32>, cached: u32, limits: &Limits) -> Sequence {
+        let prompt = request.prompt.len() as u32;
+        let (left, end) = room(request.most, limits.context - prompt + 1);
+        let positions = positions(&request, limits);
+        Sequence { request, chain, slot, pages, stage: Stage::Reading { read: cached }, positions, left, end }
+    }
+
+    /// The same sequence going on by other rules; slot and pages are still its parent's.
+    pub fn forked(&self, fork: &Fork, limits: &Limits) -> Sequence {
+        let position = self.position();
+        let (left, end) = room(fork.most, limits.context - position);
+        let request = Request {
+            most: fork.most,
+            sampling: fork.sampling,
+            seed: fork.seed,
+            snapshot_at: Vec::new(),
+            ..self.request.clone()
+        };
+        let positions = position.saturating_add(fork.most).min(limits.context);
+        let (chain, stage) = (self.chain.clone(), self.stage);
+        Sequence { request, chain, slot: self.slot, pages: Vec::new(), stage, positions, left, end }
+    }
+
+    /// The position that is fed next.
+    pub fn position(&self) -> u32 {
+        match self.stage {
+            Stage::Reading { read } => read,
+            Stage::Generating { position, .. } => position,
+        }
+    }
+
+    /// Where the token that is picked next belongs.
+    pub fn position_of_next_token(&self) -> u32 {
+        match self.stage {
+            Stage::Reading { .. } => self.request.prompt.len() as u32,
+            Stage::Generating { position, .. } => position + 1,
+        }
+    }
+
+    pub fn has_read_all(&self) -> bool {
+        match self.stage {
+            Stage::Reading { read } => read as usize == self.request.prompt.len(),
+            Stage::Generating { .. } => true,
+        }
+    }
+
+    /// The next tokens of the prompt: `most` at most, and not beyond a place where a snapshot is wanted.
+    pub fn next_chunk(&self, most: u32) -> Chunk<'_> {
+        let from = self.position();
+        let end = (from + most).min(self.request.prompt.len() as u32);
+        let stops = self.request.snapshot_at.iter().copied().filter(|at| *at > from);
+        let end = stops.fold(end, u32::min);
+        Chunk { slot: self.slot, position: from, tokens: &self.request.prompt[from as usize..end as usize] }
+    }
+
+    pub fn advance(&mut self, read: u32) {
+        self.stage = Stage::Reading { read };
+    }
+
+    pub fn picking(&self) -> Picking {
+        let Request { sampling, seed, logits, .. } = self.request;
+        Picking { sampling, seed, logits }
+    }
+
+    /// Its next token, to be fed in the next decode.
+    pub fn push(&mut self, token: u32) {
+        self.stage = Stage::Generating { pending: token, position: self.position_of_next_token() };
+        self.left -= 1;
+    }
+}
+
+/// Tokens that may be generated, and why that is the end.
+fn room(wanted: u32, context_allows: u32) -> (u32, Finish) {
+    match wanted > context_allows {
+        true => (context_allows, Finish::Context),
+        false => (wanted, Finish::Length),
+    }
+}

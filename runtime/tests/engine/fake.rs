@@ -1,0 +1,280 @@
+//! A device without a model: a row is the hash of everything it can see, so that a wrong page, a stale window, or a row that another
+//! sequence wrote changes every token after it.
+//!
+//! Time is virtual: work takes as long as it says, and whoever waits for a result moves the clock.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use gemma4c_plan::Sampling;
+use gemma4c_runtime::engine::{Chunk, Device, Finish, Limits, Part, Picked, Picking, Request, Row};
+use gemma4c_runtime::{RuntimeError, Sampler};
+
+/// Positions that a sliding layer looks back on, its own among them.
+pub const WINDOW: usize = 20;
+
+pub fn mix(a: u64, b: u64) -> u64 {
+    let mut z = (a ^ b.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// What is stored at a position: it depends on the token, on all rows before it, and on which kind of pass computed it.
+fn row(token: u32, decoded: bool, window: impl Iterator<Item = u64>, all: impl Iterator<Item = u64>) -> u64 {
+    let seen = all.fold(window.fold(1, mix), mix);
+    mix(mix(seen, token as u64), decoded as u64)
+}
+
+fn logits(row: u64, vocab: u32) -> Vec<f32> {
+    (0..vocab as u64).map(|token| (mix(row, token) % 1000) as f32 / 200.0).collect()
+}
+
+fn pick(row: u64, vocab: u32, sampling: Sampling, seed: u64, position: u32) -> u32 {
+    let mut sampler = Sampler::new(sampling, seed, vec![]).unwrap();
+    sampler.pick(&logits(row, vocab), position as u64).unwrap()
+}
+
+/// A sequence alone, without pages, rings or chunks.
+#[derive(Clone, Default)]
+pub struct Alone {
+    rows: Vec<u64>,
+}
+
+impl Alone {
+    fn feed(&mut self, token: u32, decoded: bool) -> u64 {
+        let window = self.rows.iter().rev().take(WINDOW - 1).rev().copied();
+        let value = row(token, decoded, window, self.rows.iter().copied());
+        self.rows.push(value);
+        value
+    }
+
+    pub fn prompt(tokens: &[u32]) -> Alone {
+        let mut alone = Alone::default();
+        tokens.iter().for_each(|token| _ = alone.feed(*token, false));
+        alone
+    }
+
+    /// Feeds generated tokens.
+    pub fn decode(&mut self, tokens: &[u32]) {
+        tokens.iter().for_each(|token| _ = self.feed(*token, true));
+    }
+
+    /// What follows by a request's rules; `pending` is a token that is not fed yet.
+    pub fn answer(mut self, request: &Request, pending: Option<u32>, limits: &Limits) -> (Vec<u32>, Finish) {
+        let mut tokens = vec![];
+        if let Some(token) = pending {
+            self.feed(token, true);
+        }
+        loop {
+            if tokens.len() as u32 == request.most {
+                return (tokens, Finish::Length);
+            }
+            let position = self.rows.len() as u32;
+            let token = pick(self.rows[position as usize - 1], limits.vocab, request.sampling, request.seed, position);
+            if request.stop.contains(&token) {
+                return (tokens, Finish::Stop);
+            }
+            tokens.push(token);
+            if position == limits.context && (tokens.len() as u32) < request.most {
+                return (tokens, Finish::Context);
+            }
+            if (tokens.len() as u32) < request.most {
+                self.feed(token, true);
+            }
+        }
+    }
+}
+
+pub struct Fake {
+    limits: Limits,
+    clock: Arc<AtomicU64>,
+    busy_until: u64,
+    rings: Vec<Vec<u64>>,
+    blocks: Vec<Vec<u64>>,
+    host: Vec<Vec<u64>>,
+    pages: Vec<Vec<u32>>,
+    latest: Vec<Row>,
+    results: VecDeque<(u64, Vec<Picked>)>,
+    pub counts: Counts,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    pub prompt_tokens: u64,
+    pub decodes: u64,
+    pub repeated: u64,
+    pub saved: u64,
+    pub loaded: u64,
+    pub most_on_their_way: usize,
+}
+
+/// Nanoseconds of a row of a prompt, and of a decode.
+pub const ROW_TIME: u64 = 100_000;
+pub const DECODE_TIME: u64 = 5_000_000;
+
+impl Fake {
+    pub fn new(limits: Limits) -> Fake {
+        let capacity = WINDOW + limits.chunk() as usize;
+        Fake {
+            clock: Arc::default(),
+            busy_until: 0,
+            rings: vec![vec![0; capacity]; limits.rings as usize],
+            blocks: vec![vec![0; limits.block_rows as usize]; limits.blocks as usize],
+            host: vec![vec![]; limits.host_units as usize],
+            pages: vec![vec![]; limits.slots as usize],
+            latest: vec![],
+            results: VecDeque::new(),
+            counts: Counts::default(),
+            limits,
+        }
+    }
+
+    pub fn clock(&self) -> Box<dyn Fn() -> Duration + Send> {
+        let clock = Arc::clone(&self.clock);
+        Box::new(move || Duration::from_nanos(clock.load(Ordering::Relaxed)))
+    }
+
+    fn feed(&mut self, slot: u32, position: u32, token: u32, decoded: bool) -> u64 {
+        assert!(slot < self.limits.slots && token < self.limits.vocab);
+        let (at, rows) = (position as usize, self.limits.block_rows as usize);
+        let (ring, pages) = (&self.rings[slot as usize], &self.pages[slot as usize]);
+        let window = (at.saturating_sub(WINDOW - 1)..at).map(|p| ring[p % ring.len()]);
+        let all = (0..at).map(|p| self.blocks[pages[p / rows] as usize][p % rows]);
+        let value = row(token, decoded, window, all);
+        let block = pages[at / rows];
+        let capacity = ring.len();
+        self.rings[slot as usize][at % capacity] = value;
+        self.blocks[block as usize][at % rows] = value;
+        value
+    }
+
+    fn picked(&self, value: u64, picking: Picking, position: u32) -> Picked {
+        let token = match self.can_pick(&picking.sampling) {
+            true => pick(value, self.limits.vocab, picking.sampling, picking.seed, position),
+            // What nobody may look at.
+            false => 0,
+        };
+        assert!(picking.logits || self.can_pick(&picking.sampling), "who picks?");
+        let logits = if picking.logits { logits(value, self.limits.vocab) } else { vec![] };
+        Picked { token, logits }
+    }
+
+    fn take_time(&mut self, time: u64, picked: Vec<Picked>) {
+        self.busy_until = self.busy_until.max(self.clock.load(Ordering::Relaxed)) + time;
+        self.results.push_back((self.busy_until, picked));
+        self.counts.most_on_their_way = self.counts.most_on_their_way.max(self.results.len());
+    }
+
+    fn run(&mut self) {
+        let mut results = vec![];
+        for row in self.latest.clone() {
+            let value = self.feed(row.slot, row.position, row.token, true);
+            results.push(self.picked(value, row.picking, row.position + 1));
+        }
+        for (row, picked) in self.latest.iter_mut().zip(&results) {
+            (row.position, row.token) = (row.position + 1, picked.token);
+        }
+        self.counts.decodes += 1;
+        self.take_time(DECODE_TIME, results);
+    }
+
+    fn part(&mut self, part: Part) -> &mut Vec<u64> {
+        match part {
+            Part::Ring(ring) => &mut self.rings[ring as usize],
+            Part::Block(block) => &mut self.blocks[block as usize],
+        }
+    }
+
+    fn units(&self, part: Part) -> usize {
+        match part {
+            Part::Ring(_) => self.limits.ring_units as usize,
+            Part::Block(_) => self.limits.block_units as usize,
+        }
+    }
+}
+
+impl Device for Fake {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn name(&self) -> String {
+        "fake".into()
+    }
+
+    fn identity(&self) -> u128 {
+        7
+    }
+
+    fn can_pick(&self, sampling: &Sampling) -> bool {
+        sampling.top_k != 0
+    }
+
+    fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
+        assert!(pages.iter().all(|block| *block < self.limits.blocks));
+        self.pages[slot as usize] = pages.to_vec();
+        Ok(())
+    }
+
+    fn prefill(&mut self, chunk: Chunk<'_>, picking: Option<Picking>) -> Result<(), RuntimeError> {
+        assert!(!chunk.tokens.is_empty() && chunk.tokens.len() as u32 <= self.limits.chunk());
+        let mut value = 0;
+        for (position, token) in (chunk.position..).zip(chunk.tokens) {
+            value = self.feed(chunk.slot, position, *token, false);
+        }
+        let end = chunk.position + chunk.tokens.len() as u32;
+        let picked = picking.map(|picking| self.picked(value, picking, end));
+        self.counts.prompt_tokens += chunk.tokens.len() as u64;
+        let rows = self.limits.chunks.iter().find(|rows| **rows as usize >= chunk.tokens.len()).unwrap();
+        self.take_time(*rows as u64 * ROW_TIME, picked.into_iter().collect());
+        Ok(())
+    }
+
+    fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
+        assert!(!rows.is_empty() && rows.len() as u32 <= self.limits.rows);
+        self.latest = rows.to_vec();
+        self.run();
+        Ok(())
+    }
+
+    fn decode_again(&mut self) -> Result<(), RuntimeError> {
+        assert!(self.latest.iter().all(|row| !row.picking.logits));
+        self.counts.repeated += 1;
+        self.run();
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError> {
+        let (time, picked) = self.results.pop_front().expect("something is on its way");
+        self.clock.fetch_max(time, Ordering::Relaxed);
+        Ok(picked)
+    }
+
+    fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError> {
+        let rows = self.part(from).clone();
+        *self.part(to) = rows;
+        Ok(())
+    }
+
+    fn save(&mut self, from: Part, units: &[u32]) -> Result<(), RuntimeError> {
+        assert_eq!(units.len(), self.units(from));
+        self.counts.saved += 1;
+        let rows = self.part(from).clone();
+        let share = rows.len().div_ceil(units.len());
+        for (unit, rows) in units.iter().zip(rows.chunks(share)) {
+            self.host[*unit as usize] = rows.to_vec();
+        }
+        Ok(())
+    }
+
+    fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError> {
+        assert_eq!(units.len(), self.units(to));
+        self.counts.loaded += 1;
+        let rows = units.iter().flat_map(|unit| self.host[*unit as usize].clone()).collect();
+        *self.part(to) = rows;
+        Ok(())
+    }
+}

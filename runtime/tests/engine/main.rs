@@ -1,0 +1,403 @@
+//! The engine over a device whose every token depends on all that its sequence may see and on nothing else.
+//!
+//! What is tested here is bookkeeping: rings, pages, prefixes, order and time. That the CPU computes the same bits in company is tested
+//! on models, by the whole program's tests.
+
+#![allow(clippy::unwrap_used)]
+
+mod fake;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fake::{Alone, DECODE_TIME, Fake, ROW_TIME, mix};
+use gemma4c_plan::Sampling;
+use gemma4c_runtime::engine::{Engine, Event, Finish, Fork, Id, Limits, Options, Request, RequestError};
+
+fn limits() -> Limits {
+    Limits {
+        slots: 4,
+        rings: 7,
+        blocks: 24,
+        block_rows: 16,
+        rows: 4,
+        chunks: vec![4, 8, 16],
+        context: 160,
+        vocab: 50,
+        ahead: 3,
+        host_units: 30,
+        ring_units: 2,
+        block_units: 1,
+    }
+}
+
+fn engine(limits: Limits, itl: Option<Duration>) -> Engine<Fake> {
+    // One storm is an offline batch.
+    let prompts_first = limits.ahead == 2;
+    let fake = Fake::new(limits);
+    let clock = fake.clock();
+    Engine::new(fake, Options { itl, clock, prompts_first, ..Options::default() }).unwrap()
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = mix(self.0, 1);
+        self.0 % n
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    fn tokens(&mut self, count: u64) -> Vec<u32> {
+        (0..count).map(|_| self.below(50) as u32).collect()
+    }
+
+    fn sampling(&mut self) -> Sampling {
+        match self.below(4) {
+            0 => Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 },
+            // The device cannot pick from all.
+            1 => Sampling { temperature: 1.0, top_k: 0, top_p: 0.9 },
+            _ => Sampling { temperature: 0.7, top_k: 10, top_p: 0.95 },
+        }
+    }
+
+    /// A prompt that begins like some others, with snapshots where they part and elsewhere.
+    fn request(&mut self, beginnings: &[Vec<u32>]) -> Request {
+        let beginning = &beginnings[self.below(beginnings.len() as u64) as usize];
+        let kept = 1 + self.below(beginning.len() as u64) as usize;
+        let kept = if self.one_in(3) { kept } else { beginning.len() };
+        let more = self.below(20);
+        let prompt = [&beginning[..kept], &self.tokens(more)].concat();
+        let mut snapshot_at = vec![kept as u32];
+        for _ in 0..self.below(3) {
+            snapshot_at.push(1 + self.below(prompt.len() as u64) as u32);
+        }
+        Request {
+            most: if self.one_in(20) { 0 } else { self.below(30) as u32 + if self.one_in(15) { 200 } else { 1 } },
+            sampling: self.sampling(),
+            seed: self.below(1000),
+            stop: Arc::from([7]),
+            snapshot_at,
+            salt: Arc::from(if self.one_in(4) { &b"another"[..] } else { b"" }),
+            logits: self.one_in(10),
+            prompt: prompt.into(),
+        }
+    }
+}
+
+/// What a sequence was asked for, and what it has given so far.
+struct Told {
+    request: Request,
+    /// Of a fork: what its parent had fed, and the token it had not.
+    from: Option<(Alone, u32)>,
+    tokens: Vec<u32>,
+    admitted: Option<u32>,
+    finished: Option<Finish>,
+}
+
+impl Told {
+    fn check(&self, limits: &Limits) {
+        let (alone, pending) = match &self.from {
+            Some((alone, pending)) => (alone.clone(), Some(*pending)),
+            None => (Alone::prompt(&self.request.prompt), None),
+        };
+        let (tokens, reason) = alone.answer(&self.request, pending, limits);
+        match self.finished {
+            Some(Finish::Cancelled) => assert!(tokens.starts_with(&self.tokens)),
+            finished => assert_eq!((&self.tokens, finished), (&tokens, Some(reason)), "{:?}", self.request),
+        }
+    }
+}
+
+fn take(told: &mut BTreeMap<Id, Told>, forks: &mut BTreeMap<Id, (Id, Fork)>, events: Vec<Event>) {
+    for event in events {
+        let id = event.id();
+        if let Some((parent, fork)) = forks.remove(&id) {
+            let Event::Admitted { cached, .. } = event else { panic!("a fork begins by being admitted: {event:?}") };
+            let Told { request, from, tokens, .. } = &told[&parent];
+            let (&pending, fed) = tokens.split_last().expect("its parent has a token");
+            let mut alone = match from {
+                Some((alone, pending)) => {
+                    let mut alone = alone.clone();
+                    alone.decode(&[*pending]);
+                    alone
+                }
+                None => Alone::prompt(&request.prompt),
+            };
+            alone.decode(fed);
+            let Fork { most, sampling, seed } = fork;
+            let request = Request { most, sampling, seed, snapshot_at: vec![], ..request.clone() };
+            let from = Some((alone, pending));
+            told.insert(id, Told { request, from, tokens: vec![], admitted: Some(cached), finished: None });
+            continue;
+        }
+        let one = told.get_mut(&id).unwrap();
+        assert_eq!(one.finished, None, "nothing comes after the end: {event:?}");
+        match event {
+            Event::Admitted { cached, .. } => {
+                assert!((cached as usize) < one.request.prompt.len(), "at least one token is computed");
+                assert!(one.admitted.replace(cached).is_none());
+            }
+            Event::Token { token, logits, .. } => {
+                assert_eq!(logits.is_empty(), !one.request.logits);
+                one.tokens.push(token);
+            }
+            Event::Finished { reason, .. } => one.finished = Some(reason),
+            Event::Failed { error, .. } => panic!("{error}"),
+        }
+    }
+}
+
+/// Random arrivals, cancellations and forks; after every step nothing is lost or owned twice, and in the end every answer is what its
+/// request gets alone. Returns how many prompt tokens were cached.
+fn storm(seed: u64, requests: usize, limits: Limits) -> (u64, Engine<Fake>) {
+    let mut random = Random(seed);
+    let beginnings: Vec<Vec<u32>> = [90, 64, 33, 20, 5].map(|count| random.tokens(count)).into();
+    let mut engine = engine(limits.clone(), Some(Duration::from_millis(8)));
+    let (mut told, mut forks) = (BTreeMap::new(), BTreeMap::new());
+    let mut submitted = 0;
+    while submitted < requests || !engine.is_idle() {
+        while submitted < requests && random.one_in(3) {
+            let request = random.request(&beginnings);
+            let id = engine.submit(request.clone()).unwrap();
+            let one = Told { request, from: None, tokens: vec![], admitted: None, finished: None };
+            told.insert(id, one);
+            submitted += 1;
+        }
+        let alive: Vec<Id> = told.iter().filter(|(_, one)| one.finished.is_none()).map(|(id, _)| *id).collect();
+        if random.one_in(12) && !alive.is_empty() {
+            engine.cancel(alive[random.below(alive.len() as u64) as usize]);
+            engine.audit().unwrap();
+        }
+        if random.one_in(9) && !alive.is_empty() {
+            let parent = alive[random.below(alive.len() as u64) as usize];
+            let most = 1 + random.below(20) as u32;
+            let fork = Fork { most, sampling: random.sampling(), seed: random.below(1000) };
+            match engine.fork(parent, &fork) {
+                Ok(id) => _ = forks.insert(id, (parent, fork)),
+                Err(RequestError::NotRunning(_) | RequestError::NoRoom(_)) => {}
+                Err(other) => panic!("{other}"),
+            }
+            engine.audit().unwrap();
+        }
+        take(&mut told, &mut forks, engine.step().unwrap());
+        engine.audit().unwrap();
+    }
+    assert!(forks.is_empty());
+    told.values().for_each(|one| one.check(&limits));
+    let cached = told.values().filter(|one| one.from.is_none()).filter_map(|one| one.admitted);
+    let cached = cached.map(u64::from).sum();
+    let kept = engine.occupation();
+    engine.forget_prefixes();
+    engine.audit().unwrap();
+    assert_eq!(engine.occupation().free_blocks, kept.blocks, "everything is free in the end");
+    (cached, engine)
+}
+
+#[test]
+fn answers_do_not_depend_on_company_prefixes_or_memory() {
+    let (cached, engine) = storm(1, 2500, limits());
+    let counts = engine.device().counts;
+    assert!(cached > 20_000, "prefixes were used: {cached} tokens");
+    assert!(counts.saved > 100 && counts.loaded > 50 && counts.repeated > 500, "{counts:?}");
+    assert!(counts.most_on_their_way >= 4, "{counts:?}");
+}
+
+#[test]
+fn nor_on_how_much_of_it_there_is() {
+    let no_host = Limits { host_units: 0, ..limits() };
+    let cached = storm(2, 800, no_host.clone()).0;
+    assert!(cached > 1_000, "{cached}");
+    let no_rings = Limits { rings: 4, ..limits() };
+    assert!(storm(3, 500, no_rings.clone()).0 > 1_500, "snapshots in host memory alone");
+    assert_eq!(storm(4, 300, Limits { rings: 4, ..no_host.clone() }).0, 0, "nowhere to keep anything");
+    storm(5, 800, Limits { blocks: 10, host_units: 7, ..limits() });
+    storm(6, 500, Limits { blocks: 10, rings: 5, ..no_host });
+    storm(7, 500, Limits { ahead: 0, ..limits() });
+    storm(10, 500, Limits { ahead: 2, ..limits() });
+    storm(8, 500, Limits { slots: 1, rings: 2, rows: 1, blocks: 10, ..limits() });
+    storm(9, 500, Limits { slots: 3, rows: 2, rings: 3, chunks: vec![1], ..limits() });
+}
+
+fn all_events(engine: &mut Engine<Fake>) -> Vec<Event> {
+    let mut events = vec![];
+    while !engine.is_idle() {
+        events.extend(engine.step().unwrap());
+        engine.audit().unwrap();
+    }
+    events
+}
+
+fn cached(events: &[Event], of: Id) -> u32 {
+    let admitted = events.iter().find_map(|event| match event {
+        Event::Admitted { id, cached } if *id == of => Some(*cached),
+        _ => None,
+    });
+    admitted.unwrap()
+}
+
+#[test]
+fn a_prompt_starts_from_the_longest_snapshot_it_begins_with() {
+    let mut engine = engine(limits(), None);
+    let tokens = Random(3).tokens(100);
+    let request = |prompt: &[u32], at: &[u32], salt: &[u8]| Request {
+        snapshot_at: at.to_vec(),
+        salt: salt.into(),
+        ..Request::greedy(prompt, 4)
+    };
+    let first = engine.submit(request(&tokens, &[32, 50, 100], b"")).unwrap();
+    assert_eq!(cached(&all_events(&mut engine), first), 0);
+    let mut hit = |prompt: &[u32], salt: &[u8]| {
+        let id = engine.submit(request(prompt, &[], salt)).unwrap();
+        cached(&all_events(&mut engine), id)
+    };
+    assert_eq!(hit(&tokens, b""), 50, "a snapshot of the whole prompt leaves nothing to compute");
+    assert_eq!(hit(&[&tokens[..], &[1]].concat(), b""), 100);
+    assert_eq!(hit(&tokens[..99], b""), 50);
+    assert_eq!(hit(&tokens[..51], b""), 50);
+    assert_eq!(hit(&tokens[..50], b""), 32);
+    assert_eq!(hit(&tokens[..32], b""), 0);
+    let other = [&tokens[..31], &[(tokens[31] + 1) % 50], &tokens[32..]].concat();
+    assert_eq!(hit(&other, b""), 0);
+    assert_eq!(hit(&tokens, b"salt"), 0, "another salt shares nothing");
+}
+
+/// Rows that decode wrote are never part of a prefix: the second turn reads the first answer as a prompt.
+#[test]
+fn generated_rows_are_not_reused() {
+    let mut engine = engine(limits(), None);
+    let prompt = Random(5).tokens(40);
+    let first = Request { snapshot_at: vec![38], ..Request::greedy(prompt.clone(), 20) };
+    let id = engine.submit(first).unwrap();
+    let events = all_events(&mut engine);
+    let answer: Vec<u32> = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Token { id: of, token, .. } if *of == id => Some(*token),
+            _ => None,
+        })
+        .collect();
+    let next = Request::greedy([&prompt[..], &answer, &[3, 4]].concat(), 5);
+    let expected = Alone::prompt(&next.prompt).answer(&next, None, &limits()).0;
+    let id = engine.submit(next).unwrap();
+    let events = all_events(&mut engine);
+    assert_eq!(cached(&events, id), 38);
+    let tokens = events.iter().filter_map(|event| match event {
+        Event::Token { token, .. } => Some(*token),
+        _ => None,
+    });
+    assert_eq!(tokens.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn requests_are_served_in_the_order_they_came() {
+    let mut engine = engine(Limits { blocks: 10, ..limits() }, None);
+    let mut random = Random(9);
+    // The second needs more than the first leaves; the third would fit, and waits its turn.
+    let ids: Vec<Id> = [(60, 40), (90, 60), (5, 2)]
+        .map(|(prompt, most)| engine.submit(Request::greedy(random.tokens(prompt), most)).unwrap())
+        .into();
+    let events = all_events(&mut engine);
+    let admitted: Vec<Id> = events.iter().filter(|e| matches!(e, Event::Admitted { .. })).map(Event::id).collect();
+    assert_eq!(admitted, ids);
+}
+
+/// A long prompt comes while another sequence is generating: its chunks are as long as the limit allows.
+#[test]
+fn a_prompt_does_not_hold_up_the_tokens_of_others() {
+    let wide = Limits { chunks: vec![4, 8, 16, 32, 64], context: 2000, blocks: 200, ..limits() };
+    let gaps = |itl: Option<Duration>| {
+        let mut engine = engine(wide.clone(), itl);
+        let mut random = Random(11);
+        let running = engine.submit(Request::greedy(random.tokens(10), 300)).unwrap();
+        let clock = engine.device().clock();
+        let (mut times, mut reading) = (vec![], None);
+        while !engine.is_idle() {
+            if times.len() == 40 && reading.is_none() {
+                reading = Some(engine.submit(Request::greedy(random.tokens(1000), 1)).unwrap());
+            }
+            for event in engine.step().unwrap() {
+                match event {
+                    Event::Token { id, .. } if id == running => times.push(clock()),
+                    _ => {}
+                }
+            }
+        }
+        // The first prompt's tokens are the guess; after them the rate is known.
+        times.windows(2).skip(45).map(|pair| pair[1] - pair[0]).max().unwrap()
+    };
+    let chunk = |rows: u64| Duration::from_nanos(DECODE_TIME + rows * ROW_TIME);
+    assert_eq!(gaps(None), chunk(64));
+    assert_eq!(gaps(Some(Duration::from_micros(9_000))), chunk(32));
+    assert_eq!(gaps(Some(Duration::from_micros(7_000))), chunk(16));
+    assert_eq!(gaps(Some(Duration::from_micros(1_000))), chunk(4), "something always goes in");
+}
+
+/// What is wrong with one request is said once, and others go on.
+#[test]
+fn what_cannot_be_served_is_refused_and_disturbs_nobody() {
+    let mut engine = engine(Limits { blocks: 5, ..limits() }, None);
+    let good = Request::greedy(Random(13).tokens(30), 10);
+    let id = engine.submit(good.clone()).unwrap();
+    let mut events = engine.step().unwrap();
+    let mut refused = |request: Request| engine.submit(request).unwrap_err().to_string();
+    let said = [
+        refused(Request::greedy(vec![], 1)),
+        refused(Request::greedy(vec![1; 161], 1)),
+        refused(Request::greedy(vec![1, 50], 1)),
+        refused(Request::greedy(vec![1; 50], 40)),
+        refused(Request { salt: vec![0; 1 << 20].into(), ..good.clone() }),
+        refused(Request { snapshot_at: vec![31], ..good.clone() }),
+        refused(Request { snapshot_at: vec![0], ..good.clone() }),
+        refused(Request { sampling: Sampling { temperature: -1.0, top_k: 1, top_p: 1.0 }, ..good.clone() }),
+    ];
+    let expected = [
+        "no tokens were given; at least one is needed",
+        "the prompt has 161 tokens, the context has room for 160: compile with a larger --ctx",
+        "token 50 is out of range: the vocabulary has 50 tokens (0 to 49)",
+        "89 positions take 6 blocks of keys and values, there are 5 in all: ask for fewer tokens, or compile with a larger --vram",
+        "a salt of 1048576 bytes is too long: 256 at most",
+        "a snapshot was asked for after 31 tokens of a prompt of 30",
+        "a snapshot was asked for after 0 tokens of a prompt of 30",
+        "a temperature of -1 is out of range, expected 0 to 100",
+    ];
+    assert_eq!(said, expected);
+    events.extend(all_events(&mut engine));
+    let tokens: Vec<u32> = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Token { token, .. } => Some(*token),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(tokens, Alone::prompt(&good.prompt).answer(&good, None, &limits()).0);
+    assert!(!engine.cancel(id), "it has ended");
+    let fork = Fork { most: 3, sampling: good.sampling, seed: 0 };
+    assert!(matches!(engine.fork(id, &fork), Err(RequestError::NotRunning(_))));
+}
+
+#[test]
+fn a_cancelled_sequence_frees_its_memory_at_once() {
+    let mut engine = engine(limits(), None);
+    let mut random = Random(17);
+    let ids: Vec<Id> = (0..6).map(|_| engine.submit(Request::greedy(random.tokens(20), 100)).unwrap()).collect();
+    for _ in 0..5 {
+        engine.step().unwrap();
+    }
+    assert_eq!((engine.occupation().running, engine.occupation().waiting), (3, 3), "eight blocks each");
+    // One that generates, and one that waits.
+    assert!(engine.cancel(ids[0]) && engine.cancel(ids[5]) && !engine.cancel(ids[5]));
+    engine.audit().unwrap();
+    let events = engine.step().unwrap();
+    let cancelled =
+        |id: Id| events.iter().any(|e| matches!(e, Event::Finished { id: of, reason: Finish::Cancelled } if *of == id));
+    assert!(cancelled(ids[0]) && cancelled(ids[5]));
+    assert!(events.iter().any(|e| matches!(e, Event::Admitted { id, .. } if *id == ids[3])), "its place is taken");
+    ids.iter().for_each(|id| _ = engine.cancel(*id));
+    engine.step().unwrap();
+    assert_eq!((engine.occupation().free_blocks, engine.is_idle()), (24, true));
+}
