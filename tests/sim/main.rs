@@ -9,4 +9,5 @@ mod golden;
 mod passes;
 mod random_graphs;
 mod simulated;
+mod stages;
 mod targets;

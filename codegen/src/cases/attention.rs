@@ -5,6 +5,7 @@
 
 pub mod company;
 pub mod paging;
+pub mod stage;
 pub mod step;
 
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
@@ -35,6 +36,8 @@ pub struct Scene {
     pub splits: u32,
     pub segment: u32,
     pub paging: Paging,
+    /// The chunk's own rows are in a stage, and not in the ring.
+    pub staged: bool,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -81,7 +84,7 @@ impl Scene {
             }
         }
         let (splits, segment) = (layer.splits(), layer.segment());
-        Self { name, layer, position, rows, launched: rows, splits, segment, paging, q, k, v }
+        Self { name, layer, position, rows, launched: rows, splits, segment, paging, staged: false, q, k, v }
     }
 
     fn splits(self, splits: u32) -> Self {
@@ -183,8 +186,8 @@ impl Scene {
 
     fn inputs(&self, case: Case) -> Case {
         case.buffer("q", self.q.clone())
-            .buffer("k", cache_data(self.layer.kv, &self.k))
-            .buffer("v", cache_data(self.layer.kv, &self.v))
+            .buffer("k", cache_data(self.layer.kv, &self.apart(&self.k).1))
+            .buffer("v", cache_data(self.layer.kv, &self.apart(&self.v).1))
             .buffer("state", self.state())
             .buffer("pages", self.paging.pages.clone())
             .scalar("window", self.layer.window_scalar())
@@ -199,6 +202,7 @@ impl Scene {
             .grid(self.layer.plain_grid(self.launched))
             .scalar("record_stride", 0u32)
             .scalar("group", self.layer.group);
+        let case = self.stage(case);
         self.expect(self.inputs(case), "out", &self.oracle(), BOUND)
     }
 
@@ -238,6 +242,7 @@ impl Scene {
         let case = Case::new(format!("flash, {}, {} out", self.name, out.name()), flash.instance)
             .grid(grid)
             .scalar("group", self.layer.group);
+        let case = self.stage(case);
         let expected = self.oracle();
         let bound = flash_bound(if out == ElementType::BF16 { out } else { self.layer.kv });
         let (written, all) = (expected.len(), self.rows_of(expected.len()));
@@ -392,6 +397,9 @@ fn flash_cases() -> Vec<Case> {
         in_teams(Scene::new("window edges inside the chunk", windowed(20, 70), 5, 50)),
         in_teams(Scene::new("ring wrapping inside the chunk", windowed(20, 70), 150, 40)),
         in_teams(Scene::new("window of one", windowed(1, 40), 3, 20)),
+        in_teams(Scene::new("a stage, ring wrapped", windowed(20, 64), 150, 40).staged()),
+        in_teams(Scene::new("a stage from the start", windowed(20, 64), 0, 33).staged()),
+        in_teams(Scene::new("a stage, ragged rows, more launched", windowed(33, 80), 90, 35).staged().launched(70)),
         in_teams(Scene::new("ragged rows, more launched", windowed(33, 100), 90, 35).launched(70)),
         Scene::new("f16, two heads", wide, 20, 20).flash_case(16, 32, 64),
         Scene::new("f16, two heads, more launched", wide, 20, 20).launched(40).flash_case_to(BF16, 16, 32, 64),
@@ -414,6 +422,7 @@ pub fn cases() -> Vec<Case> {
         .chain(int8)
         .chain(step::cases())
         .chain(company::cases())
+        .chain(stage::cases())
         .chain(flash_cases())
         .collect()
 }

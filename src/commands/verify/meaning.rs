@@ -97,6 +97,10 @@ impl<'a> Meaning<'a> {
                     [part(0, live * width), part(all, groups), part(all + all / 32 * 4, groups)].into_iter().collect();
                 (Content::Numbers(Numbers::Int8), parts)
             }
+            Form::Kv => {
+                let numbers = self.kv_numbers();
+                (Content::Numbers(numbers), self.spaced(place, numbers, width, capacity, live))
+            }
             Form::Experts => (Content::Experts, vec![part(0, live * width * 4)]),
         };
         let end = place.offset + place.bytes;
@@ -120,13 +124,17 @@ impl<'a> Meaning<'a> {
         }
     }
 
-    /// Keys and values that a step appends to a cache of the first slot, whose pages are in order.
-    fn stored(&self, step: &CudaStep, cache: usize, inputs: &[ValueIndex], pass: &Reference) -> Vec<Left> {
-        let numbers = match self.program.kv {
+    const fn kv_numbers(&self) -> Numbers {
+        match self.program.kv {
             KvType::F16 => Numbers::F16,
             KvType::BF16 => Numbers::BF16,
             KvType::F32 => Numbers::F32,
-        };
+        }
+    }
+
+    /// Keys and values that a step appends to a cache of the first slot, whose pages are in order.
+    fn stored(&self, step: &CudaStep, cache: usize, inputs: &[ValueIndex], pass: &Reference) -> Vec<Left> {
+        let numbers = self.kv_numbers();
         let touches = |argument: &Argument| matches!(argument, Argument::Memory(range) if range.region == Region::Kv);
         if !step.launch.arguments.iter().any(touches) {
             return Vec::new();

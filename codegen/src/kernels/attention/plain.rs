@@ -5,7 +5,7 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use super::Attention;
-use super::address::{page_start, record_of, row_of_record};
+use super::address::{page_start, record_of, row_of_page, row_of_record};
 
 /// The first position that the query at `position` sees. `window` counts the query's own position.
 #[device]
@@ -24,12 +24,15 @@ pub fn plain_score<const D: u32, KV: Float>(query: Input<f32>, key: Input<KV>) -
 }
 
 /// `out = softmax(q · kᵀ) · v`, a warp for each row and query head: one pass over the keys for the largest score, one for the
-/// sums. `group` query heads share a key-value head; `window` is `u32::MAX` for a full layer.
+/// sums. `group` query heads share a key-value head; `window` is `u32::MAX` for a full layer. With `staged` the chunk's own rows are
+/// in the stage.
 #[kernel(block = 32, dependent)]
 pub fn attention_plain<const D: u32, KV: Float>(
     q: Input<f32>,
     k: Input<KV>,
     v: Input<KV>,
+    k_stage: Input<KV>,
+    v_stage: Input<KV>,
     state: Input<u32>,
     pages: Weights<u32>,
     out: Output<f32>,
@@ -39,6 +42,7 @@ pub fn attention_plain<const D: u32, KV: Float>(
     record_stride: u32,
     max_pages: u32,
     page_stride: u32,
+    staged: u32,
 ) {
     require!(D % 32 == 0);
     grid_launch_dependents();
@@ -55,23 +59,29 @@ pub fn attention_plain<const D: u32, KV: Float>(
     let query = q.offset((row * grid_dim() + head) * D);
     let kv_row = grid_dim() / group * D;
     let kv_head = head / group * D;
+    let stage_from = if staged == 1 { record.x } else { 0xffff_ffff };
 
     let mut largest = f32::NEG_INFINITY;
     for at in first..position + 1 {
-        let page = page_start(pages, record.w, at, window, max_pages, page_stride);
-        largest = largest.max(plain_score(query, k.offset(page).offset(at % capacity * kv_row + kv_head)));
+        let in_stage = at >= stage_from;
+        let page = if in_stage { 0u64 } else { page_start(pages, record.w, at, window, max_pages, page_stride) };
+        let start = row_of_page(at, stage_from, if in_stage { 0 } else { capacity }) * kv_row + kv_head;
+        let key = if in_stage { k_stage } else { k.offset(page) };
+        largest = largest.max(plain_score(query, key.offset(start)));
     }
     let mut total = 0.0f32;
     let mut sums = regs(0.0f32, D / 32);
     for at in first..position + 1 {
-        let page = page_start(pages, record.w, at, window, max_pages, page_stride);
-        let start = at % capacity * kv_row + kv_head;
-        let weight = (plain_score(query, k.offset(page).offset(start)) - largest).exp();
-        let value = v.offset(page).offset(start);
+        let in_stage = at >= stage_from;
+        let page = if in_stage { 0u64 } else { page_start(pages, record.w, at, window, max_pages, page_stride) };
+        let start = row_of_page(at, stage_from, if in_stage { 0 } else { capacity }) * kv_row + kv_head;
+        let key = if in_stage { k_stage } else { k.offset(page) };
+        let value = if in_stage { v_stage } else { v.offset(page) };
+        let weight = (plain_score(query, key.offset(start)) - largest).exp();
         total += weight;
         #[unroll]
         for i in 0..D / 32 {
-            sums[i] = weight.mul_add(value[i * 32 + lane_id()].to_f32(), sums[i]);
+            sums[i] = weight.mul_add(value[start + i * 32 + lane_id()].to_f32(), sums[i]);
         }
     }
     #[unroll]

@@ -3,7 +3,7 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{ElementType, Instance, InstanceError};
 
-use crate::kernels::attention::address::{page_start, record_of, row_of_record};
+use crate::kernels::attention::address::{page_start, record_of, row_of_page, row_of_record};
 
 /// The row that is asked for. `asked` is the state of the one-row part of a plan: the row's position, its rows (1), and its
 /// number among the rows of `x`.
@@ -17,7 +17,8 @@ pub fn take_row(x: Input<f32>, asked: Input<u32>, out: Output<f32>, width: u32) 
     }
 }
 
-/// Keys and values of rows, `width` values each, to their places in the caches: position p in row `p % capacity` of its page.
+/// Keys and values of rows, `width` values each, to their places in the caches: position p in row `p % capacity` of its page;
+/// with a capacity of 0 they are a stage.
 #[kernel(block = 256, dependent)]
 pub fn kv_store<KV: Float>(
     k: Input<f32>,
@@ -42,7 +43,7 @@ pub fn kv_store<KV: Float>(
     if of_record < record.y && i < width {
         let position = record.x + of_record;
         let page = page_start(pages, record.w, position, window, max_pages, page_stride);
-        let to = position % capacity * width + i;
+        let to = row_of_page(position, record.x, capacity) * width + i;
         let mut k_page = k_cache.offset(page);
         let mut v_page = v_cache.offset(page);
         k_page[to] = KV::from_f32(k[row * width + i]);
