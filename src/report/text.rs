@@ -25,7 +25,12 @@ pub fn header(plan: &Plan) -> String {
     match &plan.cuda {
         None => {
             let _ = writeln!(out, "target         {}", plan.target.name());
-            let _ = writeln!(out, "context        {} of {} trained", program.context, plan.model.trained_context);
+            let kv = if program.kv.is_narrow() {
+                format!(", keys and values rounded to {}", program.kv.name())
+            } else {
+                String::new()
+            };
+            let _ = writeln!(out, "context        {} of {} trained{kv}", program.context, plan.model.trained_context);
             let _ = writeln!(out, "chunk          {} tokens a pass, logits for {}", program.chunk, program.asked);
         }
         Some(cuda) => {

@@ -5,6 +5,7 @@
 mod chain;
 #[path = "../common/mod.rs"]
 mod common;
+mod company;
 mod golden;
 mod passes;
 mod random_graphs;

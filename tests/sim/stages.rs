@@ -44,9 +44,10 @@ fn chunks_longer_than_a_ring_leave_the_same_bits() {
         let mut whole = None;
         for pieces in [&[PROMPT][..], &[290, 30], &[3, 300, 17]] {
             let ours = rows(pieces, &mut on_simulator(plan.clone(), &model));
-            let distance = ours.iter().zip(&expected).fold(Distance::default(), |all, (ours, expected)| {
-                all.and(Distance::of(&ours.1, &expected.1))
-            });
+            let distance = ours
+                .iter()
+                .zip(&expected)
+                .fold(Distance::default(), |all, (ours, expected)| all.and(Distance::of(&ours.1, &expected.1)));
             let (rms, largest) = (distance.rms(), distance.largest);
             if rms > 0.15 || largest > 1.0 {
                 return Err(format!("{synth} without {without:?} in {pieces:?}: rms {rms:.5}, largest {largest:.5}"));

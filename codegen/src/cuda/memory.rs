@@ -32,7 +32,8 @@ impl PhaseBuilder<'_, '_> {
         let place = layout.caches[cache.index()];
         let element = self.common.can.kv.bytes();
         let (start, count, stride) = layout.pages(&place);
-        let page = place.rows as u64 * self.graph().cache(cache).width() as u64 * element;
+        let of = self.graph().cache(cache);
+        let page = place.rows as u64 * self.common.can.kv.row_bytes(of.kv_heads, of.head_dim);
         let bytes = (count as u64).saturating_sub(1) * stride + page;
         let all = |offset| Span::Fixed(Range { region: Region::Kv, offset: start + offset, bytes });
         let words = layout.rings as u64 * places.max_pages as u64;
@@ -53,7 +54,8 @@ impl PhaseBuilder<'_, '_> {
         if self.is_one_row(group) || !self.common.can.is_staged(graph.cache(cache)) {
             return Ok(place);
         }
-        let bytes = self.rows() as u64 * graph.cache(cache).width() as u64 * self.common.can.kv.bytes();
+        let of = graph.cache(cache);
+        let bytes = self.rows() as u64 * self.common.can.kv.row_bytes(of.kv_heads, of.head_dim);
         let [keys, values] = [self.buffer(bytes), self.buffer(bytes)];
         self.stages.insert(cache, [keys, values]);
         // A capacity of 0 is a stage: the chunk's rows one behind the other.
@@ -117,7 +119,8 @@ pub fn kv_layout(graph: &Graph, can: &Abilities, room: Room) -> KvLayout {
             Some(_) => (&mut ring_bytes, can.capacity(cache)),
             None => (&mut block_bytes, BLOCK_ROWS),
         };
-        let bytes = (rows as u64 * cache.width() as u64 * can.kv.bytes()).next_multiple_of(ALIGNMENT);
+        let row_bytes = can.kv.row_bytes(cache.kv_heads, cache.head_dim);
+        let bytes = (rows as u64 * row_bytes).next_multiple_of(ALIGNMENT);
         caches.push(KvCache { keys: *end, values: *end + bytes, rows, window: cache.window });
         *end += 2 * bytes;
     }

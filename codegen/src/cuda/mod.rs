@@ -42,6 +42,7 @@ use gemma4c_plan::cuda::{
 };
 use gemma4c_plan::{Program, ValueIndex};
 
+use crate::kernels::rows::RowsError;
 use crate::kernels::sample::MOST_KEPT;
 use crate::passes::{self as target_passes, Abilities};
 use crate::target::Target;
@@ -84,6 +85,8 @@ pub enum LowerError {
         "the plan needs {needed} bytes of device memory, the budget is {budget}: a smaller --ctx, --chunk, --sequences or model fits"
     )]
     Budget { needed: u64, budget: u64 },
+    #[error("keys and values in {kv} on {target}: {why}")]
+    Kv { kv: &'static str, target: String, why: String },
     #[error("pages of {bytes} bytes of keys and values: a kernel counts up to 2^32 values")]
     Page { bytes: u64 },
     #[error("cannot read {tensor}: {why}")]
@@ -103,6 +106,8 @@ pub enum LowerError {
     Overlap { phase: String, a: usize, b: usize },
     #[error("internal: {0}")]
     Instance(#[from] InstanceError),
+    #[error("internal: {0}")]
+    Rows(#[from] RowsError),
 }
 
 /// Reads a small tensor of floats from the model file.
@@ -131,6 +136,8 @@ pub struct Common<'a> {
 
 /// Words of [`Common::counters`] for each decoded row.
 const COUNTERS: u64 = 1024;
+/// The compute capability from which on GPUs convert e4m3.
+const FIRST_WITH_FP8: u32 = 89;
 /// Tokens that the device remembers for the host.
 const HISTORY: u32 = 1024;
 /// Tokens that the device can be told never to pick: those of other media, and a few that a model's authors may add.
@@ -169,6 +176,7 @@ pub fn lower(
     read: &ReadFloats<'_>,
 ) -> Result<Lowered, LowerError> {
     check_passes(&options.disabled)?;
+    check_kv(graph, options)?;
     // Tables that are only gathered from are read a row a token: they can stay in the host's memory.
     let tables = gathered_alone(graph);
     let budget = options.vram.unwrap_or(u64::MAX);
@@ -226,6 +234,20 @@ fn check_passes(disabled: &[String]) -> Result<(), LowerError> {
         }
     }
     Ok(())
+}
+
+/// Whether there are kernels for the keys and values.
+fn check_kv(graph: &Graph, options: &Options) -> Result<(), LowerError> {
+    let refused = |why: String| Err(LowerError::Kv { kv: options.kv.name(), target: options.target.to_string(), why });
+    let (major, minor) = options.target.arch.compute_capability();
+    if options.kv == KvType::Fp8 && major * 10 + minor < FIRST_WITH_FP8 {
+        return refused("it cannot convert them, GPUs from sm_89 on can; q8_0 is nearly as small".into());
+    }
+    let odd = graph.caches.iter().find(|cache| options.kv.is_narrow() && !cache.head_dim.is_multiple_of(64));
+    match odd {
+        Some(cache) => refused(format!("heads of {} values are not whole groups of 64", cache.head_dim)),
+        None => Ok(()),
+    }
 }
 
 /// Tables that no product reads.

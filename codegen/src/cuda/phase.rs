@@ -180,6 +180,16 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         Span::Fixed(Range { region: Region::Arena, offset, bytes })
     }
 
+    /// A record that counts the rows that a group works on, for kernels that know rows by their number alone. All rows of a decode
+    /// are computed, in use or not: what a free row makes, nobody reads.
+    pub fn row_count(&mut self, group: &Group) -> Span {
+        if !self.schedule.decodes || self.rows() == 1 {
+            return self.state(group);
+        }
+        let words = [0, self.rows(), 0, 0].map(f32::from_bits);
+        self.common.weights.constant(&format!("{} rows", self.rows()), words.to_vec())
+    }
+
     /// Words from the record of a group's row to that of the next: 0 where they share one.
     pub fn record_stride(&self, group: &Group) -> u32 {
         if self.is_one_row(group) { RECORD_WORDS } else { 0 }
@@ -378,7 +388,15 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     /// The bytes of keys and values of a cache that a row at the end of the context sees.
     pub fn visible_bytes(&self, cache: gemma4c_graph::CacheId) -> u64 {
         let c = self.graph().cache(cache);
-        let seen = c.window.unwrap_or(u32::MAX).min(self.common.can.context) as u64;
-        seen * c.width() as u64 * 2 * self.common.can.kv.bytes()
+        self.seen(cache) * 2 * self.common.can.kv.row_bytes(c.kv_heads, c.head_dim)
+    }
+
+    /// As many values.
+    pub fn visible_values(&self, cache: gemma4c_graph::CacheId) -> u64 {
+        self.seen(cache) * 2 * self.graph().cache(cache).width() as u64
+    }
+
+    fn seen(&self, cache: gemma4c_graph::CacheId) -> u64 {
+        self.graph().cache(cache).window.unwrap_or(u32::MAX).min(self.common.can.context) as u64
     }
 }

@@ -11,7 +11,7 @@ use crate::kernels::matvec::slots;
 use crate::kernels::plain::{experts, map, product, rope, rows};
 use crate::kernels::product::{round_rows, round_rows_instance};
 use crate::kernels::values::value_arguments;
-use crate::kernels::{gather, kv_element, norm, per_layer, quantise};
+use crate::kernels::{gather, norm, per_layer, quantise};
 use crate::passes::product_of;
 
 const ALONE: &str = "not fused: the plain kernel";
@@ -173,13 +173,14 @@ impl PhaseBuilder<'_, '_> {
                     k_cache: place.keys,
                     v_cache: place.values,
                     width,
+                    dim: self.graph().cache(cache).head_dim,
                     capacity: place.capacity,
                     window: place.window,
                     record_stride: self.record_stride(group),
                     max_pages: place.max_pages,
                     page_stride: place.page_stride,
                 };
-                let instance = rows::store(kv_element(self.common.can.kv))?;
+                let instance = rows::store(self.common.can.kv)?;
                 self.launch(instance, rows::store_grid(width, rows), arguments, &[id], work, ALONE)?;
                 self.record_stage(id, cache);
                 Ok(())
@@ -208,7 +209,7 @@ impl PhaseBuilder<'_, '_> {
                 let arguments = experts::expert_product::Arguments {
                     x,
                     ids: routing.ids,
-                    state,
+                    state: self.row_count(group),
                     out,
                     k,
                     height,
@@ -245,7 +246,7 @@ impl PhaseBuilder<'_, '_> {
         scale: Option<WeightId>,
         why: &str,
     ) -> Result<(), LowerError> {
-        let (rows, state, width) = (self.rows_of(group), self.state(group), self.graph().node(node).ty.width);
+        let (rows, state, width) = (self.rows_of(group), self.row_count(group), self.graph().node(node).ty.width);
         let (place, top) = (self.routing(routing)?, self.graph().node(routing).ty.width);
         let expert_scale = match scale {
             Some(weight) => self.common.weights.floats(weight)?,
@@ -303,7 +304,7 @@ impl PhaseBuilder<'_, '_> {
 
     /// A value in another form, where its producer could not leave that.
     pub fn convert(&mut self, group: &Group, node: NodeId, form: ValueForm) -> Result<(), LowerError> {
-        let (rows, width, state) = (self.rows_of(group), self.graph().node(node).ty.width, self.state(group));
+        let (rows, width, state) = (self.rows_of(group), self.graph().node(node).ty.width, self.row_count(group));
         let from = self.floats(node)?;
         let bytes = rows as u64 * width as u64 * 4;
         let work = Work { bytes: bytes * 2, flops: 0 };

@@ -27,7 +27,6 @@ use gemma4c_plan::cuda::KvType;
 
 use crate::kernels::attention::Attention;
 use crate::kernels::attention::address::BLOCK_ROWS;
-use crate::kernels::kv_element;
 use crate::kernels::outputs::Outputs;
 use crate::target::Target;
 
@@ -100,7 +99,7 @@ impl Abilities {
             group: heads / c.kv_heads,
             window: c.window,
             capacity: self.capacity(c),
-            kv: kv_element(self.kv),
+            kv: self.kv,
             shared_bytes: self.target.shared_bytes_per_block as usize,
             cluster,
             multiprocessors: self.target.multiprocessors,

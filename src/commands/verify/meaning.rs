@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use gemma4c_plan::cuda::{Argument, CudaProgram, CudaStep, Form, KvType, Phase, Range, Region, StepOutput};
-use gemma4c_plan::{Kind, Op, Plan, Step, ValueIndex};
+use gemma4c_plan::{self as plan, Kind, Op, Plan, Step, ValueIndex};
 
 use super::numbers::Numbers;
 use super::reference::{Reference, Rows};
@@ -98,8 +98,16 @@ impl<'a> Meaning<'a> {
                 (Content::Numbers(Numbers::Int8), parts)
             }
             Form::Kv => {
-                let numbers = self.kv_numbers();
-                (Content::Numbers(numbers), self.spaced(place, numbers, width, capacity, live))
+                let appended =
+                    |step: &&Step| matches!(step.op, Op::KvAppend { .. }) && step.inputs.contains(&output.value);
+                let append = self.plan.program.steps.iter().find(appended);
+                let Some(Step { op: Op::KvAppend { cache }, .. }) = append else {
+                    bail!("{} is no key or value", self.name(output.value))
+                };
+                let plan::Cache { kv_heads, head_dim, .. } = self.plan.program.caches[*cache as usize];
+                let numbers = Numbers::of_cache(self.program.kv, head_dim);
+                let bytes = self.program.kv.row_bytes(kv_heads, head_dim);
+                (Content::Numbers(numbers), vec![part(0, live * bytes)])
             }
             Form::Experts => (Content::Experts, vec![part(0, live * width * 4)]),
         };
@@ -124,17 +132,11 @@ impl<'a> Meaning<'a> {
         }
     }
 
-    const fn kv_numbers(&self) -> Numbers {
-        match self.program.kv {
-            KvType::F16 => Numbers::F16,
-            KvType::BF16 => Numbers::BF16,
-            KvType::F32 => Numbers::F32,
-        }
-    }
-
     /// Keys and values that a step appends to a cache of the first slot, whose pages are in order.
     fn stored(&self, step: &CudaStep, cache: usize, inputs: &[ValueIndex], pass: &Reference) -> Vec<Left> {
-        let numbers = self.kv_numbers();
+        let plan::Cache { kv_heads, head_dim, .. } = self.plan.program.caches[cache];
+        let numbers = Numbers::of_cache(self.program.kv, head_dim);
+        let row_bytes = self.program.kv.row_bytes(kv_heads, head_dim);
         let touches = |argument: &Argument| matches!(argument, Argument::Memory(range) if range.region == Region::Kv);
         if !step.launch.arguments.iter().any(touches) {
             return Vec::new();
@@ -144,7 +146,6 @@ impl<'a> Meaning<'a> {
         let (start, _, stride) = layout.pages(&place);
         let mut left = Vec::new();
         for (offset, value) in [place.keys, place.values].into_iter().zip(inputs) {
-            let row_bytes = self.width(*value) as u64 * numbers.bytes();
             let row = |at: u64| {
                 let position = pass.position as u64 + at;
                 let page = if place.window.is_some() { 0 } else { position / place.rows as u64 };

@@ -37,16 +37,20 @@ pub fn keep_rows<const VECTOR: u32, KV: Float>(
 impl Attention {
     /// Elements of 16 bytes.
     fn vector(&self) -> u32 {
-        if self.kv == ElementType::F32 { 4 } else { 8 }
+        if self.element() == ElementType::F32 { 4 } else { 8 }
+    }
+
+    /// Elements of a row of the cache: the launch argument `width`.
+    pub fn row_len(&self) -> u32 {
+        (self.kv.row_bytes(self.kv_heads, self.head_dim) / self.kv.bytes()) as u32
     }
 
     pub fn keep(&self) -> Result<Instance, InstanceError> {
-        keep_rows::Chosen { VECTOR: self.vector(), KV: self.kv }.build()
+        keep_rows::Chosen { VECTOR: self.vector(), KV: self.element() }.build()
     }
 
     /// Blocks for a chunk of `rows`.
     pub fn keep_grid(&self, rows: u32) -> [u32; 3] {
-        let width = self.kv_heads * self.head_dim;
-        [width.div_ceil(128 * self.vector()), rows.min(self.capacity), 1]
+        [self.row_len().div_ceil(128 * self.vector()), rows.min(self.capacity), 1]
     }
 }

@@ -3,9 +3,11 @@
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
+use gemma4c_plan::cuda::KvType;
 
 use super::Attention;
 use super::address::{page_start, record_of, row_of_page, row_of_record};
+use super::narrow::{head_len, value_at, widen_slot};
 
 /// The first position that the query at `position` sees. `window` counts the query's own position.
 #[device]
@@ -14,11 +16,14 @@ pub fn first_visible(position: u32, window: u32) -> u32 {
 }
 
 /// Query times key. A collective of the warp.
-#[device]
-pub fn plain_score<const D: u32, KV: Float>(query: Input<f32>, key: Input<KV>) -> f32 {
+#[device(slots(widen(eight: U32x4, scale: u32) -> U32x4))]
+pub fn plain_score<const D: u32, const NARROW: bool, const SCALED: bool, KV: Float>(
+    query: Input<f32>,
+    key: Input<KV>,
+) -> f32 {
     let mut sum = 0.0f32;
     for i in (lane_id()..D).by(32) {
-        sum = query[i].mul_add(key[i].to_f32(), sum);
+        sum = query[i].mul_add(value_at(widen, key, D, i), sum);
     }
     warp_sum(sum)
 }
@@ -26,8 +31,8 @@ pub fn plain_score<const D: u32, KV: Float>(query: Input<f32>, key: Input<KV>) -
 /// `out = softmax(q · kᵀ) · v`, a warp for each row and query head: one pass over the keys for the largest score, one for the
 /// sums. `group` query heads share a key-value head; `window` is `u32::MAX` for a full layer. With `staged` the chunk's own rows are
 /// in the stage.
-#[kernel(block = 32, dependent)]
-pub fn attention_plain<const D: u32, KV: Float>(
+#[kernel(block = 32, dependent, slots(widen(eight: U32x4, scale: u32) -> U32x4))]
+pub fn attention_plain<const D: u32, const NARROW: bool, const SCALED: bool, KV: Float>(
     q: Input<f32>,
     k: Input<KV>,
     v: Input<KV>,
@@ -57,8 +62,8 @@ pub fn attention_plain<const D: u32, KV: Float>(
     let position = record.x + of_record;
     let first = first_visible(position, window);
     let query = q.offset((row * grid_dim() + head) * D);
-    let kv_row = grid_dim() / group * D;
-    let kv_head = head / group * D;
+    let kv_row = grid_dim() / group * head_len(D);
+    let kv_head = head / group * head_len(D);
     let stage_from = if staged == 1 { record.x } else { 0xffff_ffff };
 
     let mut largest = f32::NEG_INFINITY;
@@ -67,7 +72,7 @@ pub fn attention_plain<const D: u32, KV: Float>(
         let page = if in_stage { 0u64 } else { page_start(pages, record.w, at, window, max_pages, page_stride) };
         let start = row_of_page(at, stage_from, if in_stage { 0 } else { capacity }) * kv_row + kv_head;
         let key = if in_stage { k_stage } else { k.offset(page) };
-        largest = largest.max(plain_score(query, key.offset(start)));
+        largest = largest.max(plain_score(widen, query, key.offset(start)));
     }
     let mut total = 0.0f32;
     let mut sums = regs(0.0f32, D / 32);
@@ -76,12 +81,13 @@ pub fn attention_plain<const D: u32, KV: Float>(
         let page = if in_stage { 0u64 } else { page_start(pages, record.w, at, window, max_pages, page_stride) };
         let start = row_of_page(at, stage_from, if in_stage { 0 } else { capacity }) * kv_row + kv_head;
         let key = if in_stage { k_stage } else { k.offset(page) };
-        let value = if in_stage { v_stage } else { v.offset(page) };
-        let weight = (plain_score(query, key.offset(start)) - largest).exp();
+        let values = if in_stage { v_stage } else { v.offset(page) };
+        let weight = (plain_score(widen, query, key.offset(start)) - largest).exp();
+        let value = values.offset(start);
         total += weight;
         #[unroll]
         for i in 0..D / 32 {
-            sums[i] = weight.mul_add(value[start + i * 32 + lane_id()].to_f32(), sums[i]);
+            sums[i] = weight.mul_add(value_at(widen, value, D, i * 32 + lane_id()), sums[i]);
         }
     }
     #[unroll]
@@ -92,7 +98,14 @@ pub fn attention_plain<const D: u32, KV: Float>(
 
 impl Attention {
     pub fn plain(&self) -> Result<Instance, InstanceError> {
-        attention_plain::Chosen { D: self.head_dim, KV: self.kv }.build()
+        attention_plain::Chosen {
+            D: self.head_dim,
+            NARROW: self.kv.is_narrow(),
+            SCALED: self.kv == KvType::Q8_0,
+            KV: self.element(),
+            widen: widen_slot(self.kv),
+        }
+        .build()
     }
 
     pub fn plain_grid(&self, rows: u32) -> [u32; 3] {
