@@ -61,7 +61,7 @@ impl Scene {
     pub fn new(name: &'static str, layer: Attention, position: u32, rows: u32) -> Self {
         let mut random = Random::new(u64::from(position) * 977 + u64::from(layer.head_dim * layer.group + rows));
         let paging = Paging::of(&layer);
-        let len = paging.len();
+        let len = paging.values();
         let q = random.floats((rows * layer.heads() * layer.head_dim) as usize, -0.5, 0.5);
         // What nobody sees is not a number: a kernel that looks there shows it.
         let (mut k, mut v) = (vec![f32::NAN; len], vec![f32::NAN; len]);

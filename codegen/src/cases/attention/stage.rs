@@ -41,7 +41,7 @@ impl Scene {
         let mut random = Random::new(u64::from(self.position));
         // Whole heads have whole groups: what is copied is the same in 8 bits.
         let stages = [(); 2].map(|()| random.floats(self.rows as usize * width, -1.0, 1.0));
-        let before = [(); 2].map(|()| random.floats(self.paging.len(), -1.0, 1.0));
+        let before = [(); 2].map(|()| random.floats(self.paging.values(), -1.0, 1.0));
         let mut after = before.clone();
         for at in self.rows.saturating_sub(capacity)..self.rows {
             let (from, to) = (at as usize * width, self.paging.row(self.position + at));
