@@ -30,6 +30,8 @@ const ASKED: u32 = 32;
 pub struct Options {
     pub context: Option<u32>,
     pub chunk: Option<u32>,
+    /// What a plan for the CPU alone rounds keys and values to, if it has 8 bits. Other plans have their GPU's.
+    pub kv: Option<KvType>,
     /// `None`: for the CPU alone.
     pub cuda: Option<CudaOptions>,
 }
@@ -39,6 +41,10 @@ pub struct Options {
 pub struct CudaOptions {
     pub targets: Vec<Gpu>,
     pub kv: KvType,
+    /// Sequences at once.
+    pub sequences: u32,
+    /// Rings for snapshots; `None`: as many as are of use.
+    pub snapshots: Option<u32>,
     pub vram: Option<u64>,
     pub disabled: Vec<String>,
 }
@@ -57,7 +63,8 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     let chunk = options.chunk.unwrap_or(DEFAULT_CHUNK).min(context);
     // On a GPU plan this program is what its steps mean; the GPU's own chunks are longer.
     let chunk = if options.cuda.is_some() { chunk.min(DEFAULT_CHUNK) } else { chunk };
-    let program = cpu::lower(&graph, Limits { context, chunk, asked: chunk.min(ASKED) })?;
+    let kv = options.cuda.as_ref().map(|cuda| cuda.kv).or(options.kv).unwrap_or(KvType::F32);
+    let program = cpu::lower(&graph, Limits { context, chunk, asked: chunk.min(ASKED), kv })?;
     let tensors = tensors_of(file, &graph)?;
     let mut programs = Vec::new();
     if let Some(cuda) = &options.cuda {
@@ -141,6 +148,8 @@ pub fn lower(
         context: meaning.context,
         chunk,
         kv: options.kv,
+        sequences: options.sequences,
+        snapshots: options.snapshots,
         target: target.clone(),
         vram: options.vram,
         disabled: options.disabled.clone(),

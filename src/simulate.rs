@@ -56,8 +56,16 @@ fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result
     let target = Target::of_program(&program.gpu);
     let target =
         target.with_context(|| format!("the plan is for {}, which this gemma4c does not know", program.gpu))?;
-    let vram = (program.memory.host > 0).then(|| program.memory.device()).flatten();
-    let options = CudaOptions { targets: vec![target.clone()], kv: program.kv, vram, disabled };
+    let layout = &program.kv_layout;
+    let options = CudaOptions {
+        targets: vec![target.clone()],
+        kv: program.kv,
+        sequences: layout.slots,
+        snapshots: Some(layout.rings - layout.slots),
+        // What a budget decided then is what it decides now, if it is as large as the plan.
+        vram: program.memory.device(),
+        disabled,
+    };
     let chunk = program.phases.last().map_or(1, |phase| phase.rows);
     let lowered = compile::lower(&file, &graph, &plan.program, &options, &target, chunk)?;
     let same = lowered.program.kernels == program.kernels;

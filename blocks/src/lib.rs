@@ -5,11 +5,14 @@
 //! from it, [`reference`] decodes any format straight from it, the unrolled decoders in [`decode`] are tested
 //! against it for every bit pattern that matters, and GPU kernels take their offsets from it.
 //!
+//! [`narrow`] is the other use of 8 bits: keys and values, which are rounded while a plan runs.
+//!
 //! What this crate does not do: arithmetic on blocks (dot products live with the backends) and quantisation of
 //! trained weights (the files arrive quantised).
 
 pub mod decode;
 mod layout;
+pub mod narrow;
 pub mod reference;
 
 pub use layout::{Codes, DType, Layout, Minimum, Plane, Scale};

@@ -6,6 +6,7 @@
 use gemma4c_graph::memory::{self, Lifetime};
 use gemma4c_graph::{Elem, Graph, Node, NodeId, Op, Rows};
 use gemma4c_plan as plan;
+use gemma4c_plan::cuda::KvType;
 
 /// How long a sequence may get and how much of it one pass takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +15,8 @@ pub struct Limits {
     pub chunk: u32,
     /// Most rows one pass gives logits for: at 262144 floats each they are what would otherwise fill the arena.
     pub asked: u32,
+    /// The type of keys and values on a GPU: a CPU rounds to it where it has 8 bits.
+    pub kv: KvType,
 }
 
 /// Why a graph cannot be lowered.
@@ -81,6 +84,7 @@ pub fn lower(graph: &Graph, limits: Limits) -> Result<plan::Program, LowerError>
         chunk: limits.chunk,
         asked: limits.asked,
         arena_bytes: arena.bytes,
+        kv: limits.kv.on_cpu(),
         caches: graph.caches.iter().map(cache).collect(),
         values: graph.iter().map(value).collect(),
         steps: graph.iter().map(step).collect(),

@@ -53,9 +53,19 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     chunk: Option<u32>,
 
-    /// Element type of the KV cache on a GPU.
+    /// Type of keys and values. q8_0 and fp8 take half the memory of f16; fp8 needs a GPU of sm_89 or later. A CPU keeps f32, rounded to
+    /// q8_0 or fp8 where that is asked for.
     #[arg(long, value_enum, default_value = "f16")]
     kv: Kv,
+
+    /// Sequences that a GPU plan may run at once: each has its window, and all share memory for as many whole contexts, or what --vram
+    /// leaves
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    sequences: u32,
+
+    /// Windows beyond those of the sequences, which keep prompts' prefixes [default: half as many, at least 1 and at most 16]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=4096))]
+    snapshots: Option<u32>,
 
     /// Device memory the plan may take, such as 24GiB [default: as much as it needs]
     #[arg(long, value_name = "SIZE", value_parser = size)]
@@ -76,9 +86,9 @@ enum Kv {
     F16,
     Bf16,
     F32,
-    /// Not supported yet; accepted as a name so that the error can say so.
-    #[value(name = "q8_0", hide = true)]
+    #[value(name = "q8_0")]
     Q8_0,
+    Fp8,
 }
 
 /// Bytes, with a unit or without.
@@ -125,23 +135,27 @@ pub fn run(args: &Args) -> Result<Outcome> {
         Target::Cuda => true,
         Target::Cpu => false,
     };
+    ensure!(for_gpu || args.sequences == 1, "--sequences is about GPUs, but the target is the CPU");
     ensure!(for_gpu || !names_gpus, "--gpu, --arch and --sms are about GPUs, but the target is the CPU");
     let kv = match args.kv {
         Kv::F16 => KvType::F16,
         Kv::Bf16 => KvType::BF16,
         Kv::F32 => KvType::F32,
-        Kv::Q8_0 => bail!("--kv q8_0: keys and values in 8 bits are not there yet; there are f16, bf16 and f32"),
+        Kv::Q8_0 => KvType::Q8_0,
+        Kv::Fp8 => KvType::Fp8,
     };
     let cuda = match for_gpu {
         false => None,
         true => Some(CudaOptions {
             targets: targets(args, gpu.as_ref())?,
             kv,
+            sequences: args.sequences,
+            snapshots: args.snapshots,
             vram: args.vram,
             disabled: args.disable_pass.clone(),
         }),
     };
-    let options = compile::Options { context: args.ctx, chunk: args.chunk, cuda };
+    let options = compile::Options { context: args.ctx, chunk: args.chunk, kv: Some(kv), cuda };
     let mut plan = compile::compile(&file, output::folder(&args.output), &options)?;
     let bytes = if args.embed_weights {
         let bar = progress::bytes("packing weights", 0);

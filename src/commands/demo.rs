@@ -187,7 +187,14 @@ fn find_gpu() -> Result<Choice, String> {
 }
 
 fn options(target: Target) -> CudaOptions {
-    CudaOptions { targets: vec![target], kv: KvType::F16, vram: None, disabled: Vec::new() }
+    CudaOptions {
+        targets: vec![target],
+        kv: KvType::F16,
+        sequences: 1,
+        snapshots: None,
+        vram: None,
+        disabled: Vec::new(),
+    }
 }
 
 /// What two runs are compared by.

@@ -47,11 +47,13 @@ impl Plan {
         let config = Config::read(&header)?;
         let graph = gemma4::graph(&header, &config)?;
         let context = context.min(config.context);
-        let meaning = cpu::lower(&graph, Limits { context, chunk: DEFAULT_CHUNK.min(chunk), asked: 1 })?;
+        let meaning = cpu::lower(&graph, Limits { context, chunk: DEFAULT_CHUNK.min(chunk), asked: 1, kv: recipe.kv })?;
         let options = Options {
             context,
             chunk,
             kv: recipe.kv,
+            sequences: 1,
+            snapshots: None,
             target: recipe.target(),
             vram: None,
             disabled: recipe.without.iter().map(|name| name.to_string()).collect(),

@@ -84,7 +84,7 @@ fn identity(old: &Plan, new: &Plan) -> Vec<String> {
         None => plan.target.name().to_owned(),
         Some(_) => format!("{} for {}", plan.target.name(), gpus(plan)),
     };
-    let kv = |plan: &Plan| plan.cuda.as_ref().map_or("f32", |cuda| cuda.program.kv.name());
+    let kv = |plan: &Plan| plan.cuda.as_ref().map_or(plan.program.kv, |cuda| cuda.program.kv).name();
     let toolchain = |plan: &Plan| plan.cuda.as_ref().map_or("none".to_owned(), |cuda| cuda.program.toolchain.clone());
     let place = |plan: &Plan| if plan.embedded.is_some() { "in the plan" } else { "in the model file" };
     let lines = [

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::target::Target;
-use gemma4c_plan::Plan;
-use gemma4c_plan::cuda::{Argument, Cuda, CudaProgram, CudaStep, Kernel, Phase, Range, Region};
+use gemma4c_plan::cuda::{Cuda, CudaProgram, CudaStep, Kernel, KvCache, Phase};
+use gemma4c_plan::{Cache, Plan};
 
 use super::fold::{layer_of, local_name};
 use super::labels::labels;
@@ -65,23 +65,28 @@ impl<'a> Facts<'a> {
         memory.device().unwrap_or(u64::MAX).saturating_add(memory.host)
     }
 
-    /// Bytes of keys and values by the layer that owns them, and whether it sees a window only.
+    /// Bytes of keys and values by the layer that owns them, of all sequences, and whether it sees a window only.
     pub fn caches(&self) -> Vec<CacheFacts> {
-        let mut ranges: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
-        for step in self.phases.iter().flat_map(|phase| &phase.steps) {
-            for range in step.ranges(Region::Kv) {
-                // The owner writes before any other layer reads, so it is met first.
-                ranges.entry(range.offset).or_insert((range.bytes, step.layer.unwrap_or(0)));
-            }
+        let (layout, element) = (&self.program().kv_layout, self.program().kv.bytes());
+        let of = |(place, cache): (&KvCache, &Cache)| {
+            let row = cache.kv_heads as u64 * cache.head_dim as u64 * element;
+            let (_, pages, _) = layout.pages(place);
+            let bytes = 2 * place.rows as u64 * row * pages as u64;
+            CacheFacts { layer: cache.layer, window: cache.window, bytes }
+        };
+        layout.caches.iter().zip(&self.plan.program.caches).map(of).collect()
+    }
+
+    /// How many sequences of how many tokens there is room for.
+    pub fn sequences(&self) -> String {
+        let (layout, context) = (&self.program().kv_layout, self.plan.program.context);
+        let (slots, whole) = (layout.slots, layout.sequences_of(context));
+        let many = |count: u32| if count == 1 { "1 sequence".to_owned() } else { format!("{count} sequences") };
+        if whole == slots {
+            return format!("{} of {context} tokens", many(slots));
         }
-        let caches = self.plan.program.caches.iter();
-        caches
-            .map(|cache| CacheFacts {
-                layer: cache.layer,
-                window: cache.window,
-                bytes: ranges.values().filter(|(_, layer)| *layer == cache.layer).map(|(bytes, _)| bytes).sum(),
-            })
-            .collect()
+        let each = layout.positions_each(context);
+        format!("{} of {context} tokens, or {} of {each}", many(whole), many(slots))
     }
 }
 
@@ -153,14 +158,6 @@ impl<'a> StepFacts<'a> {
     /// Its purpose, without its layer: its kernel, and the values it computes.
     pub fn pattern(&self) -> (&'a str, Vec<&'a str>) {
         (&self.kernel.name, self.nodes.iter().map(|name| local_name(name)).collect())
-    }
-
-    /// The ranges of a region that it is given.
-    pub fn ranges(&self, region: Region) -> impl Iterator<Item = Range> {
-        self.step.launch.arguments.iter().filter_map(move |argument| match argument {
-            Argument::Memory(range) if range.region == region && range.bytes > 0 => Some(*range),
-            _ => None,
-        })
     }
 
     /// The alternative that was not chosen.

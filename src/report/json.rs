@@ -39,7 +39,7 @@ pub fn plan(facts: &Facts<'_>, gpu: &Target) -> Value {
     });
     let caches = facts.caches();
     let caches = caches.iter().map(|c| json!({"layer": c.layer, "window": c.window, "bytes": c.bytes}));
-    let memory = &program.memory;
+    let (memory, layout) = (&program.memory, &program.kv_layout);
     json!({
         "model": model(facts.plan),
         "arch": program.gpu.architecture,
@@ -53,6 +53,11 @@ pub fn plan(facts: &Facts<'_>, gpu: &Target) -> Value {
         "phases": facts.phases.iter().map(|p| phase(facts, p, gpu)).collect::<Vec<_>>(),
         "memory": {"weights": memory.weights, "kv": memory.kv, "arena": memory.arena, "host": memory.host,
                    "device": memory.device().unwrap_or(u64::MAX), "total": facts.total_bytes()},
+        "kv_layout": {"rings": layout.rings, "ring_bytes": layout.ring_bytes, "blocks": layout.blocks,
+                      "block_bytes": layout.block_bytes, "block_rows": layout.block_rows},
+        "sequences": {"at_once": layout.slots, "of_whole_context": layout.sequences_of(facts.plan.program.context),
+                      "tokens_of_each": layout.positions_each(facts.plan.program.context),
+                      "snapshots": layout.rings - layout.slots},
         "caches": caches.collect::<Vec<_>>(),
         "kernels": kernels.collect::<Vec<_>>(),
         "gpu": {"name": gpu.name, "bandwidth": gpu.bandwidth, "compute": gpu.compute, "source": gpu.source},

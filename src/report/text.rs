@@ -25,7 +25,12 @@ pub fn header(plan: &Plan) -> String {
     match &plan.cuda {
         None => {
             let _ = writeln!(out, "target         {}", plan.target.name());
-            let _ = writeln!(out, "context        {} of {} trained", program.context, plan.model.trained_context);
+            let kv = if program.kv.is_narrow() {
+                format!(", keys and values rounded to {}", program.kv.name())
+            } else {
+                String::new()
+            };
+            let _ = writeln!(out, "context        {} of {} trained{kv}", program.context, plan.model.trained_context);
             let _ = writeln!(out, "chunk          {} tokens a pass, logits for {}", program.chunk, program.asked);
         }
         Some(cuda) => {
@@ -100,14 +105,26 @@ pub fn gpus(plan: &Plan) -> String {
 pub fn plan(facts: &Facts<'_>, gpu: &Target) -> String {
     let memory = &facts.program().memory;
     let mut out = header(facts.plan);
+    let layout = &facts.program().kv_layout;
+    let rings = format!("  {} rings", layout.rings);
+    let blocks = format!("  {} blocks", layout.blocks);
     out += &memory_table(&[
         ("weights", memory.weights),
         ("keys and values", memory.kv),
+        (&rings, layout.rings_bytes()),
+        (&blocks, layout.blocks_bytes()),
         ("activations", memory.arena),
         ("on the device", memory.device().unwrap_or(u64::MAX)),
         ("on the host", memory.host),
         ("total", facts.total_bytes()),
     ]);
+    let snapshots = layout.rings - layout.slots;
+    let _ = writeln!(
+        out,
+        "\nsequences      room for {}; {snapshots} snapshots of {}",
+        facts.sequences(),
+        output::bytes(layout.ring_bytes)
+    );
     out += &passes(facts);
     out += &phases(facts, gpu);
     let kernels = &facts.program().kernels;

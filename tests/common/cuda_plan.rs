@@ -111,7 +111,7 @@ fn kv_layout(plan: &Plan) -> KvLayout {
     }
     let blocks = plan.program.context.div_ceil(BLOCK_ROWS);
     let blocks_at = ring_bytes;
-    KvLayout { rings: 1, ring_bytes, blocks, block_bytes, blocks_at, block_rows: BLOCK_ROWS, caches }
+    KvLayout { slots: 1, rings: 1, ring_bytes, blocks, block_bytes, blocks_at, block_rows: BLOCK_ROWS, caches }
 }
 
 fn passes() -> Vec<PassReport> {

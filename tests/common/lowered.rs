@@ -19,13 +19,23 @@ pub struct LowerOptions {
     pub context: Option<u32>,
     pub chunk: Option<u32>,
     pub kv: KvType,
+    pub sequences: u32,
+    pub snapshots: Option<u32>,
     pub vram: Option<u64>,
     pub disabled: Vec<String>,
 }
 
 impl Default for LowerOptions {
     fn default() -> LowerOptions {
-        LowerOptions { context: None, chunk: None, kv: KvType::F16, vram: None, disabled: Vec::new() }
+        LowerOptions {
+            context: None,
+            chunk: None,
+            kv: KvType::F16,
+            sequences: 1,
+            snapshots: None,
+            vram: None,
+            disabled: Vec::new(),
+        }
     }
 }
 
@@ -44,12 +54,13 @@ pub fn plan(model: &Path, options: &LowerOptions) -> Plan {
 pub fn plan_for(model: &Path, options: &LowerOptions, targets: &[Gpu]) -> Plan {
     let file = Gguf::open(model).expect("a model");
     let graph = gemma4::graph(&file, &Config::read(&file).expect("a config")).expect("a graph");
-    let (kv, vram, disabled) = (options.kv, options.vram, options.disabled.clone());
-    let cuda = CudaOptions { targets: targets.to_vec(), kv, vram, disabled };
+    let LowerOptions { kv, sequences, snapshots, vram, ref disabled, .. } = *options;
+    let (targets_given, disabled) = (targets.to_vec(), disabled.clone());
+    let cuda = CudaOptions { targets: targets_given, kv, sequences, snapshots, vram, disabled };
     let folder = model.parent().expect("a folder");
     // The CPU program first, with the GPU's limits, then the GPU programs without NVRTC.
     let chunk = Some(options.chunk.unwrap_or(compile::DEFAULT_CHUNK).min(compile::DEFAULT_CHUNK));
-    let cpu_options = Options { context: options.context, chunk, cuda: None };
+    let cpu_options = Options { context: options.context, chunk, kv: Some(kv), cuda: None };
     let mut plan = compile::compile(&file, folder, &cpu_options).expect("a plan");
     let chunk = options.chunk.unwrap_or(compile::DEFAULT_CUDA_CHUNK);
     let no_code = Code { source: "// not compiled\n".into(), image: Image(vec![0]) };

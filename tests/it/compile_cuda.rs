@@ -76,6 +76,41 @@ fn experts_are_read_once_by_all_rows_and_copied_where_memory_allows() {
     assert!(bytes > values * 9 / 16 && bytes < weights + around, "{bytes} bytes");
 }
 
+/// Sequences come before copies of weights; what a budget leaves becomes blocks, down to those of one sequence.
+#[test]
+fn sequences_come_before_copies_and_blocks_fill_the_budget() {
+    let place = Place::new();
+    let plan = |sequences, vram| {
+        let options = LowerOptions { sequences, snapshots: Some(2), vram, ..LowerOptions::default() };
+        inspected(&place, Preset::Dense12b, DType::Q4_0, &options)
+    };
+    let device = |plan: &Value| number(&plan["memory"], "device");
+    let one = plan(1, None);
+    let many = plan(4, None);
+    let (layout, of_one) = (&many["kv_layout"], &one["kv_layout"]);
+    let [ring, block] = ["ring_bytes", "block_bytes"].map(|name| number(layout, name));
+    assert_eq!((number(layout, "rings"), number(layout, "blocks")), (6, 4 * 8192 / 256));
+    assert_eq!((number(of_one, "rings"), number(of_one, "blocks")), (3, 8192 / 256));
+    assert_eq!(number(&many["memory"], "kv"), 6 * ring + 128 * block);
+    assert_eq!(many["sequences"]["of_whole_context"], 4);
+    let text = place.ok("inspect plan.bin");
+    assert!(text.contains("room for 4 sequences of 8192 tokens; 2 snapshots of"), "{text}");
+
+    // A byte less, and the copies go before any sequence does.
+    let smaller = plan(4, Some(device(&many) - 1));
+    assert!(number(&smaller["memory"], "weights") < number(&many["memory"], "weights"));
+    assert_eq!(smaller["kv_layout"], many["kv_layout"]);
+    // Then blocks, as many as fill the budget.
+    let budget = device(&smaller) - 40 * block - 1;
+    let least = plan(4, Some(budget));
+    assert_eq!(number(&least["kv_layout"], "blocks"), 128 - 41);
+    assert!(device(&least) <= budget && device(&least) + block > budget);
+    let (whole, each) = (&least["sequences"]["of_whole_context"], &least["sequences"]["tokens_of_each"]);
+    assert_eq!((whole.as_u64(), each.as_u64()), (Some(2), Some(21 * 256)));
+    let text = place.ok("inspect plan.bin");
+    assert!(text.contains("room for 2 sequences of 8192 tokens, or 4 sequences of 5376"), "{text}");
+}
+
 /// The layers without keys of their own, and the LM head, are computed for the asked row alone.
 #[test]
 fn prefill_leaves_dead_rows_out() {

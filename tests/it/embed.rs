@@ -82,6 +82,8 @@ fn the_weights_of_a_gpu_are_those_that_its_kernels_make() {
             targets: vec![h200.clone()],
             kv: gemma4c_plan::cuda::KvType::F16,
             // The per-layer table goes to the host's memory.
+            sequences: 1,
+            snapshots: None,
             vram: (preset == "tiny-e").then(|| plan.cuda.as_ref().unwrap().program.memory.device().unwrap() - 1),
             disabled: vec![],
         };

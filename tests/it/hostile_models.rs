@@ -14,6 +14,7 @@ use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::{Gguf, TensorInfo, Value, Writer};
 use gemma4c_models::synth::{self, Preset};
 use gemma4c_models::tokenizer::vocab_from_metadata;
+use gemma4c_plan::cuda::KvType;
 
 /// The files are mapped, so all that is held is beyond their size.
 const MOST_HELD: usize = 64 << 20;
@@ -25,7 +26,7 @@ fn compile(path: &Path) -> Result<usize, String> {
     let config = Config::read(&file).map_err(|e| text(&e))?;
     let graph = gemma4::graph(&file, &config).map_err(|e| text(&e))?;
     let context = config.context.min(8192);
-    let limits = Limits { context, chunk: context.min(256), asked: context.min(32) };
+    let limits = Limits { context, chunk: context.min(256), asked: context.min(32), kv: KvType::F16 };
     let program = cpu::lower(&graph, limits).map_err(|e| text(&e))?;
     vocab_from_metadata(file.metadata()).map_err(|e| text(&e))?;
     Ok(program.steps.len() + to_text(&graph).len())

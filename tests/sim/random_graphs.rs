@@ -349,10 +349,12 @@ fn compare(recipe: &Recipe) -> Result<(), String> {
         names.iter().zip(&recipe.disabled).filter(|(_, off)| **off).map(|(name, _)| name.to_string()).collect();
     let rounded = !disabled.iter().any(|name| name == "int8") || recipe.kv != KvType::F32;
 
-    let program = cpu::lower(&graph, Limits { context: CONTEXT, chunk: CHUNK, asked: 1 }).map_err(|e| e.to_string())?;
+    let limits = Limits { context: CONTEXT, chunk: CHUNK, asked: 1, kv: recipe.kv };
+    let program = cpu::lower(&graph, limits).map_err(|e| e.to_string())?;
     // So few SMs that warps have several rounds, and the simulator little to do.
     let target = Target { multiprocessors: 2, ..Target::find("h200").expect("a GPU of the table").clone() };
-    let options = Options { context: CONTEXT, chunk: CHUNK, kv: recipe.kv, target, vram: None, disabled };
+    let (sequences, snapshots, kv) = (1, Some(0), recipe.kv);
+    let options = Options { context: CONTEXT, chunk: CHUNK, kv, sequences, snapshots, target, vram: None, disabled };
     let read = |id: WeightId| -> Result<Vec<f32>, LowerError> {
         Ok(tensors[id.index()].chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     };

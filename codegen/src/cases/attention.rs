@@ -8,8 +8,10 @@ pub mod paging;
 pub mod step;
 
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
-use gemma4c_dsl::{BF16, ElementType, F16, F32x2, Float};
+use gemma4c_dsl::{ElementType, F32x2};
+use gemma4c_plan::cuda::KvType;
 
+use super::cache;
 use super::quantise::Int8;
 use crate::kernels::attention::{Attention, SHARED_BYTES};
 use paging::Paging;
@@ -47,21 +49,9 @@ struct Partial {
     values: Vec<f64>,
 }
 
-/// The value as the cache holds it.
-fn rounded(ty: ElementType, value: f32) -> f32 {
-    match ty {
-        ElementType::F16 => F16::from_f32(value).to_f32(),
-        ElementType::BF16 => BF16::from_f32(value).to_f32(),
-        _ => value,
-    }
-}
-
-fn cache_data(ty: ElementType, values: &[f32]) -> Data {
-    match ty {
-        ElementType::F16 => values.iter().map(|&v| F16::from_f32(v)).collect::<Vec<_>>().into(),
-        ElementType::BF16 => values.iter().map(|&v| BF16::from_f32(v)).collect::<Vec<_>>().into(),
-        _ => values.into(),
-    }
+/// The elements of a layer's cache.
+fn cache_data(layer: &Attention, values: &[f32]) -> Data {
+    cache::data(layer.kv, layer.head_dim as usize, values)
 }
 
 impl Scene {
@@ -76,8 +66,11 @@ impl Scene {
         for at in visible(&layer, position).start..position + rows {
             let row = paging.row(at);
             for i in row..row + width {
-                k[i] = rounded(layer.kv, random.float(-1.0, 1.0));
-                v[i] = rounded(layer.kv, random.float(-1.0, 1.0));
+                k[i] = random.float(-1.0, 1.0);
+                v[i] = random.float(-1.0, 1.0);
+            }
+            for values in [&mut k, &mut v] {
+                cache::settle(layer.kv, layer.head_dim as usize, &mut values[row..row + width]);
             }
         }
         let (splits, segment) = (layer.splits(), layer.segment());
@@ -183,14 +176,14 @@ impl Scene {
 
     fn inputs(&self, case: Case) -> Case {
         case.buffer("q", self.q.clone())
-            .buffer("k", cache_data(self.layer.kv, &self.k))
-            .buffer("v", cache_data(self.layer.kv, &self.v))
+            .buffer("k", cache_data(&self.layer, &self.k))
+            .buffer("v", cache_data(&self.layer, &self.v))
             .buffer("state", self.state())
             .buffer("pages", self.paging.pages.clone())
             .scalar("window", self.layer.window_scalar())
             .scalar("capacity", self.layer.page_rows())
             .scalar("max_pages", self.paging.max_pages)
-            .scalar("page_stride", self.paging.page_stride)
+            .scalar("page_stride", self.paging.stride_in_elements(&self.layer))
     }
 
     pub fn plain_case(&self) -> Case {
@@ -232,17 +225,22 @@ impl Scene {
     }
 
     fn flash_case_to(mut self, out: ElementType, tile_rows: u32, tile_keys: u32, columns: u32) -> Case {
-        self.q.iter_mut().for_each(|q| *q = rounded(self.layer.kv, *q));
+        let exact = if self.layer.kv.is_narrow() { KvType::F16 } else { self.layer.kv };
+        cache::round(exact, self.layer.head_dim as usize, &mut self.q);
         let flash = self.layer.flash_tile(out, tile_rows, tile_keys, columns).expect("heads of whole tiles");
         let grid = flash.grid(&self.layer, self.launched);
         let case = Case::new(format!("flash, {}, {} out", self.name, out.name()), flash.instance)
             .grid(grid)
             .scalar("group", self.layer.group);
         let expected = self.oracle();
-        let bound = flash_bound(if out == ElementType::BF16 { out } else { self.layer.kv });
+        let bound = flash_bound(if out == ElementType::BF16 { out } else { self.layer.element() });
         let (written, all) = (expected.len(), self.rows_of(expected.len()));
         let padded = [expected, vec![0.0; all - written]].concat();
-        let case = self.inputs(case).expect("out", cache_data(out, &padded), bound);
+        let case = self.inputs(case).expect(
+            "out",
+            cache::data(if out == ElementType::BF16 { KvType::BF16 } else { KvType::F32 }, 1, &padded),
+            bound,
+        );
         if written < all { case.except(written..all) } else { case }
     }
 
@@ -283,7 +281,7 @@ fn combine_int8_case(head_dim: u32, heads: u32, splits: u32, rows: u32) -> Case 
         group: heads,
         window: None,
         capacity: 32,
-        kv: ElementType::F16,
+        kv: KvType::F16,
         shared_bytes,
         cluster: 1,
         multiprocessors: 132,
@@ -327,7 +325,7 @@ fn combine_int8_case(head_dim: u32, heads: u32, splits: u32, rows: u32) -> Case 
     .expect("xsum", int8.sums, Bound::Exact)
 }
 
-fn layer(head_dim: u32, group: u32, kv: ElementType) -> Attention {
+fn layer(head_dim: u32, group: u32, kv: KvType) -> Attention {
     let [.., shared_bytes] = SHARED_BYTES;
     Attention {
         head_dim,
@@ -344,7 +342,7 @@ fn layer(head_dim: u32, group: u32, kv: ElementType) -> Attention {
 
 /// One row, or few.
 pub fn scenes() -> Vec<Scene> {
-    use ElementType::{BF16, F16, F32};
+    use KvType::{BF16, F16, F32, Fp8, Q8_0};
     let small = layer(128, 2, F16);
     let windowed = |window, capacity| Attention { window: Some(window), capacity, ..small };
     let two_heads = Attention { kv_heads: 2, ..layer(256, 4, BF16) };
@@ -375,12 +373,24 @@ pub fn scenes() -> Vec<Scene> {
         Scene::new("full, f32", layer(512, 4, F32), 20, 1),
         Scene::new("six heads", layer(128, 6, F16), 50, 1),
         Scene::new("twelve heads", layer(128, 12, BF16), 50, 1),
+        Scene::new("q8_0, one key", layer(128, 2, Q8_0), 0, 1),
+        Scene::new("q8_0, ring wrapped", Attention { window: Some(140), capacity: 150, ..layer(128, 2, Q8_0) }, 200, 1),
+        Scene::new("q8_0, 600 keys in 5 splits", Attention { capacity: 640, ..layer(128, 2, Q8_0) }, 599, 1).splits(5),
+        Scene::new(
+            "q8_0, E4B sliding",
+            Attention { window: Some(48), capacity: 50, kv_heads: 2, ..layer(256, 4, Q8_0) },
+            60,
+            2,
+        ),
+        Scene::new("q8_0, 12B full", layer(512, 16, Q8_0), 35, 1),
+        Scene::new("fp8, twelve heads", Attention { capacity: 512, ..layer(128, 12, Fp8) }, 150, 1),
+        Scene::new("fp8, two heads of 512", Attention { kv_heads: 2, ..layer(512, 4, Fp8) }, 34, 1),
     ]
 }
 
 /// Many rows: (scene, rows and keys of a tile, columns of a warp).
 fn flash_cases() -> Vec<Case> {
-    use ElementType::{BF16, F16};
+    use KvType::{BF16, F16, Fp8, Q8_0};
     let small = layer(64, 2, BF16);
     let windowed = |window, capacity| Attention { window: Some(window), capacity, ..small };
     let wide = Attention { kv_heads: 2, ..layer(64, 1, F16) };
@@ -394,10 +404,25 @@ fn flash_cases() -> Vec<Case> {
         in_teams(Scene::new("window of one", windowed(1, 40), 3, 20)),
         in_teams(Scene::new("ragged rows, more launched", windowed(33, 100), 90, 35).launched(70)),
         Scene::new("f16, two heads", wide, 20, 20).flash_case(16, 32, 64),
-        Scene::new("f16, two heads, more launched", wide, 20, 20).launched(40).flash_case_to(BF16, 16, 32, 64),
+        Scene::new("f16, two heads, more launched", wide, 20, 20).launched(40).flash_case_to(
+            ElementType::BF16,
+            16,
+            32,
+            64,
+        ),
         Scene::new("600 keys", Attention { capacity: 600, ..wide }, 583, 17).flash_case(16, 32, 64),
         Scene::new("E2B sliding", Attention { window: Some(24), ..layer(256, 8, F16) }, 40, 3).flash_case(64, 32, 256),
         Scene::new("12B full", layer(512, 16, BF16), 17, 2).flash_case(32, 16, 256),
+        in_teams(Scene::new("q8_0, a chunk inside a tile", layer(64, 2, Q8_0), 37, 32)),
+        in_teams(Scene::new(
+            "q8_0, ring wrapping inside the chunk",
+            Attention { kv: Q8_0, ..windowed(20, 70) },
+            150,
+            40,
+        )),
+        Scene::new("q8_0, E2B sliding", Attention { window: Some(24), ..layer(256, 8, Q8_0) }, 40, 3)
+            .flash_case(64, 32, 256),
+        Scene::new("fp8, 600 keys", Attention { capacity: 600, kv: Fp8, ..wide }, 583, 17).flash_case(16, 32, 64),
     ]
 }
 

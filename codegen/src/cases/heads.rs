@@ -1,10 +1,10 @@
 //! Cases of the heads: GQA ratios of the models, layers without KV, K as V, the ring's edge, positions up to the longest
 //! context, rows beyond those in use.
 
-use gemma4c_dsl::ElementType;
-use gemma4c_dsl::harness::{Bound, Case, Data, Random};
-use gemma4c_dsl::{BF16, F16, Float};
+use gemma4c_dsl::harness::{Bound, Case, Random};
+use gemma4c_plan::cuda::KvType;
 
+use super::cache;
 use super::norm::normed;
 use crate::kernels::attention::address::BLOCK_ROWS;
 use crate::kernels::heads::{Heads, inverse_frequencies};
@@ -31,18 +31,6 @@ pub fn rotated(head: &[f32], position: u32, frequencies: &[f32]) -> Vec<f32> {
         out[i + half] = (y * cos + x * sin) as f32;
     }
     out
-}
-
-/// A cache of that type, and how far a stored value may be off: one step of the type.
-fn cache(ty: ElementType, values: &[f32]) -> (Data, Bound) {
-    let within = |relative| Bound::Within { absolute: 3e-6, relative };
-    match ty {
-        ElementType::F16 => (values.iter().map(|x| F16::from_f32(*x)).collect::<Vec<_>>().into(), within(1.0 / 1024.0)),
-        ElementType::BF16 => {
-            (values.iter().map(|x| BF16::from_f32(*x)).collect::<Vec<_>>().into(), within(1.0 / 128.0))
-        }
-        _ => (values.into(), within(4e-6)),
-    }
 }
 
 /// The rows of a launch inside a buffer with a stride, as the multi-output product leaves them.
@@ -74,7 +62,9 @@ fn case(name: &str, shape: Shape) -> Case {
         q.chunks(dim).enumerate().flat_map(|(i, head)| turned(head, &q_weight, i / q_heads)).collect();
     // Pages of the second of two slots, the table's in no order.
     let page_rows = capacity.unwrap_or(BLOCK_ROWS);
-    let (max_pages, page_stride) = (position / BLOCK_ROWS + 2, page_rows as usize * kv_heads * dim + 8);
+    // In values, between pages.
+    let gap = if heads.cache.is_narrow() { dim } else { 8 };
+    let (max_pages, page_stride) = (position / BLOCK_ROWS + 2, page_rows as usize * kv_heads * dim + gap);
     let first_page = position / BLOCK_ROWS;
     let mut pages = vec![u32::MAX / 2; 2 * max_pages as usize];
     pages[(max_pages + first_page) as usize] = 2;
@@ -96,7 +86,7 @@ fn case(name: &str, shape: Shape) -> Case {
 
     let (q_width, kv_width) = (q_heads * dim, kv_heads * dim);
     let stride = q_width + 2 * kv_width;
-    let (k_data, bound) = cache(heads.cache, &k_after);
+    let (cache, bound) = (|values: &[f32]| cache::data(heads.cache, dim, values), cache::bound(heads.cache));
     let case = Case::new(name, heads.instance().expect("two warps are a block"))
         .grid(heads.grid(rows as u32))
         .buffer("q", strided(&q, q_width, stride))
@@ -107,8 +97,8 @@ fn case(name: &str, shape: Shape) -> Case {
         .buffer("inverse_frequencies", frequencies)
         .buffer("state", vec![position, used as u32, 0, 1])
         .buffer("pages", pages)
-        .buffer("k_cache", cache(heads.cache, &before).0)
-        .buffer("v_cache", cache(heads.cache, &before).0)
+        .buffer("k_cache", cache(&before))
+        .buffer("v_cache", cache(&before))
         .scalar("q_stride", stride as u32)
         .scalar("k_stride", stride as u32)
         .scalar("v_stride", kv_width as u32)
@@ -116,10 +106,10 @@ fn case(name: &str, shape: Shape) -> Case {
         .scalar("window", capacity.map_or(u32::MAX, |_| 4))
         .scalar("record_stride", 0u32)
         .scalar("max_pages", max_pages)
-        .scalar("page_stride", page_stride as u32)
+        .scalar("page_stride", cache::elements(heads.cache, dim, page_stride) as u32)
         .scalar("epsilon", 1e-6f32)
-        .expect("k_cache", k_data, bound)
-        .expect("v_cache", cache(heads.cache, &v_after).0, bound)
+        .expect("k_cache", cache(&k_after), bound)
+        .expect("v_cache", cache(&v_after), bound)
         .expect("q_out", q_out, Bound::Within { absolute: 3e-6, relative: 4e-6 });
     if used < rows { case.except(used * q_width..rows * q_width) } else { case }
 }
@@ -128,22 +118,28 @@ pub fn cases() -> Vec<Case> {
     let heads = |dim, q, kv, cache| Heads { dim, q, kv, cache };
     let shape = |heads, position| Shape { heads, rows: (1, 1), position, capacity: Some(4), k_is_v: false };
     let paged = |heads, position| Shape { capacity: None, ..shape(heads, position) };
-    let sliding = heads(256, 8, 2, ElementType::F16);
-    let global = heads(512, 4, 1, ElementType::BF16);
-    let small = heads(64, 3, 3, ElementType::F32);
+    let sliding = heads(256, 8, 2, KvType::F16);
+    let global = heads(512, 4, 1, KvType::BF16);
+    let small = heads(64, 3, 3, KvType::F32);
     vec![
         case("sliding, first position", shape(sliding, 0)),
         case("sliding, ratio 4, the ring has turned", shape(sliding, 131_071)),
         case("sliding, a chunk across the ring's edge", Shape { rows: (3, 3), ..shape(sliding, 1022) }),
-        case("sliding, no KV of its own", Shape { rows: (2, 2), ..shape(heads(256, 8, 0, ElementType::F16), 700) }),
+        case("sliding, no KV of its own", Shape { rows: (2, 2), ..shape(heads(256, 8, 0, KvType::F16), 700) }),
         case("global, the longest context", paged(global, 262_143)),
-        case(
-            "global, a chunk across two pages",
-            Shape { rows: (3, 3), ..paged(heads(64, 2, 1, ElementType::F16), 510) },
-        ),
+        case("global, a chunk across two pages", Shape { rows: (3, 3), ..paged(heads(64, 2, 1, KvType::F16), 510) }),
         case("global, V is the raw K", Shape { rows: (2, 2), k_is_v: true, ..paged(global, 5_000) }),
-        case("global, no KV of its own", shape(heads(512, 2, 0, ElementType::F16), 99_999)),
+        case("global, no KV of its own", shape(heads(512, 2, 0, KvType::F16), 99_999)),
         case("ratio 1, odd heads, rows left over", Shape { rows: (5, 3), capacity: Some(7), ..shape(small, 6) }),
-        case("ratio 16, f32 cache", Shape { rows: (2, 1), ..shape(heads(64, 16, 1, ElementType::F32), 3) }),
+        case(
+            "q8_0, a chunk across the ring's edge",
+            Shape { rows: (3, 3), ..shape(heads(256, 8, 2, KvType::Q8_0), 1022) },
+        ),
+        case(
+            "q8_0, V is the raw K",
+            Shape { rows: (2, 2), k_is_v: true, ..paged(heads(512, 4, 1, KvType::Q8_0), 5_000) },
+        ),
+        case("fp8, a chunk across two pages", Shape { rows: (4, 3), ..paged(heads(64, 2, 1, KvType::Fp8), 510) }),
+        case("ratio 16, f32 cache", Shape { rows: (2, 1), ..shape(heads(64, 16, 1, KvType::F32), 3) }),
     ]
 }

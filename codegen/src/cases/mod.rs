@@ -4,6 +4,7 @@
 //! on a GPU. One file a family, with the family's oracles; `families.rs` names its `cases`.
 
 pub mod attention;
+mod cache;
 pub mod gather;
 pub mod geglu;
 pub mod grouped;

@@ -1,9 +1,11 @@
 //! Cases of the plain kernels: every operation alone, over strides, odd widths, several rows and rows left over.
 
 use gemma4c_blocks::{DType, reference};
+use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
-use gemma4c_dsl::{BF16, DeviceDef, ElementType, F16, Float};
+use gemma4c_plan::cuda::KvType;
 
+use super::cache;
 use super::gather::{elements, table};
 use super::geglu::gelu;
 use super::heads::rotated;
@@ -89,9 +91,12 @@ pub fn moves() -> Vec<Case> {
     vec![
         taken(300, 4, 3),
         taken(8, 1, 0),
-        stored(ElementType::F32, 40, [3, 3], 6, 4),
-        stored(ElementType::F16, 520, [3, 2], 1022, 1024),
-        stored(ElementType::BF16, 8, [1, 1], 131_071, 5),
+        stored(KvType::F32, [1, 40], [3, 3], 6, 4),
+        stored(KvType::F16, [2, 260], [3, 2], 1022, 1024),
+        stored(KvType::BF16, [1, 8], [1, 1], 131_071, 5),
+        stored(KvType::Q8_0, [3, 128], [3, 2], 1022, 1024),
+        stored(KvType::Q8_0, [1, 512], [2, 2], 4, 5),
+        stored(KvType::Fp8, [2, 64], [3, 3], 6, 4),
     ]
 }
 
@@ -106,26 +111,19 @@ fn taken(width: usize, count: usize, row: usize) -> Case {
         .expect("out", expected, Bound::Exact)
 }
 
-fn cache(ty: ElementType, values: &[f32]) -> Data {
-    match ty {
-        ElementType::F16 => values.iter().map(|x| F16::from_f32(*x)).collect::<Vec<_>>().into(),
-        ElementType::BF16 => values.iter().map(|x| BF16::from_f32(*x)).collect::<Vec<_>>().into(),
-        _ => values.into(),
-    }
-}
-
-fn stored(ty: ElementType, width: usize, [count, used]: [usize; 2], position: usize, capacity: usize) -> Case {
+fn stored(kv: KvType, [heads, dim]: [usize; 2], [count, used]: [usize; 2], position: usize, capacity: usize) -> Case {
+    let width = heads * dim;
     let mut random = Random::new((width + position) as u64);
     let [k, v] = [(); 2].map(|()| random.floats(count * width, -3.0, 3.0));
     let [mut k_cache, mut v_cache] = [(); 2].map(|()| random.floats(capacity * width, -3.0, 3.0));
-    let (k_before, v_before) = (cache(ty, &k_cache), cache(ty, &v_cache));
+    let (k_before, v_before) = (cache::data(kv, dim, &k_cache), cache::data(kv, dim, &v_cache));
     for row in 0..used {
         let (from, to) = (row * width, (position + row) % capacity * width);
         k_cache[to..to + width].copy_from_slice(&k[from..from + width]);
         v_cache[to..to + width].copy_from_slice(&v[from..from + width]);
     }
-    let name = format!("{used} of {count} rows of {width} at {position} of {capacity}, {}", ty.name());
-    Case::new(name, rows::store(ty).expect("256 threads are a block"))
+    let name = format!("{used} of {count} rows of {width} at {position} of {capacity}, {}", kv.name());
+    Case::new(name, rows::store(kv).expect("256 threads are a block"))
         .grid(rows::store_grid(width as u32, count as u32))
         .buffer("k", k)
         .buffer("v", v)
@@ -134,13 +132,14 @@ fn stored(ty: ElementType, width: usize, [count, used]: [usize; 2], position: us
         .buffer("k_cache", k_before)
         .buffer("v_cache", v_before)
         .scalar("width", width as u32)
+        .scalar("dim", dim as u32)
         .scalar("capacity", capacity as u32)
         .scalar("window", 1u32)
         .scalar("record_stride", 0u32)
         .scalar("max_pages", 0u32)
         .scalar("page_stride", 0u32)
-        .expect("k_cache", cache(ty, &k_cache), Bound::Exact)
-        .expect("v_cache", cache(ty, &v_cache), Bound::Exact)
+        .expect("k_cache", cache::data(kv, dim, &k_cache), Bound::Exact)
+        .expect("v_cache", cache::data(kv, dim, &v_cache), Bound::Exact)
 }
 
 // ---- rotation -------------------------------------------------------------------------------------------------------

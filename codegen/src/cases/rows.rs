@@ -250,7 +250,7 @@ const fn on_tensor_cores(lanes: u32, tile: u32, columns: u32, stages: u32, resid
 
 pub fn cases() -> Vec<Case> {
     static CASES: LazyLock<Vec<Case>> =
-        LazyLock::new(|| types().into_iter().chain(shapes()).chain(fusions()).collect());
+        LazyLock::new(|| types().into_iter().chain(shapes()).chain(tiles()).chain(fusions()).collect());
     CASES.clone()
 }
 
@@ -287,6 +287,25 @@ pub fn shapes() -> Vec<Case> {
         of(DType::Q8_0, 13, 352, 16, one(16, 1), &[on_cores(16, 2, 2, 4, 1), on_tensor_cores(16, 16, 16, 4, true, 1)]),
         of(DType::BF16, 11, 96, 3, one(8, 1), &[on_cores(8, 1, 1, 4, 1)]),
         of(DType::F32, 4, 160, 5, one(16, 1), &[on_cores(16, 2, 1, 2, 1)]),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Tiles of all sizes on tensor cores, over rows of units that end within a step: by one unit, by a unit of a pair, in the first step.
+pub fn tiles() -> Vec<Case> {
+    let of = |dtype, outputs, k, geglu, rows, one: LaunchShape, shape| {
+        let product = OneRow { geglu, ..OneRow::new(dtype, outputs, k, Prologue::Int8) };
+        Batch::new(product, rows, one).cases(&[shape])
+    };
+    [
+        of(DType::Q8_0, 20, 544, false, 64, one(32, 1), on_tensor_cores(32, 64, 16, 2, false, 1)),
+        of(DType::Q4_0, 18, 1056, true, 20, one(32, 1), on_tensor_cores(32, 32, 32, 3, true, 1)),
+        of(DType::Q6K, 35, 1280, false, 16, one(32, 1), on_tensor_cores(32, 16, 16, 3, false, 2)),
+        of(DType::Q5_0, 9, 96, false, 5, one(8, 1), on_tensor_cores(8, 8, 8, 6, true, 1)),
+        of(DType::Q4_1, 8, 32, false, 2, one(8, 1), on_tensor_cores(8, 8, 8, 4, true, 1)),
+        of(DType::IQ4XS, 24, 768, true, 33, one(16, 1), on_tensor_cores(16, 16, 16, 5, true, 1)),
     ]
     .into_iter()
     .flatten()

@@ -15,7 +15,7 @@ use crate::kernels::attention::decode::attention_decode;
 use crate::kernels::attention::flash::attention_flash;
 use crate::kernels::attention::plain::attention_plain;
 use crate::kernels::attention::step::{StepOut, attention_step, keep_floats, keep_int8};
-use crate::kernels::{heads, kv_element};
+use crate::kernels::heads;
 use crate::passes::cache_of;
 
 impl PhaseBuilder<'_, '_> {
@@ -44,7 +44,7 @@ impl PhaseBuilder<'_, '_> {
         let (state, width) = (self.state(group), |node: NodeId| self.graph().node(node).ty.width);
         let (q_heads, kv_heads) =
             (of.q.map_or(0, |q| width(q.out) / of.dim), of.kv.map_or(0, |kv| width(kv.k) / of.dim));
-        let kind = heads::Heads { dim: of.dim, q: q_heads, kv: kv_heads, cache: kv_element(self.common.can.kv) };
+        let kind = heads::Heads { dim: of.dim, q: q_heads, kv: kv_heads, cache: self.common.can.kv };
         let (mut q, mut q_weight, mut q_stride, mut q_out) = (Span::Unused, Span::Unused, 0, Span::Unused);
         if let Some(queries) = of.q {
             let raw = self.floats(queries.raw)?;
@@ -154,7 +154,8 @@ impl PhaseBuilder<'_, '_> {
             _ => arguments.with_slot(keep, keep_floats::Arguments { out: result }),
         };
         let bytes = self.visible_bytes(cache) * rows as u64;
-        let work = Work { bytes, flops: bytes / self.common.can.kv.bytes() * layer.group as u64 * 2 };
+        let flops = self.visible_values(cache) * rows as u64 * layer.group as u64 * 2;
+        let work = Work { bytes, flops };
         let merge = match layer.peers() {
             1 if layer.splits() == 1 => "no merge".to_owned(),
             1 => "merged through memory".to_owned(),
@@ -192,7 +193,8 @@ impl PhaseBuilder<'_, '_> {
             page_stride: place.page_stride,
         };
         let bytes = self.visible_bytes(cache) * rows as u64;
-        let work = Work { bytes, flops: bytes / self.common.can.kv.bytes() * layer.group as u64 * 2 };
+        let flops = self.visible_values(cache) * rows as u64 * layer.group as u64 * 2;
+        let work = Work { bytes, flops };
         let why = format!("one row: {} splits of the keys", layer.splits());
         self.launch(layer.decode()?, layer.decode_grid(rows), arguments, &[node], work, why)?;
         self.parts.insert(node, PartsPlace { extrema, values });

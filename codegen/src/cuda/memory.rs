@@ -5,7 +5,7 @@ use gemma4c_plan::cuda::{KvCache, KvLayout, Launch, RECORD_WORDS, Range, Region}
 
 use super::launch::{Span, bind_fixed};
 use super::phase::PhaseBuilder;
-use super::{ALIGNMENT, Common, HISTORY, LowerError, SUPPRESSED};
+use super::{ALIGNMENT, Common, HISTORY, LowerError, Options, SUPPRESSED};
 use crate::kernels::attention::address::BLOCK_ROWS;
 use crate::kernels::sample::{MOST_KEPT, Picker, pick};
 use crate::passes::Abilities;
@@ -32,7 +32,8 @@ impl PhaseBuilder<'_, '_> {
         let place = layout.caches[cache.index()];
         let element = self.common.can.kv.bytes();
         let (start, count, stride) = layout.pages(&place);
-        let page = place.rows as u64 * self.graph().cache(cache).width() as u64 * element;
+        let of = self.graph().cache(cache);
+        let page = place.rows as u64 * self.common.can.kv.row_bytes(of.kv_heads, of.head_dim);
         let bytes = (count as u64).saturating_sub(1) * stride + page;
         let all = |offset| Span::Fixed(Range { region: Region::Kv, offset: start + offset, bytes });
         let words = layout.rings as u64 * places.max_pages as u64;
@@ -48,8 +49,47 @@ impl PhaseBuilder<'_, '_> {
     }
 }
 
+/// What keys and values have room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Sequences at once.
+    pub slots: u32,
+    /// With those that hold snapshots.
+    pub rings: u32,
+    pub blocks: u32,
+}
+
+impl Room {
+    /// All sequences may be as long as the context.
+    pub fn of(options: &Options) -> Room {
+        let slots = options.sequences.max(1);
+        let snapshots = options.snapshots.unwrap_or_else(|| default_snapshots(slots));
+        Room { slots, rings: slots.saturating_add(snapshots), blocks: slots.saturating_mul(pages_of(options.context)) }
+    }
+}
+
+/// Blocks of a sequence.
+pub fn pages_of(context: u32) -> u32 {
+    context.div_ceil(BLOCK_ROWS)
+}
+
+/// Rings for snapshots where nobody says how many.
+fn default_snapshots(slots: u32) -> u32 {
+    (slots / 2).clamp(1, 16)
+}
+
+/// The most rows that are decoded at once.
+const MOST_ROWS: u32 = 128;
+
+/// Rows of the decode phases: powers of two, up to all sequences.
+pub fn decode_ladder(slots: u32) -> Vec<u32> {
+    let most = slots.clamp(1, MOST_ROWS).next_power_of_two();
+    (0..=most.ilog2()).map(|power| 1 << power).collect()
+}
+
 /// Divides keys and values into rings and blocks.
-pub fn kv_layout(graph: &Graph, can: &Abilities, rings: u32, blocks: u32) -> KvLayout {
+pub fn kv_layout(graph: &Graph, can: &Abilities, room: Room) -> KvLayout {
+    let Room { slots, rings, blocks } = room;
     let (mut ring_bytes, mut block_bytes) = (0u64, 0u64);
     let mut caches = Vec::with_capacity(graph.caches.len());
     for cache in &graph.caches {
@@ -57,18 +97,14 @@ pub fn kv_layout(graph: &Graph, can: &Abilities, rings: u32, blocks: u32) -> KvL
             Some(_) => (&mut ring_bytes, can.capacity(cache)),
             None => (&mut block_bytes, BLOCK_ROWS),
         };
-        let bytes = (rows as u64 * cache.width() as u64 * can.kv.bytes()).next_multiple_of(ALIGNMENT);
+        let row_bytes = can.kv.row_bytes(cache.kv_heads, cache.head_dim);
+        let bytes = (rows as u64 * row_bytes).next_multiple_of(ALIGNMENT);
         caches.push(KvCache { keys: *end, values: *end + bytes, rows, window: cache.window });
         *end += 2 * bytes;
     }
     let blocks = if block_bytes == 0 { 0 } else { blocks };
     let blocks_at = rings as u64 * ring_bytes;
-    KvLayout { rings, ring_bytes, blocks, block_bytes, blocks_at, block_rows: BLOCK_ROWS, caches }
-}
-
-/// Bytes of all rings and blocks.
-pub fn kv_bytes(layout: &KvLayout) -> u64 {
-    layout.blocks_at + layout.blocks as u64 * layout.block_bytes
+    KvLayout { slots, rings, ring_bytes, blocks, block_bytes, blocks_at, block_rows: BLOCK_ROWS, caches }
 }
 
 /// Bytes that the picks of so many rows work in.

@@ -42,12 +42,12 @@ use gemma4c_plan::cuda::{
 };
 use gemma4c_plan::{Program, ValueIndex};
 
-use crate::kernels::attention::address::BLOCK_ROWS;
 use crate::kernels::rows::RowsError;
 use crate::kernels::sample::MOST_KEPT;
 use crate::passes::{self as target_passes, Abilities};
 use crate::target::Target;
 use launch::{Kernels, Span};
+use memory::Room;
 use phase::PhaseBuilder;
 use weights::Weights;
 
@@ -58,6 +58,10 @@ pub struct Options {
     /// Most prompt tokens of one pass.
     pub chunk: u32,
     pub kv: KvType,
+    /// Sequences at once.
+    pub sequences: u32,
+    /// Rings beyond those of the sequences, for snapshots; `None`: as many as are of use.
+    pub snapshots: Option<u32>,
     /// The GPU that launches are shaped for.
     pub target: Target,
     /// Bytes of device memory a plan may take; `None`: as many as it needs.
@@ -78,9 +82,11 @@ pub enum LowerError {
     #[error("pass `{name}` cannot be switched off: there is no program without it")]
     RequiredPass { name: String },
     #[error(
-        "the plan needs {needed} bytes of device memory, the budget is {budget}: a smaller --ctx, --chunk or model fits"
+        "the plan needs {needed} bytes of device memory, the budget is {budget}: a smaller --ctx, --chunk, --sequences or model fits"
     )]
     Budget { needed: u64, budget: u64 },
+    #[error("keys and values in {kv} on {target}: {why}")]
+    Kv { kv: &'static str, target: String, why: String },
     #[error("pages of {bytes} bytes of keys and values: a kernel counts up to 2^32 values")]
     Page { bytes: u64 },
     #[error("cannot read {tensor}: {why}")]
@@ -130,6 +136,8 @@ pub struct Common<'a> {
 
 /// Words of [`Common::counters`] for each decoded row.
 const COUNTERS: u64 = 1024;
+/// The compute capability from which on GPUs convert e4m3.
+const FIRST_WITH_FP8: u32 = 89;
 /// Tokens that the device remembers for the host.
 const HISTORY: u32 = 1024;
 /// Tokens that the device can be told never to pick: those of other media, and a few that a model's authors may add.
@@ -148,12 +156,16 @@ impl Common<'_> {
 
 impl PhaseBuilder<'_, '_> {
     fn phase_name(&self) -> String {
-        name_of(self.rows())
+        name_of(self.schedule.decodes, self.rows())
     }
 }
 
-fn name_of(rows: u32) -> String {
-    if rows == 1 { "decode".to_owned() } else { format!("prefill {rows}") }
+fn name_of(decodes: bool, rows: u32) -> String {
+    match (decodes, rows) {
+        (true, 1) => "decode".to_owned(),
+        (true, rows) => format!("decode {rows}"),
+        (false, rows) => format!("prefill {rows}"),
+    }
 }
 
 /// Lowers a graph. `meaning` is its program for a CPU, whose values the steps refer to.
@@ -164,17 +176,30 @@ pub fn lower(
     read: &ReadFloats<'_>,
 ) -> Result<Lowered, LowerError> {
     check_passes(&options.disabled)?;
+    check_kv(graph, options)?;
     // Tables that are only gathered from are read a row a token: they can stay in the host's memory.
     let tables = gathered_alone(graph);
     let budget = options.vram.unwrap_or(u64::MAX);
+    let room = Room::of(options);
     let mut needed = 0;
     for (copies, on_host) in
         [(Copies::All, &[][..]), (Copies::NoExperts, &[][..]), (Copies::None, &[][..]), (Copies::None, &tables[..])]
     {
-        let lowered = lower_with(graph, meaning, options, read, Extras { copies, on_host })?;
+        let lowered = lower_with(graph, meaning, options, read, Extras { copies, on_host, room })?;
         needed = lowered.program.memory.device().unwrap_or(u64::MAX);
         if needed <= budget {
             return Ok(lowered);
+        }
+        // Sequences come before copies of weights; then there are fewer blocks, down to those of one sequence.
+        if copies == Copies::None {
+            let block = lowered.program.kv_layout.block_bytes;
+            let spare = if block == 0 { 0 } else { room.blocks - memory::pages_of(options.context) };
+            let over = (needed - budget).div_ceil(block.max(1));
+            if over <= spare as u64 {
+                let room = Room { blocks: room.blocks - over as u32, ..room };
+                return lower_with(graph, meaning, options, read, Extras { copies, on_host, room });
+            }
+            needed -= spare as u64 * block;
         }
     }
     Err(LowerError::Budget { needed, budget })
@@ -195,6 +220,7 @@ struct Extras<'a> {
     copies: Copies,
     /// Tables in the host's memory.
     on_host: &'a [WeightId],
+    room: Room,
 }
 
 fn check_passes(disabled: &[String]) -> Result<(), LowerError> {
@@ -208,6 +234,20 @@ fn check_passes(disabled: &[String]) -> Result<(), LowerError> {
         }
     }
     Ok(())
+}
+
+/// Whether there are kernels for the keys and values.
+fn check_kv(graph: &Graph, options: &Options) -> Result<(), LowerError> {
+    let refused = |why: String| Err(LowerError::Kv { kv: options.kv.name(), target: options.target.to_string(), why });
+    let (major, minor) = options.target.arch.compute_capability();
+    if options.kv == KvType::Fp8 && major * 10 + minor < FIRST_WITH_FP8 {
+        return refused("it cannot convert them, GPUs from sm_89 on can; q8_0 is nearly as small".into());
+    }
+    let odd = graph.caches.iter().find(|cache| options.kv.is_narrow() && !cache.head_dim.is_multiple_of(64));
+    match odd {
+        Some(cache) => refused(format!("heads of {} values are not whole groups of 64", cache.head_dim)),
+        None => Ok(()),
+    }
 }
 
 /// Tables that no product reads.
@@ -232,10 +272,9 @@ fn lower_with(
     let mut ladder: Vec<u32> = LADDER.into_iter().filter(|rows| *rows < chunk).collect();
     ladder.push(chunk.max(2));
     let vocabulary = graph.output.map_or(0, |id| graph.node(id).ty.width);
-    // Rows of the decode phases.
-    let decode_ladder = [1u32];
+    let decode_ladder = memory::decode_ladder(extras.room.slots);
     let decode_rows = decode_ladder.iter().copied().max().unwrap_or(1) as u64;
-    let (rings, max_pages) = (1, options.context.div_ceil(BLOCK_ROWS));
+    let max_pages = memory::pages_of(options.context);
 
     let mut next = 0u64;
     let mut reserve = |words: u64| {
@@ -248,7 +287,7 @@ fn lower_with(
         rows: reserve(decode_rows * RECORD_WORDS as u64),
         chunk: reserve(RECORD_WORDS as u64),
         asked: reserve(RECORD_WORDS as u64),
-        pages: reserve(rings as u64 * max_pages as u64),
+        pages: reserve(extras.room.rings as u64 * max_pages as u64),
         max_pages,
         suppress: reserve(SUPPRESSED as u64),
         suppress_len: SUPPRESSED,
@@ -276,7 +315,7 @@ fn lower_with(
         wgmma: copies(&[Copies::All, Copies::NoExperts]),
         wgmma_experts: copies(&[Copies::All]),
     };
-    let kv_layout = memory::kv_layout(graph, &can, rings, max_pages);
+    let kv_layout = memory::kv_layout(graph, &can, extras.room);
     let mut common = Common {
         weights: Weights::new(graph, extras.on_host.to_vec()),
         kernels: Kernels::default(),
@@ -302,7 +341,7 @@ fn lower_with(
             merge_reports(&mut of_target, report);
             let mut builder = PhaseBuilder::new(&mut common, &schedule);
             let asked_from = builder.lower()?;
-            let mut phase = builder.finish(name_of(rows), asked_from, base)?;
+            let mut phase = builder.finish(name_of(goal == Goal::Decode, rows), asked_from, base)?;
             let (records, picked) = match phase.kind {
                 PhaseKind::Decode => (places.rows, rows),
                 PhaseKind::Prefill => (places.asked, 1),
@@ -314,7 +353,7 @@ fn lower_with(
         }
     }
     let arena = phases.iter().map(|phase: &Phase| phase.arena_bytes).max().unwrap_or(base);
-    let kv = memory::kv_bytes(&common.kv_layout);
+    let kv = common.kv_layout.blocks_at + common.kv_layout.blocks_bytes();
     let memory = Memory { weights: common.weights.device_bytes, kv, arena, host: common.weights.host_bytes };
     let program = CudaProgram {
         gpu: options.target.described(),

@@ -384,7 +384,15 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     /// The bytes of keys and values of a cache that a row at the end of the context sees.
     pub fn visible_bytes(&self, cache: gemma4c_graph::CacheId) -> u64 {
         let c = self.graph().cache(cache);
-        let seen = c.window.unwrap_or(u32::MAX).min(self.common.can.context) as u64;
-        seen * c.width() as u64 * 2 * self.common.can.kv.bytes()
+        self.seen(cache) * 2 * self.common.can.kv.row_bytes(c.kv_heads, c.head_dim)
+    }
+
+    /// As many values.
+    pub fn visible_values(&self, cache: gemma4c_graph::CacheId) -> u64 {
+        self.seen(cache) * 2 * self.graph().cache(cache).width() as u64
+    }
+
+    fn seen(&self, cache: gemma4c_graph::CacheId) -> u64 {
+        self.graph().cache(cache).window.unwrap_or(u32::MAX).min(self.common.can.context) as u64
     }
 }

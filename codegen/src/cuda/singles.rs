@@ -11,7 +11,7 @@ use crate::kernels::matvec::slots;
 use crate::kernels::plain::{experts, map, product, rope, rows};
 use crate::kernels::product::{round_rows, round_rows_instance};
 use crate::kernels::values::value_arguments;
-use crate::kernels::{gather, kv_element, norm, per_layer, quantise};
+use crate::kernels::{gather, norm, per_layer, quantise};
 use crate::passes::product_of;
 
 const ALONE: &str = "not fused: the plain kernel";
@@ -173,13 +173,14 @@ impl PhaseBuilder<'_, '_> {
                     k_cache: place.keys,
                     v_cache: place.values,
                     width,
+                    dim: self.graph().cache(cache).head_dim,
                     capacity: place.capacity,
                     window: place.window,
                     record_stride: self.record_stride(group),
                     max_pages: place.max_pages,
                     page_stride: place.page_stride,
                 };
-                let instance = rows::store(kv_element(self.common.can.kv))?;
+                let instance = rows::store(self.common.can.kv)?;
                 self.launch(instance, rows::store_grid(width, rows), arguments, &[id], work, ALONE)
             }
             Op::Route { top_k } => {

@@ -6,9 +6,12 @@
 //! head that rotates in part has frequencies of nearly zero (a factor of 1e30 in the file), which leave values as they are.
 
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{ElementType, Instance, InstanceError};
+use gemma4c_dsl::{Instance, InstanceError};
+use gemma4c_plan::cuda::KvType;
 
 use super::attention::address::{page_start, record_of, row_of_record};
+use super::attention::narrow::{head_len, narrow_slot, store_word, word_of};
+use super::kv_element;
 
 /// Cosine (x) and sine (y), within 1.2e-7 for angles up to 2^24; the same bits everywhere, which the libraries' are not.
 /// The angle is first brought to an eighth turn around zero: the product with the first part of pi / 2 is exact there,
@@ -57,8 +60,16 @@ pub fn rotated(low: f32, high: f32, turn: F32x2) -> F32x2 {
 /// Norms, rotates and stores. Row r of the grid's second dimension is row r of a chunk, or has a record of its own, and is left
 /// alone if its record has not that many: its position may belong to another. Pages of the caches are `[capacity][KV_HEADS][DIM]`,
 /// position p in row `p % capacity`. `q_out` may be `q`.
-#[kernel(block = WARPS * 32, dependent)]
-pub fn heads<const DIM: u32, const Q_HEADS: u32, const KV_HEADS: u32, const WARPS: u32, KV: Float>(
+#[kernel(block = WARPS * 32, dependent, slots(narrow(bits: u32) -> u32))]
+pub fn heads<
+    const DIM: u32,
+    const Q_HEADS: u32,
+    const KV_HEADS: u32,
+    const WARPS: u32,
+    const NARROW: bool,
+    const SCALED: bool,
+    KV: Float,
+>(
     q: Input<f32>,
     k: Input<f32>,
     v: Input<f32>,
@@ -142,7 +153,7 @@ pub fn heads<const DIM: u32, const Q_HEADS: u32, const KV_HEADS: u32, const WARP
 
     if in_use {
         let to_q = (row * Q_HEADS + own) * DIM;
-        let to_cache = ((position % capacity) * KV_HEADS + own) * DIM;
+        let to_cache = ((position % capacity) * KV_HEADS + own) * head_len(DIM);
         let page = if is_q { 0u64 } else { page_start(pages, record.w, position, window, max_pages, page_stride) };
         let mut k_page = k_cache.offset(page);
         let mut v_page = v_cache.offset(page);
@@ -156,11 +167,17 @@ pub fn heads<const DIM: u32, const Q_HEADS: u32, const KV_HEADS: u32, const WARP
                 q_out[to_q + i] = turned.x;
                 q_out[to_q + i + DIM / 2] = turned.y;
             }
-            if is_k {
+            if is_k && NARROW {
+                store_word(k_page.offset(to_cache), DIM, i, word_of(narrow, turned.x));
+                store_word(k_page.offset(to_cache), DIM, i + DIM / 2, word_of(narrow, turned.y));
+            } else if is_k {
                 k_page[to_cache + i] = KV::from_f32(turned.x);
                 k_page[to_cache + i + DIM / 2] = KV::from_f32(turned.y);
             }
-            if is_v {
+            if is_v && NARROW {
+                store_word(v_page.offset(to_cache), DIM, i, word_of(narrow, x));
+                store_word(v_page.offset(to_cache), DIM, i + DIM / 2, word_of(narrow, y));
+            } else if is_v {
                 v_page[to_cache + i] = KV::from_f32(x);
                 v_page[to_cache + i + DIM / 2] = KV::from_f32(y);
             }
@@ -182,8 +199,7 @@ pub struct Heads {
     pub q: u32,
     /// 0: the layer reads the cache of another.
     pub kv: u32,
-    /// Of the cache: F32, F16 or BF16.
-    pub cache: ElementType,
+    pub cache: KvType,
 }
 
 impl Heads {
@@ -193,7 +209,10 @@ impl Heads {
             Q_HEADS: self.q,
             KV_HEADS: self.kv, // More blocks rather than larger ones: the few heads of a decoded row spread over the GPU.
             WARPS: 2,
-            KV: self.cache,
+            NARROW: self.cache.is_narrow(),
+            SCALED: self.cache == KvType::Q8_0,
+            KV: kv_element(self.cache),
+            narrow: narrow_slot(self.cache),
         }
         .build()
     }

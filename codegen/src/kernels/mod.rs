@@ -31,10 +31,11 @@ use crate::nvrtc::Source;
 /// The epsilon of the models' norms, for a product without one and for cases. A plan takes its own from the model file.
 pub const NORM_EPSILON: f32 = 1e-6;
 
-/// The element type of keys and values.
+/// The element type of keys and values in the tiles that are multiplied. Those of 8 bits are widened to F16, and their cache is counted in
+/// its two bytes.
 pub const fn kv_element(kv: KvType) -> ElementType {
     match kv {
-        KvType::F16 => ElementType::F16,
+        KvType::F16 | KvType::Q8_0 | KvType::Fp8 => ElementType::F16,
         KvType::BF16 => ElementType::BF16,
         KvType::F32 => ElementType::F32,
     }

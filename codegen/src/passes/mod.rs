@@ -26,7 +26,6 @@ use gemma4c_graph::{CacheId, Elem, Fused, Graph, Group, Kind, NodeId, Op, Produc
 use gemma4c_plan::cuda::KvType;
 
 use crate::kernels::attention::Attention;
-use crate::kernels::kv_element;
 use crate::kernels::outputs::Outputs;
 use crate::target::Target;
 
@@ -94,7 +93,7 @@ impl Abilities {
             group: heads / c.kv_heads,
             window: c.window,
             capacity: self.capacity(c),
-            kv: kv_element(self.kv),
+            kv: self.kv,
             shared_bytes: self.target.shared_bytes_per_block as usize,
             cluster,
             multiprocessors: self.target.multiprocessors,

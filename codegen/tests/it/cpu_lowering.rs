@@ -5,9 +5,10 @@ use std::fmt::Write;
 use gemma4c_blocks::DType::{F32, Q8_0};
 use gemma4c_codegen::cpu::{Limits, LowerError, lower};
 use gemma4c_graph::{Builder, Cache, Graph, Part, Value};
+use gemma4c_plan::cuda::KvType;
 use gemma4c_plan::{Kind, Program, RowCount};
 
-const LIMITS: Limits = Limits { context: 100, chunk: 8, asked: 2 };
+const LIMITS: Limits = Limits { context: 100, chunk: 8, asked: 2, kv: KvType::F16 };
 
 fn named(g: &mut Builder, name: &str, build: impl FnOnce(&mut Builder) -> Value) -> Value {
     let mark = g.mark();
@@ -89,7 +90,8 @@ fn a_small_graph_step_by_step() {
 #[test]
 fn no_step_writes_over_what_is_still_needed() {
     let graph = model();
-    for limits in [LIMITS, Limits { context: 1, chunk: 1, asked: 1 }, Limits { context: 9000, chunk: 300, asked: 40 }] {
+    let least = Limits { context: 1, chunk: 1, asked: 1, ..LIMITS };
+    for limits in [LIMITS, least, Limits { context: 9000, chunk: 300, asked: 40, ..LIMITS }] {
         let program = lower(&graph, limits).unwrap();
         let place = |i: u32| match program.values[i as usize].kind {
             Kind::Floats { offset } => {

@@ -8,6 +8,7 @@ use gemma4c_codegen::kernels::attention::{Attention, SHARED_BYTES};
 use gemma4c_dsl::ElementType;
 use gemma4c_dsl::harness::{Case, Data, Executor, Simulator};
 use gemma4c_dsl::sim::Order;
+use gemma4c_plan::cuda::KvType;
 
 #[test]
 fn every_case_equals_its_oracle() {
@@ -56,7 +57,7 @@ fn layers_of_both_kinds() -> [Attention; 2] {
         group: 2,
         window: None,
         capacity: 120,
-        kv: ElementType::BF16,
+        kv: KvType::BF16,
         shared_bytes,
         cluster: 1,
         multiprocessors: 132,
@@ -144,7 +145,7 @@ fn splits_are_fixed_by_the_shape() {
             group: 1,
             window,
             capacity,
-            kv: ElementType::F16,
+            kv: KvType::F16,
             shared_bytes,
             cluster: 1,
             multiprocessors,
@@ -169,7 +170,7 @@ fn splits_are_fixed_by_the_shape() {
 
     let clusters = |multiprocessors, kv_heads, window, capacity| {
         let [shared_bytes, ..] = SHARED_BYTES;
-        let kv = ElementType::F16;
+        let kv = KvType::F16;
         let (head_dim, group, cluster) = (512, 1, 16);
         let layer =
             Attention { head_dim, kv_heads, group, window, capacity, kv, shared_bytes, cluster, multiprocessors };
@@ -203,8 +204,8 @@ fn flash_takes_the_largest_tile_that_fits() {
         multiprocessors: 132,
     };
     let rows = |kv, shared| layer(kv, shared).flash(ElementType::F32).expect("an instance").map(|flash| flash.rows);
-    assert_eq!(rows(ElementType::BF16, 227 * 1024), Some(64));
-    assert_eq!(rows(ElementType::F16, 99 * 1024), Some(32));
-    assert_eq!(rows(ElementType::F16, 48 * 1024), None);
-    assert_eq!(rows(ElementType::F32, 227 * 1024), None);
+    assert_eq!(rows(KvType::BF16, 227 * 1024), Some(64));
+    assert_eq!(rows(KvType::F16, 99 * 1024), Some(32));
+    assert_eq!(rows(KvType::F16, 48 * 1024), None);
+    assert_eq!(rows(KvType::F32, 227 * 1024), None);
 }

@@ -7,7 +7,7 @@
 macro_rules! intrinsic {
     (
         $(#[doc = $doc:literal])*
-        $scope:ident fn $name:ident($($param:ident: $ty:ident),* $(,)?) $(-> $output:ident)? $body:block
+        $scope:ident $(since $since:literal)? fn $name:ident($($param:ident: $ty:ident),* $(,)?) $(-> $output:ident)? $body:block
         cuda $cuda:literal
     ) => {
         $(#[doc = $doc])*
@@ -31,7 +31,7 @@ macro_rules! intrinsic {
                 static ROW: $crate::definition::Intrinsic = $crate::definition::Intrinsic {
                     name: stringify!($name),
                     scope: $crate::definition::Scope::$scope,
-                    since: $crate::intrinsics::rows::since!(),
+                    since: $crate::intrinsics::rows::since!($($since)?),
                     doc: concat!($($doc, "\n"),*),
                     cuda: concat!(
                         "__device__ __forceinline__ ",

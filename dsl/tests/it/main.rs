@@ -8,6 +8,7 @@ mod faults;
 mod intrinsics;
 mod language;
 mod matvec;
+mod narrow;
 mod ordered;
 mod parts;
 mod refusals;

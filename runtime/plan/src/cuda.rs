@@ -7,6 +7,7 @@
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+pub use crate::kv::KvType;
 use crate::list::at_most;
 use crate::program::{ValueIndex, WeightIndex};
 
@@ -94,31 +95,6 @@ impl CudaProgram {
         let ranges = parts.chain(self.constants.iter().map(|constant| &constant.to));
         let ends = ranges.filter(|to| to.region == Region::Weights).map(|to| to.offset.saturating_add(to.bytes));
         ends.max().unwrap_or(0)
-    }
-}
-
-/// Type of the elements of keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum KvType {
-    F16,
-    BF16,
-    F32,
-}
-
-impl KvType {
-    pub const fn name(self) -> &'static str {
-        match self {
-            KvType::F16 => "f16",
-            KvType::BF16 => "bf16",
-            KvType::F32 => "f32",
-        }
-    }
-
-    pub const fn bytes(self) -> u64 {
-        match self {
-            KvType::F16 | KvType::BF16 => 2,
-            KvType::F32 => 4,
-        }
     }
 }
 

@@ -9,6 +9,7 @@ pub mod embedded;
 pub mod fingerprint;
 mod format;
 pub mod hazards;
+mod kv;
 mod list;
 mod model;
 mod places;

@@ -11,6 +11,8 @@ use crate::list::at_most;
 /// [`BLOCK_ROWS`] positions of all global layers. Either is contiguous, so that it can be copied as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvLayout {
+    /// Sequences at once: rings that rows may name. Those beyond hold snapshots.
+    pub slots: u32,
     /// Rings; the first starts at 0, each `ring_bytes` after the one before. A row's slot is the number of its ring.
     pub rings: u32,
     pub ring_bytes: u64,
@@ -41,6 +43,33 @@ pub struct KvCache {
 pub const BLOCK_ROWS: u32 = 256;
 
 impl KvLayout {
+    /// Bytes of all rings.
+    pub const fn rings_bytes(&self) -> u64 {
+        self.ring_bytes.saturating_mul(self.rings as u64)
+    }
+
+    /// Bytes of all blocks.
+    pub const fn blocks_bytes(&self) -> u64 {
+        self.block_bytes.saturating_mul(self.blocks as u64)
+    }
+
+    /// How many sequences of so many positions there is room for at once.
+    pub const fn sequences_of(&self, positions: u32) -> u32 {
+        let each = positions.div_ceil(BLOCK_ROWS);
+        match self.blocks.checked_div(each) {
+            Some(fitting) if self.block_bytes > 0 && fitting < self.slots => fitting,
+            _ => self.slots,
+        }
+    }
+
+    /// How many positions each of all sequences may have at once, up to `context`.
+    pub const fn positions_each(&self, context: u32) -> u32 {
+        match self.blocks.checked_div(self.slots) {
+            Some(blocks) if self.block_bytes > 0 && blocks < context.div_ceil(BLOCK_ROWS) => blocks * BLOCK_ROWS,
+            _ => context,
+        }
+    }
+
     /// Where the pages of a cache start, their number, and the bytes from one to the next.
     pub const fn pages(&self, cache: &KvCache) -> (u64, u32, u64) {
         match cache.window {

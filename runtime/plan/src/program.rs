@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::kv::KvType;
 use crate::list::at_most;
 
 /// Index into [`Program::values`].
@@ -150,6 +151,8 @@ pub struct Program {
     /// Rows of one pass with logits, at most.
     pub asked: u32,
     pub arena_bytes: u64,
+    /// What keys and values are rounded to when they are appended: an 8-bit type, or F32 for not at all. Caches are f32 either way.
+    pub kv: KvType,
     #[serde(deserialize_with = "at_most::<4096, _, _>")]
     pub caches: Vec<Cache>,
     #[serde(deserialize_with = "at_most::<65536, _, _>")]

@@ -20,7 +20,13 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
     if limits.iter().any(|n| *n == 0 || *n > MOST) || program.asked > program.chunk {
         return Err(format!("context, chunk and asked rows are {limits:?}"));
     }
+    if program.kv != program.kv.on_cpu() {
+        return Err(format!("the CPU's keys and values are {}, which it does not round to", program.kv.name()));
+    }
     for cache in &program.caches {
+        if program.kv.is_narrow() && !cache.head_dim.is_multiple_of(32) {
+            return Err(format!("keys and values in {} come in groups of 32, and not as {cache:?}", program.kv.name()));
+        }
         let wanted = cache.window.map_or(program.context, |w| w.saturating_add(program.chunk));
         let sane = cache.kv_heads.checked_mul(cache.head_dim).is_some_and(|w| w > 0 && w <= MOST);
         if !sane || cache.window == Some(0) || cache.capacity < wanted.min(program.context) || cache.capacity > MOST {

@@ -51,6 +51,10 @@ fn check(plan: &Plan, cuda: &Cuda) -> Result<(), String> {
     if [memory.weights, memory.kv, memory.arena, memory.host].iter().any(|bytes| *bytes > MOST_BYTES) {
         return Err(format!("memory of {memory:?}"));
     }
+    if program.kv.on_cpu() != plan.program.kv {
+        let (kv, cpu) = (program.kv.name(), plan.program.kv.name());
+        return Err(format!("keys and values are {kv} on a GPU and {cpu} on a CPU, which is not what they mean"));
+    }
     check_gpu(&program.gpu)?;
     check_texts(program)?;
     check_kernels(cuda)?;

@@ -16,7 +16,10 @@ pub(crate) fn check_kv(plan: &Plan, program: &CudaProgram) -> Result<(), String>
     let rings = all(layout.rings, layout.ring_bytes).ok_or("rings that are too large")?;
     let blocks = all(layout.blocks, layout.block_bytes).ok_or("blocks that are too large")?;
     let end = layout.blocks_at.checked_add(blocks).ok_or("blocks that are too large")?;
-    if layout.rings == 0 || layout.blocks_at < rings || end > program.memory.kv {
+    if layout.slots == 0 || layout.slots > layout.rings {
+        return Err(format!("{} sequences with {} rings", layout.slots, layout.rings));
+    }
+    if layout.blocks_at < rings || end > program.memory.kv {
         let bytes = program.memory.kv;
         return Err(format!("{rings} bytes of rings, and blocks from {} to {end}, in {bytes}", layout.blocks_at));
     }

@@ -150,7 +150,8 @@ impl Executor {
                 .iter()
                 .map(|cache| {
                     let (pages, rows) = room.pages(cache);
-                    KvLayer::new(pages, rows, cache.kv_heads as usize, cache.head_dim as usize)
+                    let layer = KvLayer::new(pages, rows, cache.kv_heads as usize, cache.head_dim as usize);
+                    layer.rounded_to(program.kv)
                 })
                 .collect(),
             // A sequence that is alone needs no table: its blocks are all there are.

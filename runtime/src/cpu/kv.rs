@@ -1,8 +1,10 @@
-//! The KV cache of one layer, in f32, for many sequences.
+//! The KV cache of one layer for many sequences, in f32; rounded, where a plan's keys and values have 8 bits.
 //!
 //! It is pages of rows. A sliding layer has one page for each sequence, a ring: position p lies in row `p % rows`, and a page has the
 //! window plus the longest chunk, since a whole chunk is appended before its first row looks back a window. A global layer's pages
 //! are blocks of 256 positions, which a sequence's table names in order.
+
+use gemma4c_plan::cuda::KvType;
 
 use super::aligned::Aligned;
 
@@ -16,6 +18,8 @@ pub struct KvLayer {
     rows: usize,
     heads: usize,
     head_dim: usize,
+    /// What rows are rounded to as they are appended.
+    kv: KvType,
     keys: Aligned,
     values: Aligned,
 }
@@ -41,7 +45,13 @@ impl KvLayer {
     /// what it holds.
     pub fn new(pages: usize, rows: usize, heads: usize, head_dim: usize) -> KvLayer {
         let len = pages * rows * heads * head_dim;
-        KvLayer { pages, rows, heads, head_dim, keys: Aligned::zeros(len), values: Aligned::zeros(len) }
+        let (keys, values) = (Aligned::zeros(len), Aligned::zeros(len));
+        KvLayer { pages, rows, heads, head_dim, kv: KvType::F32, keys, values }
+    }
+
+    /// The same layer, whose rows are rounded as a GPU that keeps them in this type.
+    pub fn rounded_to(self, kv: KvType) -> KvLayer {
+        KvLayer { kv, ..self }
     }
 
     /// Bytes of a layer of this shape, before it is made.
@@ -68,6 +78,9 @@ impl KvLayer {
             let at = self.row(pages, first_position + i) * width;
             self.keys.as_mut_slice()[at..at + width].copy_from_slice(key);
             self.values.as_mut_slice()[at..at + width].copy_from_slice(value);
+            for rows in [&mut self.keys, &mut self.values] {
+                round_row(self.kv, self.head_dim, &mut rows.as_mut_slice()[at..at + width]);
+            }
         }
     }
 
@@ -145,6 +158,13 @@ impl<'a> KvView<'a> {
     }
 }
 
+/// Rounds a row that has just been stored, head by head.
+fn round_row(kv: KvType, head_dim: usize, row: &mut [f32]) {
+    if kv.is_narrow() {
+        row.chunks_exact_mut(head_dim).for_each(|head| kv.round_head(head));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,6 +185,27 @@ mod tests {
             let part = |of| row(p, of).skip(3 * head).take(3);
             view.key(p, head).iter().copied().eq(part(of)) && view.value(p, head).iter().copied().eq(part(of + 0.5))
         })
+    }
+
+    #[test]
+    fn rows_in_8_bits_are_rounded_once_and_head_by_head() {
+        let row = |of: f32| (0..128).map(|i| of * ((i * 29 % 61) as f32 - 30.0)).collect::<Vec<f32>>();
+        for kv in [KvType::Q8_0, KvType::Fp8] {
+            let mut layer = KvLayer::new(1, 4, 2, 64).rounded_to(kv);
+            layer.append(Pages::Ring(0), 3, &[row(0.11), row(0.7)].concat(), &[row(0.013), row(1e5)].concat());
+            for (position, key, value) in [(3, 0.11, 0.013), (4, 0.7, 1e5)] {
+                for head in 0..2 {
+                    let view = layer.view(Pages::Ring(0));
+                    for (found, of) in [(view.key(position, head), key), (view.value(position, head), value)] {
+                        let mut expected = row(of)[head * 64..][..64].to_vec();
+                        kv.round_head(&mut expected);
+                        let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+                        assert!(found.iter().zip(&expected).all(same), "{kv:?} {position} {head}");
+                        assert!(expected != row(of)[head * 64..][..64], "{kv:?} rounds");
+                    }
+                }
+            }
+        }
     }
 
     #[test]

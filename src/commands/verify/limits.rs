@@ -4,6 +4,8 @@
 //! its rounding to the noise of those before, so that noise grows like a random walk; and by how much this model amplifies
 //! noise, which is measured on the CPU (`drift`).
 
+use gemma4c_plan::cuda::KvType;
+
 use super::meaning::{Content, Rounding};
 use super::numbers::Numbers;
 
@@ -19,6 +21,9 @@ pub fn alone(content: Content, rounding: Rounding) -> f64 {
         Content::Numbers(Numbers::F16) => 1e-3,
         Content::Numbers(Numbers::BF16) => 5e-3,
         Content::Numbers(Numbers::Int8) => 0.015,
+        // Of values that are spread evenly: half a code of 127, and half a bit of three.
+        Content::Numbers(Numbers::Narrow { kv: KvType::Fp8, .. }) => 0.04,
+        Content::Numbers(Numbers::Narrow { .. }) => 0.015,
         // Routers compute in f32; scores that are closer than this are as good as equal.
         Content::Experts => return 1e-3,
     };

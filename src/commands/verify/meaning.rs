@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use anyhow::{Result, ensure};
 use gemma4c_plan::cuda::{Argument, CudaProgram, CudaStep, Form, KvType, Phase, Range, Region, StepOutput};
-use gemma4c_plan::{Kind, Op, Plan, Step, ValueIndex};
+use gemma4c_plan::{self as plan, Kind, Op, Plan, Step, ValueIndex};
 
 use super::numbers::Numbers;
 use super::reference::{Reference, Rows};
@@ -122,11 +122,9 @@ impl<'a> Meaning<'a> {
 
     /// Keys and values that a step appends to a cache of the first slot, whose pages are in order.
     fn stored(&self, step: &CudaStep, cache: usize, inputs: &[ValueIndex], pass: &Reference) -> Vec<Left> {
-        let numbers = match self.program.kv {
-            KvType::F16 => Numbers::F16,
-            KvType::BF16 => Numbers::BF16,
-            KvType::F32 => Numbers::F32,
-        };
+        let plan::Cache { kv_heads, head_dim, .. } = self.plan.program.caches[cache];
+        let numbers = Numbers::of_cache(self.program.kv, head_dim);
+        let row_bytes = self.program.kv.row_bytes(kv_heads, head_dim);
         let touches = |argument: &Argument| matches!(argument, Argument::Memory(range) if range.region == Region::Kv);
         if !step.launch.arguments.iter().any(touches) {
             return Vec::new();
@@ -136,7 +134,6 @@ impl<'a> Meaning<'a> {
         let (start, _, stride) = layout.pages(&place);
         let mut left = Vec::new();
         for (offset, value) in [place.keys, place.values].into_iter().zip(inputs) {
-            let row_bytes = self.width(*value) as u64 * numbers.bytes();
             let row = |at: u64| {
                 let position = pass.position as u64 + at;
                 let page = if place.window.is_some() { 0 } else { position / place.rows as u64 };

@@ -1,5 +1,7 @@
 //! Values as a device keeps them, to floats and back.
 
+use gemma4c_blocks::narrow;
+use gemma4c_plan::cuda::KvType;
 use half::{bf16, f16};
 
 /// Values that share a scale.
@@ -13,13 +15,18 @@ pub enum Numbers {
     F16,
     /// One code for each value; then the scales of the quantisation blocks; then the sums of their codes.
     Int8,
+    /// Keys or values in 8 bits, heads of so many values: codes, and after them the scales of q8_0.
+    Narrow {
+        kv: KvType,
+        head_dim: u32,
+    },
 }
 
 /// Values out of device memory.
 #[derive(Debug, PartialEq)]
 pub struct Decoded {
     pub values: Vec<f32>,
-    /// For int8, the scale of each quantisation block: twice the largest rounding error of a value.
+    /// For int8 and q8_0, the scale of each quantisation block: twice the largest rounding error of a value.
     scales: Vec<f32>,
     pub fault: Option<Fault>,
 }
@@ -47,15 +54,26 @@ impl Numbers {
             Numbers::BF16 => "bf16",
             Numbers::F16 => "f16",
             Numbers::Int8 => "int8",
+            Numbers::Narrow { kv, .. } => kv.name(),
         }
     }
 
-    /// Bytes of a value; of int8, of its code.
+    /// The numbers of a cache's rows.
+    pub const fn of_cache(kv: KvType, head_dim: u32) -> Numbers {
+        match kv {
+            KvType::F16 => Numbers::F16,
+            KvType::BF16 => Numbers::BF16,
+            KvType::F32 => Numbers::F32,
+            KvType::Q8_0 | KvType::Fp8 => Numbers::Narrow { kv, head_dim },
+        }
+    }
+
+    /// Bytes of a value; in 8 bits, of its code.
     pub const fn bytes(self) -> u64 {
         match self {
             Numbers::F32 => 4,
             Numbers::BF16 | Numbers::F16 => 2,
-            Numbers::Int8 => 1,
+            Numbers::Int8 | Numbers::Narrow { .. } => 1,
         }
     }
 
@@ -67,6 +85,7 @@ impl Numbers {
             Numbers::BF16 => bytes.chunks_exact(2).map(|b| bf16::from_bits(two(b)).to_f32()).collect(),
             Numbers::F16 => bytes.chunks_exact(2).map(|b| f16::from_bits(two(b)).to_f32()).collect(),
             Numbers::Int8 => return decode_int8(bytes),
+            Numbers::Narrow { kv, head_dim } => return decode_narrow(kv, head_dim, bytes),
         };
         let width = self.bytes() as usize;
         let untouched = bytes.chunks_exact(width).position(|value| value.iter().all(|byte| *byte == 0xff));
@@ -80,6 +99,9 @@ impl Numbers {
             Numbers::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
             Numbers::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
             Numbers::Int8 => encode_int8(values),
+            Numbers::Narrow { kv, head_dim } => {
+                values.chunks_exact(head_dim as usize).flat_map(|head| kv.narrow_head(head)).flatten().collect()
+            }
         }
     }
 }
@@ -102,6 +124,34 @@ fn decode_int8(bytes: &[u8]) -> Decoded {
             fault = fault.or(Some(Fault::NotWritten(group * GROUP)));
         } else if added != sum as i32 {
             fault = fault.or(Some(Fault::Sum { group, expected: added, found: sum as i32 }));
+        }
+    }
+    Decoded { values, scales, fault }
+}
+
+/// Codes of all ones are a number of int8 and none of e4m3; scales of all ones are none.
+fn decode_narrow(kv: KvType, head_dim: u32, bytes: &[u8]) -> Decoded {
+    let dim = head_dim as usize;
+    let (mut values, mut scales, mut fault) = (Vec::new(), Vec::new(), None);
+    for head in bytes.chunks_exact(kv.head_bytes(head_dim) as usize) {
+        let (codes, rest) = head.split_at(dim);
+        for (group, codes) in codes.chunks(GROUP).enumerate() {
+            let scale = rest.get(2 * group..2 * group + 2).map_or([0; 2], |b| [b[0], b[1]]);
+            let is_written = match kv {
+                KvType::Q8_0 => scale != [0xff; 2],
+                _ => !codes.contains(&0xff),
+            };
+            if !is_written {
+                fault = fault.or(Some(Fault::NotWritten(values.len())));
+            }
+            let scale = narrow::scale_from(scale);
+            match kv {
+                KvType::Q8_0 => {
+                    scales.push(scale.to_f32());
+                    values.extend(codes.iter().map(|code| narrow::q8_0_to_f32(*code, scale)));
+                }
+                _ => values.extend(codes.iter().map(|code| narrow::fp8_to_f32(*code))),
+            }
         }
     }
     Decoded { values, scales, fault }
@@ -133,13 +183,20 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         let values = some_values();
-        for (numbers, tolerance) in
-            [(Numbers::F32, 0.0), (Numbers::BF16, 1.0 / 256.0), (Numbers::F16, 1.0 / 2048.0), (Numbers::Int8, 0.0)]
-        {
+        for (numbers, tolerance) in [
+            (Numbers::F32, 0.0),
+            (Numbers::BF16, 1.0 / 256.0),
+            (Numbers::F16, 1.0 / 2048.0),
+            (Numbers::Int8, 0.0),
+            (Numbers::of_cache(KvType::Q8_0, 32), 1.0 / 2048.0),
+            (Numbers::of_cache(KvType::Fp8, 32), 1.0 / 16.0),
+        ] {
             let decoded = numbers.decode(&numbers.encode(&values));
             assert_eq!((decoded.fault.as_ref(), decoded.values.len()), (None, values.len()), "{numbers:?}");
             for (index, (found, expected)) in decoded.values.iter().zip(&values).enumerate() {
-                let allowed = tolerance * expected.abs() + decoded.grain(index) * 0.501;
+                // The least that e4m3 tells apart is 2^-9.
+                let fine = if numbers.name() == "fp8" { 1.0 / 1024.0 } else { 0.0 };
+                let allowed = tolerance * expected.abs() + decoded.grain(index) * 0.501 + fine;
                 assert!((found - expected).abs() <= allowed, "{numbers:?} {index}: {found}, expected {expected}");
             }
         }
@@ -155,6 +212,13 @@ mod tests {
         }
         let untouched = vec![0xff; 3 * 40];
         assert_eq!(Numbers::Int8.decode(&untouched).fault, Some(Fault::NotWritten(0)));
+        for kv in [KvType::Q8_0, KvType::Fp8] {
+            let numbers = Numbers::of_cache(kv, 32);
+            let mut bytes = numbers.encode(&some_values());
+            let head = kv.head_bytes(32) as usize;
+            bytes[head..2 * head].fill(0xff);
+            assert_eq!(numbers.decode(&bytes).fault, Some(Fault::NotWritten(32)), "{kv:?}");
+        }
     }
 
     #[test]

@@ -56,6 +56,10 @@ fn header(plan: &Plan, name: &str) -> String {
         ("context", format!("{} of {} trained", program.context, plan.model.trained_context)),
         ("chunk", format!("{} tokens a pass, logits for {}", program.chunk, program.asked)),
         ("arithmetic", "f32; weights are decoded on the way".to_owned()),
+        (
+            "keys and values",
+            if program.kv.is_narrow() { format!("f32, rounded to {}", program.kv.name()) } else { "f32".into() },
+        ),
         ("weights", by_type(plan.weights.iter().map(|w| (w.dtype, w.bytes)))),
     ]);
     out + "</header>"

@@ -10,10 +10,11 @@ use crate::report::weights::{WeightForm, groups};
 use gemma4c_plan::{Kind, Plan};
 
 pub fn section(facts: &Facts<'_>, hues: &Hues) -> String {
-    let memory = &facts.program().memory;
+    let (memory, layout) = (&facts.program().memory, &facts.program().kv_layout);
     let regions = [
         ("weights", memory.weights, "h0"),
-        ("keys and values", memory.kv, "h1"),
+        ("windows", layout.rings_bytes(), "h1"),
+        ("blocks", layout.blocks_bytes(), "h5"),
         ("activations", memory.arena, "h2"),
         ("on the host", memory.host, "h3 far"),
     ];
@@ -23,6 +24,18 @@ pub fn section(facts: &Facts<'_>, hues: &Hues) -> String {
     out += &weights(facts);
     out += "<h3>Keys and values, layer by layer</h3>";
     out += &caches(facts.plan, &facts.caches());
+    let _ = write!(
+        out,
+        "<p class=\"note\">Room for {}: {} rings of {} for windows, of which {} hold snapshots, and {} blocks of {} for {} tokens \
+         of the global layers.</p>",
+        facts.sequences(),
+        layout.rings,
+        output::bytes(layout.ring_bytes),
+        layout.rings - layout.slots,
+        layout.blocks,
+        output::bytes(layout.block_bytes),
+        layout.block_rows
+    );
     if let Some(decode) = facts.phases.first() {
         out += "<h3>Activations in decode</h3>";
         out += &arena::of_phase(facts, decode, hues);

@@ -1,10 +1,11 @@
 //! Several sequences in one launch of the decode step's attention: each row is what it is alone, and a free row is left alone.
 
+use gemma4c_dsl::F32x2;
 use gemma4c_dsl::harness::{Bound, Case, Data};
-use gemma4c_dsl::{ElementType, F32x2};
+use gemma4c_plan::cuda::KvType;
 
 use super::step::{BOUND, EPSILON, Step};
-use super::{Scene, cache_data, layer};
+use super::{Scene, cache, cache_data, layer};
 use crate::kernels::attention::Attention;
 use crate::kernels::attention::address::RECORD_WORDS;
 use crate::kernels::attention::step::{StepOut, groups};
@@ -31,7 +32,7 @@ impl Company {
     fn cache(&self, of: impl Fn(&Step) -> Vec<f32>) -> Data {
         let len = self.any().scene.paging.len();
         let rows = self.rows.iter().map(|row| row.as_ref().map_or(vec![f32::NAN; len], &of));
-        cache_data(self.any().scene.layer.kv, &rows.collect::<Vec<_>>().concat())
+        cache_data(&self.any().scene.layer, &rows.collect::<Vec<_>>().concat())
     }
 
     /// The launch, with what it does to the caches.
@@ -49,10 +50,7 @@ impl Company {
         let each = groups(*splits, one.grouped) + layer.peers();
         let counters = vec![0u32; (layer.kv_heads * each) as usize * count];
         let slots = (layer.heads() * (splits + groups(*splits, one.grouped))) as usize * count;
-        let bound = match layer.kv {
-            ElementType::BF16 => Bound::Within { absolute: 3e-6, relative: 1.0 / 128.0 },
-            _ => Bound::Within { absolute: 3e-6, relative: 1.0 / 1024.0 },
-        };
+        let bound = cache::bound(layer.kv);
         assert_eq!(records.len(), count * RECORD_WORDS as usize);
         let case = Case::new(
             format!("step of {count} rows, {}", self.name),
@@ -82,10 +80,10 @@ impl Company {
             .scalar("k_stride", one.k.len() as u32)
             .scalar("v_stride", one.v.len() as u32)
             .scalar("max_pages", paging.max_pages)
-            .scalar("page_stride", paging.page_stride)
+            .scalar("page_stride", paging.stride_in_elements(layer))
             .expect("counters", counters, Bound::Exact)
-            .expect("k_cache", self.cache(|step| step.scene.k.clone()), bound)
-            .expect("v_cache", self.cache(|step| step.scene.v.clone()), bound);
+            .expect("k_cache", self.cache(|step| step.after()[0].clone()), bound)
+            .expect("v_cache", self.cache(|step| step.after()[1].clone()), bound);
         let width = (layer.heads() * layer.head_dim) as usize;
         let out: Vec<f32> = self
             .rows
@@ -110,11 +108,11 @@ fn of(name: &'static str, layer: Attention, positions: &[Option<u32>], [splits, 
 }
 
 pub fn companies() -> Vec<Company> {
-    let small = layer(128, 2, ElementType::F16);
+    let small = layer(128, 2, KvType::F16);
     let windowed = Attention { window: Some(180), capacity: 200, ..small };
     let clustered = |layer| Attention { cluster: 16, ..layer };
-    let long = Attention { capacity: 2000, ..layer(128, 1, ElementType::F16) };
-    let two_heads = Attention { kv_heads: 2, ..layer(256, 4, ElementType::BF16) };
+    let long = Attention { capacity: 2000, ..layer(128, 1, KvType::F16) };
+    let two_heads = Attention { kv_heads: 2, ..layer(256, 4, KvType::BF16) };
     let own = |layer: &Attention| [layer.splits(), layer.splits()];
     vec![
         of("a window", windowed, &[Some(350), Some(7), None, Some(190)], own(&windowed)),

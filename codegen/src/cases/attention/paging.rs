@@ -1,11 +1,14 @@
 //! The pages of a scene's cache: in no order, with gaps between them, and of the second of two slots, so that a kernel that looks
 //! anywhere else shows it.
 
+use crate::cases::cache;
 use crate::kernels::attention::Attention;
 use crate::kernels::attention::address::{BLOCK_ROWS, RECORD_WORDS};
 
-/// Elements between two pages.
-const GAP: u32 = 64;
+/// Values between two pages. Of 8 bits a whole head, so that it becomes elements.
+fn gap(layer: &Attention) -> u32 {
+    if layer.kv.is_narrow() { layer.head_dim } else { 64 }
+}
 
 /// Where the rows of a cache lie.
 #[derive(Clone, Debug)]
@@ -14,10 +17,11 @@ pub struct Paging {
     /// Of both slots.
     pub pages: Vec<u32>,
     pub max_pages: u32,
-    pub page_stride: u32,
+    /// In values.
+    page_stride: u32,
     /// Pages there are.
     count: u32,
-    /// Rows of a page, and elements of a row.
+    /// Rows of a page, and values of a row.
     rows: u32,
     width: u32,
     is_ring: bool,
@@ -32,15 +36,20 @@ impl Paging {
         let mut pages = vec![u32::MAX / 2; max_pages as usize];
         pages.extend((1..=max_pages).rev());
         let count = if is_ring { 2 } else { max_pages + 1 };
-        Paging { slot: 1, pages, max_pages, page_stride: rows * width + GAP, count, rows, width, is_ring }
+        Paging { slot: 1, pages, max_pages, page_stride: rows * width + gap(layer), count, rows, width, is_ring }
     }
 
-    /// Elements of the cache.
+    /// The launch argument `page_stride`.
+    pub fn stride_in_elements(&self, layer: &Attention) -> u32 {
+        cache::elements(layer.kv, layer.head_dim as usize, self.page_stride as usize) as u32
+    }
+
+    /// Values of the cache.
     pub fn len(&self) -> usize {
         (self.count * self.page_stride) as usize
     }
 
-    /// The first element of a position.
+    /// The first value of a position.
     pub fn row(&self, position: u32) -> usize {
         let page = match self.is_ring {
             true => self.slot,

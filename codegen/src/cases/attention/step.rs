@@ -3,10 +3,11 @@
 //! Expected values are the definition's, in f64. Int8 codes have no tolerance, so those cases have queries of zero: every
 //! visible position weighs the same, and the mean of a power of two of 16-bit floats is exact.
 
+use gemma4c_dsl::F32x2;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
-use gemma4c_dsl::{ElementType, F32x2};
+use gemma4c_plan::cuda::KvType;
 
-use super::{Scene, cache_data, layer, rounded};
+use super::{Scene, cache, cache_data, layer};
 use crate::cases::heads::rotated;
 use crate::cases::norm::normed;
 use crate::cases::quantise::Int8;
@@ -34,6 +35,8 @@ pub struct Step {
     pub q_weight: Vec<f32>,
     pub k_weight: Vec<f32>,
     pub frequencies: Vec<f32>,
+    /// The new key and value before they are rounded.
+    pub new: [Vec<f32>; 2],
 }
 
 impl Step {
@@ -48,7 +51,7 @@ impl Step {
         let k_weight = random.floats(head_dim as usize, -1.0, 1.0);
         let frequencies = inverse_frequencies(head_dim, 1e4, None);
         let grouped = scene.splits;
-        Self { scene, own, grouped, q, k, v, q_weight, k_weight, frequencies }.prepared()
+        Self { scene, own, grouped, q, k, v, q_weight, k_weight, frequencies, new: Default::default() }.prepared()
     }
 
     /// With every score zero.
@@ -71,19 +74,30 @@ impl Step {
         self.scene.q = self.q.chunks(dim).flat_map(|head| turned(head, &self.q_weight)).collect();
         if self.own {
             let row = self.scene.paging.row(position);
-            let keys = self.k.chunks(dim).flat_map(|head| turned(head, &self.k_weight));
-            let values = self.v.chunks(dim).flat_map(|head| normed(head, None));
-            for (i, (key, value)) in keys.zip(values).enumerate() {
-                self.scene.k[row + i] = rounded(kv, key);
-                self.scene.v[row + i] = rounded(kv, value);
+            let keys: Vec<f32> = self.k.chunks(dim).flat_map(|head| turned(head, &self.k_weight)).collect();
+            let values: Vec<f32> = self.v.chunks(dim).flat_map(|head| normed(head, None)).collect();
+            for (cache, new) in [(&mut self.scene.k, &keys), (&mut self.scene.v, &values)] {
+                cache[row..row + new.len()].copy_from_slice(new);
+                cache::round(kv, dim, &mut cache[row..row + new.len()]);
             }
+            self.new = [keys, values];
         }
         self
     }
 
     /// A cache before the store: what the new row will replace is not a number.
     fn cache_before(&self, after: &[f32]) -> Data {
-        cache_data(self.scene.layer.kv, &self.before(after))
+        cache_data(&self.scene.layer, &self.before(after))
+    }
+
+    /// Keys and values after the store, for a cache to round.
+    pub(super) fn after(&self) -> [Vec<f32>; 2] {
+        let mut after = [self.scene.k.clone(), self.scene.v.clone()];
+        let row = self.scene.paging.row(self.scene.position);
+        for (cache, new) in after.iter_mut().zip(&self.new) {
+            cache[row..row + new.len()].copy_from_slice(new);
+        }
+        after
     }
 
     pub(super) fn before(&self, after: &[f32]) -> Vec<f32> {
@@ -110,7 +124,7 @@ impl Step {
             .scalar("window", self.scene.layer.window_scalar())
             .scalar("capacity", self.scene.layer.page_rows())
             .scalar("max_pages", self.scene.paging.max_pages)
-            .scalar("page_stride", self.scene.paging.page_stride)
+            .scalar("page_stride", self.scene.paging.stride_in_elements(&self.scene.layer))
             .scalar("epsilon", EPSILON)
     }
 
@@ -132,12 +146,8 @@ impl Step {
             .expect("counters", counters, Bound::Exact);
         let case = self.projections(case);
         // Rows that nobody sees are not numbers, before and after.
-        let (k, v) = (cache_data(layer.kv, &self.scene.k), cache_data(layer.kv, &self.scene.v));
-        let bound = match layer.kv {
-            ElementType::F16 => Bound::Within { absolute: 3e-6, relative: 1.0 / 1024.0 },
-            ElementType::BF16 => Bound::Within { absolute: 3e-6, relative: 1.0 / 128.0 },
-            _ => Bound::Within { absolute: 3e-6, relative: 4e-6 },
-        };
+        let [k, v] = self.after().map(|values| cache_data(layer, &values));
+        let bound = cache::bound(layer.kv);
         case.expect("k_cache", k, bound).expect("v_cache", v, bound)
     }
 
@@ -208,7 +218,7 @@ impl Step {
             .scalar("capacity", layer.page_rows())
             .scalar("record_stride", 16u32)
             .scalar("max_pages", self.scene.paging.max_pages)
-            .scalar("page_stride", self.scene.paging.page_stride)
+            .scalar("page_stride", self.scene.paging.stride_in_elements(&self.scene.layer))
             .expect("extrema", vec![F32x2::default(); slots], BOUND)
             .expect("values", vec![0.0f32; slots * layer.head_dim as usize], BOUND)
             .except(0..slots * layer.head_dim as usize)
@@ -253,7 +263,7 @@ impl Step {
 }
 
 pub fn steps() -> Vec<Step> {
-    use ElementType::{BF16, F16, F32};
+    use KvType::{BF16, F16, F32, Fp8, Q8_0};
     let small = layer(128, 2, F16);
     let windowed = |window, capacity| Attention { window: Some(window), capacity, ..small };
     let clustered = |layer| Attention { cluster: 16, ..layer };
@@ -303,15 +313,30 @@ pub fn steps() -> Vec<Step> {
         step("four clusters, the last is half full", clustered(long), 28 * 64 - 1),
         shared("four clusters, all in use", clustered(long), 31 * 64 - 5),
         split(step("two clusters that take turns", clustered(long), 31 * 64 - 5), 16, 16),
+        step("q8_0, position 0", Attention { kv: Q8_0, ..small }, 0),
+        step("q8_0, a segment's first position", Attention { kv: Q8_0, ..small }, 64),
+        shared("q8_0, a segment's first position", Attention { kv: Q8_0, ..small }, 64),
+        step("q8_0, ring wrapping at the new row", Attention { kv: Q8_0, ..windowed(40, 44) }, 132),
+        split(step("q8_0, groups that take turns", Attention { capacity: 640, kv: Q8_0, ..small }, 639), 7, 3),
+        step("q8_0, 12B full", layer(512, 16, Q8_0), 35).values_are_keys(),
+        step(
+            "q8_0, E2B full, tiles of a segment",
+            Attention { shared_bytes: SHARED_BYTES[0], ..layer(512, 8, Q8_0) },
+            70,
+        ),
+        step("q8_0, a cluster, window full", clustered(Attention { kv: Q8_0, ..windowed(180, 200) }), 350),
+        step("fp8, window moved by one", Attention { kv: Fp8, ..windowed(40, 44) }, 40),
+        step("fp8, four clusters, the second has begun", clustered(Attention { kv: Fp8, ..long }), 8 * 64),
+        step("fp8, E4B sliding", Attention { kv: Fp8, window: Some(48), capacity: 50, ..two_heads }, 60),
         step("clusters, E4B sliding", clustered(Attention { window: Some(130), capacity: 150, ..two_heads }), 140),
     ]
 }
 
 /// Steps that see a power of two of positions.
 fn even_steps() -> Vec<Step> {
-    let small = layer(128, 2, ElementType::F16);
+    let small = layer(128, 2, KvType::F16);
     let wide = Attention { capacity: 128, ..small };
-    let sliding = Attention { window: Some(64), capacity: 70, kv_heads: 2, ..layer(256, 4, ElementType::BF16) };
+    let sliding = Attention { window: Some(64), capacity: 70, kv_heads: 2, ..layer(256, 4, KvType::BF16) };
     let step = |name, layer, position, own| Step::new(Scene::new(name, layer, position, 1), own).without_queries();
     vec![
         step("position 0", small, 0, true),

@@ -7,11 +7,13 @@
 //! from memory once. Keys and values pass through shared memory, one of them on its way while the other is used.
 
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{ElementType, Instance, InstanceError};
+use gemma4c_dsl::{Instance, InstanceError};
+use gemma4c_plan::cuda::KvType;
 
 use super::Attention;
 use super::address::{page_start, record_of, row_of_record};
 use super::floats::{leave_floats, mix_floats, score_floats, weigh_floats};
+use super::narrow::{copy_codes, head_len, patch_codes, widen_slot, widen_tile};
 use super::plain::first_visible;
 use super::tensor::{leave_tensor, load_queries, mix_tensor, score_tensor, weigh_tensor};
 use crate::measured::{H200, Question};
@@ -187,10 +189,99 @@ pub fn attend<
     }
 }
 
+/// [`attend`] over a cache of 8 bits. `codes` has the codes of a tile's keys and behind them those of its values; both are widened into `tile`,
+/// one after the other. A tile's codes are read once, so the next ones are on their way while it is multiplied.
+#[device(slots(widen(eight: U32x4, scale: u32) -> U32x4))]
+pub fn attend_narrow<
+    const D: u32,
+    const G: u32,
+    const KEYS: u32,
+    const THREADS: u32,
+    const SETS: u32,
+    const BF: bool,
+    const NARROW: bool,
+    const SCALED: bool,
+    KV: Float,
+>(
+    work: Shared<f32>,
+    tile: Shared<KV>,
+    codes: Shared<KV>,
+    new_key: Shared<KV>,
+    new_value: Shared<KV>,
+    weights: Shared<KV>,
+    largest: Shared<f32>,
+    totals: Shared<f32>,
+    factors: Shared<f32>,
+    k_head: Input<KV>,
+    v_head: Input<KV>,
+    start: u32,
+    first: u32,
+    position: u32,
+    stored: u32,
+    segment: u32,
+    splits: u32,
+    kv_row: u32,
+    capacity: u32,
+    pages: Weights<u32>,
+    slot: u32,
+    window: u32,
+    max_pages: u32,
+    page_stride: u32,
+) {
+    if thread_idx() < G {
+        largest[thread_idx()] = f32::NEG_INFINITY;
+        totals[thread_idx()] = 0.0;
+    }
+    barrier();
+    let mut fragments = regs(U32x4::ZERO, D * 2 / THREADS * SETS);
+    let mut sums = regs(F32x4::ZERO, D * 4 / THREADS);
+    load_queries(work, weights, &mut fragments);
+    let value_codes = codes.offset(KEYS * head_len(D));
+    let mut at = start;
+    while at <= position {
+        let end = tile_end(at, position, first, segment);
+        let next = next_tile(at, first, segment, splits);
+        let next_end = tile_end(next, position, first, segment);
+        let next_page = page_start(pages, slot, next.min(position), window, max_pages, page_stride);
+        cp_async_wait(1);
+        if end > stored {
+            patch_codes(codes, new_key, stored - at);
+        }
+        barrier();
+        widen_tile(widen, codes, tile);
+        barrier();
+        if next <= position {
+            copy_codes(codes, k_head.offset(next_page), next, next_end, stored, kv_row, capacity);
+        }
+        // An empty group too: the waits count groups.
+        cp_async_commit();
+        score_tensor(&mut fragments, tile, work);
+        cp_async_wait(1);
+        if end > stored {
+            patch_codes(value_codes, new_value, stored - at);
+        }
+        barrier();
+        // Few warps have a head to weigh; the others widen meanwhile.
+        weigh_tensor(work, weights, largest, totals, factors, end - at);
+        widen_tile(widen, value_codes, tile);
+        barrier();
+        if next <= position {
+            copy_codes(value_codes, v_head.offset(next_page), next, next_end, stored, kv_row, capacity);
+        }
+        cp_async_commit();
+        mix_tensor(weights, factors, tile, &mut sums);
+        at = next;
+    }
+    barrier();
+    leave_tensor(&mut sums, work);
+}
+
 /// One split of one row's attention: for each query head the largest score and the sum of weights (`extrema`) and the weighted
 /// sum of values (`values`), by [row][query head][split]. A split without a visible position leaves a sum of zero and no
 /// values. The grid is (key-value heads, splits, rows); `window` is `u32::MAX` for a full layer.
-#[kernel(block = THREADS, min_blocks = RESIDENT, dependent, dynamic_shared)]
+#[kernel(block = THREADS, min_blocks = RESIDENT, dependent, dynamic_shared, slots(
+    widen(eight: U32x4, scale: u32) -> U32x4
+))]
 pub fn attention_decode<
     const D: u32,
     const G: u32,
@@ -201,6 +292,8 @@ pub fn attention_decode<
     const SETS: u32,
     const RESIDENT: u32,
     const BF: bool,
+    const NARROW: bool,
+    const SCALED: bool,
     KV: Float,
 >(
     q: Input<f32>,
@@ -226,7 +319,12 @@ pub fn attention_decode<
         G * (D + 8)
     });
     let keys = shared::<KV>(KEYS * (D + 8));
-    let mixed = shared::<KV>(KEYS * (D + 8));
+    // Of 8 bits: the codes of keys and values, which are widened to `keys` in turn.
+    let mixed = shared::<KV>(if NARROW {
+        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 } + 7) / 8 * 8)
+    } else {
+        KEYS * (D + 8)
+    });
     let weights = shared::<KV>(if TENSOR { SETS * 16 * (KEYS + 8) } else { 1 });
     let scores = shared::<f32>(if TENSOR { 1 } else { G * KEYS });
     let largest = shared::<f32>(G);
@@ -254,45 +352,84 @@ pub fn attention_decode<
         return;
     }
 
-    let kv_row = grid_dim() * D;
-    let k_head = k.offset(block_idx() * D);
-    let v_head = v.offset(block_idx() * D);
+    let kv_row = grid_dim() * head_len(D);
+    let k_head = k.offset(block_idx() * head_len(D));
+    let v_head = v.offset(block_idx() * head_len(D));
     let end = tile_end(at, position, first, segment);
     let page = page_start(pages, record.w, at, window, max_pages, page_stride);
-    copy_tile(keys, k_head.offset(page), at, end, end, kv_row, capacity);
+    if NARROW {
+        copy_codes(mixed, k_head.offset(page), at, end, end, kv_row, capacity);
+    } else {
+        copy_tile(keys, k_head.offset(page), at, end, end, kv_row, capacity);
+    }
     cp_async_commit();
-    copy_tile(mixed, v_head.offset(page), at, end, end, kv_row, capacity);
+    if NARROW {
+        let value_codes = mixed.offset(KEYS * head_len(D));
+        copy_codes(value_codes, v_head.offset(page), at, end, end, kv_row, capacity);
+    } else {
+        copy_tile(mixed, v_head.offset(page), at, end, end, kv_row, capacity);
+    }
     cp_async_commit();
     for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
         store(work, i / D * (D + 8) + i % D, load::<F32x4>(q, head * D + i));
     }
-    attend(
-        work,
-        keys,
-        mixed,
-        keys,
-        mixed,
-        weights,
-        scores,
-        largest,
-        totals,
-        factors,
-        k_head,
-        v_head,
-        at,
-        first,
-        position,
-        position + 1,
-        segment,
-        splits,
-        kv_row,
-        capacity,
-        pages,
-        record.w,
-        window,
-        max_pages,
-        page_stride,
-    );
+    if NARROW {
+        attend_narrow(
+            widen,
+            work,
+            keys,
+            mixed,
+            keys,
+            mixed,
+            weights,
+            largest,
+            totals,
+            factors,
+            k_head,
+            v_head,
+            at,
+            first,
+            position,
+            position + 1,
+            segment,
+            splits,
+            kv_row,
+            capacity,
+            pages,
+            record.w,
+            window,
+            max_pages,
+            page_stride,
+        );
+    } else {
+        attend(
+            work,
+            keys,
+            mixed,
+            keys,
+            mixed,
+            weights,
+            scores,
+            largest,
+            totals,
+            factors,
+            k_head,
+            v_head,
+            at,
+            first,
+            position,
+            position + 1,
+            segment,
+            splits,
+            kv_row,
+            capacity,
+            pages,
+            record.w,
+            window,
+            max_pages,
+            page_stride,
+        );
+    }
     for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
         store(values, (slot + i / D * splits) * D + i % D, load::<F32x4>(work, i / D * (D + 8) + i % D));
     }
@@ -366,8 +503,8 @@ impl Attention {
     pub(super) fn decode_shape(&self) -> DecodeShape {
         let shape = |threads, keys, resident| DecodeShape { threads, keys, vector: 8, resident };
         match (self.kv, self.head_dim, self.group) {
-            (ElementType::F32, 512.., 9..) => DecodeShape { vector: 4, ..shape(128, 8, 1) },
-            (ElementType::F32, ..) => DecodeShape { vector: 4, ..shape(128, 16, 2) },
+            (KvType::F32, 512.., 9..) => DecodeShape { vector: 4, ..shape(128, 8, 1) },
+            (KvType::F32, ..) => DecodeShape { vector: 4, ..shape(128, 16, 2) },
             (_, 512.., _) if self.shared_bytes >= ROOMY => {
                 shape(if self.group > 8 { 256 } else { ROOMY_THREADS }, 64, 1)
             }
@@ -387,11 +524,14 @@ impl Attention {
             KEYS: shape.keys,
             THREADS: shape.threads,
             VECTOR: shape.vector,
-            TENSOR: self.kv != ElementType::F32,
+            TENSOR: self.kv != KvType::F32,
             SETS: self.group.div_ceil(8),
             RESIDENT: shape.resident,
-            BF: self.kv == ElementType::BF16,
-            KV: self.kv,
+            BF: self.kv == KvType::BF16,
+            NARROW: self.kv.is_narrow(),
+            SCALED: self.kv == KvType::Q8_0,
+            KV: self.element(),
+            widen: widen_slot(self.kv),
         }
         .build()
     }

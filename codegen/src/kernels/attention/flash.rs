@@ -8,9 +8,11 @@
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{ElementType, Instance, InstanceError};
+use gemma4c_plan::cuda::KvType;
 
 use super::Attention;
 use super::address::page_start;
+use super::narrow::{head_len, widen_slot, widen_tile};
 use super::plain::first_visible;
 
 /// Values of a head that a warp sums: 128 registers a lane.
@@ -39,6 +41,35 @@ pub fn copy_padded_tile<const D: u32, const KEYS: u32, const THREADS: u32, KV: F
         let row = start + (position - from);
         let wrapped = if row < capacity { row } else { row - capacity };
         cp_async16(tile, i / D * (D + 8) + i % D, cache, wrapped * kv_row + i % D);
+    }
+}
+
+/// The same of codes in 8 bits, which lie as they do in the cache.
+#[device]
+pub fn copy_padded_codes<
+    const D: u32,
+    const KEYS: u32,
+    const THREADS: u32,
+    const NARROW: bool,
+    const SCALED: bool,
+    KV: Float,
+>(
+    codes: Shared<KV>,
+    cache: Input<KV>,
+    at: u32,
+    first: u32,
+    last: u32,
+    kv_row: u32,
+    capacity: u32,
+) {
+    let len = head_len(D);
+    let from = at.max(first);
+    let start = from % capacity;
+    for i in (thread_idx() * 8..KEYS * len).by(THREADS * 8) {
+        let position = (at + i / len).max(first).min(last);
+        let row = start + (position - from);
+        let wrapped = if row < capacity { row } else { row - capacity };
+        cp_async16(codes, i, cache, wrapped * kv_row + i % len);
     }
 }
 
@@ -77,7 +108,7 @@ pub fn store_pair<const ROUNDED: bool, O: Float>(out: Output<O>, at: u32, a: f32
 
 /// `out = softmax(q · kᵀ) · v` for a tile of ROWS rows of one query head. The grid is (query heads, tiles of rows); `group`
 /// query heads share a key-value head; `window` is `u32::MAX` for a full layer. BF: the cache is bf16, else f16.
-#[kernel(block = THREADS, dynamic_shared)]
+#[kernel(block = THREADS, dynamic_shared, slots(widen(eight: U32x4, scale: u32) -> U32x4))]
 pub fn attention_flash<
     const D: u32,
     const ROWS: u32,
@@ -86,6 +117,8 @@ pub fn attention_flash<
     const THREADS: u32,
     const BF: bool,
     const ROUNDED: bool,
+    const NARROW: bool,
+    const SCALED: bool,
     KV: Float,
     O: Float,
 >(
@@ -107,7 +140,12 @@ pub fn attention_flash<
     require!(D % COLUMNS == 0 && THREADS == ROWS * 2 * (D / COLUMNS));
     let queries = shared::<KV>(ROWS * (D + 8));
     let keys = shared::<KV>(KEYS * (D + 8));
-    let mixed = shared::<KV>(KEYS * (D + 8));
+    // Of 8 bits: the codes of keys and values, which are widened to `keys` in turn.
+    let mixed = shared::<KV>(if NARROW {
+        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 } + 7) / 8 * 8)
+    } else {
+        KEYS * (D + 8)
+    });
     let parts = shared::<f32>(D / COLUMNS * ROWS * KEYS);
 
     let heads = grid_dim();
@@ -121,15 +159,25 @@ pub fn attention_flash<
     let start = record.x;
     let first = first_visible(start + first_row, window);
     let last = start + (first_row + ROWS).min(rows) - 1;
-    let kv_row = heads / group * D;
-    let k_head = k.offset(head / group * D);
-    let v_head = v.offset(head / group * D);
+    let kv_row = heads / group * head_len(D);
+    let k_head = k.offset(head / group * head_len(D));
+    let v_head = v.offset(head / group * head_len(D));
 
     let mut at = first / KEYS * KEYS;
     let page = page_start(pages, record.w, at, window, max_pages, page_stride);
-    copy_padded_tile(keys, k_head.offset(page), at, first, last, kv_row, capacity);
+    let value_codes = mixed.offset(if NARROW { KEYS * head_len(D) } else { 0 });
+    let weighed = if NARROW { keys } else { mixed };
+    if NARROW {
+        copy_padded_codes(mixed, k_head.offset(page), at, first, last, kv_row, capacity);
+    } else {
+        copy_padded_tile(keys, k_head.offset(page), at, first, last, kv_row, capacity);
+    }
     cp_async_commit();
-    copy_padded_tile(mixed, v_head.offset(page), at, first, last, kv_row, capacity);
+    if NARROW {
+        copy_padded_codes(value_codes, v_head.offset(page), at, first, last, kv_row, capacity);
+    } else {
+        copy_padded_tile(mixed, v_head.offset(page), at, first, last, kv_row, capacity);
+    }
     cp_async_commit();
     // Rows past the chunk's end are copies of its last.
     for i in (thread_idx() * 4..ROWS * D).by(THREADS * 4) {
@@ -158,6 +206,14 @@ pub fn attention_flash<
         let next_page = page_start(pages, record.w, (at + KEYS).min(last), window, max_pages, page_stride);
         cp_async_wait(1);
         barrier();
+        if NARROW {
+            widen_tile(widen, mixed, keys);
+            barrier();
+            if at + KEYS <= last {
+                copy_padded_codes(mixed, k_head.offset(next_page), at + KEYS, first, last, kv_row, capacity);
+            }
+            cp_async_commit();
+        }
         let mut scores = regs(F32x4::ZERO, KEYS / 8);
         #[unroll(2)]
         for depth in (column..column + COLUMNS).by(16) {
@@ -176,12 +232,19 @@ pub fn attention_flash<
                 store(parts, (warp_id() * (KEYS / 8) + n) * 128 + lane * 4, scores[n]);
             }
         }
-        barrier();
-        if at + KEYS <= last {
-            copy_padded_tile(keys, k_head.offset(next_page), at + KEYS, first, last, kv_row, capacity);
+        if NARROW {
+            cp_async_wait(1);
         }
-        // An empty group too: the waits count groups.
-        cp_async_commit();
+        barrier();
+        if NARROW {
+            widen_tile(widen, value_codes, keys);
+        } else {
+            if at + KEYS <= last {
+                copy_padded_tile(keys, k_head.offset(next_page), at + KEYS, first, last, kv_row, capacity);
+            }
+            // An empty group too: the waits count groups.
+            cp_async_commit();
+        }
         if COLUMNS < D {
             #[unroll]
             for n in 0..KEYS / 8 {
@@ -246,8 +309,16 @@ pub fn attention_flash<
             sums[n] = f32x4(sum.x * upper_factor, sum.y * upper_factor, sum.z * lower_factor, sum.w * lower_factor);
         }
 
-        cp_async_wait(1);
+        if !NARROW {
+            cp_async_wait(1);
+        }
         barrier();
+        if NARROW {
+            if at + KEYS <= last {
+                copy_padded_codes(value_codes, v_head.offset(next_page), at + KEYS, first, last, kv_row, capacity);
+            }
+            cp_async_commit();
+        }
         #[unroll]
         for step in 0..KEYS / 16 {
             let near = scores[2 * step];
@@ -261,16 +332,18 @@ pub fn attention_flash<
             let key = step * 16 + lane % 16;
             #[unroll]
             for n in 0..COLUMNS / 16 {
-                let b = ldmatrix_x4_trans(mixed, key * (D + 8) + column + n * 16 + lane / 16 * 8);
+                let b = ldmatrix_x4_trans(weighed, key * (D + 8) + column + n * 16 + lane / 16 * 8);
                 sums[2 * n] = tensor_product(a, u32x2(b.x, b.y), sums[2 * n]);
                 sums[2 * n + 1] = tensor_product(a, u32x2(b.z, b.w), sums[2 * n + 1]);
             }
         }
-        barrier();
-        if at + KEYS <= last {
-            copy_padded_tile(mixed, v_head.offset(next_page), at + KEYS, first, last, kv_row, capacity);
+        if !NARROW {
+            barrier();
+            if at + KEYS <= last {
+                copy_padded_tile(mixed, v_head.offset(next_page), at + KEYS, first, last, kv_row, capacity);
+            }
+            cp_async_commit();
         }
-        cp_async_commit();
         at += KEYS;
     }
 
@@ -308,7 +381,7 @@ impl Attention {
     /// The largest tile that fits in a block's shared memory, with an output of F32, or of BF16 for the product that reads it.
     /// `None`: the cache is f32, or nothing fits.
     pub fn flash(&self, out: ElementType) -> Result<Option<Flash>, InstanceError> {
-        if self.kv == ElementType::F32 {
+        if self.kv == KvType::F32 {
             return Ok(None);
         }
         for (rows, keys) in TILES {
@@ -329,10 +402,13 @@ impl Attention {
             KEYS: keys,
             COLUMNS: columns,
             THREADS: rows * 2 * (self.head_dim / columns),
-            BF: self.kv == ElementType::BF16,
+            BF: self.kv == KvType::BF16,
             ROUNDED: out == ElementType::BF16,
-            KV: self.kv,
+            NARROW: self.kv.is_narrow(),
+            SCALED: self.kv == KvType::Q8_0,
+            KV: self.element(),
             O: out,
+            widen: widen_slot(self.kv),
         }
         .build()?;
         Ok(Flash { instance, rows })

@@ -9,6 +9,7 @@
 //! - `plain.rs`: the definition, one warp a row and head.
 //! - `decode.rs`, `combine.rs`: few rows, many keys: the keys are shared out among blocks, whose partial results are merged.
 //!   `tensor.rs` and `floats.rs` are what a block does with a tile of keys, by the cache's type.
+//! - `narrow.rs`: caches of 8 bits, which are widened tile by tile.
 //! - `step.rs`: the same for one row in one launch, with the norms, RoPE and the store that come before it.
 //! - `flash.rs`: many rows, on tensor cores.
 
@@ -17,12 +18,15 @@ pub mod combine;
 pub mod decode;
 pub mod flash;
 pub mod floats;
+pub mod narrow;
 pub mod plain;
 pub mod step;
 pub mod tensor;
 
 use gemma4c_dsl::ElementType;
+use gemma4c_plan::cuda::KvType;
 
+use super::kv_element;
 use address::BLOCK_ROWS;
 
 /// The attention of one layer: what chooses instances, grids and the sizes of what passes between its kernels.
@@ -36,8 +40,8 @@ pub struct Attention {
     pub window: Option<u32>,
     /// Rows of a ring; of a full layer, the positions there may be.
     pub capacity: u32,
-    /// Type of the cache's elements.
-    pub kv: ElementType,
+    /// Type of the cache.
+    pub kv: KvType,
     /// What a block may have of shared memory.
     pub shared_bytes: usize,
     /// Blocks that may be a cluster; 1 where there are no clusters.
@@ -50,6 +54,11 @@ impl Attention {
     /// Query heads.
     pub fn heads(&self) -> u32 {
         self.kv_heads * self.group
+    }
+
+    /// Type of the tiles that are multiplied.
+    pub fn element(&self) -> ElementType {
+        kv_element(self.kv)
     }
 
     /// Rows of a page: the launch argument `capacity`.

@@ -3,9 +3,11 @@
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
+use gemma4c_plan::cuda::KvType;
 
 use super::Attention;
 use super::address::{page_start, record_of, row_of_record};
+use super::narrow::{head_len, value_at, widen_slot};
 
 /// The first position that the query at `position` sees. `window` counts the query's own position.
 #[device]
@@ -14,19 +16,22 @@ pub fn first_visible(position: u32, window: u32) -> u32 {
 }
 
 /// Query times key. A collective of the warp.
-#[device]
-pub fn plain_score<const D: u32, KV: Float>(query: Input<f32>, key: Input<KV>) -> f32 {
+#[device(slots(widen(eight: U32x4, scale: u32) -> U32x4))]
+pub fn plain_score<const D: u32, const NARROW: bool, const SCALED: bool, KV: Float>(
+    query: Input<f32>,
+    key: Input<KV>,
+) -> f32 {
     let mut sum = 0.0f32;
     for i in (lane_id()..D).by(32) {
-        sum = query[i].mul_add(key[i].to_f32(), sum);
+        sum = query[i].mul_add(value_at(widen, key, D, i), sum);
     }
     warp_sum(sum)
 }
 
 /// `out = softmax(q · kᵀ) · v`, a warp for each row and query head: one pass over the keys for the largest score, one for the
 /// sums. `group` query heads share a key-value head; `window` is `u32::MAX` for a full layer.
-#[kernel(block = 32, dependent)]
-pub fn attention_plain<const D: u32, KV: Float>(
+#[kernel(block = 32, dependent, slots(widen(eight: U32x4, scale: u32) -> U32x4))]
+pub fn attention_plain<const D: u32, const NARROW: bool, const SCALED: bool, KV: Float>(
     q: Input<f32>,
     k: Input<KV>,
     v: Input<KV>,
@@ -53,25 +58,25 @@ pub fn attention_plain<const D: u32, KV: Float>(
     let position = record.x + of_record;
     let first = first_visible(position, window);
     let query = q.offset((row * grid_dim() + head) * D);
-    let kv_row = grid_dim() / group * D;
-    let kv_head = head / group * D;
+    let kv_row = grid_dim() / group * head_len(D);
+    let kv_head = head / group * head_len(D);
 
     let mut largest = f32::NEG_INFINITY;
     for at in first..position + 1 {
         let page = page_start(pages, record.w, at, window, max_pages, page_stride);
-        largest = largest.max(plain_score(query, k.offset(page).offset(at % capacity * kv_row + kv_head)));
+        largest = largest.max(plain_score(widen, query, k.offset(page).offset(at % capacity * kv_row + kv_head)));
     }
     let mut total = 0.0f32;
     let mut sums = regs(0.0f32, D / 32);
     for at in first..position + 1 {
         let page = page_start(pages, record.w, at, window, max_pages, page_stride);
         let start = at % capacity * kv_row + kv_head;
-        let weight = (plain_score(query, k.offset(page).offset(start)) - largest).exp();
+        let weight = (plain_score(widen, query, k.offset(page).offset(start)) - largest).exp();
         let value = v.offset(page).offset(start);
         total += weight;
         #[unroll]
         for i in 0..D / 32 {
-            sums[i] = weight.mul_add(value[i * 32 + lane_id()].to_f32(), sums[i]);
+            sums[i] = weight.mul_add(value_at(widen, value, D, i * 32 + lane_id()), sums[i]);
         }
     }
     #[unroll]
@@ -82,7 +87,14 @@ pub fn attention_plain<const D: u32, KV: Float>(
 
 impl Attention {
     pub fn plain(&self) -> Result<Instance, InstanceError> {
-        attention_plain::Chosen { D: self.head_dim, KV: self.kv }.build()
+        attention_plain::Chosen {
+            D: self.head_dim,
+            NARROW: self.kv.is_narrow(),
+            SCALED: self.kv == KvType::Q8_0,
+            KV: self.element(),
+            widen: widen_slot(self.kv),
+        }
+        .build()
     }
 
     pub fn plain_grid(&self, rows: u32) -> [u32; 3] {

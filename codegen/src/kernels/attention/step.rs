@@ -13,13 +13,15 @@
 //! all additions is fixed by the shape; it is `combine.rs`'s, and so are the bits, unless there are groups or several clusters.
 
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{ElementType, Instance, InstanceError};
+use gemma4c_dsl::{Instance, InstanceError};
+use gemma4c_plan::cuda::KvType;
 
 use super::Attention;
 use super::address::{page_start, record_of};
 use super::combine::{merge_four, run_of, weigh_parts};
-use super::decode::{attend, copy_tile, tile_end};
+use super::decode::{attend, attend_narrow, copy_tile, tile_end};
 use super::floats::add_scaled;
+use super::narrow::{copy_codes, head_len, keep_word, narrow_slot, store_word, widen_slot, word_of};
 use super::plain::first_visible;
 use crate::kernels::heads::{add_squares, cos_sin, head_factor, rotated};
 use crate::kernels::quantise::{codes_per_unit, int8_codes, largest_of};
@@ -48,11 +50,27 @@ pub fn load_heads<const D: u32, const G: u32, const THREADS: u32, const ROUNDS: 
     }
 }
 
+/// What [`word_of`] made of a value of the new key or value, to the cache and to shared memory.
+#[device]
+pub fn store_new<const D: u32, const SCALED: bool, KV: Float>(row: InOut<KV>, new: Shared<KV>, i: u32, word: u32) {
+    store_word(row, D, i, word);
+    keep_word(new, D, i, word);
+}
+
 /// Norms and rotates the query heads of the block and, if `fresh`, its new key and value, which are then rounded, stored, and
 /// kept in `new_key` and `new_value`. `norms` are the weights of the queries, then of the keys; `turns` cosine and sine of
 /// each pair.
-#[device]
-pub fn prepare_heads<const D: u32, const G: u32, const THREADS: u32, const ROUNDS: u32, const OWN: bool, KV: Float>(
+#[device(slots(narrow(bits: u32) -> u32))]
+pub fn prepare_heads<
+    const D: u32,
+    const G: u32,
+    const THREADS: u32,
+    const ROUNDS: u32,
+    const OWN: bool,
+    const NARROW: bool,
+    const SCALED: bool,
+    KV: Float,
+>(
     low: &mut Regs<f32>,
     high: &mut Regs<f32>,
     norms: Shared<f32>,
@@ -83,6 +101,13 @@ pub fn prepare_heads<const D: u32, const G: u32, const THREADS: u32, const ROUND
                 let turned = rotated(x * norms[i], y * norms[i + D / 2], turns[i]);
                 queries[head * (D + 8) + i] = turned.x;
                 queries[head * (D + 8) + i + D / 2] = turned.y;
+            } else if NARROW && OWN && fresh && head == G {
+                let turned = rotated(x * norms[D + i], y * norms[D + i + D / 2], turns[i]);
+                store_new(k_row, new_key, i, word_of(narrow, turned.x));
+                store_new(k_row, new_key, i + D / 2, word_of(narrow, turned.y));
+            } else if NARROW && OWN && fresh && head == G + 1 {
+                store_new(v_row, new_value, i, word_of(narrow, x));
+                store_new(v_row, new_value, i + D / 2, word_of(narrow, y));
             } else if OWN && fresh && head == G {
                 let turned = rotated(x * norms[D + i], y * norms[D + i + D / 2], turns[i]);
                 new_key[i] = KV::from_f32(turned.x);
@@ -183,7 +208,9 @@ pub fn merge_clusters<const D: u32, const G: u32>(values: Input<f32>, share: f32
 /// many blocks. The grid is (key-value heads, splits, rows), and every row has its own scratch and counters. The blocks of a row that
 /// is free return at once.
 #[kernel(block = THREADS, min_blocks = RESIDENT, cluster = PEERS, dependent, dynamic_shared, slots(
-    keep(value: F32x4, at: u32) -> F32x4
+    keep(value: F32x4, at: u32) -> F32x4,
+    narrow(bits: u32) -> u32,
+    widen(eight: U32x4, scale: u32) -> U32x4
 ))]
 pub fn attention_step<
     const D: u32,
@@ -199,6 +226,8 @@ pub fn attention_step<
     const OWN: bool,
     const MERGE: bool,
     const PEERS: u32,
+    const NARROW: bool,
+    const SCALED: bool,
     KV: Float,
 >(
     q: Input<f32>,
@@ -236,7 +265,12 @@ pub fn attention_step<
         G * (D + 8)
     });
     let keys = shared::<KV>(KEYS * (D + 8));
-    let mixed = shared::<KV>(KEYS * (D + 8));
+    // Of 8 bits: the codes of keys and values, which are widened to `keys` in turn.
+    let mixed = shared::<KV>(if NARROW {
+        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 } + 7) / 8 * 8)
+    } else {
+        KEYS * (D + 8)
+    });
     let new_key = shared::<KV>(D);
     let new_value = shared::<KV>(D);
     let weights = shared::<KV>(if TENSOR { SETS * 16 * (KEYS + 8) } else { 1 });
@@ -299,15 +333,24 @@ pub fn attention_step<
 
     let fresh = OWN && (segments - 1) % splits == block_idx_y();
     let stored = if OWN { position } else { position + 1 };
-    let kv_row = grid_dim() * D;
-    let k_head = read_only(k_cache).offset(block_idx() * D);
-    let v_head = read_only(v_cache).offset(block_idx() * D);
+    let kv_row = grid_dim() * head_len(D);
+    let k_head = read_only(k_cache).offset(block_idx() * head_len(D));
+    let v_head = read_only(v_cache).offset(block_idx() * head_len(D));
     if sees {
         let end = tile_end(at, position, first, segment);
         let page = page_start(pages, record.w, at, window, max_pages, page_stride);
-        copy_tile(keys, k_head.offset(page), at, end, stored, kv_row, capacity);
+        if NARROW {
+            copy_codes(mixed, k_head.offset(page), at, end, stored, kv_row, capacity);
+        } else {
+            copy_tile(keys, k_head.offset(page), at, end, stored, kv_row, capacity);
+        }
         cp_async_commit();
-        copy_tile(mixed, v_head.offset(page), at, end, stored, kv_row, capacity);
+        if NARROW {
+            let value_codes = mixed.offset(KEYS * head_len(D));
+            copy_codes(value_codes, v_head.offset(page), at, end, stored, kv_row, capacity);
+        } else {
+            copy_tile(mixed, v_head.offset(page), at, end, stored, kv_row, capacity);
+        }
         cp_async_commit();
 
         #[unroll]
@@ -318,37 +361,69 @@ pub fn attention_step<
         }
         barrier();
         let new_page = if fresh { page_start(pages, record.w, position, window, max_pages, page_stride) } else { 0u64 };
-        let new_row = (position % capacity) * kv_row + block_idx() * D;
+        let new_row = (position % capacity) * kv_row + block_idx() * head_len(D);
         let k_row = k_cache.offset(new_page).offset(new_row);
         let v_row = v_cache.offset(new_page).offset(new_row);
-        prepare_heads(&mut low, &mut high, norms, turns, work, new_key, new_value, k_row, v_row, fresh, epsilon);
-        attend(
-            work,
-            keys,
-            mixed,
-            new_key,
-            new_value,
-            weights,
-            scores,
-            largest,
-            totals,
-            factors,
-            k_head,
-            v_head,
-            at,
-            first,
-            position,
-            stored,
-            segment,
-            splits,
-            kv_row,
-            capacity,
-            pages,
-            record.w,
-            window,
-            max_pages,
-            page_stride,
+        prepare_heads(
+            narrow, &mut low, &mut high, norms, turns, work, new_key, new_value, k_row, v_row, fresh, epsilon,
         );
+        if NARROW {
+            attend_narrow(
+                widen,
+                work,
+                keys,
+                mixed,
+                new_key,
+                new_value,
+                weights,
+                largest,
+                totals,
+                factors,
+                k_head,
+                v_head,
+                at,
+                first,
+                position,
+                stored,
+                segment,
+                splits,
+                kv_row,
+                capacity,
+                pages,
+                record.w,
+                window,
+                max_pages,
+                page_stride,
+            );
+        } else {
+            attend(
+                work,
+                keys,
+                mixed,
+                new_key,
+                new_value,
+                weights,
+                scores,
+                largest,
+                totals,
+                factors,
+                k_head,
+                v_head,
+                at,
+                first,
+                position,
+                stored,
+                segment,
+                splits,
+                kv_row,
+                capacity,
+                pages,
+                record.w,
+                window,
+                max_pages,
+                page_stride,
+            );
+        }
     }
 
     if MERGE && used == 1 {
@@ -477,16 +552,20 @@ impl Attention {
             KEYS: shape.keys,
             THREADS: shape.threads,
             VECTOR: shape.vector,
-            TENSOR: self.kv != ElementType::F32,
+            TENSOR: self.kv != KvType::F32,
             SETS: self.group.div_ceil(8),
             RESIDENT: shape.resident,
-            BF: self.kv == ElementType::BF16,
+            BF: self.kv == KvType::BF16,
             ROUNDS: (self.group + if own { 2 } else { 0 }).div_ceil(shape.threads / 32),
             OWN: own,
             MERGE: out != StepOut::Partials,
             PEERS: if out == StepOut::Partials { 1 } else { self.peers() },
-            KV: self.kv,
+            NARROW: self.kv.is_narrow(),
+            SCALED: self.kv == KvType::Q8_0,
+            KV: self.element(),
             keep,
+            narrow: narrow_slot(self.kv),
+            widen: widen_slot(self.kv),
         }
         .build()
     }

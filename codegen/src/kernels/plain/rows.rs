@@ -1,9 +1,12 @@
 //! Rows that move: the one row whose logits are asked for, and the keys and values of a chunk into the cache.
 
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{ElementType, Instance, InstanceError};
+use gemma4c_dsl::{Instance, InstanceError};
+use gemma4c_plan::cuda::KvType;
 
 use crate::kernels::attention::address::{page_start, record_of, row_of_record};
+use crate::kernels::attention::narrow::{head_len, narrow_slot, store_word, word_of};
+use crate::kernels::kv_element;
 
 /// The row that is asked for. `asked` is the state of the one-row part of a plan: the row's position, its rows (1), and its
 /// number among the rows of `x`.
@@ -17,9 +20,9 @@ pub fn take_row(x: Input<f32>, asked: Input<u32>, out: Output<f32>, width: u32) 
     }
 }
 
-/// Keys and values of rows, `width` values each, to their places in the caches: position p in row `p % capacity` of its page.
-#[kernel(block = 256, dependent)]
-pub fn kv_store<KV: Float>(
+/// Keys and values of rows, `width` values each in heads of `dim`, to their places in the caches: position p in row `p % capacity` of its page.
+#[kernel(block = 256, dependent, slots(narrow(bits: u32) -> u32))]
+pub fn kv_store<const NARROW: bool, const SCALED: bool, KV: Float>(
     k: Input<f32>,
     v: Input<f32>,
     state: Input<u32>,
@@ -27,6 +30,7 @@ pub fn kv_store<KV: Float>(
     k_cache: InOut<KV>,
     v_cache: InOut<KV>,
     width: u32,
+    dim: u32,
     capacity: u32,
     window: u32,
     record_stride: u32,
@@ -42,11 +46,18 @@ pub fn kv_store<KV: Float>(
     if of_record < record.y && i < width {
         let position = record.x + of_record;
         let page = page_start(pages, record.w, position, window, max_pages, page_stride);
-        let to = position % capacity * width + i;
         let mut k_page = k_cache.offset(page);
         let mut v_page = v_cache.offset(page);
-        k_page[to] = KV::from_f32(k[row * width + i]);
-        v_page[to] = KV::from_f32(v[row * width + i]);
+        if NARROW {
+            // Whole warps have a group of 32 values of a head.
+            let head = (position % capacity * (width / dim) + i / dim) * head_len(dim);
+            store_word(k_page.offset(head), dim, i % dim, word_of(narrow, k[row * width + i]));
+            store_word(v_page.offset(head), dim, i % dim, word_of(narrow, v[row * width + i]));
+        } else {
+            let to = position % capacity * width + i;
+            k_page[to] = KV::from_f32(k[row * width + i]);
+            v_page[to] = KV::from_f32(v[row * width + i]);
+        }
     }
 }
 
@@ -55,9 +66,15 @@ pub fn take() -> Result<Instance, InstanceError> {
     take_row::Chosen {}.build()
 }
 
-/// A [`kv_store`] into caches of F32, F16 or BF16.
-pub fn store(cache: ElementType) -> Result<Instance, InstanceError> {
-    kv_store::Chosen { KV: cache }.build()
+/// A [`kv_store`] into caches of that type.
+pub fn store(cache: KvType) -> Result<Instance, InstanceError> {
+    kv_store::Chosen {
+        NARROW: cache.is_narrow(),
+        SCALED: cache == KvType::Q8_0,
+        KV: kv_element(cache),
+        narrow: narrow_slot(cache),
+    }
+    .build()
 }
 
 /// Blocks of a [`take_row`].

@@ -127,12 +127,19 @@ pub struct TensorFormat {
     pub supers: u32,
     /// Words of the plane `high` to a unit.
     pub high: u32,
+    /// Units after which `factors` picks the same parts of words again.
+    pub period: u32,
 }
 
 impl TensorFormat {
     /// Words that lie beside a unit.
     pub fn side_words(&self) -> u32 {
         1 + u32::from(self.supers > 0) + self.high
+    }
+
+    /// Neighbouring units, of which the first is even, have the same words beside them in rows of that many.
+    pub fn shares_sides(&self, units: u32) -> bool {
+        self.high == 0 && self.scales >= 2 && units.is_multiple_of(2)
     }
 
     /// The sums of the activations are needed.
@@ -153,13 +160,16 @@ impl TensorFormat {
             scales: 2,
             supers: 0,
             high: 0,
+            period: 2,
         };
         let zero_point = |start| TensorFormat { start, zero_point: true, ..biased };
         let minimum = |factors, scales| TensorFormat { factors, scales, minimum: true, ..biased };
         let factors_k = minimum(factors_k::DEF, 2);
         Some(match dtype {
             DType::F32 | DType::F16 | DType::BF16 => return None,
-            DType::Q8_0 => TensorFormat { bytes: bytes_signed::DEF, factors: factors_q8_0::DEF, scales: 4, ..biased },
+            DType::Q8_0 => {
+                TensorFormat { bytes: bytes_signed::DEF, factors: factors_q8_0::DEF, scales: 4, period: 4, ..biased }
+            }
             DType::Q4_0 => zero_point(start_q4_0::DEF),
             DType::IQ4NL => TensorFormat { bytes: bytes_levels::DEF, ..biased },
             DType::Q4_1 => minimum(factors_half_pair::DEF, 1),
@@ -175,6 +185,7 @@ impl TensorFormat {
                 halves: true,
                 supers: 16,
                 high: 2,
+                period: 16,
                 ..biased
             },
             DType::IQ4XS => TensorFormat {
@@ -184,6 +195,7 @@ impl TensorFormat {
                 factors: factors_iq4_xs::DEF,
                 scales: 4,
                 supers: 16,
+                period: 16,
                 ..biased
             },
         })

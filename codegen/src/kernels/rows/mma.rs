@@ -11,7 +11,9 @@
 
 use gemma4c_dsl::prelude::*;
 
-use super::stages::{copy_activations, copy_weights, side_at, unit_of_step, weight_row};
+use super::stages::{
+    copy_activations, copy_weights, first_units, side_at, side_slot, side_words, unit_of_step, weight_row,
+};
 use crate::kernels::matvec::formats::{finish, finish_with_minimum};
 
 /// The left operand of a unit: 16 rows of its activations, of which TILE = 8 has the upper eight as zeros. Two units of 16 values are
@@ -70,7 +72,46 @@ pub fn added<const MINIMUM: bool>(first: i32, second: i32, factors: U32x4, sum: 
     finish(dot, factors, scale, total)
 }
 
-/// Adds a stage's products to the sums of its four classes. A lane's sums of a tile of eight columns are rows g and g + 8, columns 2t and 2t + 1.
+/// What multiplies the dots of two neighbouring columns of a unit: the factors of the first (even) and the second (odd).
+#[device(slots(factors(side: U32x4, number: u32) -> U32x4))]
+pub fn factors_of<
+    const K: u32,
+    const UNIT: u32,
+    const COLUMNS: u32,
+    const PAIRED: bool,
+    const SUPERS: u32,
+    const HIGH: u32,
+    const PERIOD: u32,
+>(
+    base: u32,
+    column: u32,
+    unit: u32,
+    outputs: u32,
+    at: u32,
+    sides: Shared<u32>,
+    even: &mut U32x4,
+    odd: &mut U32x4,
+) {
+    // Where all rows start alike, the unit says which part of a word is its own.
+    let units = K / UNIT;
+    let mut number = unit;
+    let mut next = unit;
+    if units % PERIOD != 0 {
+        number = weight_row(base, column, outputs) * units + unit;
+        next = weight_row(base, column + 1, outputs) * units + unit;
+    }
+    if side_words() == 1 {
+        let two = load::<U32x2>(sides, at + column);
+        *even = factors(u32x4(two.x, 0, 0, 0), number);
+        *odd = factors(u32x4(two.y, 0, 0, 0), next);
+    } else {
+        *even = factors(side_at(at + column, sides), number);
+        *odd = factors(side_at(at + column + 1, sides), next);
+    }
+}
+
+/// Adds a stage's products to the sums of its four classes. A lane's sums of a tile of eight columns are rows g and g + 8, columns 2t and
+/// 2t + 1. The last step of a row may have fewer units than the others: it is CHECKED.
 #[device(slots(
     bytes(word: u32, side: U32x4, index: u32) -> U32x2,
     start(sum: i32) -> i32,
@@ -80,13 +121,14 @@ pub fn added<const MINIMUM: bool>(first: i32, second: i32, factors: U32x4, sum: 
 pub fn multiply<
     const K: u32,
     const UNIT: u32,
-    const HALVES: bool,
     const SUMS: bool,
+    const SHARED_SIDES: bool,
     const LANES: u32,
     const TILE: u32,
     const COLUMNS: u32,
     const RESIDENT: bool,
 >(
+    checked: bool,
     totals: &mut Regs<f32>,
     base: u32,
     step: u32,
@@ -99,7 +141,7 @@ pub fn multiply<
     x_sums: Shared<i32>,
 ) {
     let units = K / UNIT;
-    let scaled = UNIT / 8;
+    let slots = if SHARED_SIDES { 2u32 } else { 4u32 };
     let each = TILE.min(16) / 4;
     let tiles = COLUMNS / 8;
     let g = lane_id() / 4;
@@ -113,63 +155,79 @@ pub fn multiply<
     for pair in 0u32..2 {
         // The right operands of two units, and what multiplies them: columns 2t and 2t + 1.
         let mut right = regs(U32x2::ZERO, COLUMNS / 4);
-        let mut by = regs(U32x4::ZERO, COLUMNS / 2);
+        let mut even = regs(U32x4::ZERO, COLUMNS / 4);
+        let mut odd = regs(U32x4::ZERO, COLUMNS / 4);
         #[unroll]
         for i in 0u32..2 {
             let j = pair * 2 + i;
-            let slot = (stage * scaled + if UNIT == 32 { j } else { pair }) * COLUMNS;
-            let unit = unit_of_step(step, if UNIT == 32 { j } else { pair * 2 }).min(units - 1);
+            let at = (stage * slots + side_slot(j)) * COLUMNS;
+            let unit = unit_of_step(step, j);
             #[unroll]
             for n in 0..COLUMNS / 8 {
                 let low = if i == 0 { raw[n].x } else { raw[n].y };
                 let high = if i == 0 { raw[n].z } else { raw[n].w };
                 let word = if pair == 0 { low } else { high };
-                right[i * tiles + n] = bytes(word, side_at(slot + n * 8 + g, sides), t);
-                #[unroll]
-                for c in 0u32..2 {
-                    let column = n * 8 + 2 * t + c;
-                    let number = weight_row(base, column, outputs) * units + unit;
-                    by[(i * tiles + n) * 2 + c] = factors(side_at(slot + column, sides), number);
+                right[i * tiles + n] = bytes(word, side_at(at + n * 8 + g, sides), t);
+                if UNIT == 16 && i == 1 {
+                    // The two units of a group have one scale.
+                    even[tiles + n] = even[n];
+                    odd[tiles + n] = odd[n];
+                } else {
+                    let mut first = U32x4::ZERO;
+                    let mut second = U32x4::ZERO;
+                    factors_of(factors, base, n * 8 + 2 * t, unit, outputs, at, sides, &mut first, &mut second);
+                    even[i * tiles + n] = first;
+                    odd[i * tiles + n] = second;
                 }
             }
         }
         #[unroll]
         for m in 0..TILE.div_ceil(16) {
-            let mut left = U32x4::ZERO;
-            if UNIT == 16 && unit_of_step(step, pair * 2) < units {
-                left = left_operand(step, stage, pair * 2, m, x_words);
+            // Many sums leave few registers: what belongs to the next rows must not be computed ahead.
+            if COLUMNS * TILE >= 1024 {
+                warp_barrier();
             }
+            let mut left = U32x4::ZERO;
+            let mut scale = 0.0f32;
+            let mut upper_scale = 0.0f32;
+            let mut sum = 0i32;
+            let mut upper_sum = 0i32;
             #[unroll]
             for i in 0u32..2 {
                 let j = pair * 2 + i;
                 let unit = unit_of_step(step, j);
-                if unit < units {
-                    if UNIT == 32 {
+                if !checked || unit < units {
+                    if UNIT == 32 || i == 0 {
                         left = left_operand(step, stage, j, m, x_words);
+                        let own = stage * (UNIT / 8) + if UNIT == 32 { j } else { pair };
+                        let at = (if RESIDENT { unit * UNIT / 32 } else { own }) * TILE + m * 16 + g;
+                        scale = x_scales[at];
+                        if SUMS {
+                            sum = x_sums[at];
+                        }
+                        if TILE != 8 {
+                            upper_scale = x_scales[at + 8];
+                        }
+                        if SUMS && TILE != 8 {
+                            upper_sum = x_sums[at + 8];
+                        }
                     }
-                    let group =
-                        if RESIDENT { unit * UNIT / 32 } else { stage * scaled + if UNIT == 32 { j } else { pair } };
-                    let at = group * TILE + m * 16 + g;
-                    let scale = x_scales[at];
-                    let sum = if SUMS { x_sums[at] } else { 0 };
-                    let upper_scale = if TILE == 8 { 0.0 } else { x_scales[at + 8] };
-                    let upper_sum = if SUMS && TILE != 8 { x_sums[at + 8] } else { 0 };
                     let from = i32x4(start(sum), start(sum), start(upper_sum), start(upper_sum));
                     #[unroll]
                     for n in 0..COLUMNS / 8 {
                         let of = right[i * tiles + n];
                         let first = first_dot(left, of, i, from);
                         let second = second_dot(left, of);
-                        let even = by[(i * tiles + n) * 2];
-                        let odd = by[(i * tiles + n) * 2 + 1];
+                        let low = even[i * tiles + n];
+                        let high = odd[i * tiles + n];
                         let to = ((j * TILE.div_ceil(16) + m) * tiles + n) * each;
-                        totals[to] = added(whole, first.x, second.x, even, sum, scale, totals[to]);
-                        totals[to + 1] = added(whole, first.y, second.y, odd, sum, scale, totals[to + 1]);
+                        totals[to] = added(whole, first.x, second.x, low, sum, scale, totals[to]);
+                        totals[to + 1] = added(whole, first.y, second.y, high, sum, scale, totals[to + 1]);
                         if TILE != 8 {
                             totals[to + 2] =
-                                added(whole, first.z, second.z, even, upper_sum, upper_scale, totals[to + 2]);
+                                added(whole, first.z, second.z, low, upper_sum, upper_scale, totals[to + 2]);
                             totals[to + 3] =
-                                added(whole, first.w, second.w, odd, upper_sum, upper_scale, totals[to + 3]);
+                                added(whole, first.w, second.w, high, upper_sum, upper_scale, totals[to + 3]);
                         }
                     }
                 }
@@ -253,9 +311,11 @@ pub fn rows_mma<
     const HALVES: bool,
     const MINIMUM: bool,
     const SUMS: bool,
+    const SHARED_SIDES: bool,
     const SCALES: u32,
     const SUPERS: u32,
     const HIGH: u32,
+    const PERIOD: u32,
     const LANES: u32,
     const TILE: u32,
     const COLUMNS: u32,
@@ -285,7 +345,9 @@ pub fn rows_mma<
     require!(STAGES >= 2 && STAGES <= 6);
     // Per warp and stage: four units of every column, and what lies beside them.
     let ring = shared::<U32x4>(LANES * STAGES * COLUMNS);
-    let sides = shared::<u32>(LANES / 4 * STAGES * (UNIT / 8) * COLUMNS * (HIGH + if SUPERS > 0 { 2 } else { 1 }));
+    let sides = shared::<u32>(
+        LANES / if SHARED_SIDES { 2 } else { 1 } * STAGES * COLUMNS * (HIGH + if SUPERS > 0 { 2 } else { 1 }),
+    );
     let x_words = shared::<u32>(if RESIDENT { K / 4 * TILE } else { LANES * STAGES * (UNIT / 4) * TILE });
     let x_scales = shared::<f32>(if RESIDENT { K / 32 * TILE } else { LANES / 4 * STAGES * (UNIT / 8) * TILE });
     let x_sums = shared::<i32>(if !SUMS {
@@ -310,7 +372,7 @@ pub fn rows_mma<
     // What is this warp's of the rings.
     let scaled = UNIT / 8;
     let own_ring = ring.offset(warp_id() * (4 * STAGES * COLUMNS));
-    let own_sides = sides.offset(warp_id() * (STAGES * scaled * COLUMNS * (HIGH + if SUPERS > 0 { 2 } else { 1 })));
+    let own_sides = sides.offset(warp_id() * (STAGES * if SHARED_SIDES { 2 } else { 4 } * COLUMNS) * side_words());
     let own_words = x_words.offset(if RESIDENT { 0 } else { warp_id() * (STAGES * UNIT * TILE) });
     let own_scales = x_scales.offset(if RESIDENT { 0 } else { warp_id() * (STAGES * scaled * TILE) });
     let own_sums = x_sums.offset(if RESIDENT || !SUMS { 0 } else { warp_id() * (STAGES * scaled * TILE) });
@@ -318,13 +380,16 @@ pub fn rows_mma<
     // The first weights are on their way before the activations are there.
     let mut next_base = block_idx() * tile_outputs;
     let mut next_step = 0u32;
+    let mut starts = regs(0u32, COLUMNS / 8);
+    first_units(next_base, outputs, &mut starts);
     for stage in 0..STAGES - 1 {
         if stage < all_steps {
-            copy_weights(next_base, next_step, stage, outputs, codes, high, scales, supers, own_ring, own_sides);
+            copy_weights(&starts, next_step, stage, codes, high, scales, supers, own_ring, own_sides);
             next_step = next_step + 1;
             if next_step == steps {
                 next_step = 0;
                 next_base = next_base + grid_dim() * tile_outputs;
+                first_units(next_base, outputs, &mut starts);
             }
         }
     }
@@ -350,7 +415,7 @@ pub fn rows_mma<
         warp_barrier();
         if at + STAGES - 1 < all_steps {
             let free = if stage == 0 { STAGES - 1 } else { stage - 1 };
-            copy_weights(next_base, next_step, free, outputs, codes, high, scales, supers, own_ring, own_sides);
+            copy_weights(&starts, next_step, free, codes, high, scales, supers, own_ring, own_sides);
             if !RESIDENT || at + STAGES - 1 < steps {
                 copy_activations(next_step, free, first, rows, x, xscale, xsum, own_words, own_scales, own_sums);
             }
@@ -358,25 +423,47 @@ pub fn rows_mma<
             if next_step == steps {
                 next_step = 0;
                 next_base = next_base + grid_dim() * tile_outputs;
+                first_units(next_base, outputs, &mut starts);
             }
         }
         cp_async_commit();
-        multiply(
-            bytes,
-            start,
-            whole,
-            factors,
-            &mut totals,
-            base,
-            step,
-            stage,
-            outputs,
-            own_ring,
-            own_sides,
-            own_words,
-            own_scales,
-            own_sums,
-        );
+        if units % LANES == 0 || step + 1 < steps {
+            multiply(
+                bytes,
+                start,
+                whole,
+                factors,
+                false,
+                &mut totals,
+                base,
+                step,
+                stage,
+                outputs,
+                own_ring,
+                own_sides,
+                own_words,
+                own_scales,
+                own_sums,
+            );
+        } else {
+            multiply(
+                bytes,
+                start,
+                whole,
+                factors,
+                true,
+                &mut totals,
+                base,
+                step,
+                stage,
+                outputs,
+                own_ring,
+                own_sides,
+                own_words,
+                own_scales,
+                own_sums,
+            );
+        }
         stage = if stage == STAGES - 1 { 0 } else { stage + 1 };
         step = step + 1;
         if step == steps {

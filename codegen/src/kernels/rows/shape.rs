@@ -57,7 +57,7 @@ const FEWEST_TENSOR_ROWS: u32 = 5;
 /// Sums that a lane holds at most.
 const MOST_SUMS: u32 = 128;
 /// Cycles in which an SM gets a byte of weights from memory and one of activations from L2, and adds a unit's product to one sum.
-const CYCLES: (f64, f64, f64) = (0.054, 0.036, 0.024);
+const CYCLES: (f64, f64, f64) = (0.054, 0.036, 0.026);
 
 impl Cores {
     /// As many rows of activations as shared memory holds, and a block an SM.
@@ -111,15 +111,18 @@ impl Tensor {
                 else {
                     continue;
                 };
-                let rounds = f64::from(tiles.div_ceil(blocks) * row_tiles.div_ceil(target.multiprocessors.max(1)));
+                let rounds = f64::from(tiles.div_ceil(blocks));
+                // Fewer SMs have more of the memory's rate each, up to twice as much.
+                let busy = f64::from(blocks * row_tiles) / f64::from(target.multiprocessors.max(1));
+                let share = busy.clamp(0.5, 1.0);
                 let step_units = f64::from(one.lanes * columns);
                 let bytes = step_units * f64::from(16 + 4 * weights.side_words());
                 let moved = if shape.resident { 0.0 } else { f64::from(one.lanes * tile * unit) * 1.5 };
-                let computed = step_units * f64::from(tile);
-                let moving = bytes * CYCLES.0 + moved * CYCLES.1;
+                let moving = (bytes * CYCLES.0 + moved * CYCLES.1) * share;
+                let computing = step_units * f64::from(tile) * CYCLES.2 + 200.0 + f64::from(columns) * 8.0;
                 // What a tile costs at its end: sums through shared memory, and barriers.
                 let end = 400.0 + f64::from(tile * columns * one.lanes / 2) * 0.06;
-                let time = rounds * (f64::from(steps) * moving.max(computed * CYCLES.2) + end);
+                let time = rounds * (f64::from(steps) * moving.max(computing) + end) * busy.max(1.0);
                 if best.is_none_or(|(least, _)| time < least) {
                     best = Some((time, shape));
                 }
@@ -132,7 +135,8 @@ impl Tensor {
     fn shared_bytes(&self, k: u32, unit: u32, weights: &TensorFormat) -> u32 {
         let Tensor { lanes, tile, columns, stages, resident, .. } = *self;
         let scaled = lanes / 4 * stages * (unit / 8);
-        let ring = lanes * stages * columns * 16 + scaled * columns * weights.side_words() * 4;
+        let shared_by = if weights.shares_sides(k / unit) { 2 } else { 1 };
+        let ring = lanes * stages * columns * (16 + weights.side_words() * 4 / shared_by);
         let (x, groups) = match resident {
             true => (k * tile, k / 32 * tile),
             false => (lanes * stages * unit * tile, scaled * tile),

@@ -36,23 +36,44 @@ pub fn side_at<const SUPERS: u32, const HIGH: u32>(at: u32, sides: Shared<u32>) 
     if HIGH == 2 { u32x4(third, fourth, first, second) } else { u32x4(first, second, third, fourth) }
 }
 
-/// Starts a stage's weights on their way: four units of every row of a tile, 16 bytes a lane at a time, and what lies beside them. Two
-/// units of 16 values share a scale. Units past the end of a row are its last, which is not used.
+/// Which of a stage's sides is that of the warp's `j`-th unit: neighbours share theirs where it is the same words.
+#[device]
+pub fn side_slot<const SHARED_SIDES: bool>(j: u32) -> u32 {
+    if SHARED_SIDES { j / 2 } else { j }
+}
+
+/// The numbers of the first units that a lane copies for a tile: one of four units of a row for every eight rows.
+#[device]
+pub fn first_units<const K: u32, const UNIT: u32, const LANES: u32, const COLUMNS: u32, const PAIRED: bool>(
+    base: u32,
+    outputs: u32,
+    starts: &mut Regs<u32>,
+) {
+    #[unroll]
+    for p in 0..COLUMNS / 8 {
+        let piece = lane_id() + p * 32;
+        let j = piece % 2 + piece / (2 * COLUMNS) * 2;
+        let row = weight_row(base, piece / 2 % COLUMNS, outputs);
+        starts[p] = row * (K / UNIT) + unit_of_step(0, j).min(K / UNIT - 1);
+    }
+}
+
+/// Starts a stage's weights on their way: four units of every row of a tile, 16 bytes a lane at a time, and what lies beside them. Units
+/// past the end of a row are its last, which is not used.
 #[device]
 pub fn copy_weights<
     const K: u32,
     const UNIT: u32,
     const LANES: u32,
     const COLUMNS: u32,
-    const PAIRED: bool,
+    const SHARED_SIDES: bool,
     const SCALES: u32,
     const SUPERS: u32,
     const HIGH: u32,
 >(
-    base: u32,
+    starts: &Regs<u32>,
     step: u32,
     stage: u32,
-    outputs: u32,
     codes: Weights<U32x4>,
     high: Weights<u32>,
     scales: Weights<u32>,
@@ -61,26 +82,27 @@ pub fn copy_weights<
     sides: Shared<u32>,
 ) {
     let units = K / UNIT;
-    let scaled = UNIT / 8;
+    let slots = if SHARED_SIDES { 2u32 } else { 4u32 };
     #[unroll]
     for p in 0..COLUMNS / 8 {
         let piece = lane_id() + p * 32;
         let column = piece / 2 % COLUMNS;
         let j = piece % 2 + piece / (2 * COLUMNS) * 2;
-        let unit = unit_of_step(step, j).min(units - 1);
-        let number = weight_row(base, column, outputs) * units + unit;
+        let last = units - 1 - unit_of_step(0, j).min(units - 1);
+        let number = starts[p] + if units % LANES == 0 { step * LANES } else { (step * LANES).min(last) };
         cp_async16(ring, (stage * 4 + j) * COLUMNS + column, codes, number);
-        if UNIT == 32 || j % 2 == 0 {
-            let slot = if UNIT == 32 { j } else { j / 2 };
-            let to = ((stage * scaled + slot) * COLUMNS + column) * side_words();
+        if !SHARED_SIDES || j % 2 == 0 {
+            let to = ((stage * slots + side_slot(j)) * COLUMNS + column) * side_words();
             cp_async4(sides, to, scales, number / SCALES);
             if SUPERS > 0 {
                 cp_async4(sides, to + 1, supers, number / SUPERS.max(1));
             }
-            let behind = side_words() - HIGH;
-            #[unroll]
-            for h in 0..HIGH {
-                cp_async4(sides, to + behind + h, high, number * HIGH + h);
+            let behind = to + side_words() - HIGH;
+            if HIGH > 0 {
+                cp_async4(sides, behind, high, number * HIGH);
+            }
+            if HIGH > 1 {
+                cp_async4(sides, behind + 1, high, number * HIGH + 1);
             }
         }
     }

@@ -44,6 +44,7 @@ pub fn with_cuda(plan: Plan) -> Plan {
         logits: 512,
     };
     let kv_layout = KvLayout {
+        slots: 1,
         rings: 1,
         ring_bytes: 2048,
         blocks: 2,

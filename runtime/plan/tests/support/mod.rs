@@ -5,6 +5,7 @@
 pub mod cuda;
 
 use gemma4c_blocks::DType;
+use gemma4c_plan::cuda::KvType;
 use gemma4c_plan::embedded::{Embedded, Summing};
 use gemma4c_plan::{
     Cache, Kind, Merge, Model, ModelFile, Op, Plan, Program, RowCount, Sampling, Step, Strings, Target, TokenKind,
@@ -135,6 +136,7 @@ pub fn cpu_plan() -> Plan {
             chunk: CHUNK,
             asked: ASKED,
             arena_bytes: s.arena_bytes,
+            kv: KvType::F32,
             caches: vec![Cache { layer: 0, kv_heads: 2, head_dim: 16, window: Some(8), capacity: 12 }],
             values: s.values,
             steps: s.steps,

@@ -151,8 +151,9 @@ pub const PHASES: [(&str, Edit); 21] = [
 ];
 
 /// More of them, of keys and values.
-pub const KEYS_AND_VALUES: [(&str, Edit); 15] = [
-    ("no ring", |p| layout(p).rings = 0),
+pub const KEYS_AND_VALUES: [(&str, Edit); 16] = [
+    ("no sequence", |p| layout(p).slots = 0),
+    ("more sequences than rings", |p| layout(p).slots = 2),
     ("rings that reach into the blocks", |p| layout(p).rings = 2),
     ("rings of more bytes than there can be", |p| layout(p).ring_bytes = u64::MAX),
     ("blocks beyond their region", |p| layout(p).blocks = 3),

@@ -1,0 +1,63 @@
+//! Numbers of 8 bits, widened to pairs of f16 and made from f32: int8 codes with a scale, and e4m3 floats.
+//!
+//! A word has four of them. The hardware converts e4m3 from Ada (8.9) on.
+
+use super::rows::intrinsic;
+use crate::elements::{F16, Float, U32x2};
+
+/// e4m3 to the nearest, ties to even; beyond 448 it is 448.
+fn e4m3_bits(value: f32) -> u32 {
+    if value.is_nan() {
+        return 0x7f;
+    }
+    let sign = value.to_bits() >> 24 & 0x80;
+    let magnitude = value.abs().min(448.0);
+    // Below 2^-6 numbers are 2^-9 apart; eight of them are the first normal number, whose code is 8.
+    if magnitude < 0.015625 {
+        return sign | (magnitude * 512.0).round_ties_even() as u32;
+    }
+    let bits = magnitude.to_bits();
+    sign | ((bits + 0x7_ffff + (bits >> 20 & 1)) >> 20) - (120 << 3)
+}
+
+/// The f16 of an e4m3 number: all of them are there.
+fn f16_of_e4m3(code: u32) -> u32 {
+    let (exponent, fraction) = (code >> 3 & 15, code & 7);
+    let magnitude = match (exponent, fraction) {
+        (15, 7) => f32::NAN,
+        (0, fraction) => fraction as f32 / 512.0,
+        (exponent, fraction) => f32::from_bits((exponent + 120) << 23 | fraction << 20),
+    };
+    u32::from(F16::from_f32(if code & 0x80 == 0 { magnitude } else { -magnitude }).to_bits())
+}
+
+/// The f16 of an int8 code times a scale.
+fn f16_of_int8(code: u32, scale: u32) -> u32 {
+    let value = f32::from(code as i8) * F16::from_bits(scale as u16).to_f32();
+    u32::from(F16::from_f32(value).to_bits())
+}
+
+intrinsic! {
+    /// Four signed bytes, each times an f16 and rounded to f16, as two pairs. `scale` has the f16 in both of its halves.
+    Thread fn widen_int8(codes: u32, scale: u32) -> U32x2 {
+        let wide = |index: u32| f16_of_int8(codes >> (8 * index) & 0xff, scale);
+        U32x2 { x: wide(0) | wide(1) << 16, y: wide(2) | wide(3) << 16 }
+    }
+    // A byte of 0 to 255 behind the upper byte of 1024 is 1024 more than itself.
+    cuda "u32 biased = codes ^ 0x80808080u; U32x2 wide = {__byte_perm(biased, 0x64646464u, 0x4140u), __byte_perm(biased, 0x64646464u, 0x4342u)}; asm(\"sub.rn.f16x2 %0, %0, %2; sub.rn.f16x2 %1, %1, %2; mul.rn.f16x2 %0, %0, %3; mul.rn.f16x2 %1, %1, %3;\" : \"+r\"(wide.x), \"+r\"(wide.y) : \"r\"(0x64806480u), \"r\"(scale)); return wide;"
+}
+
+intrinsic! {
+    /// Four e4m3 floats as two pairs of f16.
+    Thread since 89 fn widen_e4m3(codes: u32) -> U32x2 {
+        let wide = |index: u32| f16_of_e4m3(codes >> (8 * index) & 0xff);
+        U32x2 { x: wide(0) | wide(1) << 16, y: wide(2) | wide(3) << 16 }
+    }
+    cuda "U32x2 wide; asm(\"{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high; }\" : \"=r\"(wide.x), \"=r\"(wide.y) : \"r\"(codes)); return wide;"
+}
+
+intrinsic! {
+    /// Two floats rounded to e4m3, `low` in the lower byte. What is beyond 448 becomes 448; NaN stays one.
+    Thread since 89 fn pack_e4m3(low: f32, high: f32) -> u32 { e4m3_bits(low) | e4m3_bits(high) << 8 }
+    cuda "u16 pair; asm(\"cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;\" : \"=h\"(pair) : \"f\"(high), \"f\"(low)); return pair;"
+}

@@ -1,0 +1,78 @@
+//! Numbers of 8 bits against their definitions: every code widened, and every number and every middle between two packed.
+
+use gemma4c_dsl::harness::{Bound, Case};
+use gemma4c_dsl::prelude::*;
+
+/// Four codes a thread: of e4m3, and of int8 with two scales.
+#[kernel(block = 64)]
+fn widened(codes: Input<u32>, scales: Input<u32>, floats: Output<u32>, first: Output<u32>, second: Output<u32>) {
+    let i = thread_idx();
+    let wide = widen_e4m3(codes[i]);
+    floats[i * 2] = wide.x;
+    floats[i * 2 + 1] = wide.y;
+    let by_first = widen_int8(codes[i], scales[0u32]);
+    first[i * 2] = by_first.x;
+    first[i * 2 + 1] = by_first.y;
+    let by_second = widen_int8(codes[i], scales[1u32]);
+    second[i * 2] = by_second.x;
+    second[i * 2 + 1] = by_second.y;
+}
+
+#[kernel(block = 32)]
+fn packed_e4m3(x: Input<f32>, out: Output<u32>, count: u32) {
+    for i in (thread_idx()..count).by(32) {
+        out[i] = pack_e4m3(x[i], -x[i]);
+    }
+}
+
+/// A number of e4m3 by its definition.
+fn e4m3(code: u8) -> f64 {
+    let (exponent, fraction) = (i32::from(code >> 3 & 15), f64::from(code & 7));
+    let magnitude =
+        if exponent == 0 { fraction / 8.0 * 2f64.powi(-6) } else { (1.0 + fraction / 8.0) * 2f64.powi(exponent - 7) };
+    if code < 128 { magnitude } else { -magnitude }
+}
+
+fn words(halves: impl Iterator<Item = f64>) -> Vec<u32> {
+    let bits: Vec<u32> = halves.map(|value| u32::from(F16::from_f32(value as f32).to_bits())).collect();
+    bits.chunks(2).map(|pair| pair[0] | pair[1] << 16).collect()
+}
+
+#[test]
+fn every_code_is_widened() {
+    // Without the two codes that are not numbers: which NaN they give is not specified.
+    let codes: Vec<u8> = (0..=255u8).map(|code| if code & 0x7f == 0x7f { 0 } else { code }).collect();
+    let scales = [F16::from_f32(0.0123), F16::from_f32(3e-6)];
+    let by = |scale: F16| words(codes.iter().map(|code| f64::from(*code as i8) * f64::from(scale.to_f32())));
+    Case::new("all codes", widened::Chosen {}.build().expect("an instance"))
+        .buffer("codes", codes.chunks(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect::<Vec<_>>())
+        .buffer("scales", scales.iter().map(|s| u32::from(s.to_bits()) * 0x10001).collect::<Vec<_>>())
+        .expect("floats", words(codes.iter().map(|code| e4m3(*code))), Bound::Exact)
+        .expect("first", by(scales[0]), Bound::Exact)
+        .expect("second", by(scales[1]), Bound::Exact)
+        .assert();
+}
+
+#[test]
+fn floats_are_packed_to_the_nearest() {
+    let numbers: Vec<f64> = (0..0x7f).map(e4m3).collect();
+    let mut x: Vec<f32> = numbers.iter().map(|number| *number as f32).collect();
+    x.extend(numbers.windows(2).map(|pair| ((pair[0] + pair[1]) / 2.0) as f32));
+    x.extend(numbers.windows(2).map(|pair| ((pair[0] + pair[1]) / 2.0) as f32 * 1.0001));
+    x.extend([449.0, 1e30, f32::INFINITY]);
+    let nearest = |value: f32| {
+        let distance = |code: &u32| (numbers[*code as usize] - f64::from(value).min(448.0)).abs();
+        let least = (0..0x7f).map(|code| distance(&code)).fold(f64::INFINITY, f64::min);
+        let all: Vec<u32> = (0..0x7f).filter(|code| distance(code) == least).collect();
+        all.iter().copied().find(|code| all.len() == 1 || code % 2 == 0).expect("one of two neighbours is even")
+    };
+    let expected: Vec<u32> = x.iter().map(|value| nearest(*value) | (nearest(*value) | 0x80) << 8).collect();
+    let count = x.len() as u32;
+    let instance = packed_e4m3::Chosen {}.build().expect("an instance");
+    assert_eq!(instance.minimum_capability(), 89);
+    Case::new("numbers, middles and beyond", instance)
+        .buffer("x", x)
+        .scalar("count", count)
+        .expect("out", expected, Bound::Exact)
+        .assert();
+}
