@@ -6,6 +6,7 @@ mod chain;
 #[path = "../common/mod.rs"]
 mod common;
 mod golden;
+mod narrow;
 mod passes;
 mod random_graphs;
 mod simulated;
