@@ -15,8 +15,8 @@ use gemma4c_runtime::Asked;
 #[test]
 fn launches_agree_with_the_cpu_in_8_bits() {
     let Some(folder) = golden::folder() else { return };
-    // The rms over all rows: measured 0.0006 to 0.0022, and 0.003 to 0.008.
-    let types = [(KvType::Q8_0, 0.006), (KvType::Fp8, 0.02)];
+    // The rms over all rows: measured are 0.006 to 0.012, and 0.008 to 0.030. A CPU that did not round would be off by 0.04 and 0.2.
+    let types = [(KvType::Q8_0, 0.02), (KvType::Fp8, 0.06)];
     let all: Vec<_> =
         ["e_tiny_q8_0", "d_tiny_q8_0", "m_tiny_q8_0"].iter().flat_map(|name| types.map(|of| (*name, of))).collect();
     each(&all, |(name, (kv, limit))| {
