@@ -18,6 +18,14 @@ pub fn tokens(what: &str, total: u64) -> ProgressBar {
     bar.with_style(style).with_message(what.to_string())
 }
 
+/// A bar that counts answers.
+pub fn answers(total: u64) -> ProgressBar {
+    let bar = ProgressBar::new(total);
+    let style = ProgressStyle::with_template("answering {wide_bar} {pos}/{len} {msg} {eta}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.with_style(style)
+}
+
 /// A sign that something takes a while, where nobody knows how long.
 pub fn waiting(what: &str) -> ProgressBar {
     let style =

@@ -21,6 +21,13 @@ pub fn open(plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<S
     open_with(plan, location, gpu, None)
 }
 
+/// The plan, of which that program is the first, and the simulator that runs its launches one after the other.
+pub fn open_backend(plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<(Plan, Box<dyn Backend>)> {
+    let (plan, simulator) = loaded(plan, location, gpu)?;
+    let backend = backend(&plan, simulator, None)?;
+    Ok((plan, backend))
+}
+
 /// The same of the first program, with the launches of a phase side by side, as far as their programmatic edges allow it. A launch that touches
 /// what another has not finished with is an error.
 pub fn open_chained(plan: Plan, location: &ModelLocation, interleaving: Interleaving) -> Result<Session> {
@@ -28,11 +35,17 @@ pub fn open_chained(plan: Plan, location: &ModelLocation, interleaving: Interlea
 }
 
 fn open_with(
-    mut plan: Plan,
+    plan: Plan,
     location: &ModelLocation,
     gpu: Option<&str>,
     chained: Option<Interleaving>,
 ) -> Result<Session> {
+    let (plan, simulator) = loaded(plan, location, gpu)?;
+    session(plan, simulator, chained)
+}
+
+/// A simulator with the kernels and the weights of a plan.
+fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<(Plan, Simulator)> {
     ensure!(plan.cuda.is_some(), "the plan is for the CPU: nothing of it runs on a simulated GPU");
     plan.choose(named(&plan, gpu)?);
     let Some(cuda) = &plan.cuda else { bail!("the plan has lost its program") };
@@ -74,14 +87,20 @@ fn open_with(
         }
         simulator.load(&program, |weight| tensors[weight as usize])?;
     }
-    session(plan, simulator, chained)
+    Ok((plan, simulator))
 }
 
 /// A session over a plan's first program, in a simulator that has its kernels and its weights.
 pub fn session(plan: Plan, simulator: Simulator, chained: Option<Interleaving>) -> Result<Session> {
+    let backend = backend(&plan, simulator, chained)?;
+    Ok(Session::with_backend(plan, backend)?)
+}
+
+/// The launches of a plan's first program, in a simulator that has its kernels and its weights.
+fn backend(plan: &Plan, simulator: Simulator, chained: Option<Interleaving>) -> Result<Box<dyn Backend>> {
     let Some(cuda) = &plan.cuda else { bail!("the plan has no program for a GPU") };
-    let backend = Simulated { simulator, program: cuda.program.clone(), chained, sent: Default::default() };
-    Ok(Session::with_backend(plan, Box::new(backend))?)
+    let (program, sent) = (cuda.program.clone(), Default::default());
+    Ok(Box::new(Simulated { simulator, program, chained, sent, tier: Vec::new() }))
 }
 
 struct Simulated {
@@ -90,6 +109,7 @@ struct Simulated {
     /// How the launches of a phase overlap, if they do.
     chained: Option<Interleaving>,
     sent: std::collections::VecDeque<Vec<u32>>,
+    tier: Vec<u8>,
 }
 
 impl Backend for Simulated {
@@ -131,6 +151,27 @@ impl Backend for Simulated {
 
     fn receive(&mut self) -> Result<Vec<u32>, RuntimeError> {
         self.sent.pop_front().ok_or_else(|| RuntimeError::Backend("nothing was sent back".into()))
+    }
+
+    fn copy(&mut self, from: Range, to: Range) -> Result<(), RuntimeError> {
+        let bytes = self.simulator.read(from).to_vec();
+        self.simulator.write(to, &bytes);
+        Ok(())
+    }
+
+    fn reserve_tier(&mut self, bytes: u64) -> Result<(), RuntimeError> {
+        self.tier = vec![0; bytes as usize];
+        Ok(())
+    }
+
+    fn save(&mut self, from: Range, at: u64) -> Result<(), RuntimeError> {
+        self.tier[at as usize..][..from.bytes as usize].copy_from_slice(self.simulator.read(from));
+        Ok(())
+    }
+
+    fn load(&mut self, at: u64, to: Range) -> Result<(), RuntimeError> {
+        self.simulator.write(to, &self.tier[at as usize..][..to.bytes as usize]);
+        Ok(())
     }
 
     fn wait(&mut self) -> Result<(), RuntimeError> {

@@ -60,7 +60,11 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "rows",
         about: "products of several sequences' rows, each with the bits it has alone",
-        kernels: &[kernels::rows::prepare::prepare_rows::DEF, kernels::rows::cores::rows_matvec::DEF],
+        kernels: &[
+            kernels::rows::prepare::prepare_rows::DEF,
+            kernels::rows::cores::rows_matvec::DEF,
+            kernels::rows::mma::rows_mma::DEF,
+        ],
         cases: cases::rows::cases,
     },
     Family {

@@ -51,6 +51,18 @@ pub trait Backend {
     /// Waits for the oldest words that were sent and not yet received.
     fn receive(&mut self) -> Result<Vec<u32>, RuntimeError>;
 
+    /// Copies a range to another that does not overlap it, after everything queued before.
+    fn copy(&mut self, from: Range, to: Range) -> Result<(), RuntimeError>;
+
+    /// Makes host memory of so many bytes ready, to which ranges can be saved; once, before anything is.
+    fn reserve_tier(&mut self, bytes: u64) -> Result<(), RuntimeError>;
+
+    /// Copies a range to that memory, after everything queued before.
+    fn save(&mut self, from: Range, at: u64) -> Result<(), RuntimeError>;
+
+    /// Copies as many bytes back as the range has, after everything queued before.
+    fn load(&mut self, at: u64, to: Range) -> Result<(), RuntimeError>;
+
     /// Waits until everything queued is done.
     fn wait(&mut self) -> Result<(), RuntimeError>;
 }

@@ -56,6 +56,8 @@ pub enum RuntimeError {
     OutOfDeviceMemory { gpu: String, needed: u64, free: u64 },
     #[error("a row of {tensor} has {bytes} bytes, {most} at most can be loaded at once")]
     LongRow { tensor: String, bytes: usize, most: usize },
+    #[error("the plan runs {room} sequences at once, not {wanted}: compile it with --sequences {wanted}")]
+    TooManySequences { wanted: u32, room: u32 },
     #[error("the plan has no steps for {0:?}")]
     NoSuchRun(Run),
     #[error(

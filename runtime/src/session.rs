@@ -5,11 +5,10 @@ use std::sync::Arc;
 use gemma4c_plan::Plan;
 
 use crate::backend::Backend;
-use crate::cpu::{Executor, Pass, Tap};
+use crate::cpu::{Executor, Pass, Room, Span, Tap};
 use crate::cuda::{CudaBackend, OnGpu};
 use crate::feed::{Feeder, Want};
-use crate::weights::Weights;
-use crate::{ModelLocation, RuntimeError, machine};
+use crate::{ModelLocation, RuntimeError};
 
 pub use generate::{End, Request};
 
@@ -54,15 +53,9 @@ impl Session {
     /// Runs on this machine's processor: maps the model's files, checks that they are the plan's, and reserves all memory the
     /// sequence will ever need.
     pub fn on_cpu(plan: Plan, location: &ModelLocation) -> Result<Session, RuntimeError> {
-        let needed = plan.program.cache_bytes().and_then(|kv| kv.checked_add(plan.program.arena_bytes));
-        let needed = needed.unwrap_or(u64::MAX);
-        if let Some(available) = machine::physical_memory().filter(|available| needed > *available) {
-            let what = "keys, values and activations";
-            return Err(RuntimeError::OutOfMemory { what, needed, available });
-        }
+        let room = Room::for_one(&plan);
         let plan = Arc::new(plan);
-        let weights = Weights::open(&plan, location)?;
-        let engine = Engine::Cpu(Box::new(Executor::new(Arc::clone(&plan), weights)));
+        let engine = Engine::Cpu(Box::new(Executor::open(Arc::clone(&plan), location, room)?));
         Ok(Session { plan, engine, seen: Vec::new(), written: 0 })
     }
 
@@ -214,7 +207,8 @@ impl Session {
                 Asked::Last if is_last => piece.len() - 1..piece.len(),
                 _ => 0..0,
             };
-            let pass = Pass { tokens: piece, first_position: self.seen.len() + first, asked: rows.clone() };
+            let span = Span { slot: 0, first_position: self.seen.len() + first, rows: piece.len() };
+            let pass = Pass { tokens: piece, spans: &[span], asked: rows.clone() };
             let out = executor.run(&pass, tap);
             for (row, values) in rows.zip(out.chunks_exact(vocab_size)) {
                 logits(first + row, values);

@@ -130,6 +130,22 @@ impl Backend for Fake {
         Ok(self.on_their_way.pop_front().expect("a word was sent"))
     }
 
+    fn copy(&mut self, _: Range, _: Range) -> Result<(), RuntimeError> {
+        Err(RuntimeError::Backend("a session copies nothing".into()))
+    }
+
+    fn reserve_tier(&mut self, _: u64) -> Result<(), RuntimeError> {
+        Err(RuntimeError::Backend("a session keeps nothing in host memory".into()))
+    }
+
+    fn save(&mut self, _: Range, _: u64) -> Result<(), RuntimeError> {
+        Err(RuntimeError::Backend("a session saves nothing".into()))
+    }
+
+    fn load(&mut self, _: u64, _: Range) -> Result<(), RuntimeError> {
+        Err(RuntimeError::Backend("a session loads nothing".into()))
+    }
+
     fn wait(&mut self) -> Result<(), RuntimeError> {
         Ok(())
     }

@@ -3,6 +3,7 @@
 //! Times are the caller's: from the call to the token in hand, so that everything in between counts. The rows are named as
 //! `llama-bench` names them: pp512 reads a prompt of 512 tokens, tg128 writes 128, `@ d8192` after 8192 others.
 
+mod batched;
 mod report;
 
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use super::Outcome;
 use super::plan_file::{self, PlanArgs};
 use crate::output::print;
 use crate::{progress, random};
+use batched::Batched;
 use report::{Report, Row, Start};
 
 /// Measure how fast a plan runs: prompts, generation, start, memory.
@@ -37,6 +39,10 @@ pub struct Args {
     /// Tokens already in the sequence when a measurement starts.
     #[arg(short = 'd', long = "depth", value_name = "N,N...", default_value = "0")]
     depths: String,
+
+    /// Numbers of sequences at once: their prompts are read, then all are decoded together. Gives the columns of `llama-batched-bench`.
+    #[arg(long, value_name = "N,N...", conflicts_with = "depths")]
+    sequences: Option<String>,
 
     /// How often each measurement is repeated.
     #[arg(short = 'r', long = "repeat", value_name = "N", default_value_t = 5)]
@@ -93,6 +99,17 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let (prompts, generate) = (numbers("-p", &args.prompts)?, numbers("-n", &args.generate)?);
     let depths = numbers("-d", &args.depths)?;
     ensure!(args.repeat >= 1, "-r 0: at least one measurement is needed");
+    if let Some(sequences) = &args.sequences {
+        let sequences = numbers("--sequences", sequences)?;
+        let Args { plan, repeat, seed, .. } = args;
+        let (repeat, seed) = (*repeat, *seed);
+        let report = batched::run(&Batched { plan, sequences, prompts, generate, repeat, seed })?;
+        print(&match args.output {
+            Format::Md => report.markdown(),
+            Format::Json => report.json()?,
+        })?;
+        return Ok(Outcome::Done);
+    }
     let prompts = prompts.into_iter().filter(|n| *n > 0).map(Test::Prompt);
     let tests: Vec<Test> = prompts.chain(generate.into_iter().filter(|n| *n > 0).map(Test::Generate)).collect();
 

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::{Plan, START, own_bytes};
-use gemma4c_runtime::{ModelLocation, OnGpu, Session, machine};
+use gemma4c_runtime::engine::{self, BackendDevice, BackendOptions, CpuDevice, CpuOptions, Engine};
+use gemma4c_runtime::{ModelLocation, OnGpu, RuntimeError, Session, machine};
 
 use crate::{output, progress, simulate};
 
@@ -61,6 +62,45 @@ impl PlanArgs {
         open(plan, &self.location(), self.device, &self.on_gpu())
     }
 
+    /// Makes a plan ready to run many sequences, for whoever waits for the last of them.
+    pub fn open_engine(&self, plan: Plan, options: EngineOptions) -> Result<Engine<Box<dyn engine::Device>>> {
+        ensure!(options.sequences != Some(0), "--sequences 0: at least one is needed");
+        let on = self.on_gpu();
+        let device: Box<dyn engine::Device> = match whereabouts(&plan, self.device, &on)? {
+            Whereabouts::Cpu => {
+                // What nobody asked for is as many as there is memory for.
+                let mut sequences = options.sequences.unwrap_or(CPU_SEQUENCES);
+                loop {
+                    let snapshots = options.snapshots.unwrap_or(sequences.div_ceil(2).min(16));
+                    let suppress = options.suppress.clone();
+                    let cpu = CpuOptions { sequences, snapshots, host_bytes: 0, suppress };
+                    match CpuDevice::open(plan.clone(), &self.location(), cpu) {
+                        Err(RuntimeError::OutOfMemory { .. }) if options.sequences.is_none() && sequences > 1 => {
+                            sequences /= 2;
+                        }
+                        opened => break Box::new(opened?),
+                    }
+                }
+            }
+            Whereabouts::Simulated => {
+                let (plan, backend) = simulate::open_backend(plan, &self.location(), on.program.as_deref())?;
+                Box::new(BackendDevice::new(&plan, backend, options.backend())?)
+            }
+            Whereabouts::Gpu => {
+                let bar = progress::bytes("loading", 0);
+                let mut told = |done, total| {
+                    bar.set_length(total);
+                    bar.set_position(done);
+                };
+                let device = BackendDevice::on_cuda(plan, &self.location(), &on, &mut told, options.backend());
+                bar.finish_and_clear();
+                Box::new(device?)
+            }
+        };
+        let options = engine::Options { prompts_first: true, suppress: options.suppress, ..engine::Options::default() };
+        Ok(Engine::new(device, options)?)
+    }
+
     pub fn on_gpu(&self) -> OnGpu {
         OnGpu { program: self.program.clone(), multiprocessors: self.sms }
     }
@@ -70,12 +110,38 @@ impl PlanArgs {
     }
 }
 
-/// Makes a plan ready to run where it is wanted.
-pub fn open(plan: Plan, location: &ModelLocation, device: Device, on: &OnGpu) -> Result<Session> {
+/// What an engine is opened with.
+pub struct EngineOptions {
+    /// Sequences at once; `None` for what the plan was compiled for.
+    pub sequences: Option<u32>,
+    /// Prefixes kept beside them, at most.
+    pub snapshots: Option<u32>,
+    /// Tokens that are never picked.
+    pub suppress: Vec<u32>,
+}
+
+impl EngineOptions {
+    fn backend(&self) -> BackendOptions {
+        BackendOptions { sequences: self.sequences, host_bytes: 0, suppress: self.suppress.clone() }
+    }
+}
+
+/// Sequences at once on a CPU, which reserves memory only as it is used.
+const CPU_SEQUENCES: u32 = 8;
+
+/// What runs a plan.
+enum Whereabouts {
+    Cpu,
+    Gpu,
+    Simulated,
+}
+
+/// Where a plan runs if it is wanted on a device; refuses options that make no sense there.
+fn whereabouts(plan: &Plan, device: Device, on: &OnGpu) -> Result<Whereabouts> {
     let on_gpu = match device {
         Device::Sim => {
             ensure!(on.multiprocessors.is_none(), "--sms takes SMs from a GPU: a simulated one has none");
-            return simulate::open(plan, location, on.program.as_deref());
+            return Ok(Whereabouts::Simulated);
         }
         Device::Cpu => false,
         Device::Cuda => true,
@@ -92,10 +158,20 @@ pub fn open(plan: Plan, location: &ModelLocation, device: Device, on: &OnGpu) ->
             }
         },
     };
-    if !on_gpu {
-        ensure!(on.multiprocessors.is_none(), "--sms takes SMs from a GPU, but the plan runs on the CPU");
-        ensure!(on.program.is_none(), "--program chooses among programs for GPUs, but the plan runs on the CPU");
-        return Ok(Session::on_cpu(plan, location)?);
+    if on_gpu {
+        return Ok(Whereabouts::Gpu);
+    }
+    ensure!(on.multiprocessors.is_none(), "--sms takes SMs from a GPU, but the plan runs on the CPU");
+    ensure!(on.program.is_none(), "--program chooses among programs for GPUs, but the plan runs on the CPU");
+    Ok(Whereabouts::Cpu)
+}
+
+/// Makes a plan ready to run where it is wanted.
+pub fn open(plan: Plan, location: &ModelLocation, device: Device, on: &OnGpu) -> Result<Session> {
+    match whereabouts(&plan, device, on)? {
+        Whereabouts::Simulated => return simulate::open(plan, location, on.program.as_deref()),
+        Whereabouts::Cpu => return Ok(Session::on_cpu(plan, location)?),
+        Whereabouts::Gpu => {}
     }
     let bar = progress::bytes("loading", 0);
     let count = plan.programs().count();

@@ -1,6 +1,7 @@
 //! `gemma4c run`: text from a plan.
 
 use std::io::{BufRead, IsTerminal};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use gemma4c_models::chat::{ChatTemplate, Message};
@@ -8,6 +9,7 @@ use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
 use gemma4c_plan::Vocab;
 
 use super::Outcome;
+use super::batch::{self, Batch, Defaults};
 use super::generation::{Generation, SamplingArgs};
 use super::plan_file::PlanArgs;
 use super::tokenize::parse_ids;
@@ -16,7 +18,8 @@ use crate::output;
 /// Generate text.
 ///
 /// With -p the text is continued as it stands. With --chat it is a question: the model's own chat template is put around it,
-/// which is what instruction-tuned models need; without -p the questions are read line by line.
+/// which is what instruction-tuned models need; without -p the questions are read line by line. With --file many prompts are answered
+/// together, each as if it were alone.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -48,9 +51,30 @@ pub struct Args {
     /// With --chat: let the model think before it answers, and show its thoughts.
     #[arg(long, requires = "chat")]
     thinking: bool,
+
+    /// Prompts to answer, one JSON object a line: with `prompt`, `messages` or `tokens`, and if wanted `max_tokens`, `temperature`, `top_k`,
+    /// `top_p`, `seed`, `ignore_eos`.
+    #[arg(long, value_name = "PROMPTS.jsonl", requires = "output", conflicts_with_all = ["prompt", "tokens", "chat"])]
+    file: Option<PathBuf>,
+
+    /// With --file: the answers, one line for each prompt in their order. Answers that are there already are kept.
+    #[arg(short, long, value_name = "ANSWERS.jsonl", requires = "file")]
+    output: Option<PathBuf>,
+
+    /// With --file: how many are worked on at once [default: what the plan was compiled for; 8 on a CPU]
+    #[arg(long, value_name = "N", requires = "file")]
+    sequences: Option<u32>,
 }
 
 pub fn run(args: &Args) -> Result<Outcome> {
+    if let (Some(prompts), Some(answers)) = (&args.file, &args.output) {
+        let batch = Batch { plan: &args.plan, prompts, answers, sequences: args.sequences };
+        batch::run(&batch, |plan| {
+            let sampler = args.sampling.sampler(plan.sampling, Vec::new())?;
+            Ok(Defaults { most: args.n, sampling: sampler.sampling(), seed: sampler.seed() })
+        })?;
+        return Ok(Outcome::Done);
+    }
     let session = args.plan.open()?;
     let vocab = session.plan().vocab.clone();
     // Tokens of other media make no sense in a text; whoever speaks ids gets what the model says.

@@ -4,6 +4,7 @@
 //! its inputs are the CPU's values, and its outputs are compared with the CPU's. Then all of them run on each other's
 //! results, launch by launch and as CUDA graphs. With `--golden` the logits are compared with another program's instead.
 
+mod company;
 mod compare;
 mod drift;
 mod golden;
@@ -31,6 +32,8 @@ use walk::{Together, Walk};
 
 /// Tokens of a prompt, where nobody says how many.
 const USUAL: u32 = 24;
+/// Tokens of the longest prompt in company, where nobody says how many.
+const LONGEST: u32 = 40;
 
 /// Compare what a plan computes on this machine with the CPU, step by step.
 ///
@@ -54,6 +57,14 @@ pub struct Args {
     #[arg(long)]
     phase: Option<String>,
 
+    /// Compare logits of sequences computed together, so many at once, with those of each alone: they must be the same bits.
+    #[arg(long, value_name = "N,N...", value_delimiter = ',')]
+    company: Vec<u32>,
+
+    /// With --company: how many prompts.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    prompts: u32,
+
     /// Multiply every limit by this.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     tolerance: f64,
@@ -73,6 +84,16 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<Outcome> {
     if let Some(file) = &args.golden.golden {
         return golden::run(&args.plan, &args.golden, file);
+    }
+    if !args.company.is_empty() {
+        return company::run(&company::Company {
+            plan: &args.plan,
+            batches: &args.company,
+            prompts: args.prompts,
+            longest: args.tokens.unwrap_or(LONGEST),
+            decode: args.decode,
+            seed: args.seed,
+        });
     }
     ensure!(
         args.tolerance > 0.0 && args.tolerance.is_finite(),

@@ -257,6 +257,12 @@ int cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void*) {
     copied_from += bytes;
     return SUCCESS;
 }
+int cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void*) {
+    CALLED(cuMemcpyDtoDAsync)
+    if (!is_live(from, bytes) || !is_live(to, bytes)) refuse("a copy between nowheres");
+    memcpy((void*)to, (void*)from, bytes);
+    return SUCCESS;
+}
 int cuMemsetD8Async(Address address, unsigned char byte, size_t bytes, void*) {
     if (!is_live(address, bytes)) refuse("nowhere is filled");
     memset((void*)address, byte, bytes);

@@ -43,3 +43,45 @@ fn nothing_need_be_measured() {
     let table = place().ok("bench plan.bin -p 0 -n 0");
     assert!(table.starts_with("| model |") && table.lines().nth(2) == Some(""), "{table}");
 }
+
+/// The columns of `llama-batched-bench`, whose figures follow from each other.
+#[test]
+fn several_sequences_are_measured_together() {
+    let place = place();
+    let table = place.ok("bench plan.bin --sequences 1,3 -p 20 -n 4,0 -r 2");
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .filter(|line| line.starts_with("| "))
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    assert_eq!(rows[0], ["PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "T s", "S t/s"]);
+    let shapes: Vec<&[&str]> = rows[1..].iter().map(|row| &row[..4]).collect();
+    assert_eq!(
+        shapes,
+        [["20", "4", "1", "24"], ["20", "4", "3", "72"], ["20", "0", "1", "20"], ["20", "0", "3", "60"]]
+    );
+
+    let report: serde_json::Value =
+        serde_json::from_str(&place.ok("bench plan.bin --sequences 4 -p 9 -n 5 -r 1 -o json")).unwrap();
+    let row = &report["results"][0];
+    let figure = |name: &str| row[name].as_f64().unwrap();
+    assert_eq!(report["device"], "cpu");
+    assert_eq!(["pp", "tg", "b", "n_kv"].map(figure), [9.0, 5.0, 4.0, 56.0]);
+    let close = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-6, "{row}");
+    close(figure("s_pp") * figure("t_pp"), 36.0);
+    close(figure("s_tg") * figure("t_tg"), 20.0);
+    close(figure("t"), figure("t_pp") + figure("t_tg"));
+    close(figure("s") * figure("t"), 56.0);
+}
+
+#[test]
+fn what_cannot_be_measured_together_is_refused() {
+    let place = place();
+    let refused = |line: &str| place.refused(&format!("bench plan.bin {line}"));
+    assert!(refused("--sequences 0 -p 8 -n 2").contains("--sequences 0: at least one is needed"));
+    assert!(refused("--sequences 2,x -p 8 -n 2").contains("\"x\" is no count"));
+    assert!(refused("--sequences 2 -p 100 -n 29").contains("100 + 29 tokens do not fit the plan's context of 128"));
+    assert!(refused("--sequences 2 -p 0 -n 2").contains("-p 0"));
+    assert!(refused("--sequences 2 -p 8 -d 8").contains("--depth"));
+    assert!(refused("--sequences 5000 -p 8 -n 2").contains("a number of sequences of 5000 is out of range"));
+}

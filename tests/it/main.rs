@@ -14,6 +14,7 @@ mod counting_allocator;
 #[path = "../../codegen/tests/support/mod.rs"]
 mod support;
 
+mod batch;
 mod bench;
 mod chunks;
 mod compile_cuda;
@@ -23,6 +24,7 @@ mod diff;
 mod driver;
 mod edges;
 mod embed;
+mod engine;
 mod faults;
 mod golden;
 mod help;

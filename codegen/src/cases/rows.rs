@@ -12,7 +12,8 @@ use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::LaunchShape;
 use crate::kernels::matvec::{Product as OneRow, Prologue, slots};
 use crate::kernels::planes::Repacked;
-use crate::kernels::rows::{Product, Shape, cores};
+use crate::kernels::rows::shape::{Cores, Tensor};
+use crate::kernels::rows::{Product, Shape};
 
 /// Several rows of one layer before a product with random weights: each row a problem of its own, with the same weights.
 struct Batch {
@@ -20,6 +21,8 @@ struct Batch {
     /// How one row is computed: its lanes and warps decide the bits.
     one: LaunchShape,
     rows: Vec<Problem>,
+    /// What each row's product by itself leaves.
+    alone: Vec<f32>,
 }
 
 /// Activations as the product reads them.
@@ -82,8 +85,9 @@ impl Batch {
             let expected = vec![0.0; of.outputs as usize];
             Problem { product: of.clone(), matrix: matrix.clone(), layer, expected, bound: Bound::Exact, by }
         };
-        let problems = (0..rows).map(row).collect();
-        Self { product: Product { one: of, rows }, one, rows: problems }
+        let problems: Vec<Problem> = (0..rows).map(row).collect();
+        let alone = problems.iter().flat_map(|row| floats(left(&row.fast(one), "out").bytes())).collect();
+        Self { product: Product { one: of, rows }, one, rows: problems, alone }
     }
 
     fn name(&self) -> String {
@@ -94,9 +98,9 @@ impl Batch {
         self.rows.iter().flat_map(|row| of(row).to_vec()).collect()
     }
 
-    /// What one row by itself leaves in a parameter of its product, for all rows one after the other.
-    fn alone(&self, param: &str) -> Vec<f32> {
-        self.rows.iter().flat_map(|row| floats(left(&row.fast(self.one), param).bytes())).collect()
+    /// The residual that each row's product by itself leaves.
+    fn residuals(&self) -> Vec<f32> {
+        self.rows.iter().flat_map(|row| floats(left(&row.fast(self.one), "residual_out").bytes())).collect()
     }
 
     /// The kernel that prepares the rows. What it leaves is compared between all executors; the products say whether it is right.
@@ -121,7 +125,7 @@ impl Batch {
                 case = case.buffer("branch_x", self.all(|row| &row.layer.branch));
             }
             if of.leaves_residual {
-                case = case.expect("residual_out", self.alone("residual_out"), Bound::Exact);
+                case = case.expect("residual_out", self.residuals(), Bound::Exact);
             }
         }
         for stride in ["input_stride", "update_stride", "branch_stride"] {
@@ -187,18 +191,22 @@ impl Batch {
             scalars: case.scalars.into_iter().filter(|(name, _)| name != "rows").collect(),
             ..case
         };
-        let integer = format(of.dtype).integer;
-        case.buffer("x", words(&activations.x))
+        let case = case
+            .buffer("x", words(&activations.x))
             .buffer("xscale", floats(&activations.xscale))
             .buffer("xsum", integers(&activations.xsum))
-            .buffer("fine", words(&activations.fine))
-            .buffer("fine_sums", integers(&activations.fine_sums))
             .buffer("factor", floats(&activations.factor))
             .scalar("outputs", of.outputs)
             .scalar("rows", self.rows.len() as u32)
-            .scalar("x_stride", if integer { of.k / 4 } else { of.k })
             .scalar("by_stride", of.outputs)
-            .expect("out", self.alone("out"), Bound::Exact)
+            .expect("out", self.alone.clone(), Bound::Exact);
+        match shape {
+            Shape::Tensor(_) => as_plain_planes(case),
+            Shape::Cores(_) => case
+                .buffer("fine", words(&activations.fine))
+                .buffer("fine_sums", integers(&activations.fine_sums))
+                .scalar("x_stride", if format(of.dtype).integer { of.k / 4 } else { of.k }),
+        }
     }
 
     /// The rows prepared, where they must be, and multiplied.
@@ -212,18 +220,37 @@ impl Batch {
     }
 }
 
+/// Tensor cores take the planes beside the codes as words, under their own names; those that a type does not have are empty.
+fn as_plain_planes(case: Case) -> Case {
+    let of_plane = |(name, data): (String, Data)| match name.strip_prefix("side_") {
+        Some(plane) => (plane.to_owned(), words(data.bytes()).into()),
+        None => (name, data),
+    };
+    let mut case = Case { buffers: case.buffers.into_iter().map(of_plane).collect(), ..case };
+    for plane in ["high", "scales", "supers"] {
+        if !case.buffers.iter().any(|(name, _)| name == plane) {
+            case = case.buffer(plane, Vec::<u32>::new());
+        }
+    }
+    case
+}
+
 /// The product of one row: two blocks, so that there are more outputs than they take at once.
 const fn one(lanes: u32, warps: u32) -> LaunchShape {
     LaunchShape { lanes, rows: 2, depth: 2, warps, blocks: 2, share: 0 }
 }
 
 const fn on_cores(lanes: u32, depth: u32, warps: u32, tile: u32, blocks: u32) -> Shape {
-    Shape::Cores(cores::Shape { lanes, weight_rows: 2, depth, warps, tile, blocks })
+    Shape::Cores(Cores { lanes, weight_rows: 2, depth, warps, tile, blocks })
+}
+
+const fn on_tensor_cores(lanes: u32, tile: u32, columns: u32, stages: u32, resident: bool, blocks: u32) -> Shape {
+    Shape::Tensor(Tensor { lanes, tile, columns, stages, resident, blocks })
 }
 
 pub fn cases() -> Vec<Case> {
     static CASES: LazyLock<Vec<Case>> =
-        LazyLock::new(|| types().into_iter().chain(shapes()).chain(fusions()).collect());
+        LazyLock::new(|| types().into_iter().chain(shapes()).chain(tiles()).chain(fusions()).collect());
     CASES.clone()
 }
 
@@ -231,24 +258,54 @@ pub fn cases() -> Vec<Case> {
 pub fn types() -> Vec<Case> {
     let of = |dtype: DType| {
         let product = OneRow::new(dtype, 19, 512, Prologue::Plain);
-        Batch::new(product, 3, one(8, 1)).cases(&[on_cores(8, 2, 1, 2, 2)])
+        let mut shapes = vec![on_cores(8, 2, 1, 2, 2)];
+        if format(dtype).integer {
+            shapes.push(on_tensor_cores(8, 8, 8, 3, true, 2));
+        }
+        Batch::new(product, 3, one(8, 1)).cases(&shapes)
     };
     DType::ALL.into_iter().flat_map(of).collect()
 }
 
 /// Widths that leave lanes without work, and from 2 rows to 16.
 pub fn shapes() -> Vec<Case> {
-    let of = |dtype, outputs, k, rows, one: LaunchShape, shape| {
+    let of = |dtype, outputs, k, rows, one: LaunchShape, shape: &[Shape]| {
         let product = OneRow::new(dtype, outputs, k, Prologue::Plain);
+        Batch::new(product, rows, one).cases(shape)
+    };
+    [
+        of(DType::Q4_0, 7, 704, 2, one(8, 2), &[on_cores(8, 3, 2, 2, 3), on_tensor_cores(8, 8, 8, 2, false, 1)]),
+        of(DType::Q4_0, 9, 5120, 5, one(32, 1), &[on_cores(32, 2, 2, 8, 1), on_tensor_cores(32, 16, 8, 3, false, 1)]),
+        of(
+            DType::Q8_0,
+            5,
+            2560,
+            8,
+            one(32, 2),
+            &[on_cores(32, 5, 1, 8, 2), on_tensor_cores(32, 8, 8, 6, true, 1), on_tensor_cores(32, 16, 8, 4, false, 1)],
+        ),
+        of(DType::Q8_0, 13, 352, 16, one(16, 1), &[on_cores(16, 2, 2, 4, 1), on_tensor_cores(16, 16, 16, 4, true, 1)]),
+        of(DType::BF16, 11, 96, 3, one(8, 1), &[on_cores(8, 1, 1, 4, 1)]),
+        of(DType::F32, 4, 160, 5, one(16, 1), &[on_cores(16, 2, 1, 2, 1)]),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Tiles of all sizes on tensor cores, over rows of units that end within a step: by one unit, by a unit of a pair, in the first step.
+pub fn tiles() -> Vec<Case> {
+    let of = |dtype, outputs, k, geglu, rows, one: LaunchShape, shape| {
+        let product = OneRow { geglu, ..OneRow::new(dtype, outputs, k, Prologue::Int8) };
         Batch::new(product, rows, one).cases(&[shape])
     };
     [
-        of(DType::Q4_0, 7, 704, 2, one(8, 2), on_cores(8, 3, 2, 2, 3)),
-        of(DType::Q4_0, 9, 5120, 5, one(32, 1), on_cores(32, 2, 2, 8, 1)),
-        of(DType::Q8_0, 5, 2560, 8, one(32, 2), on_cores(32, 5, 1, 8, 2)),
-        of(DType::Q8_0, 13, 352, 16, one(16, 1), on_cores(16, 2, 2, 4, 1)),
-        of(DType::BF16, 11, 96, 3, one(8, 1), on_cores(8, 1, 1, 4, 1)),
-        of(DType::F32, 4, 160, 5, one(16, 1), on_cores(16, 2, 1, 2, 1)),
+        of(DType::Q8_0, 20, 544, false, 64, one(32, 1), on_tensor_cores(32, 64, 16, 2, false, 1)),
+        of(DType::Q4_0, 18, 1056, true, 20, one(32, 1), on_tensor_cores(32, 32, 32, 3, true, 1)),
+        of(DType::Q6K, 35, 1280, false, 16, one(32, 1), on_tensor_cores(32, 16, 16, 3, false, 2)),
+        of(DType::Q5_0, 9, 96, false, 5, one(8, 1), on_tensor_cores(8, 8, 8, 6, true, 1)),
+        of(DType::Q4_1, 8, 32, false, 2, one(8, 1), on_tensor_cores(8, 8, 8, 4, true, 1)),
+        of(DType::IQ4XS, 24, 768, true, 33, one(16, 1), on_tensor_cores(16, 16, 16, 5, true, 1)),
     ]
     .into_iter()
     .flatten()
@@ -275,6 +332,13 @@ pub fn fusions() -> Vec<Case> {
     ];
     products
         .into_iter()
-        .flat_map(|product| Batch::new(product, 3, one(8, 2)).cases(&[on_cores(8, 2, 2, 4, 2)]))
+        .flat_map(|product| {
+            let batch = Batch::new(product, 3, one(8, 2));
+            let mut shapes = vec![on_cores(8, 2, 2, 4, 2)];
+            if format(batch.product.one.dtype).integer && !batch.product.is_fine() {
+                shapes.push(on_tensor_cores(8, 8, 16, 3, false, 2));
+            }
+            batch.cases(&shapes)
+        })
         .collect()
 }

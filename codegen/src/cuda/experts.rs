@@ -80,7 +80,7 @@ impl PhaseBuilder<'_, '_> {
     fn route(&mut self, group: &Group, of: &Router, x: Span, entry: &Entry, why: Choice) -> Result<(), LowerError> {
         let is_routing = |id: &NodeId| experts_of(self.graph(), *id).0 > 0;
         let node = group.nodes.iter().copied().find(is_routing).unwrap_or(group.anchor());
-        let (rows, state) = (self.rows_of(group), self.state(group));
+        let (rows, state) = (self.rows_of(group), self.row_count(group));
         let (experts, top) = experts_of(self.graph(), node);
         let width = self.graph().node(of.input).ty.width;
         let kind = router::Router { epsilon: of.eps, enters: entry.forms, ..router::Router::new(width, experts, top) };
@@ -145,7 +145,7 @@ impl PhaseBuilder<'_, '_> {
             return Err(LowerError::NoValue { node: self.graph().full_name(group.anchor()) });
         };
         let beside = self.beside(dense)?;
-        let (rows, state, place) = (self.rows_of(group), self.state(group), self.routing(routing)?);
+        let (rows, state, place) = (self.rows_of(group), self.row_count(group), self.routing(routing)?);
         let matrix = self.common.weights.matrix(&[weight], &mut self.common.kernels)?;
         let (experts, top) = experts_of(self.graph(), routing);
         let hidden = (matrix.rows / experts as u64 / 2) as u32;
@@ -190,7 +190,7 @@ impl PhaseBuilder<'_, '_> {
             return Err(LowerError::NoValue { node: self.graph().full_name(group.anchor()) });
         };
         let beside = self.beside(dense)?;
-        let (rows, state, place) = (self.rows_of(group), self.state(group), self.routing(routing)?);
+        let (rows, state, place) = (self.rows_of(group), self.row_count(group), self.routing(routing)?);
         let matrix = self.common.weights.matrix(&[weight], &mut self.common.kernels)?;
         let (experts, top) = experts_of(self.graph(), routing);
         let outputs = (matrix.rows / experts as u64) as u32;

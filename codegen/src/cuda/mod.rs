@@ -42,6 +42,7 @@ use gemma4c_plan::cuda::{
 };
 use gemma4c_plan::{Program, ValueIndex};
 
+use crate::kernels::rows::RowsError;
 use crate::kernels::sample::MOST_KEPT;
 use crate::passes::{self as target_passes, Abilities};
 use crate::target::Target;
@@ -105,6 +106,8 @@ pub enum LowerError {
     Overlap { phase: String, a: usize, b: usize },
     #[error("internal: {0}")]
     Instance(#[from] InstanceError),
+    #[error("internal: {0}")]
+    Rows(#[from] RowsError),
 }
 
 /// Reads a small tensor of floats from the model file.

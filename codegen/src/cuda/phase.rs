@@ -177,6 +177,16 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         Span::Fixed(Range { region: Region::Arena, offset, bytes })
     }
 
+    /// A record that counts the rows that a group works on, for kernels that know rows by their number alone. All rows of a decode
+    /// are computed, in use or not: what a free row makes, nobody reads.
+    pub fn row_count(&mut self, group: &Group) -> Span {
+        if !self.schedule.decodes || self.rows() == 1 {
+            return self.state(group);
+        }
+        let words = [0, self.rows(), 0, 0].map(f32::from_bits);
+        self.common.weights.constant(&format!("{} rows", self.rows()), words.to_vec())
+    }
+
     /// Words from the record of a group's row to that of the next: 0 where they share one.
     pub fn record_stride(&self, group: &Group) -> u32 {
         if self.is_one_row(group) { RECORD_WORDS } else { 0 }

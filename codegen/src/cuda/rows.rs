@@ -116,7 +116,6 @@ impl PhaseBuilder<'_, '_> {
         let by_stride = by.map_or(Ok(0), |operand| self.operand(operand).map(|place| place.stride))?;
         let out = self.product_output(group, of, outputs, rows);
         let given = Given {
-            codes: matrix.codes(),
             x: if integer { prepared.int8.codes } else { prepared.floats },
             xscale: prepared.int8.scales,
             xsum: prepared.int8.sums,
@@ -124,10 +123,11 @@ impl PhaseBuilder<'_, '_> {
             fine_sums: prepared.fine_sums,
             factor: if kind.is_normed() { prepared.factor } else { Span::Unused },
             out,
+            unused: Span::Unused,
             x_stride,
             by_stride,
         };
-        let arguments = kind.arguments(shape, given, matrix.side(), epilogue);
+        let arguments = kind.arguments(shape, given, |plane| matrix.plane(plane), epilogue);
         let (all, of_rows) = (matrix.rows, rows as u64);
         let bytes = matrix.bytes() + of_rows * (k as u64 + outputs as u64 * 4);
         let work = Work { bytes, flops: 2 * of_rows * all * k as u64 };

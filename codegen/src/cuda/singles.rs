@@ -207,7 +207,7 @@ impl PhaseBuilder<'_, '_> {
                 let arguments = experts::expert_product::Arguments {
                     x,
                     ids: routing.ids,
-                    state,
+                    state: self.row_count(group),
                     out,
                     k,
                     height,
@@ -244,7 +244,7 @@ impl PhaseBuilder<'_, '_> {
         scale: Option<WeightId>,
         why: &str,
     ) -> Result<(), LowerError> {
-        let (rows, state, width) = (self.rows_of(group), self.state(group), self.graph().node(node).ty.width);
+        let (rows, state, width) = (self.rows_of(group), self.row_count(group), self.graph().node(node).ty.width);
         let (place, top) = (self.routing(routing)?, self.graph().node(routing).ty.width);
         let expert_scale = match scale {
             Some(weight) => self.common.weights.floats(weight)?,
@@ -302,7 +302,7 @@ impl PhaseBuilder<'_, '_> {
 
     /// A value in another form, where its producer could not leave that.
     pub fn convert(&mut self, group: &Group, node: NodeId, form: ValueForm) -> Result<(), LowerError> {
-        let (rows, width, state) = (self.rows_of(group), self.graph().node(node).ty.width, self.state(group));
+        let (rows, width, state) = (self.rows_of(group), self.graph().node(node).ty.width, self.row_count(group));
         let from = self.floats(node)?;
         let bytes = rows as u64 * width as u64 * 4;
         let work = Work { bytes: bytes * 2, flops: 0 };

@@ -30,7 +30,7 @@ pub struct Matrix {
 
 impl Matrix {
     /// The range of a plane.
-    fn plane(&self, name: &str) -> Span {
+    pub fn plane(&self, name: &str) -> Span {
         self.planes.iter().find(|(plane, _)| plane.name == name).map_or(Span::Unused, |(_, range)| Span::Fixed(*range))
     }
 

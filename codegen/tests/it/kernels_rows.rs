@@ -1,6 +1,16 @@
 //! Products of several rows against the product of one: equal bits, in the simulator under three orders, and as host-compiled text.
 
+use crate::support;
+use gemma4c_blocks::DType;
+use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cases::rows;
+use gemma4c_codegen::kernels::matvec::formats::format;
+use gemma4c_codegen::kernels::matvec::{Product as OneRow, Prologue};
+use gemma4c_codegen::kernels::rows::shape::{Cores, Tensor};
+use gemma4c_codegen::kernels::rows::{Product, Shape};
+use gemma4c_codegen::kernels::source;
+use gemma4c_codegen::nvrtc::Options;
+use gemma4c_codegen::target::Target;
 use gemma4c_dsl::harness::Case;
 
 fn check(cases: Vec<Case>) {
@@ -21,6 +31,103 @@ fn widths_and_numbers_of_rows_that_leave_lanes_over() {
 }
 
 #[test]
+fn tiles_of_all_sizes_on_tensor_cores() {
+    check(rows::tiles());
+}
+
+#[test]
 fn prologues_and_epilogues_have_the_bits_of_one_row() {
     check(rows::fusions());
+}
+
+/// Gate and up, down, and the LM head of real models, in types of every kind.
+#[test]
+fn products_of_real_models_compile_without_spills() {
+    let Some(toolchain) = support::toolchain() else { return };
+    let of = |dtype, outputs, k, prologue, geglu, rows| {
+        let one = OneRow { geglu, ..OneRow::new(dtype, outputs, k, prologue) };
+        Product { one, rows }
+    };
+    let products = [
+        of(DType::Q8_0, 10240, 2560, Prologue::ResidualNorm, true, 4),
+        of(DType::Q8_0, 10240, 2560, Prologue::ResidualNorm, true, 8),
+        of(DType::Q8_0, 10240, 2560, Prologue::ResidualNorm, true, 32),
+        of(DType::Q8_0, 10240, 2560, Prologue::ResidualNorm, true, 128),
+        of(DType::Q8_0, 2560, 10240, Prologue::Plain, false, 16),
+        of(DType::Q4_0, 21504, 5376, Prologue::ResidualNorm, true, 16),
+        of(DType::Q4_0, 5376, 21504, Prologue::Plain, false, 64),
+        of(DType::Q6K, 262_144, 2560, Prologue::Norm, false, 8),
+        of(DType::Q4K, 2560, 10240, Prologue::Plain, false, 32),
+        of(DType::BF16, 2560, 10240, Prologue::Plain, false, 8),
+    ];
+    for (product, arch) in products
+        .iter()
+        .flat_map(|product| [Arch::Sm80, Arch::Sm89, Arch::Sm90a, Arch::Sm120a].map(|arch| (product, arch)))
+    {
+        let target = Target::of_arch(arch);
+        let (shape, why, _) = product.choose(&target);
+        let prepared = product.prepare(product.one.shape(target.multiprocessors)).unwrap();
+        for instance in prepared.into_iter().chain([product.instance(shape).unwrap()]) {
+            let what = format!("{instance}: {why}");
+            assert!(instance.shared_bytes() as u32 <= target.shared_bytes_per_block, "{what}");
+            let cubin = toolchain.compile(&source(&instance), arch, Options::default()).unwrap();
+            assert!(!cubin.resources.spills(), "{arch}, {what}: {:?}", cubin.resources);
+            assert_eq!(cubin.warnings().next(), None, "{arch}, {what}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_multiplied_is_refused_by_name() {
+    let target = Target::of_arch(Arch::Sm90a);
+    let of = |dtype, k, rows| Product { one: OneRow::new(dtype, 64, k, Prologue::Plain), rows };
+    let tensor = Shape::Tensor(Tensor { lanes: 8, tile: 8, columns: 8, stages: 2, resident: true, blocks: 1 });
+    let cores = Shape::Cores(Cores { lanes: 8, weight_rows: 2, depth: 1, warps: 1, tile: 2, blocks: 1 });
+    let refused = |product: Product, shape| product.instance(shape).unwrap_err().to_string();
+    assert_eq!(
+        refused(of(DType::F32, 40, 2), cores),
+        "a product of 2 rows: rows of 40 values are not whole groups of 32"
+    );
+    assert_eq!(refused(of(DType::Q8_0, 64, 0), cores), "a product of no rows");
+    assert_eq!(refused(of(DType::BF16, 64, 8), tensor), "int8 tensor cores do not multiply bf16");
+    let one = OneRow { unbounded: true, ..OneRow::new(DType::Q8_0, 64, 64, Prologue::Plain) };
+    let error = refused(Product { one: one.clone(), rows: 8 }, tensor);
+    assert_eq!(error, "tensor cores do not multiply q8_0 by activations with fine codes");
+    for product in [Product { one, rows: 64 }, of(DType::F16, 512, 128), of(DType::Q8_0, 512, 2)] {
+        assert!(matches!(product.choose(&target).0, Shape::Cores(_)), "{product:?}");
+    }
+}
+
+/// Whatever the number of rows, the lanes are those of one row: nothing else of a shape decides bits.
+#[test]
+fn every_product_of_every_model_gets_a_shape_that_fits() {
+    for target in [Arch::Sm80, Arch::Sm89, Arch::Sm90a, Arch::Sm120a].map(Target::of_arch) {
+        for dtype in DType::ALL {
+            for k in [256, 704, 2112, 2560, 5376, 10240, 21504].into_iter().filter(|k| dtype.row_bytes(*k).is_some()) {
+                for (outputs, geglu) in [(256, false), (2560, false), (21504, true), (262_144, false)] {
+                    let one = OneRow { geglu, ..OneRow::new(dtype, outputs, k as u32, Prologue::Plain) };
+                    let lanes = one.shape(target.multiprocessors).lanes;
+                    for rows in [2, 3, 4, 8, 16, 32, 64, 128] {
+                        let product = Product { one: one.clone(), rows };
+                        let (shape, why, _) = product.choose(&target);
+                        let what = format!("{dtype}, {outputs} x {k}, {why}");
+                        let (of_shape, tile, blocks) = match shape {
+                            Shape::Cores(shape) => (shape.lanes, shape.tile, shape.blocks),
+                            Shape::Tensor(shape) => (shape.lanes, shape.tile, shape.blocks),
+                        };
+                        assert_eq!(of_shape, lanes, "{what}");
+                        assert!(
+                            blocks >= 1 && (blocks == 1 || blocks * rows.div_ceil(tile) <= target.multiprocessors),
+                            "{what}"
+                        );
+                        assert_eq!(product.grid(shape), [blocks, rows.div_ceil(tile), 1], "{what}");
+                        let instance = product.instance(shape).unwrap_or_else(|error| panic!("{what}: {error}"));
+                        assert!(instance.shared_bytes() as u32 <= target.shared_bytes_per_block, "{what}");
+                        let on_tensor_cores = matches!(shape, Shape::Tensor(_));
+                        assert_eq!(on_tensor_cores, format(dtype).integer && rows >= 8, "{what}");
+                    }
+                }
+            }
+        }
+    }
 }

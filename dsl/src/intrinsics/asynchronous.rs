@@ -26,7 +26,13 @@ pub fn cp_async16<T: Element, M: Readable<Element = T>>(
         chunk.copy_from_slice(&word.to_ne_bytes());
     }
     let at = address - raw.region().base as usize;
-    thread.open_copies.borrow_mut().push(AsyncCopy { target: raw.region, at, data: bytes, line: thread.line() });
+    thread.open_copies.borrow_mut().push(AsyncCopy {
+        target: raw.region,
+        at,
+        data: bytes,
+        len: 16,
+        line: thread.line(),
+    });
 }
 
 row! {
@@ -43,6 +49,43 @@ template <class T, class I, class J> __device__ __forceinline__ void cp_async16(
     host "
 template <class T, class I, class J> inline void cp_async16(T* target, I to, const T* source, J from) { *(U32x4*)(target + to) = *(const U32x4*)(source + from); }
 template <class T, class I, class J> inline void cp_async16(T* target, I to, weights<T> source, J from) { cp_async16(target, to, source.at, from); }"
+}
+
+/// Starts to copy one element of four bytes, from `from` of global memory to `to` of a shared array: scales and what else does not lie at
+/// multiples of 16 bytes.
+#[track_caller]
+pub fn cp_async4<T: Element, M: Readable<Element = T>>(
+    target: Shared<T>,
+    to: impl KernelIndex,
+    source: M,
+    from: impl KernelIndex,
+) {
+    assert_eq!(size_of::<T>(), 4, "cp_async4 copies elements of four bytes");
+    let thread = Thread::current();
+    let word: u32 = source.raw().get(from.value());
+    let raw = target.raw_mut();
+    let address = raw.at::<u32>(to.value(), Touch::Write) as usize;
+    let mut data = [0; 16];
+    data[..4].copy_from_slice(&word.to_ne_bytes());
+    let at = address - raw.region().base as usize;
+    thread.open_copies.borrow_mut().push(AsyncCopy { target: raw.region, at, data, len: 4, line: thread.line() });
+}
+
+row! {
+    /// Starts to copy one element of four bytes, from `from` of global memory to `to` of a shared array.
+    Thread cp_async4
+    cuda "
+template <class T, class I, class J> __device__ __forceinline__ void cp_async4(T* target, I to, const T* source, J from) {
+    static_assert(sizeof(T) == 4, \"cp_async4 copies elements of four bytes\");
+    u32 address = (u32)__cvta_generic_to_shared(target + to);
+    asm volatile(\"cp.async.ca.shared.global [%0], [%1], 4;\" :: \"r\"(address), \"l\"(source + from) : \"memory\");
+}
+template <class T, class I, class J> __device__ __forceinline__ void cp_async4(T* target, I to, weights<T> source, J from) {
+    cp_async4(target, to, source.at, from);
+}"
+    host "
+template <class T, class I, class J> inline void cp_async4(T* target, I to, const T* source, J from) { target[to] = source[from]; }
+template <class T, class I, class J> inline void cp_async4(T* target, I to, weights<T> source, J from) { cp_async4(target, to, source.at, from); }"
 }
 
 /// Closes the group of the copies started since the last one.
@@ -70,9 +113,9 @@ pub fn cp_async_wait(pending: u32) {
             unsafe {
                 let region = &*copy.target;
                 if region.checked {
-                    thread.check(region, copy.at, 16, Touch::Write, copy.line);
+                    thread.check(region, copy.at, copy.len, Touch::Write, copy.line);
                 }
-                std::ptr::copy_nonoverlapping(copy.data.as_ptr(), region.base.add(copy.at), 16);
+                std::ptr::copy_nonoverlapping(copy.data.as_ptr(), region.base.add(copy.at), copy.len);
             }
         }
     }

@@ -36,13 +36,13 @@ table! {
     atomics: atomic_add atomic_max atomic_min last_block last_block_of;
     loads: load load_streamed read_only store store_floats4 prefetch_l2;
     ordered: atomic_load_relaxed atomic_store_relaxed atomic_add_release atomic_load_acquire atomic_wait_acquire;
-    asynchronous: cp_async16 cp_async_commit cp_async_wait;
+    asynchronous: cp_async16 cp_async4 cp_async_commit cp_async_wait;
     mbarrier: mbarrier_init mbarrier_arrive mbarrier_arrive_expect mbarrier_wait;
     bulk: bulk_load bulk_store bulk_commit bulk_wait_read bulk_wait;
     bits: byte_of signed_byte_of nibble_of pack_bytes byte_perm dp4a sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16;
     narrow: widen_int8 widen_e4m3 pack_e4m3;
     math: rsqrt recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast;
-    tensor: ldmatrix_x1 ldmatrix_x2 ldmatrix_x4 ldmatrix_x2_trans ldmatrix_x4_trans mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k32_s8;
+    tensor: ldmatrix_x1 ldmatrix_x2 ldmatrix_x4 ldmatrix_x2_trans ldmatrix_x4_trans mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k16_s8 mma_m16n8k32_s8;
     warpgroup: wgmma_bf16 wgmma_fence wgmma_commit wgmma_wait fence_proxy_async;
     cluster: cluster_rank cluster_barrier load_peer;
     grid: grid_dependency_wait grid_launch_dependents;

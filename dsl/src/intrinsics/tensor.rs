@@ -197,6 +197,25 @@ intrinsic! {
 }
 
 intrinsic! {
+    /// `c + a · b`: 16 x 16 times 16 x 8 of signed bytes, summed in i32, exactly. A's words are rows `g` and `g + 8`, B's is column `g`.
+    Warp fn mma_m16n8k16_s8(a: U32x2, b: u32, c: I32x4) -> I32x4 {
+        let value = |(word, byte): (u32, usize)| i32::from((word >> (8 * byte)) as i8);
+        // The second half of k, of which there is none, is zeros.
+        let (a, b) = (U32x4 { x: a.x, y: a.y, z: 0, w: 0 }, U32x2 { x: b, y: 0 });
+        let [x, y, z, w] = mma::<i32, 4>("mma_m16n8k16_s8", a, b, [c.x, c.y, c.z, c.w], |sum, a, b| {
+            sum.wrapping_add(value(a) * value(b))
+        });
+        I32x4 { x, y, z, w }
+    }
+    cuda "
+    I32x4 d;
+    asm volatile(\"mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};\"
+        : \"=r\"(d.x), \"=r\"(d.y), \"=r\"(d.z), \"=r\"(d.w)
+        : \"r\"(a.x), \"r\"(a.y), \"r\"(b), \"r\"(c.x), \"r\"(c.y), \"r\"(c.z), \"r\"(c.w));
+    return d;"
+}
+
+intrinsic! {
     /// `c + a · b`: 16 x 32 times 32 x 8 of signed bytes, summed in i32, exactly.
     Warp fn mma_m16n8k32_s8(a: U32x4, b: U32x2, c: I32x4) -> I32x4 {
         let value = |(word, byte): (u32, usize)| i32::from((word >> (8 * byte)) as i8);

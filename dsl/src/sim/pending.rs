@@ -7,11 +7,12 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-/// 16 bytes on their way from global to shared memory.
+/// 4 or 16 bytes on their way from global to shared memory.
 pub(crate) struct AsyncCopy {
     pub target: *const Region,
     pub at: usize,
     pub data: [u8; 16],
+    pub len: usize,
     pub line: Line,
 }
 

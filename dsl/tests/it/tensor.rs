@@ -132,6 +132,44 @@ fn s8_product() {
         .assert();
 }
 
+/// 16 x 16 times (8 x 16)ᵀ in signed bytes, brought by copies of four bytes.
+#[kernel(block = 32)]
+fn half_product_s8(a: Input<u32>, b: Input<u32>, out: Output<I32x4>) {
+    let a_tile = shared::<u32>(64);
+    let b_tile = shared::<u32>(32);
+    cp_async4(a_tile, lane_id(), a, lane_id());
+    cp_async4(a_tile, lane_id() + 32, a, lane_id() + 32);
+    cp_async4(b_tile, lane_id(), b, lane_id());
+    cp_async_commit();
+    cp_async_wait(0);
+    barrier();
+    let a_fragment = u32x2(a_tile[lane_id()], a_tile[lane_id() + 32]);
+    out[lane_id()] = mma_m16n8k16_s8(a_fragment, b_tile[lane_id()], i32x4(1, 2, 3, 4));
+}
+
+#[test]
+fn half_s8_product() {
+    let mut random = Random::new(9);
+    let (a, b) = (random.bytes(256), random.bytes(128));
+    let sum = |row: usize, column: usize| -> i32 {
+        (0..16).map(|k| i32::from(a[row * 16 + k] as i8) * i32::from(b[column * 16 + k] as i8)).sum()
+    };
+    let expected: Vec<I32x4> = (0..32)
+        .map(|lane| {
+            let (g, c) = (lane / 4, lane % 4 * 2);
+            I32x4 { x: sum(g, c) + 1, y: sum(g, c + 1) + 2, z: sum(g + 8, c) + 3, w: sum(g + 8, c + 1) + 4 }
+        })
+        .collect();
+    let words = |bytes: &[u8]| -> Vec<u32> {
+        bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    };
+    Case::new("16 x 8 x 16", plain(half_product_s8::DEF))
+        .buffer("a", words(&a))
+        .buffer("b", words(&b))
+        .expect("out", expected, Bound::Exact)
+        .assert();
+}
+
 /// The other shapes of `ldmatrix`, word by word.
 #[kernel(block = 32)]
 fn matrices(x: Input<u16>, out: Output<u32>) {

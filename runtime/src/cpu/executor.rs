@@ -1,25 +1,35 @@
-//! Walks the steps of a plan over one chunk of tokens.
+//! Walks the steps of a plan over some rows: a chunk of one sequence's tokens, or one token of each of several.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use gemma4c_blocks::{DType, decode};
-use gemma4c_plan::{Kind, Op, Plan, RowCount, Step, Value};
+use gemma4c_plan::{Cache, Kind, Op, Plan, RowCount, Step, Value};
 
 use super::aligned::Aligned;
-use super::kv::KvLayer;
+use super::kv::{BLOCK_ROWS, KvLayer, Pages};
 use super::ops::matmul::{Experts, Matrix};
 use super::ops::moe::Routes;
 use super::ops::rope::RopeTable;
 use super::ops::{attention, elementwise, gather, matmul, moe, norm, rope};
 use crate::weights::Weights;
+use crate::{ModelLocation, RuntimeError, machine};
+
+/// Rows at consecutive positions of the sequence in a slot.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    pub slot: u32,
+    pub first_position: usize,
+    pub rows: usize,
+}
 
 /// One pass over the model: which tokens, where they stand, and which of them want logits.
 #[derive(Clone, Debug)]
 pub struct Pass<'a> {
     pub tokens: &'a [u32],
-    pub first_position: usize,
-    /// Rows of the chunk, in order, without gaps.
+    /// As many rows together as there are tokens, in their order.
+    pub spans: &'a [Span],
+    /// Rows of the pass, in order, without gaps.
     pub asked: Range<usize>,
 }
 
@@ -31,10 +41,57 @@ impl Pass<'_> {
         }
     }
 
-    fn position(&self, rows: RowCount) -> usize {
-        match rows {
-            RowCount::Chunk => self.first_position,
-            RowCount::Asked => self.first_position + self.asked.start,
+    /// Where rows stand.
+    fn spans(&self, rows: RowCount) -> Vec<Span> {
+        let wanted = match rows {
+            RowCount::Chunk => 0..self.tokens.len(),
+            RowCount::Asked => self.asked.clone(),
+        };
+        let mut first_row = 0;
+        let part = |span: &Span| {
+            let (from, to) = (wanted.start.max(first_row), wanted.end.min(first_row + span.rows));
+            let first_position = span.first_position + from.saturating_sub(first_row);
+            first_row += span.rows;
+            (from < to).then_some(Span { first_position, rows: to - from, ..*span })
+        };
+        self.spans.iter().filter_map(part).collect()
+    }
+
+    fn positions(&self, rows: RowCount) -> Vec<usize> {
+        let spans = self.spans(rows);
+        spans.iter().flat_map(|span| (span.first_position..).take(span.rows)).collect()
+    }
+}
+
+/// How many sequences there is memory for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Rings of the sliding layers; sequences are in the first ones.
+    pub rings: usize,
+    /// Blocks of the global layers.
+    pub blocks: usize,
+}
+
+impl Room {
+    /// For one sequence as long as the plan allows.
+    pub fn for_one(plan: &Plan) -> Room {
+        Room { rings: 1, blocks: (plan.program.context as usize).div_ceil(BLOCK_ROWS) }
+    }
+
+    /// Bytes of all keys and values; `None` on overflow.
+    pub fn bytes(&self, plan: &Plan) -> Option<u64> {
+        plan.program.caches.iter().try_fold(0u64, |sum, cache| {
+            let (pages, rows) = self.pages(cache);
+            let row = (cache.kv_heads as u64).checked_mul(cache.head_dim as u64)?.checked_mul(2 * 4)?;
+            sum.checked_add(row.checked_mul(rows as u64)?.checked_mul(pages as u64)?)
+        })
+    }
+
+    /// Pages of a cache, and the rows of each.
+    pub fn pages(&self, cache: &Cache) -> (usize, usize) {
+        match cache.window {
+            Some(_) => (self.rings, cache.capacity as usize),
+            None => (self.blocks, BLOCK_ROWS),
         }
     }
 }
@@ -52,12 +109,26 @@ pub struct Executor {
     ropes: Vec<Option<Arc<RopeTable>>>,
     arena: Aligned,
     caches: Vec<KvLayer>,
+    /// The blocks of each slot's sequence, in order.
+    tables: Vec<Vec<u32>>,
     /// One for each value that is a routing.
     routes: Vec<Option<Routes>>,
 }
 
 impl Executor {
-    pub(crate) fn new(plan: Arc<Plan>, weights: Weights) -> Executor {
+    /// Maps the model's files, checks that they are the plan's, and reserves all memory that there will ever be need of.
+    pub(crate) fn open(plan: Arc<Plan>, location: &ModelLocation, room: Room) -> Result<Executor, RuntimeError> {
+        let needed = room.bytes(&plan).and_then(|kv| kv.checked_add(plan.program.arena_bytes));
+        let needed = needed.unwrap_or(u64::MAX);
+        if let Some(available) = machine::physical_memory().filter(|available| needed > *available) {
+            let what = "keys, values and activations";
+            return Err(RuntimeError::OutOfMemory { what, needed, available });
+        }
+        let weights = Weights::open(&plan, location)?;
+        Ok(Executor::new(plan, weights, room))
+    }
+
+    fn new(plan: Arc<Plan>, weights: Weights, room: Room) -> Executor {
         let vectors: Vec<Vec<f32>> = plan
             .weights
             .iter()
@@ -77,9 +148,14 @@ impl Executor {
             caches: program
                 .caches
                 .iter()
-                .map(|c| KvLayer::new(c.capacity as usize, c.kv_heads as usize, c.head_dim as usize))
-                .map(|layer| layer.rounded_to(program.kv))
+                .map(|cache| {
+                    let (pages, rows) = room.pages(cache);
+                    let layer = KvLayer::new(pages, rows, cache.kv_heads as usize, cache.head_dim as usize);
+                    layer.rounded_to(program.kv)
+                })
                 .collect(),
+            // A sequence that is alone needs no table: its blocks are all there are.
+            tables: vec![(0..room.blocks as u32).collect(); room.rings],
             routes: program.values.iter().map(|_| None).collect(),
             vectors,
             weights,
@@ -89,6 +165,17 @@ impl Executor {
 
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// The blocks that hold the positions of a slot's sequence.
+    pub fn set_pages(&mut self, slot: u32, pages: &[u32]) {
+        self.tables[slot as usize] = pages.to_vec();
+    }
+
+    /// The layers that have rings, or those that have blocks.
+    pub fn layers(&mut self, are_rings: bool) -> impl Iterator<Item = &mut KvLayer> {
+        let caches = self.plan.program.caches.iter().zip(&mut self.caches);
+        caches.filter(move |(cache, _)| cache.window.is_some() == are_rings).map(|(_, layer)| layer)
     }
 
     /// Runs every step and returns the logits of the asked rows.
@@ -180,19 +267,37 @@ impl Executor {
                 let table = self.ropes[index].as_ref().expect("every rotating step has its table");
                 let heads = output.width as usize / head_dim as usize;
                 out.copy_from_slice(read(0));
-                rope::rope(out, heads, head_dim as usize, pass.position(output.rows), table);
+                rope::rope(out, heads, head_dim as usize, &pass.positions(output.rows), table);
             }
             Op::KvAppend { cache } => {
-                self.caches[cache as usize].append(pass.first_position, read(0), read(1));
+                let (is_ring, width) = (program.caches[cache as usize].window.is_some(), value(step.inputs[0]).width);
+                let (mut keys, mut values) = (read(0), read(1));
+                for Span { slot, first_position, rows } in pass.spans(value(step.inputs[0]).rows) {
+                    let (own_keys, other_keys) = keys.split_at(rows * width as usize);
+                    let (own_values, other_values) = values.split_at(rows * width as usize);
+                    let pages = pages(&self.tables, slot, is_ring);
+                    self.caches[cache as usize].append(pages, first_position, own_keys, own_values);
+                    (keys, values) = (other_keys, other_values);
+                }
             }
             Op::Attention { heads } => {
                 let Kind::Kv { cache } = value(step.inputs[1]).kind else { unreachable!("the plan was checked") };
                 let window = program.caches[cache as usize].window.map(|w| w as usize);
-                let kv = &self.caches[cache as usize];
-                attention::attention(read(0), kv, pass.position(output.rows), window, heads as usize, out);
+                let (kv, tables) = (&self.caches[cache as usize], &self.tables);
+                let span = |span: Span| {
+                    let kv = kv.view(pages(tables, span.slot, window.is_some()));
+                    attention::Span { kv, first_position: span.first_position, rows: span.rows }
+                };
+                let spans: Vec<attention::Span> = pass.spans(output.rows).into_iter().map(span).collect();
+                attention::attention(read(0), &spans, window, heads as usize, out);
             }
         }
     }
+}
+
+/// Where a slot's sequence lies in a layer.
+fn pages(tables: &[Vec<u32>], slot: u32, is_ring: bool) -> Pages<'_> {
+    if is_ring { Pages::Ring(slot) } else { Pages::Table(&tables[slot as usize]) }
 }
 
 /// The table of each RoPE step. Steps with the same frequencies share one, so that the angles of a pass are computed once.

@@ -1,17 +1,21 @@
-//! The KV cache of one layer, in f32; rounded, where a plan's keys and values have 8 bits.
+//! The KV cache of one layer for many sequences, in f32; rounded, where a plan's keys and values have 8 bits.
 //!
-//! A ring of rows: position p lies in row `p % capacity`. A global layer's capacity is the context, so nothing is ever
-//! overwritten; a sliding layer's is its window plus the longest chunk, since a whole chunk is appended before its first row
-//! looks back a window.
+//! It is pages of rows. A sliding layer has one page for each sequence, a ring: position p lies in row `p % rows`, and a page has the
+//! window plus the longest chunk, since a whole chunk is appended before its first row looks back a window. A global layer's pages
+//! are blocks of 256 positions, which a sequence's table names in order.
 
 use gemma4c_plan::cuda::KvType;
 
 use super::aligned::Aligned;
 
+/// Positions in a page of a global layer.
+pub const BLOCK_ROWS: usize = 256;
+
 /// Keys and values of one layer: one row a position, one key and one value a head.
 #[derive(Debug)]
 pub struct KvLayer {
-    capacity: usize,
+    pages: usize,
+    rows: usize,
     heads: usize,
     head_dim: usize,
     /// What rows are rounded to as they are appended.
@@ -20,13 +24,29 @@ pub struct KvLayer {
     values: Aligned,
 }
 
+/// Where one sequence's rows lie in a layer.
+#[derive(Clone, Copy, Debug)]
+pub enum Pages<'a> {
+    /// In one page, over and over.
+    Ring(u32),
+    /// In these pages, in order.
+    Table(&'a [u32]),
+}
+
+/// One sequence's keys and values in a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct KvView<'a> {
+    layer: &'a KvLayer,
+    pages: Pages<'a>,
+}
+
 impl KvLayer {
     /// Memory is only reserved: the system hands it out zeroed and page by page as rows are written, so a long context costs
     /// what it holds.
-    pub fn new(capacity: usize, heads: usize, head_dim: usize) -> KvLayer {
-        let len = capacity * heads * head_dim;
+    pub fn new(pages: usize, rows: usize, heads: usize, head_dim: usize) -> KvLayer {
+        let len = pages * rows * heads * head_dim;
         let (keys, values) = (Aligned::zeros(len), Aligned::zeros(len));
-        KvLayer { capacity, heads, head_dim, kv: KvType::F32, keys, values }
+        KvLayer { pages, rows, heads, head_dim, kv: KvType::F32, keys, values }
     }
 
     /// The same layer, whose rows are rounded as a GPU that keeps them in this type.
@@ -35,35 +55,27 @@ impl KvLayer {
     }
 
     /// Bytes of a layer of this shape, before it is made.
-    pub const fn bytes_for(capacity: usize, heads: usize, head_dim: usize) -> usize {
-        2 * size_of::<f32>() * capacity * heads * head_dim
+    pub const fn bytes_for(pages: usize, rows: usize, heads: usize, head_dim: usize) -> usize {
+        2 * size_of::<f32>() * pages * rows * heads * head_dim
     }
 
     /// Bytes reserved for rows.
     pub fn bytes(&self) -> usize {
-        Self::bytes_for(self.capacity, self.heads, self.head_dim)
+        Self::bytes_for(self.pages, self.rows, self.heads, self.head_dim)
     }
 
-    /// Positions kept: the latest of those appended.
-    pub fn capacity(&self) -> usize {
-        self.capacity
+    pub fn view<'a>(&'a self, pages: Pages<'a>) -> KvView<'a> {
+        KvView { layer: self, pages }
     }
 
-    pub fn heads(&self) -> usize {
-        self.heads
-    }
-
-    pub fn head_dim(&self) -> usize {
-        self.head_dim
-    }
-
-    /// Writes rows at `first_position` and on, over whatever those places held.
-    pub fn append(&mut self, first_position: usize, keys: &[f32], values: &[f32]) {
+    /// Writes rows of a sequence at `first_position` and on, over whatever those places held.
+    pub fn append(&mut self, pages: Pages<'_>, first_position: usize, keys: &[f32], values: &[f32]) {
         let width = self.heads * self.head_dim;
         assert!(keys.len() == values.len() && keys.len().is_multiple_of(width));
-        assert!(keys.len() <= self.capacity * width, "a chunk longer than the ring would overwrite itself");
+        let is_ring = matches!(pages, Pages::Ring(_));
+        assert!(!is_ring || keys.len() <= self.rows * width, "a chunk longer than the ring would overwrite itself");
         for (i, (key, value)) in keys.chunks_exact(width).zip(values.chunks_exact(width)).enumerate() {
-            let at = (first_position + i) % self.capacity * width;
+            let at = self.row(pages, first_position + i) * width;
             self.keys.as_mut_slice()[at..at + width].copy_from_slice(key);
             self.values.as_mut_slice()[at..at + width].copy_from_slice(value);
             for rows in [&mut self.keys, &mut self.values] {
@@ -72,22 +84,77 @@ impl KvLayer {
         }
     }
 
+    #[inline(always)]
+    fn row(&self, pages: Pages<'_>, position: usize) -> usize {
+        let page = match pages {
+            Pages::Ring(page) => page,
+            Pages::Table(pages) => pages[position / self.rows],
+        };
+        page as usize * self.rows + position % self.rows
+    }
+
+    /// Copies a page over another.
+    pub fn copy_page(&mut self, from: u32, to: u32) {
+        let (from, to) = (self.page(from), self.page(to));
+        self.keys.as_mut_slice().copy_within(from.clone(), to.start);
+        self.values.as_mut_slice().copy_within(from, to.start);
+    }
+
+    /// A page's keys, and its values.
+    pub fn read_page(&self, page: u32) -> [&[f32]; 2] {
+        let page = self.page(page);
+        [&self.keys.as_slice()[page.clone()], &self.values.as_slice()[page]]
+    }
+
+    /// The inverse of [`KvLayer::read_page`] on the front of `floats`, whose rest it returns.
+    pub fn write_page<'a>(&mut self, page: u32, floats: &'a [f32]) -> &'a [f32] {
+        let page = self.page(page);
+        let (keys, rest) = floats.split_at(page.len());
+        let (values, rest) = rest.split_at(page.len());
+        self.keys.as_mut_slice()[page.clone()].copy_from_slice(keys);
+        self.values.as_mut_slice()[page].copy_from_slice(values);
+        rest
+    }
+
+    fn page(&self, page: u32) -> std::ops::Range<usize> {
+        let len = self.rows * self.heads * self.head_dim;
+        page as usize * len..(page as usize + 1) * len
+    }
+}
+
+impl<'a> KvView<'a> {
+    pub fn heads(&self) -> usize {
+        self.layer.heads
+    }
+
+    pub fn head_dim(&self) -> usize {
+        self.layer.head_dim
+    }
+
+    /// Whether the `reach` latest positions before `end` are there, if all were appended.
+    pub fn has_room_for(&self, reach: usize, end: usize) -> bool {
+        match self.pages {
+            Pages::Ring(_) => reach <= self.layer.rows,
+            Pages::Table(pages) => end <= pages.len() * self.layer.rows,
+        }
+    }
+
     /// The key of a head at a position that has been appended and not overwritten.
     #[inline(always)]
-    pub fn key(&self, position: usize, head: usize) -> &[f32] {
-        self.row(self.keys.as_slice(), position, head)
+    pub fn key(&self, position: usize, head: usize) -> &'a [f32] {
+        self.head(self.layer.keys.as_slice(), position, head)
     }
 
     /// The value of a head at a position that has been appended and not overwritten.
     #[inline(always)]
-    pub fn value(&self, position: usize, head: usize) -> &[f32] {
-        self.row(self.values.as_slice(), position, head)
+    pub fn value(&self, position: usize, head: usize) -> &'a [f32] {
+        self.head(self.layer.values.as_slice(), position, head)
     }
 
     #[inline(always)]
-    fn row<'a>(&self, rows: &'a [f32], position: usize, head: usize) -> &'a [f32] {
-        let at = (position % self.capacity * self.heads + head) * self.head_dim;
-        &rows[at..at + self.head_dim]
+    fn head(&self, rows: &'a [f32], position: usize, head: usize) -> &'a [f32] {
+        let at = (self.layer.row(self.pages, position) * self.layer.heads + head) * self.layer.head_dim;
+        &rows[at..at + self.layer.head_dim]
     }
 }
 
@@ -102,15 +169,34 @@ fn round_row(kv: KvType, head_dim: usize, row: &mut [f32]) {
 mod tests {
     use super::*;
 
+    fn row(position: usize, of: f32) -> impl Iterator<Item = f32> {
+        (0..6).map(move |i| of + (10 * position + i) as f32)
+    }
+
+    fn append(kv: &mut KvLayer, pages: Pages<'_>, chunk: std::ops::Range<usize>, of: f32) {
+        let keys: Vec<f32> = chunk.clone().flat_map(|p| row(p, of)).collect();
+        let values: Vec<f32> = chunk.clone().flat_map(|p| row(p, of + 0.5)).collect();
+        kv.append(pages, chunk.start, &keys, &values);
+    }
+
+    fn holds(kv: &KvLayer, pages: Pages<'_>, positions: std::ops::Range<usize>, of: f32) -> bool {
+        let view = kv.view(pages);
+        positions.flat_map(|p| [(p, 0), (p, 1)]).all(|(p, head)| {
+            let part = |of| row(p, of).skip(3 * head).take(3);
+            view.key(p, head).iter().copied().eq(part(of)) && view.value(p, head).iter().copied().eq(part(of + 0.5))
+        })
+    }
+
     #[test]
     fn rows_in_8_bits_are_rounded_once_and_head_by_head() {
         let row = |of: f32| (0..128).map(|i| of * ((i * 29 % 61) as f32 - 30.0)).collect::<Vec<f32>>();
         for kv in [KvType::Q8_0, KvType::Fp8] {
-            let mut layer = KvLayer::new(4, 2, 64).rounded_to(kv);
-            layer.append(3, &[row(0.11), row(0.7)].concat(), &[row(0.013), row(1e5)].concat());
+            let mut layer = KvLayer::new(1, 4, 2, 64).rounded_to(kv);
+            layer.append(Pages::Ring(0), 3, &[row(0.11), row(0.7)].concat(), &[row(0.013), row(1e5)].concat());
             for (position, key, value) in [(3, 0.11, 0.013), (4, 0.7, 1e5)] {
                 for head in 0..2 {
-                    for (found, of) in [(layer.key(position, head), key), (layer.value(position, head), value)] {
+                    let view = layer.view(Pages::Ring(0));
+                    for (found, of) in [(view.key(position, head), key), (view.value(position, head), value)] {
                         let mut expected = row(of)[head * 64..][..64].to_vec();
                         kv.round_head(&mut expected);
                         let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
@@ -124,19 +210,31 @@ mod tests {
 
     #[test]
     fn a_ring_keeps_the_latest_positions() {
-        let mut kv = KvLayer::new(5, 2, 3);
-        assert_eq!(kv.bytes(), 2 * 4 * 5 * 2 * 3);
-        let row = |position: usize, of: f32| (0..6).map(move |i| of + (10 * position + i) as f32).collect::<Vec<_>>();
+        let mut kv = KvLayer::new(2, 5, 2, 3);
+        assert_eq!(kv.bytes(), 2 * 4 * 2 * 5 * 2 * 3);
         for chunk in [0..4, 4..5, 5..9, 9..13] {
-            let keys: Vec<f32> = chunk.clone().flat_map(|p| row(p, 0.0)).collect();
-            let values: Vec<f32> = chunk.clone().flat_map(|p| row(p, 0.5)).collect();
-            kv.append(chunk.start, &keys, &values);
-            for position in chunk.end.saturating_sub(5)..chunk.end {
-                for head in 0..2 {
-                    assert_eq!(kv.key(position, head), &row(position, 0.0)[3 * head..][..3]);
-                    assert_eq!(kv.value(position, head), &row(position, 0.5)[3 * head..][..3]);
-                }
-            }
+            append(&mut kv, Pages::Ring(1), chunk.clone(), 0.0);
+            // The neighbour is at another place of its own.
+            append(&mut kv, Pages::Ring(0), chunk.start + 2..chunk.end + 2, 0.25);
+            assert!(holds(&kv, Pages::Ring(1), chunk.end.saturating_sub(5)..chunk.end, 0.0));
         }
+        kv.copy_page(1, 0);
+        assert!(holds(&kv, Pages::Ring(0), 8..13, 0.0));
+    }
+
+    #[test]
+    fn a_table_names_the_pages_of_a_sequence() {
+        let mut kv = KvLayer::new(4, 4, 2, 3);
+        let (one, other) = (Pages::Table(&[3, 0, 1]), Pages::Table(&[2]));
+        append(&mut kv, one, 0..3, 0.0);
+        append(&mut kv, other, 0..4, 0.25);
+        append(&mut kv, one, 3..11, 0.0);
+        assert!(holds(&kv, one, 0..11, 0.0) && holds(&kv, other, 0..4, 0.25));
+        assert!(kv.view(one).has_room_for(0, 12) && !kv.view(one).has_room_for(0, 13));
+        let saved = kv.read_page(0).concat();
+        append(&mut kv, Pages::Table(&[0]), 0..4, 0.25);
+        assert!(!holds(&kv, one, 4..8, 0.0));
+        assert!(kv.write_page(2, &saved).is_empty());
+        assert!(holds(&kv, Pages::Table(&[3, 2, 1]), 0..11, 0.0));
     }
 }

@@ -8,4 +8,4 @@ mod executor;
 pub mod kv;
 pub mod ops;
 
-pub use executor::{Executor, Pass, Tap};
+pub use executor::{Executor, Pass, Room, Span, Tap};

@@ -45,6 +45,8 @@ pub struct CudaBackend {
     regions: Regions,
     mailbox: Mailbox,
     outbox: Pinned,
+    /// Host memory for kept prefixes.
+    tier: Option<Pinned>,
     words: Words,
     pub(super) device: Device,
     pub(super) plan: Arc<Plan>,
@@ -131,7 +133,9 @@ impl CudaBackend {
         let opened = Opened { parts: clock.parts, loaded, free_before };
         let graphs = HashMap::new();
         let own = Arc::clone(&plan);
-        let mut backend = CudaBackend { graphs, functions, regions, mailbox, outbox, words, device, plan: own, opened };
+        let tier = None;
+        let mut backend =
+            CudaBackend { graphs, functions, regions, mailbox, outbox, tier, words, device, plan: own, opened };
         backend.prepare()?;
         backend.build_graphs()?;
         Ok((plan, backend))
@@ -349,9 +353,42 @@ impl Backend for CudaBackend {
         Ok(self.words.receive()?)
     }
 
+    #[allow(unsafe_code)]
+    fn copy(&mut self, from: Range, to: Range) -> Result<(), RuntimeError> {
+        let bytes = from.bytes.min(to.bytes) as usize;
+        // SAFETY: both ranges lie in their regions, which live as long as the device's streams have work.
+        unsafe { self.device.copy(self.regions.address(&from), self.regions.address(&to), bytes) }?;
+        Ok(())
+    }
+
+    fn reserve_tier(&mut self, bytes: u64) -> Result<(), RuntimeError> {
+        self.tier = if bytes > 0 { Some(self.device.pinned(bytes as usize)?) } else { None };
+        Ok(())
+    }
+
+    #[allow(unsafe_code)]
+    fn save(&mut self, from: Range, at: u64) -> Result<(), RuntimeError> {
+        let (address, place) = (self.regions.address(&from), at as usize..(at + from.bytes) as usize);
+        let tier = self.tier.as_mut().filter(|tier| place.end <= tier.len()).ok_or_else(no_tier)?;
+        // SAFETY: the range lies in its region; the bytes here are only ever read by copies in the same stream.
+        Ok(unsafe { tier.copy_from(address, place, Stream::Launches) }?)
+    }
+
+    #[allow(unsafe_code)]
+    fn load(&mut self, at: u64, to: Range) -> Result<(), RuntimeError> {
+        let (address, place) = (self.regions.address(&to), at as usize..(at + to.bytes) as usize);
+        let tier = self.tier.as_ref().filter(|tier| place.end <= tier.len()).ok_or_else(no_tier)?;
+        // SAFETY: as above; the bytes are only ever written by copies in the same stream.
+        Ok(unsafe { tier.copy_to(place, address, Stream::Launches) }?)
+    }
+
     fn wait(&mut self) -> Result<(), RuntimeError> {
         Ok(self.device.synchronize()?)
     }
+}
+
+fn no_tier() -> RuntimeError {
+    RuntimeError::Backend("the host memory for kept prefixes was not reserved".into())
 }
 
 impl Drop for CudaBackend {

@@ -154,6 +154,18 @@ impl Device {
         result::mem_get_info().map_err(CudaError::driver("asking for free memory"))
     }
 
+    /// Queues a copy within the device's memory, after the launches before it.
+    ///
+    /// # Safety
+    /// As many bytes must lie at both addresses, must not overlap, and must stay allocated until the copy is done.
+    #[allow(unsafe_code)]
+    pub unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CudaError> {
+        self.context.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.context.stream) }
+            .map_err(CudaError::driver(format!("copying {bytes} bytes on the GPU")))
+    }
+
     /// Waits until everything queued is done, in both streams.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.context.enter()?;

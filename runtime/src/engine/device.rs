@@ -130,3 +130,53 @@ pub trait Device {
     /// Copies it back.
     fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError>;
 }
+
+impl<D: Device + ?Sized> Device for Box<D> {
+    fn limits(&self) -> &Limits {
+        (**self).limits()
+    }
+
+    fn name(&self) -> String {
+        (**self).name()
+    }
+
+    fn identity(&self) -> u128 {
+        (**self).identity()
+    }
+
+    fn can_pick(&self, sampling: &Sampling) -> bool {
+        (**self).can_pick(sampling)
+    }
+
+    fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
+        (**self).set_pages(slot, pages)
+    }
+
+    fn prefill(&mut self, chunk: Chunk<'_>, picking: Option<Picking>) -> Result<(), RuntimeError> {
+        (**self).prefill(chunk, picking)
+    }
+
+    fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
+        (**self).decode(rows)
+    }
+
+    fn decode_again(&mut self) -> Result<(), RuntimeError> {
+        (**self).decode_again()
+    }
+
+    fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError> {
+        (**self).collect()
+    }
+
+    fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError> {
+        (**self).copy(from, to)
+    }
+
+    fn save(&mut self, from: Part, units: &[u32]) -> Result<(), RuntimeError> {
+        (**self).save(from, units)
+    }
+
+    fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError> {
+        (**self).load(units, to)
+    }
+}

@@ -12,6 +12,8 @@
 //! Text, templates and networks are somebody else's: here are token ids. Threads too: an engine is driven by one.
 
 mod device;
+mod device_backend;
+mod device_cpu;
 mod pace;
 mod pool;
 mod prefix;
@@ -22,9 +24,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 pub use device::{Chunk, Device, Limits, Part, Picked, Picking, Row};
+pub use device_backend::{BackendDevice, BackendOptions};
+pub use device_cpu::{CpuDevice, CpuOptions};
 use pace::{Pace, Work};
 use pool::Pool;
-use prefix::{Chain, Prefixes};
+use prefix::{Chain, Prefixes, Prompt};
 pub use request::{Event, Finish, Fork, Id, LONGEST_SALT, Request, RequestError};
 use sequence::{Sequence, Stage};
 
@@ -34,6 +38,9 @@ use crate::{RuntimeError, Sampler};
 pub struct Options {
     /// The longest gap between tokens that the prompts of others may cause.
     pub itl: Option<Duration>,
+    /// All prompts that have room are read before the next token is decoded: nobody waits for a single answer, and full batches
+    /// are the fastest.
+    pub prompts_first: bool,
     /// Tokens that are never picked, where the host picks; the device has its own list, which must be the same.
     pub suppress: Vec<u32>,
     /// The time, from any beginning.
@@ -43,7 +50,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         let started = Instant::now();
-        Options { itl: None, suppress: Vec::new(), clock: Box::new(move || started.elapsed()) }
+        Options { itl: None, prompts_first: false, suppress: Vec::new(), clock: Box::new(move || started.elapsed()) }
     }
 }
 
@@ -64,6 +71,7 @@ pub struct Engine<D: Device> {
     pool: Pool,
     prefixes: Prefixes,
     pace: Pace,
+    prompts_first: bool,
     clock: Box<dyn Fn() -> Duration + Send>,
     host_sampler: Sampler,
     waiting: VecDeque<(Id, Request, Chain)>,
@@ -97,6 +105,7 @@ impl<D: Device> Engine<D> {
             pool: Pool::new(&limits),
             prefixes: Prefixes::new(&limits),
             pace: Pace::new(options.itl),
+            prompts_first: options.prompts_first,
             clock: options.clock,
             host_sampler: Sampler::new(greedy, 0, options.suppress)?,
             limits,
@@ -136,9 +145,14 @@ impl<D: Device> Engine<D> {
         self.waiting.is_empty() && self.sequences.is_empty() && self.in_flight.is_empty() && self.events.is_empty()
     }
 
+    /// Whether a request can be served at all.
+    pub fn check(&self, request: &Request) -> Result<(), RequestError> {
+        sequence::check(request, &self.limits)
+    }
+
     /// Queues a request. One that could never be served is refused at once.
     pub fn submit(&mut self, request: Request) -> Result<Id, RequestError> {
-        sequence::check(&request, &self.limits)?;
+        self.check(&request)?;
         let chain = Chain::new(self.device.identity(), &request.salt, &request.prompt, self.limits.block_rows);
         let id = self.new_id();
         self.waiting.push_back((id, request, chain));
@@ -218,7 +232,9 @@ impl<D: Device> Engine<D> {
         if !self.draining {
             self.queue_prompts()?;
         }
-        self.queue_decode()?;
+        if self.draining || !self.prompts_first || self.sequences.values().all(Sequence::has_read_all) {
+            self.queue_decode()?;
+        }
         self.collect_beyond(self.limits.ahead as usize)?;
         Ok(std::mem::take(&mut self.events))
     }
@@ -287,9 +303,9 @@ impl<D: Device> Engine<D> {
                 budget -= tokens;
                 sequence.advance(end);
                 if sequence.request.snapshot_at.contains(&end) {
-                    let Sequence { chain, request, slot, pages, .. } = sequence;
-                    let (pool, device) = (&mut self.pool, &mut self.device);
-                    self.prefixes.keep(chain, &request.prompt, end, *slot, pages, pool, device)?;
+                    let Sequence { chain, request, slot, pages, .. } = &*sequence;
+                    let prompt = Prompt { chain, tokens: &request.prompt, slot: *slot, pages };
+                    self.prefixes.keep(end, prompt, &mut self.pool, &mut self.device)?;
                 }
                 if picking.is_some() {
                     self.steady = false;

@@ -33,9 +33,11 @@ fn limits() -> Limits {
 }
 
 fn engine(limits: Limits, itl: Option<Duration>) -> Engine<Fake> {
+    // One storm is an offline batch.
+    let prompts_first = limits.ahead == 2;
     let fake = Fake::new(limits);
     let clock = fake.clock();
-    Engine::new(fake, Options { itl, suppress: vec![], clock }).unwrap()
+    Engine::new(fake, Options { itl, clock, prompts_first, ..Options::default() }).unwrap()
 }
 
 struct Random(u64);
@@ -216,6 +218,7 @@ fn nor_on_how_much_of_it_there_is() {
     storm(5, 800, Limits { blocks: 10, host_units: 7, ..limits() });
     storm(6, 500, Limits { blocks: 10, rings: 5, ..no_host });
     storm(7, 500, Limits { ahead: 0, ..limits() });
+    storm(10, 500, Limits { ahead: 2, ..limits() });
     storm(8, 500, Limits { slots: 1, rings: 2, rows: 1, blocks: 10, ..limits() });
     storm(9, 500, Limits { slots: 3, rows: 2, rings: 3, chunks: vec![1], ..limits() });
 }

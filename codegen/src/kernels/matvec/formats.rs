@@ -5,6 +5,10 @@
 //! so it holds whole words as they lie in memory: a 16-bit load would be widened at once, and so waited for. `dot_*` picks
 //! its part out of the word by the unit's number.
 //!
+//! Every `dot_*` of an integer format is an exact sum of integers, then one rounding after the other in `finish`. What the side says of a unit is
+//! its `factors_*`: the factor (x) and the minimum (y) as bits of f32, and integers that multiply the dots of its halves (z, w). Tensor cores
+//! make the same integers another way and finish them by the same functions.
+//!
 //! In integer formats `x.low` and `x.high` are 16 activations each, codes in bytes; `x.scale` is their common scale and `x.sum` the
 //! sum of all 32. In float formats they are four activations each.
 
@@ -70,10 +74,16 @@ pub fn half_in(word: u32, index: u32) -> f32 {
     f16_lo(word >> (index % 2 * 16))
 }
 
-/// `total` plus the product of a group with a minimum: `scale * (factor * dot + minimum * sum)`.
+/// `total` plus the product of a unit, of which `dot` is the integer part: `factor * scale * dot`.
 #[device]
-pub fn scaled(dot: i32, sum: i32, factor: f32, minimum: f32, scale: f32, total: f32) -> f32 {
-    (dot as f32).mul_add(factor * scale, (sum as f32).mul_add(minimum * scale, total))
+pub fn finish(dot: f32, factors: U32x4, scale: f32, total: f32) -> f32 {
+    dot.mul_add(f32::from_bits(factors.x) * scale, total)
+}
+
+/// `total` plus the product of a unit with a minimum: `scale * (factor * dot + minimum * sum)`.
+#[device]
+pub fn finish_with_minimum(dot: f32, factors: U32x4, sum: i32, scale: f32, total: f32) -> f32 {
+    dot.mul_add(f32::from_bits(factors.x) * scale, (sum as f32).mul_add(f32::from_bits(factors.y) * scale, total))
 }
 
 /// Four of the sixteen levels of the IQ4 formats, by the four nibbles of the low half of `codes`.
@@ -109,8 +119,13 @@ pub fn side_q8_0(unit: u32, scales: Weights<u32>) -> U32x4 {
 }
 
 #[device]
+pub fn factors_q8_0(side: U32x4, number: u32) -> U32x4 {
+    u32x4(half_in(side.x, number / 2).to_bits(), 0, 0, 0)
+}
+
+#[device]
 pub fn dot_q8_0(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
-    (dot16(unit.codes, x.low, 0) as f32).mul_add(half_in(unit.side.x, number / 2) * x.scale, total)
+    finish(dot16(unit.codes, x.low, 0) as f32, factors_q8_0(unit.side, number), x.scale, total)
 }
 
 /// One half a unit.
@@ -120,13 +135,19 @@ pub fn side_half(unit: u32, scales: Weights<u32>) -> U32x4 {
 }
 
 #[device]
+pub fn factors_half(side: U32x4, number: u32) -> U32x4 {
+    u32x4(half_in(side.x, number).to_bits(), 0, 0, 0)
+}
+
+#[device]
 pub fn dot_q4_0(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
-    (dot_nibbles(unit.codes, x.low, x.high, x.sum * -8) as f32).mul_add(half_in(unit.side.x, number) * x.scale, total)
+    let dot = dot_nibbles(unit.codes, x.low, x.high, x.sum * -8);
+    finish(dot as f32, factors_half(unit.side, number), x.scale, total)
 }
 
 #[device]
 pub fn dot_iq4_nl(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
-    (dot_levels(unit.codes, x.low, x.high) as f32).mul_add(half_in(unit.side.x, number) * x.scale, total)
+    finish(dot_levels(unit.codes, x.low, x.high) as f32, factors_half(unit.side, number), x.scale, total)
 }
 
 /// Scale and minimum, a half each.
@@ -136,8 +157,14 @@ pub fn side_half_pair(unit: u32, scales: Weights<u32>) -> U32x4 {
 }
 
 #[device]
+pub fn factors_half_pair(side: U32x4, number: u32) -> U32x4 {
+    u32x4(f16_lo(side.x).to_bits(), f16_hi(side.x).to_bits(), 0, 0)
+}
+
+#[device]
 pub fn dot_q4_1(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
-    scaled(dot_nibbles(unit.codes, x.low, x.high, 0), x.sum, f16_lo(unit.side.x), f16_hi(unit.side.x), x.scale, total)
+    let dot = dot_nibbles(unit.codes, x.low, x.high, 0);
+    finish_with_minimum(dot as f32, factors_half_pair(unit.side, number), x.sum, x.scale, total)
 }
 
 /// One half a unit, and the fifth bits.
@@ -148,8 +175,8 @@ pub fn side_q5_0(unit: u32, high: Weights<u32>, scales: Weights<u32>) -> U32x4 {
 
 #[device]
 pub fn dot_q5_0(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
-    (dot_five_bits(unit.codes, unit.side.y, x.low, x.high, x.sum * -16) as f32)
-        .mul_add(half_in(unit.side.x, number) * x.scale, total)
+    let dot = dot_five_bits(unit.codes, unit.side.y, x.low, x.high, x.sum * -16);
+    finish(dot as f32, factors_half(unit.side, number), x.scale, total)
 }
 
 /// Scale and minimum, and the fifth bits.
@@ -160,14 +187,8 @@ pub fn side_q5_1(unit: u32, high: Weights<u32>, scales: Weights<u32>) -> U32x4 {
 
 #[device]
 pub fn dot_q5_1(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
-    scaled(
-        dot_five_bits(unit.codes, unit.side.y, x.low, x.high, 0),
-        x.sum,
-        f16_lo(unit.side.x),
-        f16_hi(unit.side.x),
-        x.scale,
-        total,
-    )
+    let dot = dot_five_bits(unit.codes, unit.side.y, x.low, x.high, 0);
+    finish_with_minimum(dot as f32, factors_half_pair(unit.side, number), x.sum, x.scale, total)
 }
 
 /// Scale and minimum, a byte each, and the halves that scale both.
@@ -177,10 +198,16 @@ pub fn side_q4_k(unit: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32x4
 }
 
 #[device]
+pub fn factors_k(side: U32x4, number: u32) -> U32x4 {
+    let factor = f16_lo(side.y) * byte_of(side.x, number % 2 * 2) as f32;
+    let minimum = f16_hi(side.y) * byte_of(side.x, number % 2 * 2 + 1) as f32;
+    u32x4(factor.to_bits(), (-minimum).to_bits(), 0, 0)
+}
+
+#[device]
 pub fn dot_q4_k(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
-    let factor = f16_lo(unit.side.y) * byte_of(unit.side.x, number % 2 * 2) as f32;
-    let minimum = f16_hi(unit.side.y) * byte_of(unit.side.x, number % 2 * 2 + 1) as f32;
-    scaled(dot_nibbles(unit.codes, x.low, x.high, 0), x.sum, factor, -minimum, x.scale, total)
+    let dot = dot_nibbles(unit.codes, x.low, x.high, 0);
+    finish_with_minimum(dot as f32, factors_k(unit.side, number), x.sum, x.scale, total)
 }
 
 #[device]
@@ -190,9 +217,8 @@ pub fn side_q5_k(unit: u32, high: Weights<u32>, scales: Weights<u32>, supers: We
 
 #[device]
 pub fn dot_q5_k(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
-    let factor = f16_lo(unit.side.y) * byte_of(unit.side.x, number % 2 * 2) as f32;
-    let minimum = f16_hi(unit.side.y) * byte_of(unit.side.x, number % 2 * 2 + 1) as f32;
-    scaled(dot_five_bits(unit.codes, unit.side.z, x.low, x.high, 0), x.sum, factor, -minimum, x.scale, total)
+    let dot = dot_five_bits(unit.codes, unit.side.z, x.low, x.high, 0);
+    finish_with_minimum(dot as f32, factors_k(unit.side, number), x.sum, x.scale, total)
 }
 
 /// The high bit pairs (x, y), two signed bytes a unit (z), and one half for each eight units (w).
@@ -200,6 +226,13 @@ pub fn dot_q5_k(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 
 pub fn side_q6_k(unit: u32, high: Weights<U32x2>, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
     let pairs = high[unit];
     u32x4(pairs.x, pairs.y, scales[unit / 2], supers[unit / 16])
+}
+
+#[device]
+pub fn factors_q6_k(side: U32x4, number: u32) -> U32x4 {
+    let first = signed_byte_of(side.z, number % 2 * 2);
+    let second = signed_byte_of(side.z, number % 2 * 2 + 1);
+    u32x4(half_in(side.w, number / 8).to_bits(), 0, first as u32, second as u32)
 }
 
 #[device]
@@ -220,9 +253,10 @@ pub fn dot_q6_k(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 
     );
     // Each half has a x.scale of its own, so the zero point of 32 needs the x.sum of each half: once for all rows.
     let minus32 = u32x4(0xe0e0e0e0, 0xe0e0e0e0, 0xe0e0e0e0, 0xe0e0e0e0);
-    let dots = dot16(first, x.low, dot16(minus32, x.low, 0)) * signed_byte_of(unit.side.z, number % 2 * 2)
-        + dot16(second, x.high, dot16(minus32, x.high, 0)) * signed_byte_of(unit.side.z, number % 2 * 2 + 1);
-    (dots as f32).mul_add(half_in(unit.side.w, number / 8) * x.scale, total)
+    let factors = factors_q6_k(unit.side, number);
+    let dots = dot16(first, x.low, dot16(minus32, x.low, 0)) * factors.z as i32
+        + dot16(second, x.high, dot16(minus32, x.high, 0)) * factors.w as i32;
+    finish(dots as f32, factors, x.scale, total)
 }
 
 /// One signed byte a unit, and one half for each eight.
@@ -232,9 +266,14 @@ pub fn side_iq4_xs(unit: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32
 }
 
 #[device]
+pub fn factors_iq4_xs(side: U32x4, number: u32) -> U32x4 {
+    u32x4(half_in(side.y, number / 8).to_bits(), 0, signed_byte_of(side.x, number % 4) as u32, 0)
+}
+
+#[device]
 pub fn dot_iq4_xs(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
-    let dot = dot_levels(unit.codes, x.low, x.high) * signed_byte_of(unit.side.x, number % 4);
-    (dot as f32).mul_add(half_in(unit.side.y, number / 8) * x.scale, total)
+    let factors = factors_iq4_xs(unit.side, number);
+    finish((dot_levels(unit.codes, x.low, x.high) * factors.z as i32) as f32, factors, x.scale, total)
 }
 
 // ---- float formats --------------------------------------------------------------------------------------------------

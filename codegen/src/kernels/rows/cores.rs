@@ -7,11 +7,8 @@
 
 use gemma4c_dsl::prelude::*;
 
-use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::parts::{Unit, UnitActivations, activations_at, dot_fine, fetch, part_at, second_part_at};
-use crate::kernels::matvec::shape::LaunchShape;
 use crate::kernels::matvec::{lanes_sum, unit_of};
-use crate::target::Target;
 
 /// Copies a row of activations to shared memory: `words` words of codes or floats, 16 bytes of them a part, and of integers the scales.
 #[device]
@@ -218,62 +215,5 @@ pub fn rows_matvec<
         }
         at = next_at;
         base = next_base;
-    }
-}
-
-/// The compile-time parameters of a [`rows_matvec`], and its grid along x.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Lanes that share an output: those of one row.
-    pub lanes: u32,
-    /// Rows of weights that a lane works on at once.
-    pub weight_rows: u32,
-    /// Units of each that are on their way to a lane.
-    pub depth: u32,
-    pub warps: u32,
-    /// Rows of activations that a block holds.
-    pub tile: u32,
-    pub blocks: u32,
-}
-
-/// Warps of a block: as many as leave a lane 128 registers.
-const BLOCK_WARPS: u32 = 16;
-/// Units on their way to a lane, with what lies beside them, take that many registers at most.
-const AHEAD_REGISTERS: u32 = 48;
-/// Rows of activations that a unit is multiplied by, most first.
-const TILES: [u32; 4] = [8, 4, 2, 1];
-
-impl Shape {
-    /// As many rows of activations as shared memory holds, and a block an SM.
-    pub fn choose(product: &super::Product, one: LaunchShape, target: &Target) -> Shape {
-        let (of, format) = (&product.one, format(product.one.dtype));
-        let row_bytes = match (format.integer, of.unbounded) {
-            (true, true) => of.k * 3 + of.k / 32 * 12,
-            (true, false) => of.k + of.k / 32 * 8,
-            (false, _) => of.k * 4,
-        };
-        let fits = |tile: &u32| tile * (row_bytes + 4) + 64 <= target.shared_bytes_per_block;
-        let needed = product.rows.next_power_of_two();
-        let tile = TILES.into_iter().filter(|tile| *tile <= needed).find(fits).unwrap_or(1);
-        let weight_rows = 2;
-        let lane_outputs = if of.geglu { 1 } else { 2 };
-        let reach = (AHEAD_REGISTERS / (4 + format.side_words) / weight_rows).max(1);
-        let steps = (of.k / format.unit).div_ceil(one.lanes);
-        let loads = |depth: u32| steps.div_ceil(depth) * depth;
-        let depth = (reach.div_ceil(2)..=reach).rev().min_by_key(|depth| loads(*depth)).unwrap_or(1);
-        let tiles = of.outputs.div_ceil(32 / one.lanes * lane_outputs);
-        // Blocks of the same outputs run side by side, so that all but the first find the weights in L2.
-        let columns = (target.multiprocessors / product.rows.div_ceil(tile)).max(1);
-        let blocks = tiles.div_ceil(BLOCK_WARPS).min(columns);
-        Shape { lanes: one.lanes, weight_rows, depth, warps: BLOCK_WARPS, tile, blocks }
-    }
-
-    /// `CUDA cores, 8 rows of activations a block, 32 lanes, 3 ahead, 132 blocks of 16 warps`.
-    pub fn describe(&self) -> String {
-        let Shape { lanes, depth, warps, tile, blocks, .. } = self;
-        let rows = if *tile == 1 { "1 row" } else { &format!("{tile} rows") };
-        format!(
-            "CUDA cores, {rows} of activations a block, {lanes} lanes, {depth} ahead, {blocks} blocks of {warps} warps"
-        )
     }
 }

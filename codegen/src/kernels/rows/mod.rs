@@ -5,17 +5,25 @@
 //! so a sequence's logits do not depend on its company.
 //!
 //! A product is two launches. [`prepare`] norms and quantises each row as a block of the one-row product does, with its warps. Then the product
-//! itself: [`cores`] on CUDA cores, for every type. Both take rows that are not in use for ordinary ones. Results are f32, row by row.
+//! itself: [`cores`] on CUDA cores, for every type, or [`mma`] on int8 tensor cores, for every integer type. Both take rows that are not in use for ordinary ones. Results are f32, row by row.
 
 pub mod cores;
+pub mod formats;
+pub mod mma;
 pub mod prepare;
+pub mod shape;
+pub mod stages;
 
+use gemma4c_blocks::DType;
 use gemma4c_dsl::{Filled, Instance, InstanceError, LaunchArguments};
 
-use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::formats::{format, side_arguments};
 use crate::kernels::matvec::shape::LaunchShape;
 use crate::kernels::matvec::{self, Prologue, slots};
+use crate::kernels::planes::planes;
 use crate::target::Target;
+use formats::TensorFormat;
+pub use shape::Shape;
 
 /// A product of several rows: everything that decides its instances.
 #[derive(Clone, Debug)]
@@ -26,17 +34,9 @@ pub struct Product {
     pub rows: u32,
 }
 
-/// How a product of several rows is launched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
-    Cores(cores::Shape),
-}
-
 /// What a product reads and writes besides the planes of its weights. A kernel leaves alone what its instance does not have.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<M> {
-    /// The weights' plane `codes`.
-    pub codes: M,
     /// int8 codes `[rows][k]`, or f32 whose rows are [`Given::x_stride`] apart: of [`prepare`], or as they arrive.
     pub x: M,
     /// f32 `[rows][k / 32]`, of integer types.
@@ -51,18 +51,43 @@ pub struct Given<M> {
     pub factor: M,
     /// f32 `[rows][outputs]`.
     pub out: M,
+    /// What stands for memory that an instance does not have.
+    pub unused: M,
     /// Values between two rows of f32 activations; int8 ones are `k` apart.
     pub x_stride: u32,
     /// Values between two rows of what an epilogue multiplies by or adds.
     pub by_stride: u32,
 }
 
+/// Why there is no kernel for a product. Each names what is wrong with it.
+#[derive(Debug, thiserror::Error)]
+pub enum RowsError {
+    #[error("a product of {rows} rows: rows of {k} values are not whole groups of 32")]
+    Width { rows: u32, k: u32 },
+    #[error("a product of no rows")]
+    NoRows,
+    #[error("int8 tensor cores do not multiply {dtype}")]
+    Floats { dtype: DType },
+    #[error("tensor cores do not multiply {dtype} by activations with fine codes")]
+    FineCodes { dtype: DType },
+    #[error(transparent)]
+    Instance(#[from] InstanceError),
+}
+
 impl Product {
+    fn check(&self) -> Result<(), RowsError> {
+        match (self.rows, self.one.k) {
+            (0, _) => Err(RowsError::NoRows),
+            (rows, k) if !k.is_multiple_of(32) => Err(RowsError::Width { rows, k }),
+            _ => Ok(()),
+        }
+    }
+
     fn is_integer(&self) -> bool {
         format(self.one.dtype).integer
     }
 
-    /// Whether its activations have fine codes.
+    /// Unbounded activations that are quantised have second and third digits.
     pub fn is_fine(&self) -> bool {
         self.one.unbounded && self.is_integer() && self.one.prologue != Prologue::Int8
     }
@@ -74,7 +99,8 @@ impl Product {
 
     /// The kernel that makes the activations, launched on `[rows, 1, 1]`; `None` where the product reads them as they arrive. `one` is the shape
     /// of the product of one row.
-    pub fn prepare(&self, one: LaunchShape) -> Result<Option<Instance>, InstanceError> {
+    pub fn prepare(&self, one: LaunchShape) -> Result<Option<Instance>, RowsError> {
+        self.check()?;
         let residual = self.one.prologue.adds_residual();
         let (normed, branches) = (self.is_normed(), residual && self.one.branches);
         let as_it_arrives = match self.one.prologue {
@@ -107,70 +133,126 @@ impl Product {
 
     /// How it is launched on a GPU, in words too: the reason, and what was next.
     pub fn choose(&self, target: &Target) -> (Shape, String, String) {
-        let one = self.one.shape(target.multiprocessors);
-        let shape = cores::Shape::choose(self, one, target);
+        let (shape, next) = shape::choose(self, target);
         let reason = format!("{} rows: {}", self.rows, shape.describe());
-        (Shape::Cores(shape), reason, String::new())
+        (shape, reason, next.map(|next| next.describe()).unwrap_or_default())
     }
 
-    pub fn instance(&self, shape: Shape) -> Result<Instance, InstanceError> {
+    pub fn instance(&self, shape: Shape) -> Result<Instance, RowsError> {
+        self.check()?;
         let format = format(self.one.dtype);
         let join = if self.one.geglu { vec![slots::geglu::DEF] } else { vec![] };
-        let Shape::Cores(shape) = shape;
-        cores::rows_matvec::Chosen {
-            K: self.one.k,
-            UNIT: format.unit,
-            INTEGER: format.integer,
-            LANES: shape.lanes,
-            ROWS: shape.weight_rows,
-            DEPTH: shape.depth,
-            WARPS: shape.warps,
-            TILE: shape.tile,
-            PAIRED: self.one.geglu,
-            FACTORED: self.is_normed(),
-            FINE: self.is_fine(),
-            side: format.side,
-            dot: format.dot,
-            join,
-            epilogue: self.one.epilogue.clone(),
+        match (shape, TensorFormat::of(self.one.dtype)) {
+            (Shape::Tensor(shape), Some(tensor)) if !self.is_fine() => mma::rows_mma::Chosen {
+                K: self.one.k,
+                UNIT: format.unit,
+                HALVES: tensor.halves,
+                MINIMUM: tensor.minimum,
+                SUMS: tensor.sums(),
+                SHARED_SIDES: tensor.shares_sides(self.one.k / format.unit),
+                SCALES: tensor.scales,
+                SUPERS: tensor.supers,
+                HIGH: tensor.high,
+                PERIOD: tensor.period,
+                LANES: shape.lanes,
+                TILE: shape.tile,
+                COLUMNS: shape.columns,
+                STAGES: shape.stages,
+                RESIDENT: shape.resident,
+                PAIRED: self.one.geglu,
+                FACTORED: self.is_normed(),
+                bytes: tensor.bytes,
+                start: vec![tensor.start],
+                whole: tensor.whole,
+                factors: vec![tensor.factors],
+                join,
+                epilogue: self.one.epilogue.clone(),
+            }
+            .build()
+            .map_err(RowsError::from),
+            (Shape::Tensor(_), Some(_)) => Err(RowsError::FineCodes { dtype: self.one.dtype }),
+            (Shape::Tensor(_), None) => Err(RowsError::Floats { dtype: self.one.dtype }),
+            (Shape::Cores(shape), _) => cores::rows_matvec::Chosen {
+                K: self.one.k,
+                UNIT: format.unit,
+                INTEGER: format.integer,
+                LANES: shape.lanes,
+                ROWS: shape.weight_rows,
+                DEPTH: shape.depth,
+                WARPS: shape.warps,
+                TILE: shape.tile,
+                PAIRED: self.one.geglu,
+                FACTORED: self.is_normed(),
+                FINE: self.is_fine(),
+                side: format.side,
+                dot: format.dot,
+                join,
+                epilogue: self.one.epilogue.clone(),
+            }
+            .build()
+            .map_err(RowsError::from),
         }
-        .build()
     }
 
     pub fn grid(&self, shape: Shape) -> [u32; 3] {
-        let Shape::Cores(shape) = shape;
-        [shape.blocks, self.rows.div_ceil(shape.tile), 1]
+        let (blocks, tile) = match shape {
+            Shape::Cores(shape) => (shape.blocks, shape.tile),
+            Shape::Tensor(shape) => (shape.blocks, shape.tile),
+        };
+        [blocks, self.rows.div_ceil(tile), 1]
     }
 
-    /// The launch's arguments. `side` is what the type's side function takes, `epilogue` what the functions after the product take.
+    /// The launch's arguments. `plane` gives a plane of the weights by its name, `epilogue` is what the functions after the product take.
     pub fn arguments<M: Copy>(
         &self,
         shape: Shape,
         given: Given<M>,
-        side: Filled<M>,
+        plane: impl Fn(&'static str) -> M,
         epilogue: Vec<Filled<M>>,
     ) -> LaunchArguments<M> {
-        let Given { codes, x, xscale, xsum, fine, fine_sums, factor, out, x_stride, by_stride } = given;
-        let (outputs, rows) = (self.one.outputs, self.rows);
-        let x_stride = if self.is_integer() { self.one.k / 4 } else { x_stride };
-        let Shape::Cores(_) = shape;
-        let arguments = cores::rows_matvec::Arguments {
-            codes,
-            x,
-            xscale,
-            xsum,
-            fine,
-            fine_sums,
-            factor,
-            out,
-            outputs,
-            rows,
-            x_stride,
-            by_stride,
+        let Given { x, xscale, xsum, fine, fine_sums, factor, out, unused, x_stride, by_stride } = given;
+        let (outputs, rows, codes) = (self.one.outputs, self.rows, plane("codes"));
+        let (arguments, slot) = match shape {
+            Shape::Tensor(_) => {
+                let known =
+                    |name| if planes(self.one.dtype).iter().any(|p| p.name == name) { plane(name) } else { unused };
+                let (high, scales, supers) = (known("high"), known("scales"), known("supers"));
+                let arguments = mma::rows_mma::Arguments {
+                    codes,
+                    high,
+                    scales,
+                    supers,
+                    x,
+                    xscale,
+                    xsum,
+                    factor,
+                    out,
+                    outputs,
+                    rows,
+                    by_stride,
+                };
+                (arguments.into(), mma::rows_mma::slot::epilogue)
+            }
+            Shape::Cores(_) => {
+                let x_stride = if self.is_integer() { self.one.k / 4 } else { x_stride };
+                let arguments = cores::rows_matvec::Arguments {
+                    codes,
+                    x,
+                    xscale,
+                    xsum,
+                    fine,
+                    fine_sums,
+                    factor,
+                    out,
+                    outputs,
+                    rows,
+                    x_stride,
+                    by_stride,
+                };
+                let side = side_arguments(self.one.dtype, plane);
+                (arguments.with_slot(cores::rows_matvec::slot::side, side), cores::rows_matvec::slot::epilogue)
+            }
         };
-        let arguments = arguments.with_slot(cores::rows_matvec::slot::side, side);
-        epilogue
-            .into_iter()
-            .fold(arguments, |arguments, filled| arguments.with_slot(cores::rows_matvec::slot::epilogue, filled))
+        epilogue.into_iter().fold(arguments, |arguments: LaunchArguments<M>, filled| arguments.with_slot(slot, filled))
     }
 }

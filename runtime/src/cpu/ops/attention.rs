@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::super::kv::KvLayer;
+use super::super::kv::KvView;
 use super::{lanes, math, tiles, vectorised};
 
 /// Positions in a segment.
@@ -17,33 +17,49 @@ const SEGMENT: usize = 256;
 /// Rows that go through the segments together, while a segment's keys and values are in the cache.
 const ROWS: usize = 16;
 
-/// Attends from the rows of `q` (n × heads · head_dim), which are at `first_position` and on, to all positions up to their own;
-/// with a window, to the `window` latest of these, their own among them.
+/// Rows at consecutive positions of one sequence, whose own keys and values are appended already.
+#[derive(Clone, Copy, Debug)]
+pub struct Span<'a> {
+    pub kv: KvView<'a>,
+    pub first_position: usize,
+    pub rows: usize,
+}
+
+/// Attends from the rows of `q` (n × heads · head_dim), which are those of `spans` one after the other, to all positions of their own
+/// sequence up to their own; with a window, to the `window` latest of these, their own among them.
 ///
-/// The rows' own keys and values are in `kv` already. Query head h reads key and value head `h / (heads / kv.heads())`.
-pub fn attention(q: &[f32], kv: &KvLayer, first_position: usize, window: Option<usize>, heads: usize, out: &mut [f32]) {
+/// Query head h reads key and value head `h / (heads / kv.heads())`.
+pub fn attention(q: &[f32], spans: &[Span<'_>], window: Option<usize>, heads: usize, out: &mut [f32]) {
+    let Some(Span { kv, .. }) = spans.first() else { return };
     let (kv_heads, width) = (kv.heads(), heads * kv.head_dim());
-    assert!(heads.is_multiple_of(kv_heads) && q.len() == out.len() && q.len().is_multiple_of(width));
-    let rows = q.len() / width;
-    if rows == 0 {
-        return;
-    }
-    let reach = window.map_or(first_position + rows, |window| (window + rows - 1).min(first_position + rows));
-    assert!(reach <= kv.capacity(), "keys this call needs have been overwritten");
+    let rows: usize = spans.iter().map(|span| span.rows).sum();
+    assert!(heads.is_multiple_of(kv_heads) && q.len() == out.len() && q.len() == rows * width);
 
     // The query heads of a GQA group are adjacent in a row.
     let group_len = width / kv_heads;
-    let mut blocks: Vec<Block> = (0..rows.div_ceil(ROWS) * kv_heads)
-        .map(|i| Block { kv, head: i % kv_heads, group: heads / kv_heads, rows: Vec::with_capacity(ROWS) })
-        .collect();
-    let mut outputs: Vec<Vec<&mut [f32]>> = blocks.iter().map(|_| Vec::with_capacity(ROWS)).collect();
-    for (i, (q, out)) in q.chunks_exact(group_len).zip(out.chunks_exact_mut(group_len)).enumerate() {
-        let (row, head) = (i / kv_heads, i % kv_heads);
-        let end = first_position + row + 1;
-        let positions = window.map_or(0, |window| end.saturating_sub(window))..end;
-        let block = row / ROWS * kv_heads + head;
-        blocks[block].rows.push(Row { q, positions });
-        outputs[block].push(out);
+    let (mut blocks, mut outputs): (Vec<Block>, Vec<Vec<&mut [f32]>>) = (Vec::new(), Vec::new());
+    let mut rows = q.chunks_exact(width).zip(out.chunks_exact_mut(width));
+    for Span { kv, first_position, rows: count } in spans {
+        let end = first_position + count;
+        let reach = window.map_or(end, |window| (window + count).saturating_sub(1).min(end));
+        assert!(kv.has_room_for(reach, end), "keys this call needs have been overwritten");
+        for (row, (q, out)) in rows.by_ref().take(*count).enumerate() {
+            if row.is_multiple_of(ROWS) {
+                let block = |head| Block { kv: *kv, head, group: heads / kv_heads, rows: Vec::with_capacity(ROWS) };
+                blocks.extend((0..kv_heads).map(block));
+                outputs.extend((0..kv_heads).map(|_| Vec::with_capacity(ROWS)));
+            }
+            let end = first_position + row + 1;
+            let positions = window.map_or(0, |window| end.saturating_sub(window))..end;
+            let first = blocks.len() - kv_heads;
+            for (head, (q, out)) in q.chunks_exact(group_len).zip(out.chunks_exact_mut(group_len)).enumerate() {
+                blocks[first + head].rows.push(Row { q, positions: positions.clone() });
+                outputs[first + head].push(out);
+            }
+        }
+    }
+    if blocks.is_empty() {
+        return;
     }
 
     // Few blocks, as in decoding: several segments of each at a time, so that no thread is idle.
@@ -53,7 +69,7 @@ pub fn attention(q: &[f32], kv: &KvLayer, first_position: usize, window: Option<
 
 /// Some rows' queries for one key head.
 struct Block<'a> {
-    kv: &'a KvLayer,
+    kv: KvView<'a>,
     head: usize,
     /// Query heads in the GQA group of this key head.
     group: usize,
@@ -181,27 +197,32 @@ vectorised! {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::kv::{KvLayer, Pages};
     use super::super::testing::{Random, assert_close, with_threads};
     use super::*;
+
+    const RING: Pages<'_> = Pages::Ring(0);
 
     /// A layer to which random rows 0..positions have been appended.
     fn filled(capacity: usize, positions: usize, heads: usize, dim: usize) -> KvLayer {
         let (mut keys, mut values) = (Random::new(9), Random::new(10));
-        let mut kv = KvLayer::new(capacity, heads, dim);
+        let mut kv = KvLayer::new(1, capacity, heads, dim);
         for position in 0..positions {
-            kv.append(position, &keys.values(heads * dim), &values.values(heads * dim));
+            kv.append(RING, position, &keys.values(heads * dim), &values.values(heads * dim));
         }
         kv
     }
 
     fn attended(q: &[f32], kv: &KvLayer, first: usize, window: Option<usize>, heads: usize) -> Vec<f32> {
         let mut out = vec![f32::NAN; q.len()];
-        attention(q, kv, first, window, heads, &mut out);
+        let kv = kv.view(RING);
+        let span = Span { kv, first_position: first, rows: q.len() / (heads * kv.head_dim()) };
+        attention(q, &[span], window, heads, &mut out);
         out
     }
 
     fn exact(q: &[f32], kv: &KvLayer, first: usize, window: Option<usize>, heads: usize) -> Vec<f64> {
-        let mut out = vec![];
+        let (mut out, kv) = (vec![], kv.view(RING));
         for (i, q) in q.chunks(kv.head_dim()).enumerate() {
             let (position, head) = (first + i / heads, i % heads / (heads / kv.heads()));
             let seen: Vec<usize> = (0..=position).filter(|p| window.is_none_or(|w| position - p < w)).collect();
@@ -265,11 +286,40 @@ mod tests {
         }
     }
 
+    /// Rows of several sequences in one call, in pages of any number: each has the bits it has alone.
+    #[test]
+    fn a_row_has_the_same_bits_among_rows_of_other_sequences() {
+        let (heads, kv_heads, dim, width) = (4, 2, 32, 4 * 32);
+        let tables: [&[u32]; 3] = [&[4, 0, 2], &[1], &[5, 3]];
+        let ends = [700, 3, 300];
+        for window in [None, Some(100)] {
+            let pages = |i: usize| if window.is_none() { Pages::Table(tables[i]) } else { Pages::Ring(2 - i as u32) };
+            let mut together = KvLayer::new(6, 256, kv_heads, dim);
+            let mut alone = vec![];
+            let q = Random::new(5).values(3 * width);
+            for (i, end) in ends.into_iter().enumerate() {
+                let mut own = KvLayer::new(1, 1000, kv_heads, dim);
+                let mut random = Random::new(20 + i as u64);
+                for position in 0..end {
+                    let (keys, values) = (random.values(kv_heads * dim), random.values(kv_heads * dim));
+                    own.append(RING, position, &keys, &values);
+                    together.append(pages(i), position, &keys, &values);
+                }
+                alone.extend(attended(&q[i * width..][..width], &own, end - 1, window, heads));
+            }
+            let spans: Vec<Span> =
+                (0..3).map(|i| Span { kv: together.view(pages(i)), first_position: ends[i] - 1, rows: 1 }).collect();
+            let mut out = vec![f32::NAN; q.len()];
+            attention(&q, &spans, window, heads, &mut out);
+            assert!(out == alone, "window {window:?}");
+        }
+    }
+
     #[test]
     fn scores_far_apart_do_not_overflow() {
-        let mut kv = KvLayer::new(600, 1, 32);
+        let mut kv = KvLayer::new(1, 600, 1, 32);
         for position in 0..600 {
-            kv.append(position, &[position as f32 * 10.0; 32], &[position as f32; 32]);
+            kv.append(RING, position, &[position as f32 * 10.0; 32], &[position as f32; 32]);
         }
         assert_eq!(attended(&[1.0; 32], &kv, 599, None, 1), [599.0; 32]);
         assert_eq!(attended(&[-1.0; 32], &kv, 599, None, 1), [0.0; 32]);

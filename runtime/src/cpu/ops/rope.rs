@@ -14,11 +14,10 @@ pub struct RopeTable {
     latest: Mutex<Arc<Angles>>,
 }
 
-/// Cosine and sine of each pair's angle, for consecutive positions.
+/// Cosine and sine of each pair's angle, for each position.
 #[derive(Debug, Default)]
 struct Angles {
-    first_position: usize,
-    rows: usize,
+    positions: Vec<usize>,
     cos_sin: Vec<(f32, f32)>,
 }
 
@@ -40,26 +39,27 @@ impl RopeTable {
         self.inverse_frequencies == other.inverse_frequencies
     }
 
-    fn angles(&self, first_position: usize, rows: usize) -> Arc<Angles> {
+    fn angles(&self, positions: &[usize]) -> Arc<Angles> {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        if latest.first_position != first_position || latest.rows != rows {
-            let cos_sin = (first_position..first_position + rows)
-                .flat_map(|position| self.inverse_frequencies.iter().map(move |f| position as f32 * f))
+        if latest.positions != positions {
+            let cos_sin = positions
+                .iter()
+                .flat_map(|position| self.inverse_frequencies.iter().map(move |f| *position as f32 * f))
                 // The angle is rounded to f32, as in the reference implementation; its sine and cosine are exact.
                 .map(|angle| (angle as f64).sin_cos())
                 .map(|(sin, cos)| (cos as f32, sin as f32))
                 .collect();
-            *latest = Arc::new(Angles { first_position, rows, cos_sin });
+            *latest = Arc::new(Angles { positions: positions.to_vec(), cos_sin });
         }
         latest.clone()
     }
 }
 
-/// Rotates the rows of `x`, each of `heads` heads; row r is at position `first_position + r`.
-pub fn rope(x: &mut [f32], heads: usize, head_dim: usize, first_position: usize, table: &RopeTable) {
+/// Rotates the rows of `x`, each of `heads` heads; row r is at `positions[r]`.
+pub fn rope(x: &mut [f32], heads: usize, head_dim: usize, positions: &[usize], table: &RopeTable) {
     let (width, pairs) = (heads * head_dim, head_dim / 2);
-    assert!(pairs == table.inverse_frequencies.len() && width > 0 && x.len().is_multiple_of(width));
-    let angles = table.angles(first_position, x.len() / width);
+    assert!(pairs == table.inverse_frequencies.len() && x.len() == positions.len() * width);
+    let angles = table.angles(positions);
     rows_in_parallel(x, width, |first, piece| {
         for (row, cos_sin) in piece.chunks_exact_mut(width).zip(angles.cos_sin[first * pairs..].chunks_exact(pairs)) {
             for head in row.chunks_exact_mut(head_dim) {
@@ -79,7 +79,8 @@ mod tests {
 
     fn rotated(x: &[f32], heads: usize, head_dim: usize, first_position: usize, table: &RopeTable) -> Vec<f32> {
         let mut x = x.to_vec();
-        rope(&mut x, heads, head_dim, first_position, table);
+        let positions: Vec<usize> = (first_position..).take(x.len() / (heads * head_dim)).collect();
+        rope(&mut x, heads, head_dim, &positions, table);
         x
     }
 
@@ -131,5 +132,10 @@ mod tests {
         assert!(all == with_threads(2, || rotated(&x, 8, 256, 40, &table)));
         let alone = x.chunks(2048).enumerate().flat_map(|(i, row)| rotated(row, 8, 256, 40 + i, &table));
         assert!(all == alone.collect::<Vec<_>>());
+        // Positions in any order, as rows of several sequences have them.
+        let (positions, mut some) = ([57, 3, 57, 40], x[..4 * 2048].to_vec());
+        rope(&mut some, 8, 256, &positions, &table);
+        let alone = x.chunks(2048).zip(positions).flat_map(|(row, at)| rotated(row, 8, 256, at, &table));
+        assert!(some == alone.collect::<Vec<_>>());
     }
 }

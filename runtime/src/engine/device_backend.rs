@@ -1,0 +1,379 @@
+//! A GPU, or whatever stands in for one, as an engine's device: sequences through the phases of a plan.
+//!
+//! Every decoded row has a record in device memory that says which sequence it is of, where it stands and how its next token is picked. The pick
+//! brings the record up to date, so that a decode can be repeated before the host has seen a token. Tokens come back in the order of the work.
+
+use std::collections::VecDeque;
+
+use gemma4c_plan::cuda::{KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, record};
+use gemma4c_plan::{Plan, Sampling};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::device::{Chunk, Device, Limits, Part, Picked, Picking, Row};
+use crate::backend::{Backend, Pick, Run};
+use crate::cuda::{CudaBackend, OnGpu};
+use crate::{ModelLocation, RuntimeError};
+
+/// Results on their way: enough that the device never waits for the host, few enough that little is computed in vain.
+const AHEAD: u32 = 4;
+
+/// What is wanted of such a device.
+#[derive(Clone, Debug, Default)]
+pub struct BackendOptions {
+    /// Sequences at once; `None` for as many as the plan was compiled for.
+    pub sequences: Option<u32>,
+    /// Pinned host memory for prefixes that have no place on the device.
+    pub host_bytes: u64,
+    /// Tokens that are never picked.
+    pub suppress: Vec<u32>,
+}
+
+/// A plan on a backend that was loaded for it.
+pub struct BackendDevice {
+    backend: Box<dyn Backend>,
+    limits: Limits,
+    identity: u128,
+    layout: KvLayout,
+    places: Places,
+    phases: Vec<Shape>,
+    /// Words of an entry of the history.
+    history_rows: u32,
+    most_candidates: u32,
+    picks: Picks,
+    /// Bytes of a unit of the second tier.
+    unit: u64,
+    /// The entry of the history that the next pick writes.
+    tick: u32,
+    /// The latest decode.
+    latest: Option<(Run, u32)>,
+    results: VecDeque<Awaited>,
+}
+
+/// One phase.
+struct Shape {
+    kind: PhaseKind,
+    rows: u32,
+    asked_from: usize,
+    steps: usize,
+}
+
+/// Which rules the plan can pick by.
+#[derive(Clone, Copy)]
+struct Picks {
+    largest: bool,
+    sampled: bool,
+}
+
+/// A result on its way.
+enum Awaited {
+    /// Words that tell no more than that the work is done.
+    Done,
+    /// So many tokens.
+    Tokens(u32),
+    /// Read already, because the logits' place is used again.
+    Read(Vec<Picked>),
+}
+
+impl BackendDevice {
+    /// The first GPU, by the program of the plan that fits it. All its memory is allocated and all weights are loaded; `progress` is told the
+    /// bytes done and the bytes there are.
+    pub fn on_cuda(
+        plan: Plan,
+        location: &ModelLocation,
+        on: &OnGpu,
+        progress: &mut dyn FnMut(u64, u64),
+        options: BackendOptions,
+    ) -> Result<BackendDevice, RuntimeError> {
+        let (plan, backend) = CudaBackend::open(plan, location, on, progress)?;
+        BackendDevice::new(&plan, Box::new(backend), options)
+    }
+
+    /// A backend that somebody made and loaded for this plan.
+    pub fn new(
+        plan: &Plan,
+        mut backend: Box<dyn Backend>,
+        options: BackendOptions,
+    ) -> Result<BackendDevice, RuntimeError> {
+        let BackendOptions { sequences, host_bytes, suppress } = options;
+        let program = &plan.cuda.as_ref().ok_or(RuntimeError::NoProgram)?.program;
+        let shape = |phase: &gemma4c_plan::cuda::Phase| Shape {
+            kind: phase.kind,
+            rows: phase.rows,
+            asked_from: phase.asked_from as usize,
+            steps: phase.steps.len(),
+        };
+        let (layout, places) = (program.kv_layout.clone(), program.places);
+        let prefill = program.phases.iter().filter(|phase| phase.kind == PhaseKind::Prefill);
+        let chunks: Vec<u32> = prefill.map(|phase| phase.rows).collect();
+        if chunks.is_empty() {
+            return Err(RuntimeError::Backend("the plan has no phase that reads prompts: compile it again".into()));
+        }
+        // The rings beyond them hold snapshots.
+        let room = program.decode_rows().min(layout.rings);
+        if sequences.is_some_and(|sequences| sequences == 0 || sequences > room) {
+            let wanted = sequences.unwrap_or(0);
+            return Err(RuntimeError::TooManySequences { wanted, room });
+        }
+        let unit = if layout.block_bytes > 0 { layout.block_bytes } else { layout.ring_bytes.max(1) };
+        let limits = Limits {
+            slots: room,
+            rings: layout.rings,
+            // A model without global layers has no use for blocks, and so never too few.
+            blocks: if layout.block_bytes > 0 { layout.blocks } else { room * places.max_pages },
+            block_rows: layout.block_rows,
+            rows: sequences.unwrap_or(room),
+            chunks,
+            context: plan.program.context,
+            vocab: plan.model.vocab_size,
+            ahead: AHEAD.min(places.history_len.saturating_sub(1)),
+            host_units: u32::try_from(host_bytes / unit).unwrap_or(u32::MAX),
+            ring_units: u32::try_from(layout.ring_bytes.div_ceil(unit)).unwrap_or(u32::MAX),
+            block_units: 1,
+        };
+        let fits = suppress.len() <= places.suppress_len as usize;
+        let every = |pick: fn(&gemma4c_plan::cuda::Phase) -> bool| fits && program.phases.iter().all(pick);
+        let picks = Picks {
+            largest: every(|phase| !phase.pick_largest.is_empty()),
+            sampled: every(|phase| !phase.pick_sampled.is_empty()),
+        };
+        backend.reserve_tier(limits.host_units as u64 * unit)?;
+        let identity = xxh3_128(&[program.gpu.key.as_bytes(), &plan.model.fingerprint.to_le_bytes()].concat());
+        let mut device = BackendDevice {
+            backend,
+            limits,
+            identity,
+            layout,
+            places,
+            phases: program.phases.iter().map(shape).collect(),
+            history_rows: program.decode_rows(),
+            most_candidates: program.most_candidates,
+            picks,
+            unit,
+            tick: 0,
+            latest: None,
+            results: VecDeque::new(),
+        };
+        if fits {
+            let mut words = vec![u32::MAX; places.suppress_len as usize];
+            words[..suppress.len()].copy_from_slice(&suppress);
+            device.write(places.suppress, &words)?;
+        }
+        Ok(device)
+    }
+
+    /// The launches under it.
+    pub fn backend(&mut self) -> &mut dyn Backend {
+        self.backend.as_mut()
+    }
+
+    fn write(&mut self, offset: u64, words: &[u32]) -> Result<(), RuntimeError> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.backend.write(arena(offset, bytes.len() as u64), &bytes)
+    }
+
+    /// A record whose pick goes to the current entry of the history.
+    fn record(&self, position: u32, rows: u32, token: u32, slot: u32) -> [u32; RECORD_WORDS as usize] {
+        let mut words = [0; RECORD_WORDS as usize];
+        (words[record::POSITION], words[record::ROWS], words[record::TOKEN]) = (position, rows, token);
+        (words[record::SLOT], words[record::TICK]) = (slot, self.tick);
+        words
+    }
+
+    fn settings(&self, words: &mut [u32], picking: &Picking) {
+        // What the device cannot pick by, it picks by the largest logit, and nobody looks.
+        let sampling = match self.can_pick(&picking.sampling) {
+            true => picking.sampling,
+            false => Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 },
+        };
+        (words[record::TEMPERATURE], words[record::TOP_K]) = (sampling.temperature.to_bits(), sampling.top_k);
+        words[record::TOP_P] = sampling.top_p.to_bits();
+        (words[record::SEED], words[record::SEED + 1]) = (picking.seed as u32, (picking.seed >> 32) as u32);
+    }
+
+    /// The pick that follows all of these rules at once.
+    fn pick(&self, mut rules: impl Iterator<Item = Picking>) -> Pick {
+        let mut pick = if self.picks.largest { Pick::Largest } else { Pick::None };
+        let sampled = |rule: Picking| rule.sampling.temperature != 0.0 && self.can_pick(&rule.sampling);
+        if rules.any(sampled) {
+            pick = Pick::Sampled;
+        }
+        pick
+    }
+
+    /// Queues a run and the way back of what it picks for so many rows.
+    fn run(&mut self, run: Run, rows: u32) -> Result<(), RuntimeError> {
+        self.backend.run(run)?;
+        let entry = (self.tick % self.places.history_len) as u64 * self.history_rows as u64;
+        self.backend.send_back(arena(self.places.history + 4 * entry, 4 * rows as u64))?;
+        if run.pick != Pick::None {
+            self.tick = self.tick.wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    /// Waits for the tokens that were just queued, and reads the logits of the rows that want them.
+    fn read(&mut self, picking: &[Picking]) -> Result<Vec<Picked>, RuntimeError> {
+        // The tokens of what was queued before come first; they are kept for whoever collects.
+        for index in 0..self.results.len() {
+            if !matches!(self.results[index], Awaited::Read(_)) {
+                let picked = self.receive(index)?;
+                self.results[index] = Awaited::Read(picked);
+            }
+        }
+        let tokens = self.backend.receive()?;
+        let row_bytes = self.limits.vocab as usize * 4;
+        let mut all = Vec::new();
+        for ((row, picking), token) in (0..).zip(picking).zip(tokens) {
+            let mut logits = Vec::new();
+            if picking.logits {
+                let mut bytes = vec![0; row_bytes];
+                let place = self.places.logits + (row * row_bytes) as u64;
+                self.backend.read(arena(place, row_bytes as u64), &mut bytes)?;
+                logits = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            }
+            all.push(Picked { token, logits });
+        }
+        Ok(all)
+    }
+
+    fn receive(&mut self, index: usize) -> Result<Vec<Picked>, RuntimeError> {
+        let count = match self.results[index] {
+            Awaited::Tokens(count) => count,
+            _ => 0,
+        };
+        let tokens = self.backend.receive()?;
+        Ok(tokens.into_iter().take(count as usize).map(|token| Picked { token, logits: Vec::new() }).collect())
+    }
+
+    fn range(&self, part: Part) -> Range {
+        let (offset, bytes) = match part {
+            Part::Ring(ring) => (ring as u64 * self.layout.ring_bytes, self.layout.ring_bytes),
+            Part::Block(block) => {
+                (self.layout.blocks_at + block as u64 * self.layout.block_bytes, self.layout.block_bytes)
+            }
+        };
+        Range { region: Region::Kv, offset, bytes }
+    }
+
+    /// A part in pieces of a unit, each with its place in the second tier.
+    fn pieces(&self, part: Part, units: &[u32]) -> Vec<(Range, u64)> {
+        let Range { region, offset, bytes } = self.range(part);
+        let piece = |(index, unit): (u64, &u32)| {
+            let start = index * self.unit;
+            let bytes = self.unit.min(bytes.saturating_sub(start));
+            (Range { region, offset: offset + start, bytes }, *unit as u64 * self.unit)
+        };
+        (0..).zip(units).map(piece).filter(|(range, _)| range.bytes > 0).collect()
+    }
+}
+
+impl Device for BackendDevice {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn name(&self) -> String {
+        self.backend.name()
+    }
+
+    fn identity(&self) -> u128 {
+        self.identity
+    }
+
+    fn can_pick(&self, sampling: &Sampling) -> bool {
+        match sampling.temperature == 0.0 {
+            true => self.picks.largest,
+            false => self.picks.sampled && sampling.top_k > 0 && sampling.top_k <= self.most_candidates,
+        }
+    }
+
+    fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
+        if self.layout.block_bytes == 0 {
+            return Ok(());
+        }
+        let at = self.places.pages + slot as u64 * self.places.max_pages as u64 * 4;
+        self.write(at, &pages[..pages.len().min(self.places.max_pages as usize)])
+    }
+
+    fn prefill(&mut self, chunk: Chunk<'_>, picking: Option<Picking>) -> Result<(), RuntimeError> {
+        let Chunk { slot, position, tokens } = chunk;
+        let rows = tokens.len() as u32;
+        let takes_it = |shape: &Shape| shape.kind == PhaseKind::Prefill && shape.rows >= rows;
+        let phase = self.phases.iter().position(takes_it);
+        let phase = phase.ok_or_else(|| RuntimeError::Backend(format!("no phase of the plan reads {rows} tokens")))?;
+        let Shape { asked_from, steps, .. } = self.phases[phase];
+        self.write(self.places.tokens, tokens)?;
+        self.write(self.places.chunk, &self.record(position, rows, tokens[0], slot))?;
+        let Some(picking) = picking else {
+            self.run(Run { phase, steps: (0, asked_from), pick: Pick::None }, 1)?;
+            self.results.push_back(Awaited::Done);
+            return Ok(());
+        };
+        let mut asked = self.record(position + rows - 1, 1, rows - 1, slot);
+        self.settings(&mut asked, &picking);
+        self.write(self.places.asked, &asked)?;
+        let pick = self.pick([picking].into_iter());
+        self.run(Run { phase, steps: (0, steps), pick }, 1)?;
+        let result = if picking.logits { Awaited::Read(self.read(&[picking])?) } else { Awaited::Tokens(1) };
+        self.results.push_back(result);
+        Ok(())
+    }
+
+    fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
+        let count = rows.len() as u32;
+        let takes_them = |shape: &Shape| shape.kind == PhaseKind::Decode && shape.rows >= count;
+        let phase = self.phases.iter().position(takes_them);
+        let phase = phase.ok_or_else(|| RuntimeError::Backend(format!("no phase of the plan decodes {count} rows")))?;
+        let mut words = Vec::new();
+        for row in rows {
+            let mut record = self.record(row.position, 1, row.token, row.slot);
+            self.settings(&mut record, &row.picking);
+            words.extend(record);
+        }
+        // Rows that are free say so: their records are all zero.
+        words.resize((self.phases[phase].rows * RECORD_WORDS) as usize, 0);
+        self.write(self.places.rows, &words)?;
+        let picking: Vec<Picking> = rows.iter().map(|row| row.picking).collect();
+        let run = Run { phase, steps: (0, self.phases[phase].steps), pick: self.pick(picking.iter().copied()) };
+        self.run(run, count)?;
+        self.latest = Some((run, count));
+        let wants_logits = picking.iter().any(|picking| picking.logits);
+        let result = if wants_logits { Awaited::Read(self.read(&picking)?) } else { Awaited::Tokens(count) };
+        self.results.push_back(result);
+        Ok(())
+    }
+
+    fn decode_again(&mut self) -> Result<(), RuntimeError> {
+        let (run, rows) = self.latest.ok_or_else(|| RuntimeError::Backend("nothing was decoded yet".into()))?;
+        self.run(run, rows)?;
+        self.results.push_back(Awaited::Tokens(rows));
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError> {
+        let picked = match self.results.front_mut() {
+            None => return Err(RuntimeError::Backend("no result is on its way".into())),
+            Some(Awaited::Read(picked)) => std::mem::take(picked),
+            Some(_) => self.receive(0)?,
+        };
+        self.results.pop_front();
+        Ok(picked)
+    }
+
+    fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError> {
+        let (from, to) = (self.range(from), self.range(to));
+        if from.bytes == 0 { Ok(()) } else { self.backend.copy(from, to) }
+    }
+
+    fn save(&mut self, from: Part, units: &[u32]) -> Result<(), RuntimeError> {
+        self.pieces(from, units).into_iter().try_for_each(|(from, at)| self.backend.save(from, at))
+    }
+
+    fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError> {
+        self.pieces(to, units).into_iter().try_for_each(|(to, at)| self.backend.load(at, to))
+    }
+}
+
+fn arena(offset: u64, bytes: u64) -> Range {
+    Range { region: Region::Arena, offset, bytes }
+}

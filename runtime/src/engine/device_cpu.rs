@@ -1,0 +1,209 @@
+//! The CPU as an engine's device: the plan's CPU program over rows of several sequences.
+//!
+//! Work is done when it is queued, so nothing is ever on its way. Memory is only reserved: what is not written costs nothing.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use gemma4c_plan::{Plan, Sampling};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::device::{Chunk, Device, Limits, Part, Picked, Picking, Row};
+use crate::cpu::kv::BLOCK_ROWS;
+use crate::cpu::{Executor, Pass, Room, Span};
+use crate::{ModelLocation, RuntimeError, Sampler};
+
+/// How many sequences the CPU is to have room for.
+#[derive(Clone, Debug)]
+pub struct CpuOptions {
+    /// Sequences at once.
+    pub sequences: u32,
+    /// Snapshots of prefixes, beside them.
+    pub snapshots: u32,
+    /// Bytes for prefixes that have no place there.
+    pub host_bytes: u64,
+    /// Tokens that are never picked.
+    pub suppress: Vec<u32>,
+}
+
+impl Default for CpuOptions {
+    fn default() -> CpuOptions {
+        CpuOptions { sequences: 1, snapshots: 1, host_bytes: 0, suppress: Vec::new() }
+    }
+}
+
+const MOST_SEQUENCES: u32 = 1024;
+
+/// A plan on this machine's processor.
+pub struct CpuDevice {
+    plan: Arc<Plan>,
+    executor: Executor,
+    limits: Limits,
+    sampler: Sampler,
+    /// The rows of the latest decode, as they go on.
+    latest: Vec<Row>,
+    results: VecDeque<Vec<Picked>>,
+    /// What lies in the second tier, at the first of its units.
+    host: Vec<Vec<f32>>,
+}
+
+impl CpuDevice {
+    /// Maps the model's files, checks that they are the plan's, and reserves all memory.
+    pub fn open(plan: Plan, location: &ModelLocation, options: CpuOptions) -> Result<CpuDevice, RuntimeError> {
+        let program = &plan.program;
+        let slots = options.sequences;
+        if slots == 0 || slots > MOST_SEQUENCES {
+            let found = slots.to_string();
+            return Err(RuntimeError::Setting { what: "a number of sequences", expected: "1 to 1024", found });
+        }
+        let rings = slots.saturating_add(options.snapshots);
+        let blocks_each = program.context.div_ceil(BLOCK_ROWS as u32);
+        // The last block of a prefix is copied.
+        let blocks = blocks_each.saturating_mul(slots).saturating_add(options.snapshots);
+        let room = Room { rings: rings as usize, blocks: blocks as usize };
+        let bytes = |room: Room| room.bytes(&plan).unwrap_or(u64::MAX);
+        let ring = bytes(Room { rings: 1, blocks: 0 });
+        // A unit holds a block; of a model without global layers a ring.
+        let unit = match bytes(Room { rings: 0, blocks: 1 }) {
+            0 => ring.max(1),
+            block => block,
+        };
+        let limits = Limits {
+            slots,
+            rings,
+            blocks,
+            block_rows: BLOCK_ROWS as u32,
+            rows: slots,
+            chunks: vec![program.chunk],
+            context: program.context,
+            vocab: plan.model.vocab_size,
+            ahead: 0,
+            host_units: u32::try_from(options.host_bytes / unit).unwrap_or(u32::MAX),
+            ring_units: u32::try_from(ring.div_ceil(unit)).unwrap_or(u32::MAX),
+            block_units: 1,
+        };
+        let plan = Arc::new(plan);
+        let executor = Executor::open(Arc::clone(&plan), location, room)?;
+        let greedy = Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 };
+        let sampler = Sampler::new(greedy, 0, options.suppress)?;
+        Ok(CpuDevice { plan, executor, limits, sampler, latest: vec![], results: VecDeque::new(), host: vec![] })
+    }
+
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn run(&mut self, pass: &Pass<'_>, picking: &[(Picking, u32)]) -> Vec<Picked> {
+        let logits = self.executor.run(pass, &mut |_, _, _| {});
+        let rows = logits.chunks_exact(self.limits.vocab as usize).zip(picking);
+        let pick = |(row, (picking, position)): (&[f32], &(Picking, u32))| {
+            self.sampler.set(picking.sampling, picking.seed);
+            let token = self.sampler.pick(row, *position as u64).unwrap_or(u32::MAX);
+            Picked { token, logits: if picking.logits { row.to_vec() } else { Vec::new() } }
+        };
+        rows.map(pick).collect()
+    }
+
+    fn decode_latest(&mut self) {
+        let rows = std::mem::take(&mut self.latest);
+        // More rows than the plan has activations for go through one part after another, with the same bits.
+        let at_once = self.plan.program.asked.min(self.plan.program.chunk) as usize;
+        let picked: Vec<Picked> = rows.chunks(at_once).flat_map(|rows| self.decode_part(rows)).collect();
+        let gone_on = rows.iter().zip(&picked);
+        self.latest =
+            gone_on.map(|(row, picked)| Row { position: row.position + 1, token: picked.token, ..*row }).collect();
+        self.results.push_back(picked);
+    }
+
+    fn decode_part(&mut self, rows: &[Row]) -> Vec<Picked> {
+        let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();
+        let span = |row: &Row| Span { slot: row.slot, first_position: row.position as usize, rows: 1 };
+        let spans: Vec<Span> = rows.iter().map(span).collect();
+        let picking: Vec<(Picking, u32)> = rows.iter().map(|row| (row.picking, row.position + 1)).collect();
+        self.run(&Pass { tokens: &tokens, spans: &spans, asked: 0..rows.len() }, &picking)
+    }
+
+    /// The page of a part, and whether it is a ring.
+    fn page(part: Part) -> (u32, bool) {
+        match part {
+            Part::Ring(page) => (page, true),
+            Part::Block(page) => (page, false),
+        }
+    }
+}
+
+impl Device for CpuDevice {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn name(&self) -> String {
+        "cpu".into()
+    }
+
+    fn identity(&self) -> u128 {
+        xxh3_128(&[&b"cpu"[..], &self.plan.model.fingerprint.to_le_bytes()].concat())
+    }
+
+    fn can_pick(&self, _: &Sampling) -> bool {
+        true
+    }
+
+    fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
+        self.executor.set_pages(slot, pages);
+        Ok(())
+    }
+
+    fn prefill(&mut self, chunk: Chunk<'_>, picking: Option<Picking>) -> Result<(), RuntimeError> {
+        let rows = chunk.tokens.len();
+        let spans = [Span { slot: chunk.slot, first_position: chunk.position as usize, rows }];
+        let asked = if picking.is_some() { rows - 1..rows } else { 0..0 };
+        let end = chunk.position + rows as u32;
+        let picking: Vec<(Picking, u32)> = picking.map(|picking| (picking, end)).into_iter().collect();
+        let picked = self.run(&Pass { tokens: chunk.tokens, spans: &spans, asked }, &picking);
+        self.results.push_back(picked);
+        Ok(())
+    }
+
+    fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
+        self.latest = rows.to_vec();
+        self.decode_latest();
+        Ok(())
+    }
+
+    fn decode_again(&mut self) -> Result<(), RuntimeError> {
+        self.decode_latest();
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError> {
+        self.results.pop_front().ok_or_else(|| RuntimeError::Backend("no result is on its way".into()))
+    }
+
+    fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError> {
+        let ((from, is_ring), (to, _)) = (CpuDevice::page(from), CpuDevice::page(to));
+        self.executor.layers(is_ring).for_each(|layer| layer.copy_page(from, to));
+        Ok(())
+    }
+
+    fn save(&mut self, from: Part, units: &[u32]) -> Result<(), RuntimeError> {
+        let (page, is_ring) = CpuDevice::page(from);
+        let floats = self.executor.layers(is_ring).flat_map(|layer| layer.read_page(page).concat()).collect();
+        let Some(&at) = units.first() else { return Ok(()) };
+        if self.host.len() <= at as usize {
+            self.host.resize(at as usize + 1, Vec::new());
+        }
+        self.host[at as usize] = floats;
+        Ok(())
+    }
+
+    fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError> {
+        let (page, is_ring) = CpuDevice::page(to);
+        let Some(&at) = units.first() else { return Ok(()) };
+        let mut floats = self.host[at as usize].as_slice();
+        for layer in self.executor.layers(is_ring) {
+            floats = layer.write_page(page, floats);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! `gemma4c run --file`: answers are those of `gemma4c run`, in the prompts' order; a run that was cut goes on; a bad line is named before
+//! anything runs.
+
+use serde_json::{Value, json};
+
+use crate::common::Place;
+
+fn place() -> Place {
+    let place = Place::new();
+    place.ok("synth tiny-e -q q8_0 -o model.gguf");
+    place.ok("compile model.gguf -o plan.bin --target cpu --ctx 300");
+    place
+}
+
+fn prompts(place: &Place, lines: &[Value]) {
+    place.write("prompts.jsonl", lines.iter().map(|line| format!("{line}\n")).collect::<String>());
+}
+
+fn answers(place: &Place) -> Vec<Value> {
+    let text = String::from_utf8(place.read("answers.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn tokens(answer: &Value) -> String {
+    let ids = answer["tokens"].as_array().unwrap().iter().map(Value::to_string);
+    ids.collect::<Vec<_>>().join(" ")
+}
+
+const RUN: &str = "run plan.bin --file prompts.jsonl -o answers.jsonl";
+
+#[test]
+fn answers_are_those_of_the_prompts_alone_in_their_order() {
+    let place = place();
+    let chat = |text: &str| json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]);
+    let lines = [
+        json!({"prompt": "The sky above", "max_tokens": 30, "temperature": 1.0, "top_k": 5, "top_p": 0.9, "seed": 3}),
+        json!({"tokens": [2, 5, 9], "max_tokens": 1, "temperature": 0}),
+        json!({"messages": chat("who?"), "max_tokens": 9, "temperature": 0}),
+        json!({"prompt": "hello"}),
+        json!({"messages": chat("and why?"), "max_tokens": 9, "temperature": 0}),
+        json!({"prompt": "nothing", "max_tokens": 0}),
+        json!({"tokens": vec![7; 298], "max_tokens": 50, "temperature": 0, "ignore_eos": true}),
+    ];
+    prompts(&place, &lines);
+    place.ok(&format!("{RUN} --sequences 3 -n 12 --temp 0"));
+    let answers = answers(&place);
+    let text = |i: usize| format!("{}\n", answers[i]["text"].as_str().unwrap());
+    assert_eq!(text(0), place.ok("run plan.bin -p 'The sky above' -n 30 --top-k 5 --top-p 0.9 --temp 1 --seed 3"));
+    assert_eq!(answers[1]["tokens"].as_array().unwrap().len(), 1);
+    let asked = "run plan.bin --chat --system 'Be brief.' -n 9 --temp 0";
+    assert_eq!(text(2), place.ok(&format!("{asked} -p 'who?'")));
+    assert_eq!(text(3), place.ok("run plan.bin -p hello -n 12 --temp 0"), "what is not said is the command's");
+    assert_eq!(text(4), place.ok(&format!("{asked} -p 'and why?'")));
+    assert_eq!(answers[5], json!({"tokens": [], "text": "", "finish_reason": "length"}));
+    assert_eq!((answers[6]["tokens"].as_array().unwrap().len(), &answers[6]["finish_reason"]), (3, &json!("context")));
+    assert_eq!(answers.len(), lines.len());
+    for sequences in [1, 7] {
+        let before = place.read("answers.jsonl");
+        std::fs::remove_file(place.path("answers.jsonl")).unwrap();
+        place.ok(&format!("{RUN} --sequences {sequences} -n 12 --temp 0"));
+        assert!(place.read("answers.jsonl") == before, "{sequences} at once");
+    }
+}
+
+#[test]
+fn a_run_that_was_cut_goes_on() {
+    let place = place();
+    prompts(&place, &[5, 6, 7, 8].map(|id| json!({"tokens": [2, id], "max_tokens": 4, "temperature": 0})));
+    place.ok(RUN);
+    let whole = place.read("answers.jsonl");
+    let ends: Vec<usize> = (1..=whole.len()).filter(|end| whole[end - 1] == b'\n').collect();
+    for cut in [0, 1, ends[0], ends[0] + 1, ends[2] - 1, ends[2], whole.len() - 1, whole.len()] {
+        place.write("answers.jsonl", &whole[..cut]);
+        place.ok(RUN);
+        assert!(place.read("answers.jsonl") == whole, "cut after {cut} of {} bytes", whole.len());
+    }
+    // What is there is kept, and not computed again.
+    let kept = json!({"tokens": [1], "text": "kept", "finish_reason": "stop"});
+    place.write("answers.jsonl", format!("{kept}\n"));
+    place.ok(RUN);
+    let answers = answers(&place);
+    assert_eq!((answers.len(), &answers[0]), (4, &kept));
+    let alone = place.ok("run plan.bin --tokens 2,8 -n 4 --temp 0");
+    // Ids on the command line may be any; in a file, tokens of other media are never picked.
+    assert_eq!(tokens(&answers[3]), alone.trim_end());
+}
+
+#[test]
+fn a_bad_line_is_named_before_anything_runs() {
+    let place = place();
+    let good = json!({"tokens": [2, 3]}).to_string();
+    let says = |line: &str, what: &str| {
+        place.write("prompts.jsonl", format!("{good}\n\n{line}\n{good}\n"));
+        let said = place.refused(RUN);
+        assert!(said.contains("prompts.jsonl, line 3: ") && said.contains(what), "{line}\n{said}");
+        assert!(!place.path("answers.jsonl").exists(), "nothing was written");
+    };
+    says("{\"prompt\": \"cut", "it is no JSON");
+    says("[1]", "it is no JSON object");
+    says("{}", "it has 0 of prompt, messages and tokens");
+    says("{\"prompt\": \"a\", \"tokens\": [1]}", "it has 2 of prompt, messages and tokens");
+    says("{\"prompt\": 7}", "prompt is no text");
+    says("{\"tokens\": \"1,2\"}", "tokens is no list of token ids");
+    says("{\"tokens\": [1, -2]}", "-2 is no token id");
+    says("{\"tokens\": []}", "no tokens were given");
+    says("{\"tokens\": [999999]}", "token 999999 is out of range");
+    says(&json!({"tokens": vec![1; 301]}).to_string(), "the prompt has 301 tokens, the context has room for 300");
+    says("{\"messages\": []}", "messages is empty");
+    says("{\"messages\": [{\"content\": \"a\"}]}", "missing field `role`");
+    says("{\"prompt\": \"a\", \"max_token\": 3}", "unknown field \"max_token\"");
+    says("{\"prompt\": \"a\", \"max_tokens\": -1}", "max_tokens -1 is no count");
+    says("{\"prompt\": \"a\", \"temperature\": \"hot\"}", "temperature \"hot\" is no number");
+    says("{\"prompt\": \"a\", \"temperature\": -1}", "a temperature of -1 is out of range");
+    says("{\"prompt\": \"a\", \"top_p\": 0}", "a top-p of 0 is out of range");
+    says("{\"prompt\": \"a\", \"top_k\": 1.5}", "top_k 1.5 is no count");
+    says("{\"prompt\": \"a\", \"seed\": -1}", "seed -1 is no whole number");
+    says("{\"prompt\": \"a\", \"ignore_eos\": 1}", "ignore_eos 1 is neither true nor false");
+}
+
+#[test]
+fn files_that_do_not_belong_together_are_refused() {
+    let place = place();
+    prompts(&place, &[json!({"tokens": [2]})]);
+    let answer = json!({"tokens": [1], "text": "", "finish_reason": "stop"});
+    place.write("answers.jsonl", format!("{answer}\n{answer}\n"));
+    assert!(place.refused(RUN).contains("answers.jsonl has 2 answers, prompts.jsonl has 1 prompts"));
+    place.write("answers.jsonl", "a shopping list\n");
+    assert!(place.refused(RUN).contains("answers.jsonl, line 1: this is no answer"));
+    assert_eq!(place.read("answers.jsonl"), b"a shopping list\n");
+    assert!(place.refused("run plan.bin --file prompts.jsonl -o prompts.jsonl").contains("its own answers"));
+    assert!(place.refused("run plan.bin --file nothing.jsonl -o answers2.jsonl").contains("cannot read nothing.jsonl"));
+    assert!(place.refused("run plan.bin --file prompts.jsonl").contains("--output"));
+    assert!(place.refused("run plan.bin -p hello --sequences 2").contains("--file"));
+    std::fs::remove_file(place.path("answers.jsonl")).unwrap();
+    assert!(place.refused(&format!("{RUN} --sequences 0")).contains("--sequences 0"));
+    // An empty file has no answers.
+    place.write("prompts.jsonl", "");
+    place.ok(RUN);
+    assert_eq!(place.read("answers.jsonl"), b"");
+}
