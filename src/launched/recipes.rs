@@ -106,6 +106,13 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
     for kv in [KvType::BF16, KvType::F32] {
         all.extend([Preset::E4b, Preset::Dense12b].map(|size| Recipe { kv, ..of(size, Types::All(DType::Q8_0)) }));
     }
+    // In 8 bits the largest contexts are worth having on every size; e4m3 is converted from sm_89 on.
+    all.extend(SIZES.map(|size| Recipe { kv: KvType::Q8_0, ..of(size, Types::All(DType::Q4_0)) }));
+    if arch.compute_capability() >= (8, 9) {
+        all.extend(
+            [Preset::E4b, Preset::Dense31b].map(|size| Recipe { kv: KvType::Fp8, ..of(size, Types::All(DType::Q4_0)) }),
+        );
+    }
     all
 }
 

@@ -67,9 +67,9 @@ impl<'a> Facts<'a> {
 
     /// Bytes of keys and values by the layer that owns them, of all sequences, and whether it sees a window only.
     pub fn caches(&self) -> Vec<CacheFacts> {
-        let (layout, element) = (&self.program().kv_layout, self.program().kv.bytes());
+        let (layout, kv) = (&self.program().kv_layout, self.program().kv);
         let of = |(place, cache): (&KvCache, &Cache)| {
-            let row = cache.kv_heads as u64 * cache.head_dim as u64 * element;
+            let row = kv.row_bytes(cache.kv_heads, cache.head_dim);
             let (_, pages, _) = layout.pages(place);
             let bytes = 2 * place.rows as u64 * row * pages as u64;
             CacheFacts { layer: cache.layer, window: cache.window, bytes }

@@ -55,6 +55,24 @@ fn every_model_agrees() {
     }
 }
 
+/// Keys and values that the CPU rounds to 8 bits, as a GPU keeps them: within the limits that `verify --golden` states for them, and beyond those
+/// of f32, so that something was rounded.
+#[test]
+fn models_agree_with_keys_and_values_in_8_bits() {
+    let Some(folder) = golden::folder() else { return };
+    let place = Place::new();
+    for name in ["e_tiny_q8_0", "d_tiny_q4_k_m_lq", "m_tiny_q8_0", "trained/austen_q4_0"] {
+        let (model, golden) = (folder.join(format!("{name}.gguf")), folder.join(format!("{name}.golden.safetensors")));
+        for kv in ["q8_0", "fp8"] {
+            place.ok(&format!("compile '{}' -o plan.bin --target cpu --ctx 256 --kv {kv}", model.display()));
+            place.ok(&format!("verify plan.bin --golden '{}'", golden.display()));
+            let strict = "--limit-rms 0.001 --limit-row 9 --limit-max 9 --clear-margin 9";
+            let ran = place.run(&format!("verify plan.bin --golden '{}' {strict}", golden.display()));
+            assert_eq!(ran.code, Some(1), "{name}, {kv}: {}", ran.stdout);
+        }
+    }
+}
+
 fn check(folder: &Path, name: &str) {
     let golden = Tensors::read(&folder.join(format!("{name}.golden.safetensors")));
     let place = Place::new();

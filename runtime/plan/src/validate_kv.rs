@@ -36,7 +36,7 @@ pub(crate) fn check_kv(plan: &Plan, program: &CudaProgram) -> Result<(), String>
     // The ranges of keys and values: of rings, and of blocks.
     let mut taken = [Vec::new(), Vec::new()];
     for (index, (place, cache)) in layout.caches.iter().zip(caches).enumerate() {
-        let row = cache.kv_heads as u64 * cache.head_dim as u64 * program.kv.bytes();
+        let row = program.kv.row_bytes(cache.kv_heads, cache.head_dim);
         let fitting = match cache.window {
             Some(window) => place.rows >= window.min(plan.program.context),
             None => place.rows == BLOCK_ROWS,
