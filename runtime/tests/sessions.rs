@@ -249,7 +249,9 @@ fn given_tokens_are_decoded_by_the_first_phase() {
 #[test]
 fn a_plan_without_prefill_feeds_its_prompt_row_by_row() {
     let mut plan = support::plan();
-    plan.cuda.as_mut().unwrap().program.phases.truncate(1);
+    let program = &mut plan.cuda.as_mut().unwrap().program;
+    program.phases.truncate(1);
+    program.kv_layout.caches[0].rows = 9;
     let mut bench = bench_of(plan);
     assert_eq!(bench.rows(&PROMPT[..3], Asked::Last, None), [(2, 2)]);
     assert_eq!(bench.logged(), ["1:all @0+1", "1:all @1+1", "1:all @2+1"]);
@@ -343,18 +345,18 @@ fn a_reader_that_has_enough_ends_it() {
     assert_eq!(bench.generate(&PROMPT, 6, &[], 0.0).0, expected(&PROMPT, 6));
 }
 
-/// The only sliding layer has a window of 8, and a ring that is one chunk of 8 longer.
+/// The only sliding layer has a window of 8, and a ring of 16 rows.
 #[test]
 fn a_sequence_goes_back_as_far_as_its_windows_remember() {
     let mut bench = bench();
     let prompt: Vec<u32> = (0..40).map(|i| i * 7 % 12).collect();
     bench.rows(&prompt, Asked::None, None);
-    let back = bench.session.truncate(31);
-    assert!(matches!(back, Err(RuntimeError::Forgotten { to: 31, from: 40 })), "{back:?}");
+    let back = bench.session.truncate(30);
+    assert!(matches!(back, Err(RuntimeError::Forgotten { to: 30, from: 40 })), "{back:?}");
     assert_eq!(bench.session.position(), 40, "a refusal changes nothing");
     bench.session.truncate(33).unwrap();
     assert_eq!(bench.rows(&[4], Asked::Last, None), [(0, 33)]);
-    assert!(bench.session.truncate(31).is_err(), "rows 34 to 39 wrote over what it needs");
+    assert!(bench.session.truncate(30).is_err(), "rows 34 to 39 wrote over what it needs");
     assert!(bench.session.truncate(35).is_err(), "it cannot go forward");
     bench.session.truncate(0).unwrap();
     bench.rows(&prompt[..15], Asked::None, None);
