@@ -133,6 +133,7 @@ pub static FAMILIES: &[Family] = &[
             kernels::attention::combine::attention_combine_int8::DEF,
             kernels::attention::step::attention_step::DEF,
             kernels::attention::flash::attention_flash::DEF,
+            kernels::attention::keep::keep_rows::DEF,
         ],
         cases: cases::attention::cases,
     },

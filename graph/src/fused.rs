@@ -17,6 +17,7 @@ use petgraph::visit::{Dfs, NodeIndexable, Reversed, VisitMap};
 use crate::dataflow::index_of;
 use crate::graph::{Graph, NodeId};
 use crate::kinds::{Form, Kind};
+use crate::types::Rows;
 
 /// Nodes that are computed together.
 #[derive(Clone, Debug, PartialEq)]
@@ -131,6 +132,10 @@ impl Fused {
     fn readers_of_helper(&self, helper: NodeIndex) -> Vec<NodeIndex> {
         let node = match self.groups[helper].kind {
             Kind::AttentionParts { attention: of } | Kind::RowsPrologue { of } => return vec![self.owner[of.index()]],
+            Kind::KeepRows { append } => {
+                let asked = self.users(append).iter().filter(|user| self.graph.node(**user).ty.rows == Rows::Asked);
+                return asked.map(|user| self.owner[user.index()]).collect();
+            }
             ref kind => kind.helps(),
         };
         // Other forms are made of whole rows.
@@ -203,6 +208,11 @@ impl Fused {
         let mut found = match group.kind {
             Kind::AttentionParts { attention } => self.graph.node(attention).inputs.clone(),
             Kind::RowsPrologue { of } => self.inputs(self.group(of)),
+            // Whoever reads the chunk's rows, and not the ring, comes first.
+            Kind::KeepRows { append } => {
+                let all_rows = self.users(append).iter().filter(|user| self.graph.node(**user).ty.rows == Rows::Chunk);
+                std::iter::once(append).chain(all_rows.copied()).collect()
+            }
             ref kind => kind.helps().into_iter().collect(),
         };
         for input in group.recomputes.iter().chain(&group.nodes).flat_map(|id| &self.graph.node(*id).inputs) {

@@ -60,6 +60,8 @@ pub enum Kind {
     AttentionParts { attention: NodeId },
     /// What a product does before it multiplies (norm, residual, rounding), for several rows: `of` is its first matrix.
     RowsPrologue { of: NodeId },
+    /// The last rows of a chunk into the ring of a sliding layer, once all rows of the chunk have looked at what the ring held.
+    KeepRows { append: NodeId },
 }
 
 impl Kind {
@@ -86,6 +88,7 @@ impl Kind {
             Kind::SortPairs { .. } => "sort_pairs",
             Kind::AttentionParts { .. } => "attention_parts",
             Kind::RowsPrologue { .. } => "rows_prologue",
+            Kind::KeepRows { .. } => "keep_rows",
         }
     }
 
@@ -95,7 +98,8 @@ impl Kind {
             Kind::Convert { value: node, .. }
             | Kind::SortPairs { routing: node, .. }
             | Kind::AttentionParts { attention: node }
-            | Kind::RowsPrologue { of: node } => Some(*node),
+            | Kind::RowsPrologue { of: node }
+            | Kind::KeepRows { append: node } => Some(*node),
             _ => None,
         }
     }

@@ -6,7 +6,7 @@
 //! slot, the first record and the first pages.
 
 use gemma4c_plan::Plan;
-use gemma4c_plan::cuda::{CudaProgram, PhaseKind, Places, RECORD_WORDS, Range, Region, record};
+use gemma4c_plan::cuda::{CudaProgram, KvCache, PhaseKind, Places, RECORD_WORDS, Range, Region, record};
 
 use crate::backend::{Backend, Pick, Run};
 use crate::{Asked, RuntimeError, Sampler};
@@ -47,6 +47,8 @@ pub(crate) struct Feeder {
     places: Places,
     /// Words of an entry of the history.
     history_rows: u32,
+    /// Rows that every ring has besides its window.
+    slack: u32,
     /// Of the picks: temperature, top-k, top-p, the seed.
     settings: [u32; 5],
     phases: Vec<Shape>,
@@ -77,6 +79,7 @@ impl Feeder {
         Some(Feeder {
             places: program.places,
             history_rows: program.decode_rows(),
+            slack: slack(program, plan.program.context),
             settings: [0; 5],
             phases: program.phases.iter().map(shape).collect(),
             vocabulary,
@@ -98,8 +101,8 @@ impl Feeder {
 
     /// Tokens in flight to the host, at most.
     pub fn ahead(&self) -> u32 {
-        // A token decoded in vain overwrites the oldest rows of a sliding layer's ring, which has room for one chunk.
-        AHEAD.min(self.chunk()).min(self.places.history_len)
+        // A token decoded in vain overwrites the oldest row of a ring.
+        AHEAD.min(self.slack).min(self.places.history_len)
     }
 
     /// Feeds a prompt from `position` on, in chunks of at most `chunk`.
@@ -111,7 +114,11 @@ impl Feeder {
         chunk: Option<u32>,
         mut want: Want<'_>,
     ) -> Result<(), RuntimeError> {
-        let most = self.chunk();
+        // Rows that are asked for one by one look at the rings when all of the chunk is in them.
+        let most = match want {
+            Want::Logits(Asked::All, _) => self.chunk().min(self.slack),
+            _ => self.chunk(),
+        };
         let chunk = chunk.unwrap_or(most).clamp(1, most) as usize;
         let mut first = 0;
         while first < tokens.len() {
@@ -242,6 +249,15 @@ impl Feeder {
         }
         Ok(&self.row)
     }
+}
+
+/// Rows that every ring has besides its window, at least one; as many as there are positions where nothing is ever overwritten.
+fn slack(program: &CudaProgram, context: u32) -> u32 {
+    let of = |cache: &KvCache| match cache.window {
+        Some(window) if cache.rows < context => cache.rows.saturating_sub(window).max(1),
+        _ => context,
+    };
+    program.kv_layout.caches.iter().map(of).min().unwrap_or(context)
 }
 
 fn arena(offset: u64, bytes: usize) -> Range {

@@ -126,7 +126,7 @@ impl Session {
         self.written = 0;
     }
 
-    /// Goes back to the sequence's first `position` tokens. A sliding layer keeps its window and one chunk, so it cannot go
+    /// Goes back to the sequence's first `position` tokens. A sliding layer keeps its window and a few rows besides, so it cannot go
     /// back further than that.
     pub fn truncate(&mut self, position: u32) -> Result<(), RuntimeError> {
         if position > self.position() || !self.remembers(position) {
@@ -152,15 +152,16 @@ impl Session {
 
     /// Whether every layer still has the rows that the token at `position` looks back on.
     fn remembers(&self, position: u32) -> bool {
-        let chunk = self.chunk();
-        let on_cpu = matches!(self.engine, Engine::Cpu(_));
-        self.plan.program.caches.iter().all(|cache| {
-            let Some(window) = cache.window else { return true };
-            let room = window.saturating_add(chunk - 1).min(self.plan.program.context);
-            let capacity = if on_cpu { cache.capacity } else { room };
-            let oldest_there = self.written.saturating_sub(capacity);
-            position == 0 || (position + 1).saturating_sub(window) >= oldest_there
-        })
+        let there = |window: Option<u32>, rows: u32| {
+            let oldest_there = self.written.saturating_sub(rows);
+            window.is_none_or(|window| position == 0 || (position + 1).saturating_sub(window) >= oldest_there)
+        };
+        match (&self.engine, &self.plan.cuda) {
+            (Engine::Cuda(..) | Engine::Other(..), Some(cuda)) => {
+                cuda.program.kv_layout.caches.iter().all(|cache| there(cache.window, cache.rows))
+            }
+            _ => self.plan.program.caches.iter().all(|cache| there(cache.window, cache.capacity)),
+        }
     }
 
     /// Appends a prompt's tokens to the sequence, in chunks of at most `chunk` (or of the plan's size), and calls `logits`

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use gemma4c_runtime::ModelLocation;
-use gemma4c_runtime::engine::{BackendDevice, DeviceOptions, Engine, Event, Id, Options, Request};
+use gemma4c_runtime::engine::{BackendDevice, BackendOptions, Engine, Event, Id, Options, Request};
 
 use crate::common::lowered::{self, LowerOptions};
 use crate::common::{Place, random_tokens};
@@ -15,7 +15,8 @@ type Answer = Vec<(u32, Vec<u32>)>;
 fn engine(model: &Path, options: &LowerOptions) -> Engine<BackendDevice> {
     let plan = lowered::plan(model, options);
     let location = ModelLocation { plan: model.with_extension("bin"), given: Some(model.to_path_buf()) };
-    let device = gemma4c::simulate::open_device(plan, &location, None, &DeviceOptions::default()).expect("a device");
+    let (plan, backend) = gemma4c::simulate::open_backend(plan, &location, None).expect("a plan that can be simulated");
+    let device = BackendDevice::new(&plan, backend, BackendOptions::default()).expect("a device");
     Engine::new(device, Options::default()).expect("an engine")
 }
 
@@ -48,7 +49,7 @@ fn answers(engine: &mut Engine<BackendDevice>, prompts: &[Vec<u32>], most: u32, 
 fn check(synth: &str) {
     let place = Place::new();
     place.ok(&format!("synth {synth} -o model.gguf"));
-    let options = LowerOptions { context: Some(64), chunk: Some(4), ..LowerOptions::default() };
+    let options = LowerOptions { context: Some(64), chunk: Some(4), sequences: 8, ..LowerOptions::default() };
     let mut engine = engine(&place.path("model.gguf"), &options);
     let vocabulary = engine.limits().vocab;
     let prompts: Vec<Vec<u32>> = (0..6).map(|seed| random_tokens(seed, 1 + seed as usize % 3, vocabulary)).collect();

@@ -3,12 +3,13 @@
 //! A process of their own: every simulated thread has a stack and a guard page, and Linux gives a process 65,530 mappings.
 
 mod chain;
-mod company;
 #[path = "../common/mod.rs"]
 mod common;
+mod company;
 mod golden;
 mod narrow;
 mod passes;
 mod random_graphs;
 mod simulated;
+mod stages;
 mod targets;

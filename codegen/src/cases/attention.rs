@@ -5,6 +5,7 @@
 
 pub mod company;
 pub mod paging;
+pub mod stage;
 pub mod step;
 
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
@@ -37,6 +38,8 @@ pub struct Scene {
     pub splits: u32,
     pub segment: u32,
     pub paging: Paging,
+    /// The chunk's own rows are in a stage, and not in the ring.
+    pub staged: bool,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -58,7 +61,7 @@ impl Scene {
     pub fn new(name: &'static str, layer: Attention, position: u32, rows: u32) -> Self {
         let mut random = Random::new(u64::from(position) * 977 + u64::from(layer.head_dim * layer.group + rows));
         let paging = Paging::of(&layer);
-        let len = paging.len();
+        let len = paging.values();
         let q = random.floats((rows * layer.heads() * layer.head_dim) as usize, -0.5, 0.5);
         // What nobody sees is not a number: a kernel that looks there shows it.
         let (mut k, mut v) = (vec![f32::NAN; len], vec![f32::NAN; len]);
@@ -74,7 +77,7 @@ impl Scene {
             }
         }
         let (splits, segment) = (layer.splits(), layer.segment());
-        Self { name, layer, position, rows, launched: rows, splits, segment, paging, q, k, v }
+        Self { name, layer, position, rows, launched: rows, splits, segment, paging, staged: false, q, k, v }
     }
 
     fn splits(self, splits: u32) -> Self {
@@ -176,8 +179,8 @@ impl Scene {
 
     fn inputs(&self, case: Case) -> Case {
         case.buffer("q", self.q.clone())
-            .buffer("k", cache_data(&self.layer, &self.k))
-            .buffer("v", cache_data(&self.layer, &self.v))
+            .buffer("k", cache_data(&self.layer, &self.apart(&self.k).1))
+            .buffer("v", cache_data(&self.layer, &self.apart(&self.v).1))
             .buffer("state", self.state())
             .buffer("pages", self.paging.pages.clone())
             .scalar("window", self.layer.window_scalar())
@@ -192,6 +195,7 @@ impl Scene {
             .grid(self.layer.plain_grid(self.launched))
             .scalar("record_stride", 0u32)
             .scalar("group", self.layer.group);
+        let case = self.stage(case);
         self.expect(self.inputs(case), "out", &self.oracle(), BOUND)
     }
 
@@ -232,6 +236,7 @@ impl Scene {
         let case = Case::new(format!("flash, {}, {} out", self.name, out.name()), flash.instance)
             .grid(grid)
             .scalar("group", self.layer.group);
+        let case = self.stage(case);
         let expected = self.oracle();
         let bound = flash_bound(if out == ElementType::BF16 { out } else { self.layer.element() });
         let (written, all) = (expected.len(), self.rows_of(expected.len()));
@@ -402,6 +407,9 @@ fn flash_cases() -> Vec<Case> {
         in_teams(Scene::new("window edges inside the chunk", windowed(20, 70), 5, 50)),
         in_teams(Scene::new("ring wrapping inside the chunk", windowed(20, 70), 150, 40)),
         in_teams(Scene::new("window of one", windowed(1, 40), 3, 20)),
+        in_teams(Scene::new("a stage, ring wrapped", windowed(20, 64), 150, 40).staged()),
+        in_teams(Scene::new("a stage from the start", windowed(20, 64), 0, 33).staged()),
+        in_teams(Scene::new("a stage, ragged rows, more launched", windowed(33, 80), 90, 35).staged().launched(70)),
         in_teams(Scene::new("ragged rows, more launched", windowed(33, 100), 90, 35).launched(70)),
         Scene::new("f16, two heads", wide, 20, 20).flash_case(16, 32, 64),
         Scene::new("f16, two heads, more launched", wide, 20, 20).launched(40).flash_case_to(
@@ -439,6 +447,7 @@ pub fn cases() -> Vec<Case> {
         .chain(int8)
         .chain(step::cases())
         .chain(company::cases())
+        .chain(stage::cases())
         .chain(flash_cases())
         .collect()
 }

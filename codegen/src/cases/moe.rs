@@ -379,7 +379,7 @@ fn gated(experts: &Experts, hidden: usize) -> (Vec<f32>, Bound) {
 }
 
 /// Fast and plain.
-fn gate_up(gate_up: GateUp, rows: [usize; 2]) -> [Case; 2] {
+pub(super) fn gate_up(gate_up: GateUp, rows: [usize; 2]) -> [Case; 2] {
     let (hidden, top, dense) = (gate_up.hidden as usize, gate_up.top as usize, gate_up.dense as usize);
     let experts = Experts::random(gate_up.dtype, 2 * hidden, gate_up.k as usize, top, rows, rows[0]);
     let (expected, bound) = gated(&experts, hidden);
@@ -405,7 +405,7 @@ fn gate_up(gate_up: GateUp, rows: [usize; 2]) -> [Case; 2] {
 }
 
 /// Fast and plain.
-fn down(down: Down, rows: [usize; 2]) -> [Case; 2] {
+pub(super) fn down(down: Down, rows: [usize; 2]) -> [Case; 2] {
     let (outputs, top, dense) = (down.outputs as usize, down.top as usize, down.dense as usize);
     let experts = Experts::random(down.dtype, outputs, down.k as usize, top, rows, rows[0] * top);
     let mut random = Random::new(outputs as u64);
@@ -462,7 +462,8 @@ pub fn types() -> Vec<Case> {
     let of = |dtype: DType| {
         let from = if format(dtype).integer { Activations::Int8 } else { Activations::F32 };
         let up = GateUp { dtype, hidden: 5, k: 256, top: 2, from, dense: 7, multiprocessors: 132 };
-        let back = Down { dtype, outputs: 18, k: 256, top: 2, dense: 256, multiprocessors: 132 };
+        let back =
+            Down { dtype, outputs: 18, k: 256, top: 2, dense: 256, dense_elsewhere: false, multiprocessors: 132 };
         gate_up(up, [1, 1]).into_iter().chain(down(back, [1, 1]))
     };
     DType::ALL.into_iter().flat_map(of).collect()
@@ -473,7 +474,15 @@ pub fn types() -> Vec<Case> {
 pub fn shapes() -> Vec<Case> {
     use Activations::{F32, Int8};
     let up = |dtype, hidden, k, top, from, dense| GateUp { dtype, hidden, k, top, from, dense, multiprocessors: 132 };
-    let back = |dtype, outputs, k, top, dense| Down { dtype, outputs, k, top, dense, multiprocessors: 132 };
+    let back = |dtype, outputs, k, top, dense| Down {
+        dtype,
+        outputs,
+        k,
+        top,
+        dense,
+        dense_elsewhere: false,
+        multiprocessors: 132,
+    };
     let cases = [
         gate_up(up(DType::Q4_0, 3, 3168, 1, F32, 0), [1, 1]),
         gate_up(up(DType::Q8_0, 35, 96, 3, Int8, 40), [3, 2]),

@@ -1,6 +1,8 @@
 //! Cases of the products of several rows. The oracle is the product of one row, run in the simulator for every row by itself: every
 //! result must have its bits.
 
+mod mixture;
+
 use std::sync::LazyLock;
 
 use gemma4c_blocks::DType;
@@ -13,7 +15,7 @@ use crate::kernels::matvec::shape::LaunchShape;
 use crate::kernels::matvec::{Product as OneRow, Prologue, slots};
 use crate::kernels::planes::Repacked;
 use crate::kernels::rows::shape::{Cores, Tensor};
-use crate::kernels::rows::{Product, Shape};
+use crate::kernels::rows::{Product, Shape, SumOrder};
 
 /// Several rows of one layer before a product with random weights: each row a problem of its own, with the same weights.
 struct Batch {
@@ -87,7 +89,7 @@ impl Batch {
         };
         let problems: Vec<Problem> = (0..rows).map(row).collect();
         let alone = problems.iter().flat_map(|row| floats(left(&row.fast(one), "out").bytes())).collect();
-        Self { product: Product { one: of, rows }, one, rows: problems, alone }
+        Self { product: Product { one: of, rows, order: SumOrder::Matvec }, one, rows: problems, alone }
     }
 
     fn name(&self) -> String {
@@ -248,9 +250,15 @@ const fn on_tensor_cores(lanes: u32, tile: u32, columns: u32, stages: u32, resid
     Shape::Tensor(Tensor { lanes, tile, columns, stages, resident, blocks })
 }
 
+/// The dense half of a mixture.
+pub fn mixtures() -> Vec<Case> {
+    mixture::cases()
+}
+
 pub fn cases() -> Vec<Case> {
-    static CASES: LazyLock<Vec<Case>> =
-        LazyLock::new(|| types().into_iter().chain(shapes()).chain(tiles()).chain(fusions()).collect());
+    static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
+        types().into_iter().chain(shapes()).chain(tiles()).chain(fusions()).chain(mixtures()).collect()
+    });
     CASES.clone()
 }
 

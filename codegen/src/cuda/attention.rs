@@ -1,7 +1,7 @@
 //! From raw heads to the mixed values: for one row by splitting the keys, for many rows on tensor cores.
 
 use gemma4c_dsl::{ElementType, LaunchArguments};
-use gemma4c_graph::{CacheId, Group, Heads, NodeId};
+use gemma4c_graph::{CacheId, Elem, Group, Heads, NodeId};
 use gemma4c_plan::cuda::Form;
 
 use super::LowerError;
@@ -13,6 +13,7 @@ use crate::kernels::attention::Attention;
 use crate::kernels::attention::combine::{attention_combine, attention_combine_int8};
 use crate::kernels::attention::decode::attention_decode;
 use crate::kernels::attention::flash::attention_flash;
+use crate::kernels::attention::keep::keep_rows;
 use crate::kernels::attention::plain::attention_plain;
 use crate::kernels::attention::step::{StepOut, attention_step, keep_floats, keep_int8};
 use crate::kernels::heads;
@@ -60,7 +61,7 @@ impl PhaseBuilder<'_, '_> {
             let (keys, values) = (self.floats(kv.k)?, self.floats(kv.v)?);
             (k, v, k_stride, v_stride) = (keys.start, values.start, keys.stride, values.stride);
             k_weight = self.common.weights.floats(kv.k_weight)?;
-            cache = self.cache(kv.cache)?;
+            cache = self.store_place(group, kv.cache)?;
         }
         let arguments = heads::heads::Arguments {
             q,
@@ -89,6 +90,9 @@ impl PhaseBuilder<'_, '_> {
         self.launch(kind.instance()?, kind.grid(rows), arguments, &group.nodes, work, "norms, rotation and store")?;
         if let Some(queries) = of.q {
             self.record_output(queries.out, Form::F32, q_out);
+        }
+        if let Some(kv) = of.kv {
+            self.record_stage(kv.out, kv.cache);
         }
         Ok(())
     }
@@ -227,6 +231,30 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
+    /// The last rows of a chunk into their ring.
+    pub fn keep_rows(&mut self, group: &Group, append: NodeId) -> Result<(), LowerError> {
+        let missing = || LowerError::NoValue { node: self.graph().full_name(append) };
+        let Elem::Kv(cache) = self.graph().node(append).ty.elem else { return Err(missing()) };
+        let [k_stage, v_stage] = self.stages.get(&cache).copied().ok_or_else(missing)?;
+        let place = self.cache(cache)?;
+        let layer = self.common.can.attention(self.graph(), cache, self.graph().cache(cache).kv_heads, 1);
+        let rows = self.rows();
+        let arguments = keep_rows::Arguments {
+            k_stage,
+            v_stage,
+            state: self.state(group),
+            k_cache: place.keys,
+            v_cache: place.values,
+            width: layer.row_len(),
+            capacity: place.capacity,
+            page_stride: place.page_stride,
+        };
+        let kept = rows.min(place.capacity) as u64;
+        let bytes = 4 * kept * layer.row_len() as u64 * self.common.can.kv.bytes();
+        let why = format!("a ring of {} rows: all rows of the chunk have read it", place.capacity);
+        self.launch(layer.keep()?, layer.keep_grid(rows), arguments, &[], Work { bytes, flops: 0 }, why)
+    }
+
     /// Many rows: on tensor cores, or plainly where the cache is f32.
     pub fn attention(&mut self, group: &Group, node: NodeId) -> Result<(), LowerError> {
         let (cache, layer) = self.attention_of(node)?;
@@ -237,6 +265,8 @@ impl PhaseBuilder<'_, '_> {
         let out = self.alloc_value(node, form, rows);
         let CachePlace { keys: k, values: v, pages, window, capacity, max_pages, page_stride } = place;
         let (q, group_heads) = (query, layer.group);
+        let stage = self.stages.get(&cache).copied();
+        let ([k_stage, v_stage], staged) = (stage.unwrap_or_default(), stage.is_some().into());
         let width = layer.heads() as u64 * layer.head_dim as u64;
         let seen = layer.window.unwrap_or(u32::MAX).min(rows).div_ceil(2) as u64;
         let bytes = rows as u64 * width * 8 + self.visible_bytes(cache);
@@ -249,6 +279,8 @@ impl PhaseBuilder<'_, '_> {
                     q,
                     k,
                     v,
+                    k_stage,
+                    v_stage,
                     state,
                     pages,
                     out,
@@ -257,6 +289,7 @@ impl PhaseBuilder<'_, '_> {
                     capacity,
                     max_pages,
                     page_stride,
+                    staged,
                 };
                 self.launch(flash.instance, grid, arguments, &group.nodes, work, why)?;
             }
@@ -267,6 +300,8 @@ impl PhaseBuilder<'_, '_> {
                     q,
                     k,
                     v,
+                    k_stage,
+                    v_stage,
                     state,
                     pages,
                     out,
@@ -276,6 +311,7 @@ impl PhaseBuilder<'_, '_> {
                     record_stride,
                     max_pages,
                     page_stride,
+                    staged,
                 };
                 self.launch(layer.plain()?, [layer.heads(), rows, 1], arguments, &group.nodes, work, why)?;
             }

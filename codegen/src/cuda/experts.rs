@@ -201,6 +201,7 @@ impl PhaseBuilder<'_, '_> {
             k: matrix.k,
             top,
             dense,
+            dense_elsewhere: false,
             multiprocessors: self.common.can.target.multiprocessors,
         };
         let scale = match scale {

@@ -1,7 +1,7 @@
 //! Memory that outlives a phase: keys and values in rings and blocks, and what the picks work with.
 
-use gemma4c_graph::{CacheId, Graph};
-use gemma4c_plan::cuda::{KvCache, KvLayout, Launch, RECORD_WORDS, Range, Region};
+use gemma4c_graph::{CacheId, Graph, Group, NodeId};
+use gemma4c_plan::cuda::{Form, KvCache, KvLayout, Launch, RECORD_WORDS, Range, Region};
 
 use super::launch::{Span, bind_fixed};
 use super::phase::PhaseBuilder;
@@ -46,6 +46,28 @@ impl PhaseBuilder<'_, '_> {
             max_pages: places.max_pages,
             page_stride: u32::try_from(stride / element).map_err(|_| LowerError::Page { bytes: stride })?,
         })
+    }
+
+    /// Where a group stores the keys and values of its rows: the cache itself, or the stage of a chunk.
+    pub fn store_place(&mut self, group: &Group, cache: CacheId) -> Result<CachePlace, LowerError> {
+        let (graph, place) = (self.graph(), self.cache(cache)?);
+        if self.is_one_row(group) || !self.common.can.is_staged(graph.cache(cache)) {
+            return Ok(place);
+        }
+        let of = graph.cache(cache);
+        let bytes = self.rows() as u64 * self.common.can.kv.row_bytes(of.kv_heads, of.head_dim);
+        let [keys, values] = [self.buffer(bytes), self.buffer(bytes)];
+        self.stages.insert(cache, [keys, values]);
+        // A capacity of 0 is a stage: the chunk's rows one behind the other.
+        Ok(CachePlace { keys, values, capacity: 0, page_stride: 0, window: 0, ..place })
+    }
+
+    /// Says that the last launch leaves a chunk's keys and values in their stage.
+    pub fn record_stage(&mut self, append: NodeId, cache: CacheId) {
+        if let Some(stage) = self.stages.get(&cache).copied() {
+            let rows = self.graph().node(append).inputs.clone();
+            rows.into_iter().zip(stage).for_each(|(node, span)| self.record_output(node, Form::Kv, span));
+        }
     }
 }
 

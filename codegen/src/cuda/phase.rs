@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use gemma4c_dsl::{Instance, LaunchArguments};
 use gemma4c_graph::memory::{self, Lifetime};
-use gemma4c_graph::{Fused, Graph, Group, Kind, NodeId};
+use gemma4c_graph::{CacheId, Fused, Graph, Group, Kind, NodeId};
 use gemma4c_plan::cuda::{
     CudaStep, Form, KernelIndex, Launch, Phase, PhaseKind, RECORD_WORDS, Range, Region, StepOutput, record,
 };
@@ -84,14 +84,16 @@ pub struct PhaseBuilder<'p, 'a> {
     pub parts: HashMap<NodeId, PartsPlace>,
     /// Of a product of several rows, by its first matrix.
     pub prepared: HashMap<NodeId, PreparedRows>,
+    /// Keys and values of a chunk that are not in their ring yet.
+    pub stages: HashMap<CacheId, [Span; 2]>,
     drafts: Vec<Draft>,
 }
 
 impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn new(common: &'p mut Common<'a>, schedule: &'p Schedule) -> Self {
         let (values, routing, sorts, parts) = (HashMap::new(), HashMap::new(), HashMap::new(), HashMap::new());
-        let (buffers, drafts, prepared) = (Vec::new(), Vec::new(), HashMap::new());
-        PhaseBuilder { common, schedule, buffers, values, routing, sorts, parts, prepared, drafts }
+        let (buffers, drafts, prepared, stages) = (Vec::new(), Vec::new(), HashMap::new(), HashMap::new());
+        PhaseBuilder { common, schedule, buffers, values, routing, sorts, parts, prepared, stages, drafts }
     }
 
     pub fn fused(&self) -> &'p Fused {
@@ -152,6 +154,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Kind::Geglu { gate, up } => self.geglu(group, *gate, *up),
             Kind::Convert { value, form } => self.convert(group, *value, *form),
             Kind::RowsPrologue { of } => self.rows_prologue(group, *of),
+            Kind::KeepRows { append } => self.keep_rows(group, *append),
         }
     }
 
@@ -234,6 +237,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             self.buffer(match form {
                 Form::F32 | Form::Experts => elements * 4,
                 Form::BF16 => elements * 2,
+                Form::Kv => elements * self.common.can.kv.bytes(),
                 // Codes, then scales, then sums.
                 Form::Int8 => elements + elements / 32 * 8,
             })

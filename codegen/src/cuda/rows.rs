@@ -32,7 +32,7 @@ impl PhaseBuilder<'_, '_> {
         let product = self.product_of_group(&owner)?;
         let rows = self.rows_of(group);
         let Decoded { choice, arrival, .. } = self.decoded(&owner, &product)?;
-        let kind = rows::Product { one: choice, rows };
+        let kind = rows::Product { one: choice, rows, order: rows::SumOrder::Matvec };
         let one = kind.one.shape(self.common.can.target.multiprocessors);
         let Some(instance) = kind.prepare(one)? else {
             return Err(LowerError::NoValue { node: self.graph().full_name(of) });
@@ -98,7 +98,7 @@ impl PhaseBuilder<'_, '_> {
         let rows = self.rows_of(group);
         let Decoded { choice, matrix, epilogue, left, .. } = self.decoded(group, of)?;
         let (outputs, k) = (choice.outputs, choice.k);
-        let kind = rows::Product { one: choice, rows };
+        let kind = rows::Product { one: choice, rows, order: rows::SumOrder::Matvec };
         let (shape, reason, runner_up) = kind.choose(&self.common.can.target);
         let integer = format(matrix.dtype).integer;
         let (prepared, x_stride) = match self.prepared.get(&of.matmuls[0]) {

@@ -164,7 +164,7 @@ impl PhaseBuilder<'_, '_> {
             }
             Op::KvAppend { cache } => {
                 let (k, v) = (self.whole_rows(node.inputs[0])?, self.whole_rows(node.inputs[1])?);
-                let place = self.cache(cache)?;
+                let place = self.store_place(group, cache)?;
                 let arguments = rows::kv_store::Arguments {
                     k,
                     v,
@@ -181,7 +181,9 @@ impl PhaseBuilder<'_, '_> {
                     page_stride: place.page_stride,
                 };
                 let instance = rows::store(self.common.can.kv)?;
-                self.launch(instance, rows::store_grid(width, rows), arguments, &[id], work, ALONE)
+                self.launch(instance, rows::store_grid(width, rows), arguments, &[id], work, ALONE)?;
+                self.record_stage(id, cache);
+                Ok(())
             }
             Op::Route { top_k } => {
                 let logits = self.whole_rows(node.inputs[0])?;

@@ -27,7 +27,16 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
             pieces.extend((!again).then_some(piece));
         }
     }
+    pieces.extend(kept_rows(schedule, can));
     schedule.fused.regroup(pieces);
+}
+
+/// A chunk's keys and values of a sliding layer lie in a stage while its rows look at the ring; a helper brings the last of them there.
+fn kept_rows(schedule: &Schedule, can: &Abilities) -> Vec<Group> {
+    let graph = schedule.graph();
+    let is_staged = |op: Op| matches!(op, Op::KvAppend { cache } if can.is_staged(graph.cache(cache)));
+    let appends = graph.iter().filter(|(_, node)| !schedule.decodes && is_staged(node.op));
+    appends.map(|(append, _)| Group::new(Kind::KeepRows { append }, Vec::new())).collect()
 }
 
 fn singles(nodes: impl IntoIterator<Item = NodeId>) -> Vec<Group> {

@@ -26,6 +26,7 @@ use gemma4c_graph::{CacheId, Elem, Fused, Graph, Group, Kind, NodeId, Op, Produc
 use gemma4c_plan::cuda::KvType;
 
 use crate::kernels::attention::Attention;
+use crate::kernels::attention::address::BLOCK_ROWS;
 use crate::kernels::outputs::Outputs;
 use crate::target::Target;
 
@@ -79,9 +80,14 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// Rows of a cache: a ring must hold what the first row of a chunk still sees while the last one is written.
+    /// Rows of a cache: a ring holds the window and a block's worth of rows besides, so that a sequence can go back a little.
     pub fn capacity(&self, cache: &gemma4c_graph::Cache) -> u32 {
-        cache.window.map_or(self.context, |window| window.saturating_add(self.chunk)).min(self.context)
+        cache.window.map_or(self.context, |window| window.saturating_add(BLOCK_ROWS)).min(self.context)
+    }
+
+    /// Whether a chunk would overwrite what its first rows still see: its keys and values then go through a stage.
+    pub fn is_staged(&self, cache: &gemma4c_graph::Cache) -> bool {
+        cache.window.is_some() && self.capacity(cache) < self.context
     }
 
     /// The attention of `heads` queries over a cache, whose parts may be merged in clusters of so many blocks.
@@ -169,6 +175,15 @@ impl Schedule {
         let mut groups = self.fused.ordered();
         // Nothing for all rows depends on the asked row.
         groups.sort_by_key(|group| self.is_asked(group));
+        // A stage is free once its last rows are kept: at once behind whoever reads it last.
+        let (kept, mut groups): (Vec<Group>, Vec<Group>) =
+            groups.into_iter().partition(|group| matches!(group.kind, Kind::KeepRows { .. }));
+        for keep in kept {
+            let needed = self.fused.inputs(&keep);
+            let reads = |group: &Group| needed.iter().any(|node| group.nodes.contains(node));
+            let behind = groups.iter().rposition(reads).map_or(0, |last| last + 1);
+            groups.insert(behind, keep);
+        }
         groups
     }
 

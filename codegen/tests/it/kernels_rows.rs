@@ -7,7 +7,7 @@ use gemma4c_codegen::cases::rows;
 use gemma4c_codegen::kernels::matvec::formats::format;
 use gemma4c_codegen::kernels::matvec::{Product as OneRow, Prologue};
 use gemma4c_codegen::kernels::rows::shape::{Cores, Tensor};
-use gemma4c_codegen::kernels::rows::{Product, Shape};
+use gemma4c_codegen::kernels::rows::{Product, Shape, SumOrder};
 use gemma4c_codegen::kernels::source;
 use gemma4c_codegen::nvrtc::Options;
 use gemma4c_codegen::target::Target;
@@ -36,6 +36,11 @@ fn tiles_of_all_sizes_on_tensor_cores() {
 }
 
 #[test]
+fn the_dense_half_of_a_mixture_has_the_bits_of_one_launch_of_both() {
+    check(rows::mixtures());
+}
+
+#[test]
 fn prologues_and_epilogues_have_the_bits_of_one_row() {
     check(rows::fusions());
 }
@@ -46,7 +51,7 @@ fn products_of_real_models_compile_without_spills() {
     let Some(toolchain) = support::toolchain() else { return };
     let of = |dtype, outputs, k, prologue, geglu, rows| {
         let one = OneRow { geglu, ..OneRow::new(dtype, outputs, k, prologue) };
-        Product { one, rows }
+        Product { one, rows, order: SumOrder::Matvec }
     };
     let products = [
         of(DType::Q8_0, 10240, 2560, Prologue::ResidualNorm, true, 4),
@@ -80,7 +85,8 @@ fn products_of_real_models_compile_without_spills() {
 #[test]
 fn what_cannot_be_multiplied_is_refused_by_name() {
     let target = Target::of_arch(Arch::Sm90a);
-    let of = |dtype, k, rows| Product { one: OneRow::new(dtype, 64, k, Prologue::Plain), rows };
+    let of =
+        |dtype, k, rows| Product { one: OneRow::new(dtype, 64, k, Prologue::Plain), rows, order: SumOrder::Matvec };
     let tensor = Shape::Tensor(Tensor { lanes: 8, tile: 8, columns: 8, stages: 2, resident: true, blocks: 1 });
     let cores = Shape::Cores(Cores { lanes: 8, weight_rows: 2, depth: 1, warps: 1, tile: 2, blocks: 1 });
     let refused = |product: Product, shape| product.instance(shape).unwrap_err().to_string();
@@ -91,9 +97,11 @@ fn what_cannot_be_multiplied_is_refused_by_name() {
     assert_eq!(refused(of(DType::Q8_0, 64, 0), cores), "a product of no rows");
     assert_eq!(refused(of(DType::BF16, 64, 8), tensor), "int8 tensor cores do not multiply bf16");
     let one = OneRow { unbounded: true, ..OneRow::new(DType::Q8_0, 64, 64, Prologue::Plain) };
-    let error = refused(Product { one: one.clone(), rows: 8 }, tensor);
+    let error = refused(Product { one: one.clone(), rows: 8, order: SumOrder::Matvec }, tensor);
     assert_eq!(error, "tensor cores do not multiply q8_0 by activations with fine codes");
-    for product in [Product { one, rows: 64 }, of(DType::F16, 512, 128), of(DType::Q8_0, 512, 2)] {
+    for product in
+        [Product { one, rows: 64, order: SumOrder::Matvec }, of(DType::F16, 512, 128), of(DType::Q8_0, 512, 2)]
+    {
         assert!(matches!(product.choose(&target).0, Shape::Cores(_)), "{product:?}");
     }
 }
@@ -108,7 +116,7 @@ fn every_product_of_every_model_gets_a_shape_that_fits() {
                     let one = OneRow { geglu, ..OneRow::new(dtype, outputs, k as u32, Prologue::Plain) };
                     let lanes = one.shape(target.multiprocessors).lanes;
                     for rows in [2, 3, 4, 8, 16, 32, 64, 128] {
-                        let product = Product { one: one.clone(), rows };
+                        let product = Product { one: one.clone(), rows, order: SumOrder::Matvec };
                         let (shape, why, _) = product.choose(&target);
                         let what = format!("{dtype}, {outputs} x {k}, {why}");
                         let (of_shape, tile, blocks) = match shape {

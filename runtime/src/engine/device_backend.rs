@@ -166,6 +166,10 @@ impl BackendDevice {
         self.backend.as_mut()
     }
 
+    pub fn into_backend(self) -> Box<dyn Backend> {
+        self.backend
+    }
+
     fn write(&mut self, offset: u64, words: &[u32]) -> Result<(), RuntimeError> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.backend.write(arena(offset, bytes.len() as u64), &bytes)

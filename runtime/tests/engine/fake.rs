@@ -23,16 +23,16 @@ pub fn mix(a: u64, b: u64) -> u64 {
 }
 
 /// What is stored at a position: it depends on the token, on all rows before it, and on which kind of pass computed it.
-fn row(token: u32, decoded: bool, window: impl Iterator<Item = u64>, all: impl Iterator<Item = u64>) -> u64 {
+pub fn row(token: u32, decoded: bool, window: impl Iterator<Item = u64>, all: impl Iterator<Item = u64>) -> u64 {
     let seen = all.fold(window.fold(1, mix), mix);
     mix(mix(seen, token as u64), decoded as u64)
 }
 
-fn logits(row: u64, vocab: u32) -> Vec<f32> {
+pub fn logits(row: u64, vocab: u32) -> Vec<f32> {
     (0..vocab as u64).map(|token| (mix(row, token) % 1000) as f32 / 200.0).collect()
 }
 
-fn pick(row: u64, vocab: u32, sampling: Sampling, seed: u64, position: u32) -> u32 {
+pub fn pick(row: u64, vocab: u32, sampling: Sampling, seed: u64, position: u32) -> u32 {
     let mut sampler = Sampler::new(sampling, seed, vec![]).unwrap();
     sampler.pick(&logits(row, vocab), position as u64).unwrap()
 }

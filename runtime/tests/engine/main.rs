@@ -6,6 +6,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod fake;
+mod launches;
+#[path = "../../plan/tests/support/mod.rs"]
+mod support;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +16,9 @@ use std::time::Duration;
 
 use fake::{Alone, DECODE_TIME, Fake, ROW_TIME, mix};
 use gemma4c_plan::Sampling;
-use gemma4c_runtime::engine::{Engine, Event, Finish, Fork, Id, Limits, Options, Request, RequestError};
+use gemma4c_runtime::engine::{
+    BackendDevice, BackendOptions, Device, Engine, Event, Finish, Fork, Id, Limits, Options, Request, RequestError,
+};
 
 fn limits() -> Limits {
     Limits {
@@ -155,9 +160,14 @@ fn take(told: &mut BTreeMap<Id, Told>, forks: &mut BTreeMap<Id, (Id, Fork)>, eve
 /// Random arrivals, cancellations and forks; after every step nothing is lost or owned twice, and in the end every answer is what its
 /// request gets alone. Returns how many prompt tokens were cached.
 fn storm(seed: u64, requests: usize, limits: Limits) -> (u64, Engine<Fake>) {
+    storm_on(engine(limits, Some(Duration::from_millis(8))), seed, requests, [90, 64, 33, 20, 5])
+}
+
+/// The same on any device, with prompts that begin with so many tokens.
+fn storm_on<D: Device>(mut engine: Engine<D>, seed: u64, requests: usize, beginnings: [u64; 5]) -> (u64, Engine<D>) {
+    let limits = engine.limits().clone();
     let mut random = Random(seed);
-    let beginnings: Vec<Vec<u32>> = [90, 64, 33, 20, 5].map(|count| random.tokens(count)).into();
-    let mut engine = engine(limits.clone(), Some(Duration::from_millis(8)));
+    let beginnings: Vec<Vec<u32>> = beginnings.map(|count| random.tokens(count)).into();
     let (mut told, mut forks) = (BTreeMap::new(), BTreeMap::new());
     let mut submitted = 0;
     while submitted < requests || !engine.is_idle() {
@@ -221,6 +231,28 @@ fn nor_on_how_much_of_it_there_is() {
     storm(10, 500, Limits { ahead: 2, ..limits() });
     storm(8, 500, Limits { slots: 1, rings: 2, rows: 1, blocks: 10, ..limits() });
     storm(9, 500, Limits { slots: 3, rows: 2, rings: 3, chunks: vec![1], ..limits() });
+}
+
+/// The same through the records, pages and phases of a plan.
+#[test]
+fn nor_on_the_launches_that_compute_them() {
+    let engine = |sequences, host| Engine::new(launches::device(sequences, host), Options::default()).unwrap();
+    let (cached, kept) = storm_on(engine(None, 40_000), 21, 250, [400, 256, 130, 40, 5]);
+    assert!(cached > 5_000, "{cached}");
+    assert_eq!((kept.limits().slots, kept.limits().rows, kept.limits().chunk()), (4, 4, 128));
+    storm_on(engine(Some(3), 0), 22, 100, [300, 256, 130, 40, 5]);
+    storm_on(engine(Some(1), 9_000), 23, 40, [300, 256, 130, 40, 5]);
+}
+
+#[test]
+fn a_plan_for_fewer_sequences_is_refused() {
+    for wanted in [0, 5] {
+        let backend = launches::device(None, 0).into_backend();
+        let options = BackendOptions { sequences: Some(wanted), ..BackendOptions::default() };
+        let refused = BackendDevice::new(&launches::plan(), backend, options).err().unwrap();
+        let expected = format!("the plan runs 4 sequences at once, not {wanted}: compile it with --sequences {wanted}");
+        assert_eq!(refused.to_string(), expected);
+    }
 }
 
 fn all_events(engine: &mut Engine<Fake>) -> Vec<Event> {

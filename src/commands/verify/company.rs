@@ -42,12 +42,26 @@ pub fn run(of: &Company<'_>) -> Result<Outcome> {
     let mut engine = of.plan.open_engine(plan, options)?;
     let most = engine.limits().rows.min(engine.limits().slots);
     let largest = of.batches.iter().copied().max().unwrap_or(0);
-    ensure!(largest <= most, "--company {largest}: the plan has room for {most} sequences at once: compile with a larger --sequences");
+    ensure!(
+        largest <= most,
+        "--company {largest}: the plan has room for {most} sequences at once: compile with a larger --sequences"
+    );
     let room = engine.limits().context.saturating_sub(of.decode);
-    ensure!(of.longest <= room, "prompts of {} tokens and {} more do not fit the plan's context", of.longest, of.decode);
+    ensure!(
+        of.longest <= room,
+        "prompts of {} tokens and {} more do not fit the plan's context",
+        of.longest,
+        of.decode
+    );
     let prompts: Vec<Vec<u32>> = (0..of.prompts).map(|number| prompt(of, number, vocabulary)).collect();
 
-    print(&format!("{} prompts of 1 to {} tokens on {}, {} tokens each\n\n", of.prompts, of.longest, engine.device().name(), of.decode))?;
+    print(&format!(
+        "{} prompts of 1 to {} tokens on {}, {} tokens each\n\n",
+        of.prompts,
+        of.longest,
+        engine.device().name(),
+        of.decode
+    ))?;
     let bar = progress::tokens("prompts answered", (prompts.len() * (of.batches.len() + 3)) as u64);
     let mut alone: Vec<Answer> = Vec::new();
     for prompt in &prompts {
@@ -144,7 +158,11 @@ fn answer<D: Device>(
 }
 
 /// Answers every prompt from a prefix that was kept when it was read before, in turn at each of a few places.
-fn after_prefixes<D: Device>(engine: &mut Engine<D>, of: &Company<'_>, prompts: &[Vec<u32>]) -> Result<(Vec<Answer>, usize)> {
+fn after_prefixes<D: Device>(
+    engine: &mut Engine<D>,
+    of: &Company<'_>,
+    prompts: &[Vec<u32>],
+) -> Result<(Vec<Answer>, usize)> {
     let mut answers = Vec::new();
     let mut hits = 0;
     for (number, prompt) in prompts.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use gemma4c_plan::cuda::{Argument, CudaProgram, CudaStep, Form, KvType, Phase, Range, Region, StepOutput};
 use gemma4c_plan::{self as plan, Kind, Op, Plan, Step, ValueIndex};
 
@@ -96,6 +96,18 @@ impl<'a> Meaning<'a> {
                 let parts =
                     [part(0, live * width), part(all, groups), part(all + all / 32 * 4, groups)].into_iter().collect();
                 (Content::Numbers(Numbers::Int8), parts)
+            }
+            Form::Kv => {
+                let appended =
+                    |step: &&Step| matches!(step.op, Op::KvAppend { .. }) && step.inputs.contains(&output.value);
+                let append = self.plan.program.steps.iter().find(appended);
+                let Some(Step { op: Op::KvAppend { cache }, .. }) = append else {
+                    bail!("{} is no key or value", self.name(output.value))
+                };
+                let plan::Cache { kv_heads, head_dim, .. } = self.plan.program.caches[*cache as usize];
+                let numbers = Numbers::of_cache(self.program.kv, head_dim);
+                let bytes = self.program.kv.row_bytes(kv_heads, head_dim);
+                (Content::Numbers(numbers), vec![part(0, live * bytes)])
             }
             Form::Experts => (Content::Experts, vec![part(0, live * width * 4)]),
         };

@@ -30,7 +30,7 @@ impl Company {
     }
 
     fn cache(&self, of: impl Fn(&Step) -> Vec<f32>) -> Data {
-        let len = self.any().scene.paging.len();
+        let len = self.any().scene.paging.values();
         let rows = self.rows.iter().map(|row| row.as_ref().map_or(vec![f32::NAN; len], &of));
         cache_data(&self.any().scene.layer, &rows.collect::<Vec<_>>().concat())
     }

@@ -45,7 +45,7 @@ impl Paging {
     }
 
     /// Values of the cache.
-    pub fn len(&self) -> usize {
+    pub fn values(&self) -> usize {
         (self.count * self.page_stride) as usize
     }
 

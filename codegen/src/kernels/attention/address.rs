@@ -4,6 +4,9 @@
 //! A cache is pages of as many rows each. A sliding layer has one page a slot, a ring. A full layer has pages of [`BLOCK_ROWS`]
 //! positions, and `pages[slot][position / BLOCK_ROWS]` says which. Pages of one cache are `page_stride` elements apart, which may be
 //! beyond 32 bits in all: what a page starts with is a u64, what follows within it is not.
+//!
+//! In prefill a sliding layer's own rows of the chunk lie in a stage first, [row of the chunk][key-value head][value]: the ring is not as
+//! long as a chunk, and the chunk's first rows still look at what it holds.
 
 use gemma4c_dsl::prelude::*;
 
@@ -24,6 +27,13 @@ pub fn record_of(state: Input<u32>, row: u32, record_stride: u32) -> U32x4 {
 #[device]
 pub fn row_of_record(row: u32, record_stride: u32) -> u32 {
     if record_stride == 0 { row } else { 0 }
+}
+
+/// The row of its page that a position lies in. A stage, whose `capacity` is 0, has the rows of a chunk one behind the other; `first`
+/// is the chunk's first position.
+#[device]
+pub fn row_of_page(position: u32, first: u32, capacity: u32) -> u32 {
+    if capacity == 0 { position - first } else { position % capacity }
 }
 
 /// The element with which the page of a position starts. `window` is `u32::MAX` for a full layer, whose pages are in the table.

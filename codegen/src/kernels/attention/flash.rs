@@ -22,15 +22,17 @@ const WARP_COLUMNS: u32 = 256;
 const TILES: [(u32, u32); 2] = [(64, 32), (32, 16)];
 
 /// Starts to copy the keys (or values) of KEYS positions from `at` on, of one head; `cache` is the page that holds them. Positions outside
-/// `first..=last` are read as the nearest inside: a page may hold anything there. Rows are eight elements apart more than they are long, so that
+/// `first..=last` are read as the nearest inside: a page may hold anything there. Those from `stage_from` on are in the stage. Rows are eight elements apart more than they are long, so that
 /// the rows of a matrix load lie in different banks.
 #[device]
 pub fn copy_padded_tile<const D: u32, const KEYS: u32, const THREADS: u32, KV: Float>(
     tile: Shared<KV>,
     cache: Input<KV>,
+    stage: Input<KV>,
     at: u32,
     first: u32,
     last: u32,
+    stage_from: u32,
     kv_row: u32,
     capacity: u32,
 ) {
@@ -40,7 +42,10 @@ pub fn copy_padded_tile<const D: u32, const KEYS: u32, const THREADS: u32, KV: F
         let position = (at + i / D).max(first).min(last);
         let row = start + (position - from);
         let wrapped = if row < capacity { row } else { row - capacity };
-        cp_async16(tile, i / D * (D + 8) + i % D, cache, wrapped * kv_row + i % D);
+        let in_stage = position >= stage_from;
+        let source = if in_stage { stage } else { cache };
+        let of_source = if in_stage { position - stage_from } else { wrapped };
+        cp_async16(tile, i / D * (D + 8) + i % D, source, of_source * kv_row + i % D);
     }
 }
 
@@ -56,9 +61,11 @@ pub fn copy_padded_codes<
 >(
     codes: Shared<KV>,
     cache: Input<KV>,
+    stage: Input<KV>,
     at: u32,
     first: u32,
     last: u32,
+    stage_from: u32,
     kv_row: u32,
     capacity: u32,
 ) {
@@ -69,7 +76,10 @@ pub fn copy_padded_codes<
         let position = (at + i / len).max(first).min(last);
         let row = start + (position - from);
         let wrapped = if row < capacity { row } else { row - capacity };
-        cp_async16(codes, i, cache, wrapped * kv_row + i % len);
+        let in_stage = position >= stage_from;
+        let source = if in_stage { stage } else { cache };
+        let of_source = if in_stage { position - stage_from } else { wrapped };
+        cp_async16(codes, i, source, of_source * kv_row + i % len);
     }
 }
 
@@ -107,7 +117,8 @@ pub fn store_pair<const ROUNDED: bool, O: Float>(out: Output<O>, at: u32, a: f32
 }
 
 /// `out = softmax(q · kᵀ) · v` for a tile of ROWS rows of one query head. The grid is (query heads, tiles of rows); `group`
-/// query heads share a key-value head; `window` is `u32::MAX` for a full layer. BF: the cache is bf16, else f16.
+/// query heads share a key-value head; `window` is `u32::MAX` for a full layer. With `staged` the chunk's own rows are in the stage. BF:
+/// the cache is bf16, else f16.
 #[kernel(block = THREADS, dynamic_shared, slots(widen(eight: U32x4, scale: u32) -> U32x4))]
 pub fn attention_flash<
     const D: u32,
@@ -125,6 +136,8 @@ pub fn attention_flash<
     q: Input<f32>,
     k: Input<KV>,
     v: Input<KV>,
+    k_stage: Input<KV>,
+    v_stage: Input<KV>,
     state: Input<u32>,
     pages: Weights<u32>,
     out: Output<O>,
@@ -133,6 +146,7 @@ pub fn attention_flash<
     capacity: u32,
     max_pages: u32,
     page_stride: u32,
+    staged: u32,
 ) {
     require!(ROWS % 16 == 0 && KEYS % 16 == 0 && COLUMNS % 16 == 0);
     // A tile of a full layer lies in one page.
@@ -160,23 +174,27 @@ pub fn attention_flash<
     let first = first_visible(start + first_row, window);
     let last = start + (first_row + ROWS).min(rows) - 1;
     let kv_row = heads / group * head_len(D);
-    let k_head = k.offset(head / group * head_len(D));
-    let v_head = v.offset(head / group * head_len(D));
+    let kv_head = head / group * head_len(D);
+    let k_head = k.offset(kv_head);
+    let v_head = v.offset(kv_head);
+    let k_own = k_stage.offset(kv_head);
+    let v_own = v_stage.offset(kv_head);
+    let stage_from = if staged == 1 { start } else { 0xffff_ffff };
 
     let mut at = first / KEYS * KEYS;
     let page = page_start(pages, record.w, at, window, max_pages, page_stride);
     let value_codes = mixed.offset(if NARROW { KEYS * head_len(D) } else { 0 });
     let weighed = if NARROW { keys } else { mixed };
     if NARROW {
-        copy_padded_codes(mixed, k_head.offset(page), at, first, last, kv_row, capacity);
+        copy_padded_codes(mixed, k_head.offset(page), k_own, at, first, last, stage_from, kv_row, capacity);
     } else {
-        copy_padded_tile(keys, k_head.offset(page), at, first, last, kv_row, capacity);
+        copy_padded_tile(keys, k_head.offset(page), k_own, at, first, last, stage_from, kv_row, capacity);
     }
     cp_async_commit();
     if NARROW {
-        copy_padded_codes(value_codes, v_head.offset(page), at, first, last, kv_row, capacity);
+        copy_padded_codes(value_codes, v_head.offset(page), v_own, at, first, last, stage_from, kv_row, capacity);
     } else {
-        copy_padded_tile(mixed, v_head.offset(page), at, first, last, kv_row, capacity);
+        copy_padded_tile(mixed, v_head.offset(page), v_own, at, first, last, stage_from, kv_row, capacity);
     }
     cp_async_commit();
     // Rows past the chunk's end are copies of its last.
@@ -210,7 +228,8 @@ pub fn attention_flash<
             widen_tile(widen, mixed, keys);
             barrier();
             if at + KEYS <= last {
-                copy_padded_codes(mixed, k_head.offset(next_page), at + KEYS, first, last, kv_row, capacity);
+                let next = k_head.offset(next_page);
+                copy_padded_codes(mixed, next, k_own, at + KEYS, first, last, stage_from, kv_row, capacity);
             }
             cp_async_commit();
         }
@@ -240,7 +259,8 @@ pub fn attention_flash<
             widen_tile(widen, value_codes, keys);
         } else {
             if at + KEYS <= last {
-                copy_padded_tile(keys, k_head.offset(next_page), at + KEYS, first, last, kv_row, capacity);
+                let next = k_head.offset(next_page);
+                copy_padded_tile(keys, next, k_own, at + KEYS, first, last, stage_from, kv_row, capacity);
             }
             // An empty group too: the waits count groups.
             cp_async_commit();
@@ -315,7 +335,8 @@ pub fn attention_flash<
         barrier();
         if NARROW {
             if at + KEYS <= last {
-                copy_padded_codes(value_codes, v_head.offset(next_page), at + KEYS, first, last, kv_row, capacity);
+                let next = v_head.offset(next_page);
+                copy_padded_codes(value_codes, next, v_own, at + KEYS, first, last, stage_from, kv_row, capacity);
             }
             cp_async_commit();
         }
@@ -340,7 +361,8 @@ pub fn attention_flash<
         if !NARROW {
             barrier();
             if at + KEYS <= last {
-                copy_padded_tile(mixed, v_head.offset(next_page), at + KEYS, first, last, kv_row, capacity);
+                let next = v_head.offset(next_page);
+                copy_padded_tile(mixed, next, v_own, at + KEYS, first, last, stage_from, kv_row, capacity);
             }
             cp_async_commit();
         }

@@ -12,12 +12,14 @@
 //! - `narrow.rs`: caches of 8 bits, which are widened tile by tile.
 //! - `step.rs`: the same for one row in one launch, with the norms, RoPE and the store that come before it.
 //! - `flash.rs`: many rows, on tensor cores.
+//! - `keep.rs`: after a chunk, its last rows into the ring of a sliding layer.
 
 pub mod address;
 pub mod combine;
 pub mod decode;
 pub mod flash;
 pub mod floats;
+pub mod keep;
 pub mod narrow;
 pub mod plain;
 pub mod step;

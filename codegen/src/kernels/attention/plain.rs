@@ -6,7 +6,7 @@ use gemma4c_dsl::{Instance, InstanceError};
 use gemma4c_plan::cuda::KvType;
 
 use super::Attention;
-use super::address::{page_start, record_of, row_of_record};
+use super::address::{page_start, record_of, row_of_page, row_of_record};
 use super::narrow::{head_len, value_at, widen_slot};
 
 /// The first position that the query at `position` sees. `window` counts the query's own position.
@@ -29,12 +29,15 @@ pub fn plain_score<const D: u32, const NARROW: bool, const SCALED: bool, KV: Flo
 }
 
 /// `out = softmax(q · kᵀ) · v`, a warp for each row and query head: one pass over the keys for the largest score, one for the
-/// sums. `group` query heads share a key-value head; `window` is `u32::MAX` for a full layer.
+/// sums. `group` query heads share a key-value head; `window` is `u32::MAX` for a full layer. With `staged` the chunk's own rows are
+/// in the stage.
 #[kernel(block = 32, dependent, slots(widen(eight: U32x4, scale: u32) -> U32x4))]
 pub fn attention_plain<const D: u32, const NARROW: bool, const SCALED: bool, KV: Float>(
     q: Input<f32>,
     k: Input<KV>,
     v: Input<KV>,
+    k_stage: Input<KV>,
+    v_stage: Input<KV>,
     state: Input<u32>,
     pages: Weights<u32>,
     out: Output<f32>,
@@ -44,6 +47,7 @@ pub fn attention_plain<const D: u32, const NARROW: bool, const SCALED: bool, KV:
     record_stride: u32,
     max_pages: u32,
     page_stride: u32,
+    staged: u32,
 ) {
     require!(D % 32 == 0);
     grid_launch_dependents();
@@ -60,19 +64,26 @@ pub fn attention_plain<const D: u32, const NARROW: bool, const SCALED: bool, KV:
     let query = q.offset((row * grid_dim() + head) * D);
     let kv_row = grid_dim() / group * head_len(D);
     let kv_head = head / group * head_len(D);
+    let stage_from = if staged == 1 { record.x } else { 0xffff_ffff };
 
     let mut largest = f32::NEG_INFINITY;
     for at in first..position + 1 {
-        let page = page_start(pages, record.w, at, window, max_pages, page_stride);
-        largest = largest.max(plain_score(widen, query, k.offset(page).offset(at % capacity * kv_row + kv_head)));
+        let in_stage = at >= stage_from;
+        let page = if in_stage { 0u64 } else { page_start(pages, record.w, at, window, max_pages, page_stride) };
+        let start = row_of_page(at, stage_from, if in_stage { 0 } else { capacity }) * kv_row + kv_head;
+        let key = if in_stage { k_stage } else { k.offset(page) };
+        largest = largest.max(plain_score(widen, query, key.offset(start)));
     }
     let mut total = 0.0f32;
     let mut sums = regs(0.0f32, D / 32);
     for at in first..position + 1 {
-        let page = page_start(pages, record.w, at, window, max_pages, page_stride);
-        let start = at % capacity * kv_row + kv_head;
-        let weight = (plain_score(widen, query, k.offset(page).offset(start)) - largest).exp();
-        let value = v.offset(page).offset(start);
+        let in_stage = at >= stage_from;
+        let page = if in_stage { 0u64 } else { page_start(pages, record.w, at, window, max_pages, page_stride) };
+        let start = row_of_page(at, stage_from, if in_stage { 0 } else { capacity }) * kv_row + kv_head;
+        let key = if in_stage { k_stage } else { k.offset(page) };
+        let values = if in_stage { v_stage } else { v.offset(page) };
+        let weight = (plain_score(widen, query, key.offset(start)) - largest).exp();
+        let value = values.offset(start);
         total += weight;
         #[unroll]
         for i in 0..D / 32 {

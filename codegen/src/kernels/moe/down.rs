@@ -28,7 +28,8 @@ pub fn down_unit<const K: u32, const UNIT: u32, const TOP: u32>(
 
 /// `out[row] = Σ weights[j] * expert_scale[ids[j]] * (W[ids[j]] · x[j])` over the TOP choices j of a row; and with DENSE hidden
 /// values, `dense_out[row] = dense · dense_x[row]`. The rows of an output, the dense one and one for each choice, are one long
-/// row to its warp: lanes are full even where an expert is narrow, and all of the row is on its way at once.
+/// row to its warp: lanes are full even where an expert is narrow, and all of the row is on its way at once. The dense half of several
+/// rows may be computed ELSEWHERE: then its place in the long row is passed over, because it decides which lane adds what.
 ///
 /// PIECES float4 vectors of activations a thread are loaded before the first is used.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
@@ -42,6 +43,7 @@ pub fn expert_down<
     const INTEGER: bool,
     const TOP: u32,
     const DENSE: u32,
+    const ELSEWHERE: bool,
     const DEPTH: u32,
     const WARPS: u32,
     const PIECES: u32,
@@ -67,12 +69,14 @@ pub fn expert_down<
 
     let row = block_idx_y();
     let mut output = warp_id() * grid_dim() + block_idx();
-    let mut at = lane_id();
+    // Whole steps of the dense half are passed over.
+    let own_first = lane_id() + if ELSEWHERE { before / 32 * 32 } else { 0 };
+    let mut at = own_first;
     let mut ahead = regs(Unit::ZERO, DEPTH);
     // The dense half's weights are on their way before the choice is known.
     #[unroll]
     for d in 0..DEPTH {
-        if output < outputs && at + d * 32 < before {
+        if !ELSEWHERE && output < outputs && at + d * 32 < before {
             ahead[d] = fetch(dense_side, dense_codes, output * before + at + d * 32);
         }
     }
@@ -94,9 +98,9 @@ pub fn expert_down<
     #[unroll]
     for p in 0..PIECES {
         let value = (thread_idx() + p * WARPS * 32) * 4;
-        if value < DENSE {
+        if value < DENSE && !ELSEWHERE {
             held[p] = load::<F32x4>(dense_x, row * DENSE + value);
-        } else if value < DENSE + TOP * K {
+        } else if value >= DENSE && value < DENSE + TOP * K {
             held[p] = load::<F32x4>(x, row * TOP * K + value - DENSE);
         }
     }
@@ -124,7 +128,7 @@ pub fn expert_down<
     let mut dense_sum = 0.0f32;
     while output < outputs {
         let row_ends = at - lane_id() + 32 * DEPTH >= units;
-        let next_at = if row_ends { lane_id() } else { at + 32 * DEPTH };
+        let next_at = if row_ends { own_first } else { at + 32 * DEPTH };
         let next_output = if row_ends { output + grid_dim() * WARPS } else { output };
         #[unroll]
         for d in 0..DEPTH {
@@ -144,9 +148,9 @@ pub fn expert_down<
                 sum = product.mul_add(factor, sum);
             }
             let next = next_at + d * 32;
-            if next_output < outputs && next < before {
+            if !ELSEWHERE && next_output < outputs && next < before {
                 ahead[d] = fetch(dense_side, dense_codes, next_output * before + next);
-            } else if next_output < outputs && next < units {
+            } else if next_output < outputs && next >= before && next < units {
                 let unit = down_unit(next - before, row, next_output, outputs, ids);
                 ahead[d] = fetch(side, codes, unit);
             }
@@ -156,7 +160,7 @@ pub fn expert_down<
             if lane_id() == 0 {
                 out[row * outputs + output] = total;
             }
-            if DENSE > 0 {
+            if DENSE > 0 && !ELSEWHERE {
                 let total = warp_sum(dense_sum);
                 if lane_id() == 0 {
                     dense_out[row * outputs + output] = total;
@@ -218,6 +222,8 @@ pub struct Down {
     pub top: u32,
     /// Hidden values of a dense half of the same type, which comes along; 0 where none does.
     pub dense: u32,
+    /// The dense half comes along with one row, but is computed elsewhere here: for several rows that read its weights once.
+    pub dense_elsewhere: bool,
     /// SMs of the GPU.
     pub multiprocessors: u32,
 }
@@ -241,6 +247,7 @@ impl Down {
             INTEGER: format.integer,
             TOP: self.top,
             DENSE: self.dense,
+            ELSEWHERE: self.dense_elsewhere,
             DEPTH: depth(format, 1, values / format.unit, spread),
             WARPS: spread.warps,
             PIECES: values.div_ceil(spread.warps * 128),

@@ -4,7 +4,7 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 use gemma4c_plan::cuda::KvType;
 
-use crate::kernels::attention::address::{page_start, record_of, row_of_record};
+use crate::kernels::attention::address::{page_start, record_of, row_of_page, row_of_record};
 use crate::kernels::attention::narrow::{head_len, narrow_slot, store_word, word_of};
 use crate::kernels::kv_element;
 
@@ -20,7 +20,8 @@ pub fn take_row(x: Input<f32>, asked: Input<u32>, out: Output<f32>, width: u32) 
     }
 }
 
-/// Keys and values of rows, `width` values each in heads of `dim`, to their places in the caches: position p in row `p % capacity` of its page.
+/// Keys and values of rows, `width` values each in heads of `dim`, to their places in the caches: position p in row `p % capacity` of
+/// its page; with a capacity of 0 they are a stage.
 #[kernel(block = 256, dependent, slots(narrow(bits: u32) -> u32))]
 pub fn kv_store<const NARROW: bool, const SCALED: bool, KV: Float>(
     k: Input<f32>,
@@ -46,15 +47,16 @@ pub fn kv_store<const NARROW: bool, const SCALED: bool, KV: Float>(
     if of_record < record.y && i < width {
         let position = record.x + of_record;
         let page = page_start(pages, record.w, position, window, max_pages, page_stride);
+        let to_row = row_of_page(position, record.x, capacity);
         let mut k_page = k_cache.offset(page);
         let mut v_page = v_cache.offset(page);
         if NARROW {
             // Whole warps have a group of 32 values of a head.
-            let head = (position % capacity * (width / dim) + i / dim) * head_len(dim);
+            let head = (to_row * (width / dim) + i / dim) * head_len(dim);
             store_word(k_page.offset(head), dim, i % dim, word_of(narrow, k[row * width + i]));
             store_word(v_page.offset(head), dim, i % dim, word_of(narrow, v[row * width + i]));
         } else {
-            let to = position % capacity * width + i;
+            let to = to_row * width + i;
             k_page[to] = KV::from_f32(k[row * width + i]);
             v_page[to] = KV::from_f32(v[row * width + i]);
         }

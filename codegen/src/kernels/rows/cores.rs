@@ -46,7 +46,8 @@ pub fn keep_row<const K: u32, const UNIT: u32, const INTEGER: bool, const FINE: 
 }
 
 /// `out[r] = W · x[r]` for TILE rows at a time. `x` is int8 codes or f32, as words, its rows `x_stride` words apart; with FACTORED each row's
-/// results are multiplied by its `factor`. An epilogue reads what it multiplies by at `row`, the output plus `by_stride` for every row before.
+/// results are multiplied by its `factor`. With SEPARATE a unit's product
+/// is rounded before it is added. An epilogue reads what it multiplies by at `row`, the output plus `by_stride` for every row before.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
     side(unit: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
@@ -65,6 +66,7 @@ pub fn rows_matvec<
     const PAIRED: bool,
     const FACTORED: bool,
     const FINE: bool,
+    const SEPARATE: bool,
 >(
     codes: Weights<U32x4>,
     x: Input<u32>,
@@ -81,7 +83,7 @@ pub fn rows_matvec<
 ) {
     require!(K % 32 == 0 && 32 % LANES == 0 && ROWS <= LANES);
     require!(!PAIRED || ROWS % 2 == 0);
-    require!(!FINE || INTEGER);
+    require!(!FINE || INTEGER && !SEPARATE);
     // Words of a row of activations. With FINE the second digits of all values, then the third ones, follow the first.
     let row_words = if FINE {
         3 * K / 4
@@ -169,7 +171,10 @@ pub fn rows_matvec<
                 for r in 0..ROWS {
                     let held = ahead[d * ROWS + r];
                     let number = unit_of(base + own, r, at + d * LANES, outputs);
-                    let mut total = dot(held, number, of_unit, sums[r * TILE + i]);
+                    let mut total = dot(held, number, of_unit, if SEPARATE { 0.0 } else { sums[r * TILE + i] });
+                    if SEPARATE {
+                        total = sums[r * TILE + i] + total;
+                    }
                     if is_fine {
                         let second = second_part_at(unit, units);
                         let of_fine = sums_of_fine[i * fine_groups + group];

@@ -12,8 +12,9 @@
 use gemma4c_dsl::prelude::*;
 
 use super::stages::{
-    copy_activations, copy_weights, first_units, side_at, side_slot, side_words, unit_of_step, weight_row,
+    first_units, side_at, side_slot, side_words, stage_activations, stage_weights, unit_of_step, weight_row,
 };
+use super::sums::{leave_sums, tree_sum};
 use crate::kernels::matvec::formats::{finish, finish_with_minimum};
 
 /// The left operand of a unit: 16 rows of its activations, of which TILE = 8 has the upper eight as zeros. Two units of 16 values are
@@ -62,14 +63,26 @@ pub fn second_dot<const HALVES: bool>(left: U32x4, right: U32x2) -> I32x4 {
     I32x4::ZERO
 }
 
-/// `total` plus a unit's product.
+/// `total` plus a unit's product, which is rounded by itself where it is SEPARATE.
 #[device(slots(whole(first: i32, second: i32, factors: U32x4) -> f32))]
-pub fn added<const MINIMUM: bool>(first: i32, second: i32, factors: U32x4, sum: i32, scale: f32, total: f32) -> f32 {
+pub fn added<const MINIMUM: bool, const SEPARATE: bool>(
+    first: i32,
+    second: i32,
+    factors: U32x4,
+    sum: i32,
+    scale: f32,
+    total: f32,
+) -> f32 {
     let dot = whole(first, second, factors);
+    let before = if SEPARATE { 0.0 } else { total };
+    let mut after = 0.0f32;
     if MINIMUM {
-        return finish_with_minimum(dot, factors, sum, scale, total);
+        after = finish_with_minimum(dot, factors, sum, scale, before);
     }
-    finish(dot, factors, scale, total)
+    if !MINIMUM {
+        after = finish(dot, factors, scale, before);
+    }
+    if SEPARATE { total + after } else { after }
 }
 
 /// What multiplies the dots of two neighbouring columns of a unit: the factors of the first (even) and the second (odd).
@@ -236,66 +249,6 @@ pub fn multiply<
     }
 }
 
-/// The sum of an output's classes in the order of `lanes_sum`, whose first level is done: class c and c + LANES / 2 are one here.
-#[device]
-pub fn tree_sum<const LANES: u32, const TILE: u32, const COLUMNS: u32>(
-    row: u32,
-    column: u32,
-    sums: Shared<f32>,
-) -> f32 {
-    let mut of = regs(0.0f32, 16);
-    #[unroll]
-    for c in 0..LANES / 2 {
-        of[c] = sums[(c * TILE.min(16) + row) * COLUMNS + column];
-    }
-    if LANES == 32 {
-        #[unroll]
-        for c in 0u32..8 {
-            of[c] = of[c] + of[c + 8];
-        }
-    }
-    if LANES >= 16 {
-        #[unroll]
-        for c in 0u32..4 {
-            of[c] = of[c] + of[c + 4];
-        }
-    }
-    #[unroll]
-    for c in 0u32..2 {
-        of[c] = of[c] + of[c + 2];
-    }
-    of[0] + of[1]
-}
-
-/// Leaves a warp's sums of 16 rows for the block, the first level of the tree done, and starts them anew.
-#[device]
-pub fn leave_sums<const TILE: u32, const COLUMNS: u32>(m: u32, totals: &mut Regs<f32>, sums: Shared<f32>) {
-    let each = TILE.min(16) / 4;
-    let tiles = COLUMNS / 8;
-    let row = lane_id() / 4;
-    #[unroll]
-    for i in 0u32..2 {
-        let class = warp_id() * 2 + i;
-        #[unroll]
-        for n in 0..COLUMNS / 8 {
-            let own = ((i * TILE.div_ceil(16) + m) * tiles + n) * each;
-            let other = (((i + 2) * TILE.div_ceil(16) + m) * tiles + n) * each;
-            #[unroll]
-            for half in 0..TILE.min(16) / 8 {
-                let to = (class * TILE.min(16) + row + half * 8) * COLUMNS + n * 8 + lane_id() % 4 * 2;
-                let low = totals[own + half * 2] + totals[other + half * 2];
-                let high = totals[own + half * 2 + 1] + totals[other + half * 2 + 1];
-                store(sums, to, f32x2(low, high));
-            }
-            #[unroll]
-            for e in 0..TILE.min(16) / 4 {
-                totals[own + e] = 0.0;
-                totals[other + e] = 0.0;
-            }
-        }
-    }
-}
-
 /// `out[r] = W · x[r]` for TILE rows at a time, with int8 activations. As [`rows_matvec`](super::cores::rows_matvec) in all else.
 #[kernel(block = LANES * 8, min_blocks = 1, dependent, dynamic_shared, slots(
     bytes(word: u32, side: U32x4, index: u32) -> U32x2,
@@ -323,6 +276,7 @@ pub fn rows_mma<
     const RESIDENT: bool,
     const PAIRED: bool,
     const FACTORED: bool,
+    const SEPARATE: bool,
 >(
     codes: Weights<U32x4>,
     high: Weights<u32>,
@@ -384,7 +338,7 @@ pub fn rows_mma<
     first_units(next_base, outputs, &mut starts);
     for stage in 0..STAGES - 1 {
         if stage < all_steps {
-            copy_weights(&starts, next_step, stage, codes, high, scales, supers, own_ring, own_sides);
+            stage_weights(&starts, next_step, stage, codes, high, scales, supers, own_ring, own_sides);
             next_step = next_step + 1;
             if next_step == steps {
                 next_step = 0;
@@ -397,7 +351,7 @@ pub fn rows_mma<
     grid_dependency_wait();
     for stage in 0..STAGES - 1 {
         if stage < all_steps && (!RESIDENT || stage < steps) {
-            copy_activations(stage % steps, stage, first, rows, x, xscale, xsum, own_words, own_scales, own_sums);
+            stage_activations(stage % steps, stage, first, rows, x, xscale, xsum, own_words, own_scales, own_sums);
         }
         cp_async_commit();
     }
@@ -415,9 +369,9 @@ pub fn rows_mma<
         warp_barrier();
         if at + STAGES - 1 < all_steps {
             let free = if stage == 0 { STAGES - 1 } else { stage - 1 };
-            copy_weights(&starts, next_step, free, codes, high, scales, supers, own_ring, own_sides);
+            stage_weights(&starts, next_step, free, codes, high, scales, supers, own_ring, own_sides);
             if !RESIDENT || at + STAGES - 1 < steps {
-                copy_activations(next_step, free, first, rows, x, xscale, xsum, own_words, own_scales, own_sums);
+                stage_activations(next_step, free, first, rows, x, xscale, xsum, own_words, own_scales, own_sums);
             }
             next_step = next_step + 1;
             if next_step == steps {

@@ -13,6 +13,7 @@ pub mod mma;
 pub mod prepare;
 pub mod shape;
 pub mod stages;
+pub mod sums;
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::{Filled, Instance, InstanceError, LaunchArguments};
@@ -25,6 +26,17 @@ use crate::target::Target;
 use formats::TensorFormat;
 pub use shape::Shape;
 
+/// In which order the kernel of one row adds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SumOrder {
+    /// As [`matvec`](crate::kernels::matvec::matvec) does.
+    Matvec,
+    /// As the dense half of a mixture's gate and up: 32 lanes, however short the row.
+    GateUp,
+    /// As the dense half of its down product: 32 lanes, and a unit's product is rounded before it is added.
+    Down,
+}
+
 /// A product of several rows: everything that decides its instances.
 #[derive(Clone, Debug)]
 pub struct Product {
@@ -32,6 +44,7 @@ pub struct Product {
     /// several rows always leave f32.
     pub one: matvec::Product,
     pub rows: u32,
+    pub order: SumOrder,
 }
 
 /// What a product reads and writes besides the planes of its weights. A kernel leaves alone what its instance does not have.
@@ -161,6 +174,7 @@ impl Product {
                 RESIDENT: shape.resident,
                 PAIRED: self.one.geglu,
                 FACTORED: self.is_normed(),
+                SEPARATE: self.order == SumOrder::Down,
                 bytes: tensor.bytes,
                 start: vec![tensor.start],
                 whole: tensor.whole,
@@ -184,6 +198,7 @@ impl Product {
                 PAIRED: self.one.geglu,
                 FACTORED: self.is_normed(),
                 FINE: self.is_fine(),
+                SEPARATE: self.order == SumOrder::Down,
                 side: format.side,
                 dot: format.dot,
                 join,

@@ -2,8 +2,8 @@
 //!
 //! A rule, by what the kernels move and compute; not measured yet.
 
-use super::Product;
 use super::formats::TensorFormat;
+use super::{Product, SumOrder};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::LaunchShape;
 use crate::target::Target;
@@ -171,6 +171,7 @@ impl Shape {
 /// The shape of a product on a GPU, and the next best where there are two.
 pub fn choose(product: &Product, target: &Target) -> (Shape, Option<Shape>) {
     let one = product.one.shape(target.multiprocessors);
+    let one = if product.order == SumOrder::Matvec { one } else { LaunchShape { lanes: 32, ..one } };
     let cores = Shape::Cores(Cores::choose(product, one, target));
     match Tensor::choose(product, one, target).map(Shape::Tensor) {
         Some(tensor) if product.rows >= FEWEST_TENSOR_ROWS => (tensor, Some(cores)),

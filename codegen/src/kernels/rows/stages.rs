@@ -61,7 +61,7 @@ pub fn first_units<const K: u32, const UNIT: u32, const LANES: u32, const COLUMN
 /// Starts a stage's weights on their way: four units of every row of a tile, 16 bytes a lane at a time, and what lies beside them. Units
 /// past the end of a row are its last, which is not used.
 #[device]
-pub fn copy_weights<
+pub fn stage_weights<
     const K: u32,
     const UNIT: u32,
     const LANES: u32,
@@ -110,7 +110,7 @@ pub fn copy_weights<
 
 /// Starts the activations of a step's four units on their way. RESIDENT ones stay at the unit's own place.
 #[device]
-pub fn copy_activations<
+pub fn stage_activations<
     const K: u32,
     const UNIT: u32,
     const LANES: u32,

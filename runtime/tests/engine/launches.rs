@@ -1,0 +1,257 @@
+//! The same device without a model behind the interface of a GPU: records, pages and a history in memory, which launches read and write.
+
+use std::collections::VecDeque;
+use std::ops::Range as Bytes;
+
+use gemma4c_plan::cuda::{BLOCK_ROWS, KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, record};
+use gemma4c_plan::{Plan, Sampling};
+use gemma4c_runtime::engine::{BackendDevice, BackendOptions};
+use gemma4c_runtime::{Backend, Pick, Run, RuntimeError};
+
+use crate::fake::{WINDOW, logits, pick, row};
+use crate::support;
+
+pub const VOCAB: u32 = 50;
+const CONTEXT: u32 = 600;
+const ROW: u64 = 8;
+const DECODE: [u32; 3] = [1, 2, 4];
+const PREFILL: [u32; 3] = [4, 32, 128];
+
+/// A plan with four slots, two rings for snapshots and ten blocks, whose launches are nobody's.
+pub fn plan() -> Plan {
+    let mut plan = support::plan();
+    plan.model.vocab_size = VOCAB;
+    plan.program.context = CONTEXT;
+    let program = &mut plan.cuda.as_mut().unwrap().program;
+    let max_pages = CONTEXT.div_ceil(BLOCK_ROWS);
+    let mut next = 0;
+    let mut reserve = |words: u32| {
+        next += 4 * words as u64;
+        next - 4 * words as u64
+    };
+    let rows = DECODE[2];
+    program.places = Places {
+        tokens: reserve(PREFILL[2]),
+        rows: reserve(rows * RECORD_WORDS),
+        chunk: reserve(RECORD_WORDS),
+        asked: reserve(RECORD_WORDS),
+        pages: reserve(6 * max_pages),
+        max_pages,
+        suppress: reserve(4),
+        suppress_len: 4,
+        history: reserve(8 * rows),
+        history_len: 8,
+        logits: reserve(rows * VOCAB),
+    };
+    let ring_bytes = (WINDOW as u64 + PREFILL[2] as u64) * ROW;
+    program.kv_layout = KvLayout {
+        rings: 6,
+        ring_bytes,
+        blocks: 10,
+        block_bytes: BLOCK_ROWS as u64 * ROW,
+        blocks_at: 6 * ring_bytes,
+        ..program.kv_layout.clone()
+    };
+    program.kv_layout.block_rows = BLOCK_ROWS;
+    (program.memory.arena, program.memory.kv) = (next, 6 * ring_bytes + 10 * BLOCK_ROWS as u64 * ROW);
+    program.most_candidates = 16;
+    let of = |kind| program.phases.iter().find(|phase| phase.kind == kind).unwrap().clone();
+    let (decode, prefill) = (of(PhaseKind::Decode), of(PhaseKind::Prefill));
+    let mut phases = vec![];
+    for (shape, ladder) in [(decode, DECODE), (prefill, PREFILL)] {
+        phases.extend(ladder.map(|rows| gemma4c_plan::cuda::Phase { rows, ..shape.clone() }));
+    }
+    program.phases = phases;
+    plan
+}
+
+pub fn device(sequences: Option<u32>, host_bytes: u64) -> BackendDevice {
+    let plan = plan();
+    let program = &plan.cuda.as_ref().unwrap().program;
+    let launches = Launches {
+        arena: vec![0; program.memory.arena as usize],
+        kv: vec![0; program.memory.kv as usize],
+        tier: vec![],
+        places: program.places,
+        layout: program.kv_layout.clone(),
+        phases: program.phases.iter().map(|p| (p.kind, p.rows, p.asked_from as usize, p.steps.len())).collect(),
+        on_their_way: VecDeque::new(),
+    };
+    BackendDevice::new(&plan, Box::new(launches), BackendOptions { sequences, host_bytes, suppress: vec![] }).unwrap()
+}
+
+struct Launches {
+    arena: Vec<u8>,
+    kv: Vec<u8>,
+    tier: Vec<u8>,
+    places: Places,
+    layout: KvLayout,
+    phases: Vec<(PhaseKind, u32, usize, usize)>,
+    on_their_way: VecDeque<Range>,
+}
+
+fn place(range: Range) -> Bytes<usize> {
+    range.offset as usize..(range.offset + range.bytes) as usize
+}
+
+impl Launches {
+    fn memory(&mut self, region: Region) -> &mut Vec<u8> {
+        match region {
+            Region::Arena => &mut self.arena,
+            Region::Kv => &mut self.kv,
+            other => panic!("{other:?} is not touched"),
+        }
+    }
+
+    fn words(&self, offset: u64, count: usize) -> Vec<u32> {
+        let bytes = &self.arena[offset as usize..][..4 * count];
+        bytes.chunks(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    }
+
+    fn set(&mut self, offset: u64, words: &[u32]) {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.arena[offset as usize..][..bytes.len()].copy_from_slice(&bytes);
+    }
+
+    fn record(&self, at: u64, index: u32) -> (u64, Vec<u32>) {
+        let at = at + (4 * index * RECORD_WORDS) as u64;
+        (at, self.words(at, RECORD_WORDS as usize))
+    }
+
+    fn value(&self, at: u64) -> u64 {
+        u64::from_le_bytes(self.kv[at as usize..][..8].try_into().unwrap())
+    }
+
+    fn in_ring(&self, slot: u32, position: u64) -> u64 {
+        slot as u64 * self.layout.ring_bytes + position % (self.layout.ring_bytes / ROW) * ROW
+    }
+
+    fn in_blocks(&self, slot: u32, position: u64) -> u64 {
+        let entry = slot as u64 * self.places.max_pages as u64 + position / BLOCK_ROWS as u64;
+        let page = self.words(self.places.pages + 4 * entry, 1)[0];
+        assert!(page < self.layout.blocks);
+        self.layout.blocks_at + page as u64 * self.layout.block_bytes + position % BLOCK_ROWS as u64 * ROW
+    }
+
+    fn feed(&mut self, slot: u32, position: u32, token: u32, decoded: bool) -> u64 {
+        let at = position as u64;
+        let window = (at.saturating_sub(WINDOW as u64 - 1)..at).map(|p| self.value(self.in_ring(slot, p)));
+        let all = (0..at).map(|p| self.value(self.in_blocks(slot, p)));
+        let value = row(token, decoded, window, all);
+        for place in [self.in_ring(slot, at), self.in_blocks(slot, at)] {
+            self.kv[place as usize..][..8].copy_from_slice(&value.to_le_bytes());
+        }
+        value
+    }
+
+    /// Leaves a row's logits, and its token where one is picked.
+    fn finish(&mut self, value: u64, at: u64, index: u32, rule: Pick) {
+        let mut words = self.words(at, RECORD_WORDS as usize);
+        let bits: Vec<u32> = logits(value, VOCAB).iter().map(|value| value.to_bits()).collect();
+        self.set(self.places.logits + (4 * index * VOCAB) as u64, &bits);
+        if rule == Pick::None {
+            return;
+        }
+        let sampling = Sampling {
+            temperature: if rule == Pick::Largest { 0.0 } else { f32::from_bits(words[record::TEMPERATURE]) },
+            top_k: words[record::TOP_K],
+            top_p: f32::from_bits(words[record::TOP_P]),
+        };
+        let seed = words[record::SEED] as u64 | (words[record::SEED + 1] as u64) << 32;
+        words[record::POSITION] += words[record::ROWS];
+        words[record::TOKEN] = pick(value, VOCAB, sampling, seed, words[record::POSITION]);
+        let entry = words[record::TICK] % self.places.history_len * DECODE[2] + index;
+        self.set(self.places.history + 4 * entry as u64, &[words[record::TOKEN]]);
+        words[record::TICK] += 1;
+        self.set(at, &words);
+    }
+}
+
+impl Backend for Launches {
+    fn name(&self) -> String {
+        "launches".into()
+    }
+
+    fn write(&mut self, to: Range, bytes: &[u8]) -> Result<(), RuntimeError> {
+        self.memory(to.region)[place(to)][..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&mut self, from: Range, bytes: &mut [u8]) -> Result<(), RuntimeError> {
+        bytes.copy_from_slice(&self.memory(from.region)[place(from)]);
+        Ok(())
+    }
+
+    fn run(&mut self, run: Run) -> Result<(), RuntimeError> {
+        let (kind, rows, asked_from, end) = self.phases[run.phase];
+        if kind == PhaseKind::Decode {
+            assert_eq!(run.steps, (0, end));
+            for index in 0..rows {
+                let (at, words) = self.record(self.places.rows, index);
+                if words[record::ROWS] == 0 {
+                    continue;
+                }
+                let [position, _, token, slot] = words[..4] else { unreachable!() };
+                let value = self.feed(slot, position, token, true);
+                self.finish(value, at, index, run.pick);
+            }
+            return Ok(());
+        }
+        let (_, words) = self.record(self.places.chunk, 0);
+        let [position, count, first, slot] = words[..4] else { unreachable!() };
+        assert!(count <= rows && run.steps.0 == 0);
+        let tokens = self.words(self.places.tokens, count as usize);
+        assert_eq!(tokens[0], first);
+        let values: Vec<u64> =
+            (position..).zip(tokens).map(|(position, token)| self.feed(slot, position, token, false)).collect();
+        if run.steps.1 == end {
+            let (at, asked) = self.record(self.places.asked, 0);
+            let index = asked[record::TOKEN];
+            assert_eq!((asked[record::POSITION], asked[record::SLOT]), (position + index, slot));
+            self.finish(values[index as usize], at, 0, run.pick);
+        } else {
+            assert_eq!(run.steps.1, asked_from);
+        }
+        Ok(())
+    }
+
+    fn send_back(&mut self, from: Range) -> Result<(), RuntimeError> {
+        assert!(from.bytes <= 4 * DECODE[2] as u64);
+        self.on_their_way.push_back(from);
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Result<Vec<u32>, RuntimeError> {
+        // As late as it may be: whoever wrote over them meanwhile is found out.
+        let from = self.on_their_way.pop_front().expect("words were sent");
+        let bytes = &self.arena[place(from)];
+        Ok(bytes.chunks(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+    }
+
+    fn copy(&mut self, from: Range, to: Range) -> Result<(), RuntimeError> {
+        assert_eq!((from.region, to.region, from.bytes), (Region::Kv, Region::Kv, to.bytes));
+        self.kv.copy_within(place(from), to.offset as usize);
+        Ok(())
+    }
+
+    fn reserve_tier(&mut self, bytes: u64) -> Result<(), RuntimeError> {
+        self.tier = vec![0; bytes as usize];
+        Ok(())
+    }
+
+    fn save(&mut self, from: Range, at: u64) -> Result<(), RuntimeError> {
+        let bytes = self.memory(from.region)[place(from)].to_vec();
+        self.tier[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+        Ok(())
+    }
+
+    fn load(&mut self, at: u64, to: Range) -> Result<(), RuntimeError> {
+        let bytes = self.tier[at as usize..][..to.bytes as usize].to_vec();
+        self.memory(to.region)[place(to)].copy_from_slice(&bytes);
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), RuntimeError> {
+        Ok(())
+    }
+}
