@@ -142,7 +142,7 @@ fn what_cannot_be_compiled_for_a_gpu() {
     faults.record_refusal("compile model.gguf -o out.bin --target cuda --disable-pass fuse-everything");
     faults.record_refusal("compile model.gguf -o out.bin --target cuda --ctx 64 --vram 3MB");
     faults.record_refusal("compile model.gguf -o out.bin --target cpu --arch sm_90a");
-    faults.record_refusal("compile model.gguf -o out.bin --target cuda --kv q8_0");
+    faults.record_refusal("compile model.gguf -o out.bin --gpu a100,h200 --kv fp8");
     faults.about("a shape that no kernel takes");
     faults.record_refusal("compile odd.gguf -o out.bin --target cuda --ctx 64");
     faults.about("where it runs");

@@ -3,7 +3,7 @@
 use crate::common::Place;
 use crate::common::lowered::{self, LowerOptions};
 use gemma4c_plan::Plan;
-use gemma4c_plan::cuda::{Argument, CudaStep, Phase, Range, Region};
+use gemma4c_plan::cuda::{Argument, CudaStep, KvType, Phase, Range, Region};
 
 /// A plan for a GPU, but for its machine code.
 fn plan(place: &Place, model: &str, options: LowerOptions) -> Plan {
@@ -45,6 +45,17 @@ fn a_model_with_per_layer_embeddings_passes() {
 #[test]
 fn a_mixture_of_experts_passes() {
     assert_passes("tiny-moe -q q8_0 --layers 2", 4);
+}
+
+/// What is stored in 8 bits is compared, too, with what the CPU rounds to the same type.
+#[test]
+fn keys_and_values_in_8_bits_pass() {
+    for kv in [KvType::Q8_0, KvType::Fp8] {
+        let place = Place::new();
+        let plan = plan(&place, "tiny-dense -q q8_0 --layers 2", LowerOptions { kv, ..chunks_of(8) });
+        let (code, report) = verify(&place, &plan, "--tokens 6 --decode 2");
+        assert!(code == Some(0) && report.ends_with("\nok\n"), "{kv:?}: {report}");
+    }
 }
 
 /// A plan of which only decode is left: small enough to be run over and over.

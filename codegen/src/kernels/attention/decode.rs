@@ -510,6 +510,8 @@ impl Attention {
             }
             (_, 256.., 8) if self.shared_bytes >= ROOMY => shape(ROOMY_THREADS, 64, 1),
             (_, 512.., 9..) => shape(256, 16, 1),
+            // Two would not fit, and half of the registers are too few to widen with.
+            (KvType::Q8_0 | KvType::Fp8, 512.., 8) => shape(256, 32, 1),
             (_, 512.., _) => shape(256, 32, 2),
             (_, _, 9..) => shape(256, 64, 1),
             _ => shape(256, 64, 2),

@@ -109,9 +109,9 @@ pub fn value_at<const NARROW: bool, const SCALED: bool, KV: Float>(head: Input<K
         let code = load::<u16>(head, i / 2) as u32 >> (i % 2 * 8) & 0xff;
         let mut scale = 0u32;
         if SCALED {
-            scale = load::<u16>(head, dim / 2 + i / 32) as u32;
+            scale = load::<u16>(head, dim / 2 + i / 32) as u32 * 0x10001;
         }
-        return f16_lo(widen(u32x4(code, 0, 0, 0), scale | scale << 16).x);
+        return f16_lo(widen(u32x4(code, 0, 0, 0), scale).x);
     }
     head[i].to_f32()
 }
@@ -178,14 +178,17 @@ pub fn widen_tile<
     codes: Shared<KV>,
     tile: Shared<KV>,
 ) {
+    require!(KEYS * D % (THREADS * 8) == 0);
+    // From a constant on, so that most of the addresses are, too.
     #[unroll(4)]
-    for i in (thread_idx() * 8..KEYS * D).by(THREADS * 8) {
+    for start in (0..KEYS * D).by(THREADS * 8) {
+        let i = start + thread_idx() * 8;
         let head = codes.offset(i / D * head_len(D));
         let eight = load::<U32x2>(head, i % D / 2);
         let mut scale = 0u32;
         if SCALED {
-            scale = load::<u16>(head, D / 2 + i % D / 32) as u32;
+            scale = load::<u16>(head, D / 2 + i % D / 32) as u32 * 0x10001;
         }
-        store(tile, i / D * (D + 8) + i % D, widen(u32x4(eight.x, eight.y, 0, 0), scale | scale << 16));
+        store(tile, i / D * (D + 8) + i % D, widen(u32x4(eight.x, eight.y, 0, 0), scale));
     }
 }
