@@ -307,6 +307,7 @@ fn lower_with(
     };
     let can = Abilities {
         exact: off("int8"),
+        per_layer_step: !off("per-layer-step"),
         kv: options.kv,
         context: options.context,
         chunk,

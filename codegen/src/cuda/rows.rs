@@ -11,9 +11,10 @@ use super::launch::{Int8Span, Span};
 use super::phase::{PhaseBuilder, Work};
 use super::products::{Arrival, Decoded};
 use crate::kernels::matvec::formats::format;
+use crate::kernels::per_layer::step;
 use crate::kernels::rows::prepare::prepare_rows;
 use crate::kernels::rows::{self, Given};
-use crate::passes::product_of;
+use crate::passes::{per_layer_step, product_of};
 
 /// The rows that a product multiplies, as a helper leaves them.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,7 +34,11 @@ impl PhaseBuilder<'_, '_> {
         let rows = self.rows_of(group);
         let Decoded { choice, arrival, .. } = self.decoded(&owner, &product)?;
         let kind = rows::Product { one: choice, rows, order: rows::SumOrder::Matvec };
-        let one = kind.one.shape(self.common.can.target.multiprocessors);
+        let mut one = kind.one.shape(self.common.can.target.multiprocessors);
+        if per_layer_step::is_step_of_one_row(self.schedule, &self.common.can, &product) {
+            // One row has this norm in another kernel, whose warps decide the order of its sums.
+            one.warps = step::BLOCK_WARPS;
+        }
         let Some(instance) = kind.prepare(one)? else {
             return Err(LowerError::NoValue { node: self.graph().full_name(of) });
         };

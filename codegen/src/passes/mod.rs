@@ -71,6 +71,8 @@ pub struct Abilities {
     pub chunk: u32,
     /// The GPU that launches are shaped for.
     pub target: Target,
+    /// A row's per-layer gate and projection may be one launch: the pass that makes them so is on.
+    pub per_layer_step: bool,
     /// Blocks of the largest cluster there; 1 where there are none, or where they are switched off.
     pub cluster: u32,
     /// Prefill multiplies by bf16 copies of the weights, where their shape allows; or why it does not.

@@ -17,6 +17,10 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     for group in schedule.fused.ordered() {
         let Kind::Product(gate) = &group.kind else { continue };
         let Some((slice, residual, projection)) = gate_and_projection(schedule, gate) else { continue };
+        if schedule.rows_of(&group) >= FEWEST_ROWS_APART {
+            schedule.refuse(log, &group, "many rows: products that read the weights once are faster");
+            continue;
+        }
         match step(schedule, can, gate, projection) {
             Ok(_) => {
                 let kind = Kind::PerLayerStep { gate: gate.clone(), slice, residual, projection };
@@ -26,6 +30,15 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
             Err(why) => schedule.refuse(log, &group, why),
         }
     }
+}
+
+/// Rows of a decode from which gate and projection are products of their own: a cluster for each row would read all weights again.
+const FEWEST_ROWS_APART: u32 = 16;
+
+/// Whether one row's launch of this product is a [`Step`]: several rows then norm as it does.
+pub fn is_step_of_one_row(schedule: &Schedule, can: &Abilities, gate: &Product) -> bool {
+    let parts = gate_and_projection(schedule, gate);
+    can.per_layer_step && parts.is_some_and(|(_, _, projection)| step(schedule, can, gate, projection).is_ok())
 }
 
 /// The slice of a layer's input, the residual and the projection, if the product is a per-layer gate that nobody else reads.

@@ -13,7 +13,8 @@ use crate::kernels::gelu::gelu;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::lanes_sum;
 use crate::kernels::matvec::parts::{
-    Unit, UnitActivations, dot_fine, fetch, keep_codes, keep_fine, leave_squares, squares_of_pieces,
+    Unit, UnitActivations, dot_fine, fetch, inverse_rms_of_warps, keep_codes, keep_fine, leave_squares,
+    squares_of_pieces,
 };
 use crate::kernels::matvec::slots::{weighted, with_update};
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
@@ -115,11 +116,7 @@ pub fn per_layer_step<
     }
     leave_squares(squares_of_pieces(&updates, K / 4), totals);
     barrier();
-    let mut total = 0.0f32;
-    for warp in 0..WARPS {
-        total += totals[warp];
-    }
-    let factor = rsqrt(total / K as f32 + EPSILON);
+    let factor = inverse_rms_of_warps(totals, K);
     #[unroll]
     for p in 0..PIECES {
         let place = thread_idx() + p * (WARPS * 32);
@@ -198,8 +195,8 @@ pub fn per_layer_step<
 
 /// Blocks of the cluster, at most: each brings its own way to memory.
 pub const MOST_PEERS: u32 = H200.fastest(Question::PerLayerBlocks);
-/// Warps of a block.
-const BLOCK_WARPS: u32 = 16;
+/// Warps of a block. Their number decides the order of the norm's sums, so products of several rows take it over.
+pub const BLOCK_WARPS: u32 = 16;
 
 /// Everything that decides an instance.
 #[derive(Clone, Copy, Debug)]

@@ -106,7 +106,8 @@ impl Tensor {
                 let blocks = tiles.min((target.multiprocessors / row_tiles).max(1));
                 let shape = |stages, resident| Tensor { lanes: one.lanes, tile, columns, stages, resident, blocks };
                 let fits = |shape: &Tensor| shape.shared_bytes(of.k, unit, &weights) <= target.shared_bytes_per_block;
-                let shapes = [(6, true), (5, true), (4, true), (6, false), (5, false), (4, false), (3, false)];
+                let shapes =
+                    [(6, true), (5, true), (4, true), (3, true), (6, false), (5, false), (4, false), (3, false)];
                 let Some(shape) = shapes.map(|(stages, resident)| shape(stages, resident)).into_iter().find(fits)
                 else {
                     continue;
