@@ -11,6 +11,7 @@
 //!   `tensor.rs` and `floats.rs` are what a block does with a tile of keys, by the cache's type.
 //! - `narrow.rs`: caches of 8 bits, which are widened tile by tile.
 //! - `step.rs`: the same for one row in one launch, with the norms, RoPE and the store that come before it.
+//!   The last three are `prepare.rs`.
 //! - `flash.rs`: many rows, on tensor cores.
 //! - `keep.rs`: after a chunk, its last rows into the ring of a sliding layer.
 
@@ -22,6 +23,7 @@ pub mod floats;
 pub mod keep;
 pub mod narrow;
 pub mod plain;
+pub mod prepare;
 pub mod step;
 pub mod tensor;
 
