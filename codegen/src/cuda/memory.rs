@@ -95,9 +95,9 @@ pub fn pages_of(context: u32) -> u32 {
     context.div_ceil(BLOCK_ROWS)
 }
 
-/// Rings for snapshots where nobody says how many.
+/// Rings for snapshots where nobody says how many. A chat has two places to depart from: the end of its system prompt, and its latest turn.
 fn default_snapshots(slots: u32) -> u32 {
-    (slots / 2).clamp(1, 16)
+    (slots / 2).clamp(2, 16)
 }
 
 /// The most rows that are decoded at once.
