@@ -63,7 +63,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
     sequences: u32,
 
-    /// Windows beyond those of the sequences, which keep prompts' prefixes [default: half as many, at least 2 and at most 16]
+    /// Windows beyond those of the sequences, which keep prompts' prefixes [default: half as many, at least 1 and at most 16]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=4096))]
     snapshots: Option<u32>,
 

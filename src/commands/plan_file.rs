@@ -72,7 +72,7 @@ impl PlanArgs {
                 // What nobody asked for is as many as there is memory for.
                 let mut sequences = options.sequences.unwrap_or(CPU_SEQUENCES);
                 loop {
-                    // As many as a GPU plan has.
+                    // More than a GPU plan has for one sequence: a chat's system prompt is kept for the next chat.
                     let snapshots = options.snapshots.unwrap_or((sequences / 2).clamp(2, 16));
                     let (host_bytes, suppress) = (options.engine.host_bytes(), options.suppress.clone());
                     let cpu = CpuOptions { sequences, snapshots, host_bytes, suppress };
@@ -184,7 +184,11 @@ pub struct EngineOptions {
 
 impl EngineOptions {
     fn backend(&self) -> BackendOptions {
-        BackendOptions { sequences: self.sequences, host_bytes: self.engine.host_bytes(), suppress: self.suppress.clone() }
+        BackendOptions {
+            sequences: self.sequences,
+            host_bytes: self.engine.host_bytes(),
+            suppress: self.suppress.clone(),
+        }
     }
 }
 

@@ -202,10 +202,6 @@ pub fn lower(
             needed -= spare as u64 * block;
         }
     }
-    // Kept prefixes that nobody asked for come last.
-    if options.snapshots.is_none() {
-        return lower(graph, meaning, &Options { snapshots: Some(0), ..options.clone() }, read);
-    }
     Err(LowerError::Budget { needed, budget })
 }
 
