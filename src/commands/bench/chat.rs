@@ -67,11 +67,11 @@ pub fn run(chat: &Chat<'_>) -> Result<Report> {
     let options = EngineOptions { engine: chat.engine, sequences: Some(1), ..EngineOptions::default() };
     let mut engine = chat.plan.open_engine(plan, options)?;
     let limits = engine.limits();
-    // Each of the two snapshots has its own copy of the block that it ends in.
-    let needed = limits.blocks_for(positions as u32) + 2;
+    // A chat has two snapshots, where there is room for them. Each has its own copy of the block that it ends in.
+    let needed = limits.blocks_for(positions as u32) + (limits.rings - limits.slots).min(2);
     ensure!(
         needed <= limits.blocks,
-        "a chat of {positions} tokens and two snapshots of it take {needed} blocks of keys and values, there are {}: compile with --ctx {}",
+        "a chat of {positions} tokens and its snapshots take {needed} blocks of keys and values, there are {}: compile with --ctx {}",
         limits.blocks,
         needed * limits.block_rows
     );
