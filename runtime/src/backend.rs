@@ -29,6 +29,15 @@ pub struct Run {
     pub pick: Pick,
 }
 
+/// Bytes of a device's own memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// What the plan says it allocates.
+    pub planned: u64,
+    /// In use now and free before the plan was opened, by whichever process; with what the driver takes for kernels and graphs.
+    pub taken: u64,
+}
+
 /// The memory and the launches of a plan that was loaded: its regions hold weights and constants, the rest is zero.
 ///
 /// Ranges are the caller's promise to lie in their regions, as a checked plan's do.
@@ -62,6 +71,11 @@ pub trait Backend {
 
     /// Copies as many bytes back as the range has, after everything queued before.
     fn load(&mut self, at: u64, to: Range) -> Result<(), RuntimeError>;
+
+    /// What it has taken of the device's memory; `None` where that is not a device's own.
+    fn memory(&self) -> Result<Option<MemoryUse>, RuntimeError> {
+        Ok(None)
+    }
 
     /// Waits until everything queued is done.
     fn wait(&mut self) -> Result<(), RuntimeError>;

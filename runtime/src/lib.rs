@@ -24,7 +24,7 @@ mod session;
 mod support;
 mod weights;
 
-pub use backend::{Backend, Pick, Run};
+pub use backend::{Backend, MemoryUse, Pick, Run};
 pub use choose::{choose, named};
 pub use cuda::OnGpu;
 pub use embedded::EmbeddedWeights;

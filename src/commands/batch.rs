@@ -16,7 +16,7 @@ use gemma4c_plan::{Plan, Sampling, Vocab};
 use gemma4c_runtime::engine::{Device, Engine, Event, Finish, Id, Request};
 use serde_json::{Map, Value, json};
 
-use super::plan_file::{self, EngineOptions, PlanArgs};
+use super::plan_file::{self, EngineArgs, EngineOptions, PlanArgs};
 use crate::{output, progress};
 
 /// What a line has where it says nothing else.
@@ -32,6 +32,7 @@ pub struct Batch<'a> {
     pub prompts: &'a Path,
     pub answers: &'a Path,
     pub sequences: Option<u32>,
+    pub engine: EngineArgs,
 }
 
 pub fn run(batch: &Batch<'_>, defaults: impl FnOnce(&Plan) -> Result<Defaults>) -> Result<()> {
@@ -61,7 +62,7 @@ pub fn run(batch: &Batch<'_>, defaults: impl FnOnce(&Plan) -> Result<Defaults>) 
     );
     let tokenizer = reader.vocab.as_ref().map(Tokenizer::new).transpose()?;
     let suppress = reader.vocab.map(|vocab| vocab.suppress).unwrap_or_default();
-    let options = EngineOptions { sequences: batch.sequences, snapshots: None, suppress };
+    let options = EngineOptions { engine: batch.engine, sequences: batch.sequences, snapshots: None, suppress };
     let mut engine = batch.plan.open_engine(plan, options)?;
     for (number, request) in &requests {
         engine.check(request).with_context(|| format!("{}, line {number}", prompts.display()))?;

@@ -4,19 +4,21 @@
 //! `llama-bench` names them: pp512 reads a prompt of 512 tokens, tg128 writes 128, `@ d8192` after 8192 others.
 
 mod batched;
+mod chat;
 mod report;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::Sampling;
 use gemma4c_runtime::{Asked, Request, Sampler, Session};
 
 use super::Outcome;
-use super::plan_file::{self, PlanArgs};
+use super::plan_file::{self, EngineArgs, PlanArgs};
 use crate::output::print;
 use crate::{progress, random};
 use batched::Batched;
+use chat::Chat;
 use report::{Report, Row, Start};
 
 /// Measure how fast a plan runs: prompts, generation, start, memory.
@@ -43,6 +45,22 @@ pub struct Args {
     /// Numbers of sequences at once: their prompts are read, then all are decoded together. Gives the columns of `llama-batched-bench`.
     #[arg(long, value_name = "N,N...", conflicts_with = "depths")]
     sequences: Option<String>,
+
+    /// Turns of a chat over a long system prompt: when each has its first token, and whether that is within the time its new tokens take at
+    /// the rate of pp512, and 15 ms.
+    #[arg(long, value_name = "TURNS", conflicts_with_all = ["prompts", "depths", "sequences"])]
+    chat: Option<u32>,
+
+    /// With --chat: tokens of the system prompt.
+    #[arg(long, value_name = "N", default_value_t = 8192, requires = "chat")]
+    system: u32,
+
+    /// With --chat: tokens that the user says in a turn; -n is the answer's.
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "chat")]
+    turn: u32,
+
+    #[command(flatten)]
+    engine: EngineArgs,
 
     /// How often each measurement is repeated.
     #[arg(short = 'r', long = "repeat", value_name = "N", default_value_t = 5)]
@@ -99,17 +117,26 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let (prompts, generate) = (numbers("-p", &args.prompts)?, numbers("-n", &args.generate)?);
     let depths = numbers("-d", &args.depths)?;
     ensure!(args.repeat >= 1, "-r 0: at least one measurement is needed");
-    if let Some(sequences) = &args.sequences {
-        let sequences = numbers("--sequences", sequences)?;
-        let Args { plan, repeat, seed, .. } = args;
-        let (repeat, seed) = (*repeat, *seed);
-        let report = batched::run(&Batched { plan, sequences, prompts, generate, repeat, seed })?;
+    let Args { ref plan, engine, system, turn, repeat, seed, .. } = *args;
+    if let Some(turns) = args.chat {
+        let [answer] = generate[..] else { bail!("-n {}: an answer has one length", args.generate) };
+        let report = chat::run(&Chat { plan, engine, turns, system, turn, answer, repeat, seed })?;
         print(&match args.output {
             Format::Md => report.markdown(),
             Format::Json => report.json()?,
         })?;
         return Ok(Outcome::Done);
     }
+    if let Some(sequences) = &args.sequences {
+        let sequences = numbers("--sequences", sequences)?;
+        let report = batched::run(&Batched { plan, engine, sequences, prompts, generate, repeat, seed })?;
+        print(&match args.output {
+            Format::Md => report.markdown(),
+            Format::Json => report.json()?,
+        })?;
+        return Ok(Outcome::Done);
+    }
+    engine.refuse_without("--sequences or --chat")?;
     let prompts = prompts.into_iter().filter(|n| *n > 0).map(Test::Prompt);
     let tests: Vec<Test> = prompts.chain(generate.into_iter().filter(|n| *n > 0).map(Test::Generate)).collect();
 

@@ -68,7 +68,7 @@ pub struct Args {
     snapshots: Option<u32>,
 
     /// Device memory the plan may take, such as 24GiB [default: as much as it needs]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = plan_file::size)]
     vram: Option<u64>,
 
     /// Skip a compiler pass, by name; `gemma4c inspect` lists them. May be repeated.
@@ -89,27 +89,6 @@ enum Kv {
     #[value(name = "q8_0")]
     Q8_0,
     Fp8,
-}
-
-/// Bytes, with a unit or without.
-fn size(text: &str) -> Result<u64, String> {
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "mib" => 1 << 20,
-        "gib" | "g" => 1 << 30,
-        "mb" => 1_000_000,
-        "gb" => 1_000_000_000,
-        _ => return Err("a size is a number with B, MB, GB, MiB or GiB".into()),
-    };
-    let number: f64 = number.parse().map_err(|_| "a size starts with a number".to_owned())?;
-    let bytes = number * factor as f64;
-    if bytes.is_finite() && bytes >= 1.0 && bytes < u64::MAX as f64 {
-        Ok(bytes as u64)
-    } else {
-        Err("out of range".into())
-    }
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]

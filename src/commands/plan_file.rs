@@ -3,6 +3,7 @@
 use std::fs::{self, File, Metadata};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::{Plan, START, own_bytes};
@@ -71,9 +72,10 @@ impl PlanArgs {
                 // What nobody asked for is as many as there is memory for.
                 let mut sequences = options.sequences.unwrap_or(CPU_SEQUENCES);
                 loop {
-                    let snapshots = options.snapshots.unwrap_or(sequences.div_ceil(2).min(16));
-                    let suppress = options.suppress.clone();
-                    let cpu = CpuOptions { sequences, snapshots, host_bytes: 0, suppress };
+                    // More than a GPU plan has for one sequence: a chat's system prompt is kept for the next chat.
+                    let snapshots = options.snapshots.unwrap_or((sequences / 2).clamp(2, 16));
+                    let (host_bytes, suppress) = (options.engine.host_bytes(), options.suppress.clone());
+                    let cpu = CpuOptions { sequences, snapshots, host_bytes, suppress };
                     match CpuDevice::open(plan.clone(), &self.location(), cpu) {
                         Err(RuntimeError::OutOfMemory { .. }) if options.sequences.is_none() && sequences > 1 => {
                             sequences /= 2;
@@ -97,8 +99,10 @@ impl PlanArgs {
                 Box::new(device?)
             }
         };
-        let options = engine::Options { prompts_first: true, suppress: options.suppress, ..engine::Options::default() };
-        Ok(Engine::new(device, options)?)
+        let EngineOptions { engine: EngineArgs { itl, .. }, suppress, .. } = options;
+        // Whoever limits the gap between tokens waits for single answers.
+        let prompts_first = itl.is_none();
+        Ok(Engine::new(device, engine::Options { itl, prompts_first, suppress, ..engine::Options::default() })?)
     }
 
     pub fn on_gpu(&self) -> OnGpu {
@@ -110,8 +114,66 @@ impl PlanArgs {
     }
 }
 
+/// How an engine shares the device, from the command line.
+#[derive(Clone, Copy, Default, clap::Args)]
+pub struct EngineArgs {
+    /// Of many sequences: the longest gap between tokens that the prompts of others may cause [default: prompts come first]
+    #[arg(long, value_name = "MS", value_parser = milliseconds)]
+    pub itl: Option<Duration>,
+
+    /// Of many sequences: host memory, such as 8GiB, for prefixes of prompts that the device has no room to keep [default: none]
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub host_cache: Option<u64>,
+}
+
+impl EngineArgs {
+    /// Refuses what a command that opens no engine would not heed.
+    pub fn refuse_without(&self, what: &str) -> Result<()> {
+        ensure!(self.itl.is_none(), "--itl is for many sequences: it needs {what}");
+        ensure!(self.host_cache.is_none(), "--host-cache is for many sequences: it needs {what}");
+        Ok(())
+    }
+
+    fn host_bytes(&self) -> u64 {
+        self.host_cache.unwrap_or(0)
+    }
+}
+
+/// A time, with its unit or without.
+fn milliseconds(text: &str) -> Result<Duration, String> {
+    let number = text.strip_suffix("ms").unwrap_or(text).trim();
+    let number: f64 = number.parse().map_err(|_| "a time is a number of milliseconds, such as 50ms".to_owned())?;
+    match number > 0.0 {
+        true => Duration::try_from_secs_f64(number / 1000.0).map_err(|_| "out of range".into()),
+        false => Err("more than 0 is needed".into()),
+    }
+}
+
+/// Bytes, with a unit or without.
+pub fn size(text: &str) -> Result<u64, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "mib" => 1 << 20,
+        "gib" | "g" => 1 << 30,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        _ => return Err("a size is a number with B, MB, GB, MiB or GiB".into()),
+    };
+    let number: f64 = number.parse().map_err(|_| "a size starts with a number".to_owned())?;
+    let bytes = number * factor as f64;
+    if bytes.is_finite() && bytes >= 1.0 && bytes < u64::MAX as f64 {
+        Ok(bytes as u64)
+    } else {
+        Err("out of range".into())
+    }
+}
+
 /// What an engine is opened with.
+#[derive(Default)]
 pub struct EngineOptions {
+    pub engine: EngineArgs,
     /// Sequences at once; `None` for what the plan was compiled for.
     pub sequences: Option<u32>,
     /// Prefixes kept beside them, at most.
@@ -122,7 +184,11 @@ pub struct EngineOptions {
 
 impl EngineOptions {
     fn backend(&self) -> BackendOptions {
-        BackendOptions { sequences: self.sequences, host_bytes: 0, suppress: self.suppress.clone() }
+        BackendOptions {
+            sequences: self.sequences,
+            host_bytes: self.engine.host_bytes(),
+            suppress: self.suppress.clone(),
+        }
     }
 }
 

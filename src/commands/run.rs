@@ -11,7 +11,7 @@ use gemma4c_plan::Vocab;
 use super::Outcome;
 use super::batch::{self, Batch, Defaults};
 use super::generation::{Generation, SamplingArgs};
-use super::plan_file::PlanArgs;
+use super::plan_file::{EngineArgs, PlanArgs};
 use super::tokenize::parse_ids;
 use crate::output;
 
@@ -64,17 +64,22 @@ pub struct Args {
     /// With --file: how many are worked on at once [default: what the plan was compiled for; 8 on a CPU]
     #[arg(long, value_name = "N", requires = "file")]
     sequences: Option<u32>,
+
+    #[command(flatten)]
+    engine: EngineArgs,
 }
 
 pub fn run(args: &Args) -> Result<Outcome> {
     if let (Some(prompts), Some(answers)) = (&args.file, &args.output) {
-        let batch = Batch { plan: &args.plan, prompts, answers, sequences: args.sequences };
+        let (sequences, engine) = (args.sequences, args.engine);
+        let batch = Batch { plan: &args.plan, prompts, answers, sequences, engine };
         batch::run(&batch, |plan| {
             let sampler = args.sampling.sampler(plan.sampling, Vec::new())?;
             Ok(Defaults { most: args.n, sampling: sampler.sampling(), seed: sampler.seed() })
         })?;
         return Ok(Outcome::Done);
     }
+    args.engine.refuse_without("--file")?;
     let session = args.plan.open()?;
     let vocab = session.plan().vocab.clone();
     // Tokens of other media make no sense in a text; whoever speaks ids gets what the model says.

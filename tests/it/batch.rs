@@ -54,11 +54,11 @@ fn answers_are_those_of_the_prompts_alone_in_their_order() {
     assert_eq!(answers[5], json!({"tokens": [], "text": "", "finish_reason": "length"}));
     assert_eq!((answers[6]["tokens"].as_array().unwrap().len(), &answers[6]["finish_reason"]), (3, &json!("context")));
     assert_eq!(answers.len(), lines.len());
-    for sequences in [1, 7] {
+    for how in ["--sequences 1", "--sequences 7", "--sequences 2 --itl 20 --host-cache 4MiB"] {
         let before = place.read("answers.jsonl");
         std::fs::remove_file(place.path("answers.jsonl")).unwrap();
-        place.ok(&format!("{RUN} --sequences {sequences} -n 12 --temp 0"));
-        assert!(place.read("answers.jsonl") == before, "{sequences} at once");
+        place.ok(&format!("{RUN} {how} -n 12 --temp 0"));
+        assert!(place.read("answers.jsonl") == before, "{how}");
     }
 }
 
@@ -131,6 +131,7 @@ fn files_that_do_not_belong_together_are_refused() {
     assert!(place.refused("run plan.bin --file nothing.jsonl -o answers2.jsonl").contains("cannot read nothing.jsonl"));
     assert!(place.refused("run plan.bin --file prompts.jsonl").contains("--output"));
     assert!(place.refused("run plan.bin -p hello --sequences 2").contains("--file"));
+    assert!(place.refused("run plan.bin -p hello --itl 50ms").contains("--itl is for many sequences: it needs --file"));
     std::fs::remove_file(place.path("answers.jsonl")).unwrap();
     assert!(place.refused(&format!("{RUN} --sequences 0")).contains("--sequences 0"));
     // An empty file has no answers.

@@ -74,6 +74,45 @@ fn several_sequences_are_measured_together() {
     close(figure("s") * figure("t"), 56.0);
 }
 
+/// A turn's prompt is the whole chat so far; all of the last prompt but a token was kept, and the last answer is read.
+#[test]
+fn a_turn_of_a_chat_reads_the_last_answer_and_what_is_new() {
+    let place = Place::new();
+    place.ok("synth tiny-dense -q q8_0 --layers 2 -o model.gguf");
+    place.ok("compile model.gguf -o plan.bin --target cpu --ctx 400 --chunk 16");
+    let chat = "bench plan.bin --device cpu --chat 4 --system 300 --turn 6 -n 5 -r 2";
+    let report: serde_json::Value = serde_json::from_str(&place.ok(&format!("{chat} -o json"))).unwrap();
+    let rate = report["limit"]["tokens_per_second"].as_f64().unwrap();
+    assert_eq!(report["limit"]["prompt"], 399, "the context is shorter than 512");
+    let expected = [[306, 0, 306], [317, 305, 12], [328, 316, 12], [339, 327, 12]];
+    let turns = report["turns"].as_array().unwrap();
+    assert_eq!(turns.len(), 4);
+    for (turn, expected) in turns.iter().zip(expected) {
+        assert_eq!(["prompt", "cached", "new"].map(|name| turn[name].as_u64().unwrap()), expected, "{turn}");
+        let limit = turn["limit_seconds"].as_f64().unwrap();
+        assert!((limit / (expected[2] as f64 / rate + 0.015) - 1.0).abs() < 1e-6, "{turn}");
+        let times: Vec<f64> =
+            turn["first_token_seconds"].as_array().unwrap().iter().filter_map(|t| t.as_f64()).collect();
+        assert_eq!((times.len(), turn["holds"].as_bool()), (2, Some(times.iter().all(|time| *time <= limit))));
+    }
+    let table = place.ok(&format!("{chat} --host-cache 1MiB --itl 50ms"));
+    assert!(table.contains("\n| 2 | 317 | 305 | 12 | "), "{table}");
+    assert!(table.contains(" t/s of pp399, and 15 ms; "), "{table}");
+
+    let refused = |line: &str| place.refused(&format!("bench plan.bin {line}"));
+    assert!(refused("--chat 0").contains("--chat 0: at least one turn is needed"));
+    assert!(refused("--chat 2 --turn 0").contains("--turn 0"));
+    assert!(refused("--chat 2 --system 9 -n 0").contains("-n 0: an answer has at least one token"));
+    assert!(refused("--chat 2 --system 9 -n 1,2").contains("-n 1,2: an answer has one length"));
+    assert!(refused("--chat 2 --system 390 --turn 4 -n 2").contains("a chat of 402 tokens does not fit"));
+    assert!(refused("--chat 2 -p 8").contains("--prompt"));
+    assert!(refused("--system 9").contains("--chat"));
+    assert!(refused("--itl 5").contains("--itl is for many sequences: it needs --sequences or --chat"));
+    assert!(refused("--host-cache 1GiB").contains("--host-cache is for many sequences"));
+    assert!(refused("--chat 2 --itl fast").contains("a time is a number of milliseconds"));
+    assert!(refused("--chat 2 --itl 0").contains("more than 0 is needed"));
+}
+
 #[test]
 fn what_cannot_be_measured_together_is_refused() {
     let place = place();

@@ -139,6 +139,31 @@ fn memory_is_what_the_plan_says_and_the_staging_goes() {
     assert!(report["results"].as_array().unwrap().iter().all(|row| row["device_bytes_grown"] == 0));
 }
 
+/// Many requests later the device's memory is taken as it was when the plan was ready; a host cache is pinned once, and used.
+#[test]
+fn an_engine_allocates_nothing_after_it_is_ready() {
+    let Some(place) = place() else { return };
+    place.ok("compile model.gguf -o chat.bin --target cuda --arch sm_90a --ctx 1024 --chunk 48");
+    let (ran, log) = run(&place, "verify chat.bin --device cuda --company 1 --prompts 20 --decode 2", &[]);
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    let memory = ran.stdout.lines().find_map(|line| line.strip_prefix("memory: ")).unwrap();
+    let planned = memory.split(' ').next().unwrap();
+    let taken = format!("{planned} bytes as planned, {planned} taken with kernels and graphs");
+    assert_eq!(memory, format!("{taken}; nothing allocated since ready"));
+    assert_eq!((log["allocated_late"], log["left"]), (0, 0));
+
+    let chat = "bench chat.bin --device cuda --chat 3 --turn 6 -n 5 -r 1";
+    let (ran, alone) = run(&place, &format!("{chat} --system 600"), &[]);
+    assert!(ran.code == Some(0) && ran.stdout.contains("\n| 3 | 628 | 616 | 12 | "), "{}{}", ran.stdout, ran.stderr);
+    let (ran, cached) = run(&place, &format!("{chat} --system 600 --host-cache 16MiB"), &[]);
+    assert!(ran.code == Some(0) && ran.stdout.contains("\n| 3 | 628 | 616 | 12 | "), "{}{}", ran.stdout, ran.stderr);
+    assert_eq!(cached["cuMemHostAlloc"], alone["cuMemHostAlloc"] + 1);
+    assert!(cached["copied_from"] > alone["copied_from"], "one ring keeps the latest turn, the host the system prompt");
+    assert_eq!((cached["allocated_late"], cached["left"]), (0, 0));
+    let (ran, _) = run(&place, &format!("{chat} --system 960"), &[]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("compile with --ctx 1280"), "{}", ran.stderr);
+}
+
 #[test]
 fn logits_and_profiles_go_through_every_phase() {
     let Some(place) = place() else { return };

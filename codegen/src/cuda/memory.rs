@@ -95,7 +95,8 @@ pub fn pages_of(context: u32) -> u32 {
     context.div_ceil(BLOCK_ROWS)
 }
 
-/// Rings for snapshots where nobody says how many.
+/// Rings for snapshots where nobody says how many. One is enough for a chat: a turn's snapshot takes the place of the one before. A second
+/// would keep the system prompt for the next chat, at the price of a window.
 fn default_snapshots(slots: u32) -> u32 {
     (slots / 2).clamp(1, 16)
 }

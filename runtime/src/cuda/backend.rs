@@ -15,7 +15,7 @@ use super::load_image::load_image;
 use super::regions::Regions;
 use super::words::Words;
 use super::{Argument, CudaError, Device, Function, Graph, GraphBuilder, Launch, Node, Pinned, Stream};
-use crate::backend::{Backend, Pick, Run};
+use crate::backend::{Backend, MemoryUse, Pick, Run};
 use crate::choose::choose;
 use crate::embedded::EmbeddedWeights;
 use crate::feed;
@@ -380,6 +380,11 @@ impl Backend for CudaBackend {
         let tier = self.tier.as_ref().filter(|tier| place.end <= tier.len()).ok_or_else(no_tier)?;
         // SAFETY: as above; the bytes are only ever written by copies in the same stream.
         Ok(unsafe { tier.copy_to(place, address, Stream::Launches) }?)
+    }
+
+    fn memory(&self) -> Result<Option<MemoryUse>, RuntimeError> {
+        let planned = self.program().memory.device().unwrap_or(u64::MAX);
+        Ok(Some(MemoryUse { planned, taken: self.memory_taken()? }))
     }
 
     fn wait(&mut self) -> Result<(), RuntimeError> {

@@ -10,6 +10,7 @@
 use gemma4c_plan::Sampling;
 
 use crate::RuntimeError;
+use crate::backend::MemoryUse;
 
 /// What a device has room for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +100,11 @@ pub trait Device {
     /// The device's name, for a person.
     fn name(&self) -> String;
 
+    /// What it has taken of the device's memory; `None` where that is not a device's own.
+    fn memory(&self) -> Result<Option<MemoryUse>, RuntimeError> {
+        Ok(None)
+    }
+
     /// The same for two devices only where keys and values of the one would do for the other.
     fn identity(&self) -> u128;
 
@@ -138,6 +144,10 @@ impl<D: Device + ?Sized> Device for Box<D> {
 
     fn name(&self) -> String {
         (**self).name()
+    }
+
+    fn memory(&self) -> Result<Option<MemoryUse>, RuntimeError> {
+        (**self).memory()
     }
 
     fn identity(&self) -> u128 {

@@ -10,7 +10,7 @@ use gemma4c_plan::{Plan, Sampling};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::device::{Chunk, Device, Limits, Part, Picked, Picking, Row};
-use crate::backend::{Backend, Pick, Run};
+use crate::backend::{Backend, MemoryUse, Pick, Run};
 use crate::cuda::{CudaBackend, OnGpu};
 use crate::{ModelLocation, RuntimeError};
 
@@ -278,6 +278,10 @@ impl Device for BackendDevice {
 
     fn name(&self) -> String {
         self.backend.name()
+    }
+
+    fn memory(&self) -> Result<Option<MemoryUse>, RuntimeError> {
+        self.backend.memory()
     }
 
     fn identity(&self) -> u128 {

@@ -269,6 +269,7 @@ impl<D: Device> Engine<D> {
             };
             device.set_pages(slot, &pages)?;
             let (_, request, chain) = self.waiting.pop_front().expect("it is the first");
+            self.prefixes.use_named(&request.snapshot_at, &chain, &request.prompt);
             let sequence = Sequence::new(request, chain, slot, pages, cached, &self.limits);
             self.sequences.insert(id, sequence);
             self.events.push(Event::Admitted { id, cached });

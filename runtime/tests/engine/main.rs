@@ -298,6 +298,39 @@ fn a_prompt_starts_from_the_longest_snapshot_it_begins_with() {
     assert_eq!(hit(&tokens, b"salt"), 0, "another salt shares nothing");
 }
 
+/// A chat departs from its latest turn, wherever there is room for one snapshot. With a second, the system prompt stays for other chats,
+/// although no turn but the first starts from it.
+#[test]
+fn a_chat_goes_on_from_its_latest_turn_and_keeps_its_system_prompt() {
+    for (snapshots, host_units, system_stays) in [(1, 0, false), (2, 0, true), (1, 4, true), (0, 0, false)] {
+        let limits = Limits { slots: 1, rows: 1, rings: 1 + snapshots, host_units, ..limits() };
+        let mut engine = engine(limits, None);
+        let mut random = Random(12);
+        let system = random.tokens(40);
+        let mut conversation = system.clone();
+        let mut departs = 0;
+        for turn in 0..5 {
+            conversation.extend(random.tokens(5));
+            let prompt = conversation.len() as u32;
+            let request = Request { snapshot_at: vec![40, prompt - 1], ..Request::greedy(conversation.clone(), 7) };
+            let id = engine.submit(request).unwrap();
+            let events = all_events(&mut engine);
+            assert_eq!(cached(&events, id), departs, "turn {turn} with {snapshots} snapshots");
+            let token = |event: &Event| match event {
+                Event::Token { token, .. } => Some(*token),
+                _ => None,
+            };
+            conversation.extend(events.iter().filter_map(token));
+            departs = if snapshots > 0 { prompt - 1 } else { 0 };
+        }
+        let other = [system, random.tokens(5)].concat();
+        let id = engine.submit(Request::greedy(other, 1)).unwrap();
+        let expected = if system_stays { 40 } else { 0 };
+        assert_eq!(cached(&all_events(&mut engine), id), expected, "{snapshots} snapshots, {host_units} on the host");
+        engine.audit().unwrap();
+    }
+}
+
 /// Rows that decode wrote are never part of a prefix: the second turn reads the first answer as a prompt.
 #[test]
 fn generated_rows_are_not_reused() {

@@ -8,12 +8,13 @@ use anyhow::{Context, Result, ensure};
 use gemma4c_runtime::engine::{Device, Engine, Event, Request};
 use serde_json::json;
 
-use crate::commands::plan_file::{self, EngineOptions, PlanArgs};
+use crate::commands::plan_file::{self, EngineArgs, EngineOptions, PlanArgs};
 use crate::{progress, random};
 
 /// What is measured.
 pub struct Batched<'a> {
     pub plan: &'a PlanArgs,
+    pub engine: EngineArgs,
     pub sequences: Vec<u32>,
     pub prompts: Vec<u32>,
     pub generate: Vec<u32>,
@@ -63,7 +64,9 @@ pub fn run(batched: &Batched<'_>) -> Result<Report> {
     let most = batched.sequences.iter().copied().max().context("--sequences: no number was given")?;
     ensure!(batched.sequences.iter().all(|n| *n > 0), "--sequences 0: at least one is needed");
     let model = plan.model.name.clone().unwrap_or_else(|| plan.model.architecture.clone());
-    let options = EngineOptions { sequences: Some(most), snapshots: Some(0), suppress: Vec::new() };
+    let engine = batched.engine;
+    // Of random prompts nothing is worth keeping.
+    let options = EngineOptions { engine, sequences: Some(most), snapshots: Some(0), suppress: Vec::new() };
     let mut engine = batched.plan.open_engine(plan, options)?;
     for test in &tests {
         let needed = engine.limits().blocks_for(test.prompt + test.generate) * test.sequences;

@@ -3,11 +3,16 @@
 //! Every prompt is answered alone first. Then all of them are answered again in batches of each size, in another order and so in other
 //! slots, with neighbours that join, leave and are cancelled half-way; and once more after their prefixes were kept, from every
 //! snapshot. A row's logits must be the same bits each time.
+//!
+//! At the end the pool must be whole, and the device must have no less memory than when the plan was ready. Prompts are made when they are
+//! needed and answers are kept as hashes, so that thousands of them take no more host memory than a few.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use gemma4c_runtime::engine::{Device, Engine, Event, Id, Request};
+use gemma4c_runtime::MemoryUse;
+use gemma4c_runtime::engine::{Device, Engine, Event, Id, Occupation, Request};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::Outcome;
@@ -37,9 +42,8 @@ const CANCELLED_AFTER: usize = 2;
 pub fn run(of: &Company<'_>) -> Result<Outcome> {
     ensure!(of.prompts > 0 && of.decode > 0, "at least one prompt and one token are needed");
     let plan = plan_file::read(&of.plan.plan)?;
-    let vocabulary = plan.model.vocab_size;
-    let options = EngineOptions { sequences: None, snapshots: None, suppress: Vec::new() };
-    let mut engine = of.plan.open_engine(plan, options)?;
+    let mut engine = of.plan.open_engine(plan, EngineOptions::default())?;
+    let ready = engine.device().memory()?;
     let most = engine.limits().rows.min(engine.limits().slots);
     let largest = of.batches.iter().copied().max().unwrap_or(0);
     ensure!(
@@ -53,7 +57,6 @@ pub fn run(of: &Company<'_>) -> Result<Outcome> {
         of.longest,
         of.decode
     );
-    let prompts: Vec<Vec<u32>> = (0..of.prompts).map(|number| prompt(of, number, vocabulary)).collect();
 
     print(&format!(
         "{} prompts of 1 to {} tokens on {}, {} tokens each\n\n",
@@ -62,10 +65,10 @@ pub fn run(of: &Company<'_>) -> Result<Outcome> {
         engine.device().name(),
         of.decode
     ))?;
-    let bar = progress::tokens("prompts answered", (prompts.len() * (of.batches.len() + 3)) as u64);
+    let bar = progress::tokens("prompts answered", u64::from(of.prompts) * (of.batches.len() as u64 + 2));
     let mut alone: Vec<Answer> = Vec::new();
-    for prompt in &prompts {
-        alone.extend(answer(&mut engine, of, &[prompt.clone()], 1, 0)?);
+    for number in 0..of.prompts {
+        alone.extend(answer(&mut engine, of, &[number], 1, 0)?);
         bar.inc(1);
     }
     let mut all_alike = true;
@@ -80,22 +83,56 @@ pub fn run(of: &Company<'_>) -> Result<Outcome> {
         print(&format!("{what}: {compared} rows, {unlike} differ\n"))
     };
     for &batch in of.batches {
-        let mut found = vec![Answer::new(); prompts.len()];
-        let order = shuffled(prompts.len(), of.seed + u64::from(batch));
-        let mixed: Vec<Vec<u32>> = order.iter().map(|at| prompts[*at].clone()).collect();
+        let mut found = vec![Answer::new(); of.prompts as usize];
+        let order = shuffled(of.prompts, of.seed + u64::from(batch));
         let disturb = if batch > 1 { 3 } else { 0 };
-        for (at, answer) in order.iter().zip(answer(&mut engine, of, &mixed, batch as usize, disturb)?) {
-            found[*at] = answer;
+        for (number, answer) in order.iter().zip(answer(&mut engine, of, &order, batch as usize, disturb)?) {
+            found[*number as usize] = answer;
         }
-        bar.inc(prompts.len() as u64);
+        bar.inc(u64::from(of.prompts));
         report(&format!("in batches of {batch}"), &found)?;
     }
-    let (found, hits) = after_prefixes(&mut engine, of, &prompts)?;
+    let (found, hits) = after_prefixes(&mut engine, of, || bar.inc(1))?;
     report(&format!("after {hits} prefixes that were kept"), &found)?;
     bar.finish_and_clear();
-    let verdict = if all_alike { "ok" } else { "FAILED" };
-    print(&format!("\n{rows} rows compared with the same rows alone\n{verdict}\n"))?;
-    Ok(if all_alike { Outcome::Done } else { Outcome::CheckFailed })
+    print(&format!("\n{rows} rows compared with the same rows alone\n"))?;
+    let is_whole = pool_is_whole(&mut engine)?;
+    let has_grown = memory_has_grown(ready, engine.device().memory()?)?;
+    let is_right = all_alike && is_whole && !has_grown;
+    print(if is_right { "ok\n" } else { "FAILED\n" })?;
+    Ok(if is_right { Outcome::Done } else { Outcome::CheckFailed })
+}
+
+/// Whether an engine that has answered everything and keeps nothing owns nothing.
+fn pool_is_whole<D: Device>(engine: &mut Engine<D>) -> Result<bool> {
+    let kept = engine.audit();
+    engine.forget_prefixes();
+    let Occupation { waiting, running, free_blocks, blocks, snapshots } = engine.occupation();
+    let nobody_owns_any = || match (waiting, running, snapshots, free_blocks == blocks) {
+        (0, 0, 0, true) => Ok(()),
+        _ => Err(format!("{free_blocks} of {blocks} blocks are free, but nobody uses any")),
+    };
+    let found = kept.and_then(|()| engine.audit()).and_then(|()| nobody_owns_any());
+    print(&match &found {
+        Ok(()) => format!("pool: all {blocks} blocks are free again, and so is every ring\n"),
+        Err(what) => format!("pool: FAILED: {what}\n"),
+    })?;
+    Ok(found.is_ok())
+}
+
+/// Whether a device has taken more memory since it was ready. Of one that has none of its own there is nothing to say.
+fn memory_has_grown(ready: Option<MemoryUse>, now: Option<MemoryUse>) -> Result<bool> {
+    let (Some(ready), Some(now)) = (ready, now) else { return Ok(false) };
+    let grown = now.taken.saturating_sub(ready.taken);
+    let since = match grown {
+        0 => "nothing allocated since ready".to_owned(),
+        bytes => format!("FAILED: {bytes} bytes more than when it was ready"),
+    };
+    print(&format!(
+        "memory: {} bytes as planned, {} taken with kernels and graphs; {since}\n",
+        now.planned, now.taken
+    ))?;
+    Ok(grown > 0)
 }
 
 /// A prompt of its own length; several begin alike, so that prefixes are found.
@@ -104,33 +141,34 @@ fn prompt(of: &Company<'_>, number: u32, vocabulary: u32) -> Vec<u32> {
     random::tokens(of.seed + u64::from(number / 2), length as usize, vocabulary)
 }
 
-fn shuffled(count: usize, seed: u64) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..count).collect();
-    order.sort_by_key(|at| xxh3_64(&[seed.to_le_bytes(), (*at as u64).to_le_bytes()].concat()));
+fn shuffled(count: u32, seed: u64) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..count).collect();
+    order.sort_by_key(|number| xxh3_64(&[seed.to_le_bytes(), u64::from(*number).to_le_bytes()].concat()));
     order
 }
 
-/// Answers all prompts, so many at once. One in `disturb` of them has a neighbour that is cancelled after a few tokens.
+/// Answers prompts by their numbers, so many at once. One in `disturb` of them has a neighbour that is cancelled after a few tokens.
 fn answer<D: Device>(
     engine: &mut Engine<D>,
     of: &Company<'_>,
-    prompts: &[Vec<u32>],
+    numbers: &[u32],
     at_once: usize,
     disturb: usize,
 ) -> Result<Vec<Answer>> {
     engine.forget_prefixes();
-    let mut answers = vec![Answer::new(); prompts.len()];
+    let vocabulary = engine.limits().vocab;
+    let prompt_at = |at: usize| prompt(of, numbers[at % numbers.len()], vocabulary);
+    let mut answers = vec![Answer::new(); numbers.len()];
     let mut running: HashMap<Id, usize> = HashMap::new();
     let mut neighbours: HashMap<Id, usize> = HashMap::new();
     let mut next = 0;
-    while next < prompts.len() || !engine.is_idle() {
-        while next < prompts.len() && running.len() + neighbours.len() < at_once {
-            let request = Request { logits: true, ..Request::greedy(prompts[next].clone(), of.decode) };
+    while next < numbers.len() || !engine.is_idle() {
+        while next < numbers.len() && running.len() + neighbours.len() < at_once {
+            let request = Request { logits: true, ..Request::greedy(prompt_at(next), of.decode) };
             running.insert(engine.submit(request)?, next);
             next += 1;
             if disturb > 0 && next % disturb == 0 && running.len() + neighbours.len() < at_once {
-                let other = prompts[(next * 7) % prompts.len()].clone();
-                neighbours.insert(engine.submit(Request::greedy(other, of.decode))?, 0);
+                neighbours.insert(engine.submit(Request::greedy(prompt_at(next * 7), of.decode))?, 0);
             }
         }
         for event in engine.step()? {
@@ -161,20 +199,21 @@ fn answer<D: Device>(
 fn after_prefixes<D: Device>(
     engine: &mut Engine<D>,
     of: &Company<'_>,
-    prompts: &[Vec<u32>],
+    mut told: impl FnMut(),
 ) -> Result<(Vec<Answer>, usize)> {
     let mut answers = Vec::new();
     let mut hits = 0;
-    for (number, prompt) in prompts.iter().enumerate() {
+    for number in 0..of.prompts {
+        let prompt: Arc<[u32]> = prompt(of, number, engine.limits().vocab).into();
         engine.forget_prefixes();
         let last = prompt.len() as u32 - 1;
-        let place = [last, last / 2, last * 3 / 4, 1.min(last)][number % 4];
+        let place = [last, last / 2, last * 3 / 4, 1.min(last)][number as usize % 4];
         let snapshot_at = if place > 0 { vec![place] } else { Vec::new() };
-        engine.submit(Request { snapshot_at, ..Request::greedy(prompt.clone(), 0) })?;
+        engine.submit(Request { snapshot_at, ..Request::greedy(Arc::clone(&prompt), 0) })?;
         while !engine.is_idle() {
             engine.step()?;
         }
-        let id = engine.submit(Request { logits: true, ..Request::greedy(prompt.clone(), of.decode) })?;
+        let id = engine.submit(Request { logits: true, ..Request::greedy(prompt, of.decode) })?;
         let mut answer = Answer::new();
         while !engine.is_idle() {
             for event in engine.step()? {
@@ -187,6 +226,7 @@ fn after_prefixes<D: Device>(
             }
         }
         answers.push(answer);
+        told();
     }
     Ok((answers, hits))
 }

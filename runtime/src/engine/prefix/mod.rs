@@ -269,6 +269,19 @@ impl Prefixes {
         here.iter().find(is_same).copied()
     }
 
+    /// Whoever names a place expects others to depart from it: a snapshot there counts as used, even by a prompt that starts from a later
+    /// one. So the turns of a chat do not push out the system prompt that they have in common.
+    pub fn use_named(&mut self, places: &[u32], chain: &Chain, prompt: &[u32]) {
+        self.clock += 1;
+        for &position in places {
+            let whole = position as usize / self.block_rows;
+            let rest = &prompt[whole * self.block_rows..position as usize];
+            if let Some(id) = self.same(chain.hashes[whole], rest, chain, prompt) {
+                self.touch(id);
+            }
+        }
+    }
+
     fn touch(&mut self, id: u64) {
         let snapshot = self.snapshots.get_mut(&id).expect("it was found");
         snapshot.last_used = self.clock;
