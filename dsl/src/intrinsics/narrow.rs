@@ -17,7 +17,7 @@ fn e4m3_bits(value: f32) -> u32 {
         return sign | (magnitude * 512.0).round_ties_even() as u32;
     }
     let bits = magnitude.to_bits();
-    sign | ((bits + 0x7_ffff + (bits >> 20 & 1)) >> 20) - (120 << 3)
+    sign | (((bits + 0x7_ffff + (bits >> 20 & 1)) >> 20) - (120 << 3))
 }
 
 /// The f16 of an e4m3 number: all of them are there.

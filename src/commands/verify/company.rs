@@ -65,7 +65,7 @@ pub fn run(of: &Company<'_>) -> Result<Outcome> {
     let bar = progress::tokens("prompts answered", (prompts.len() * (of.batches.len() + 3)) as u64);
     let mut alone: Vec<Answer> = Vec::new();
     for prompt in &prompts {
-        alone.extend(answer(&mut engine, of, &[prompt.clone()], 1, 0)?);
+        alone.extend(answer(&mut engine, of, std::slice::from_ref(prompt), 1, 0)?);
         bar.inc(1);
     }
     let mut all_alike = true;

@@ -156,7 +156,7 @@ pub fn attention_flash<
     let keys = shared::<KV>(KEYS * (D + 8));
     // Of 8 bits: the codes of keys and values, which are widened to `keys` in turn.
     let mixed = shared::<KV>(if NARROW {
-        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 } + 7) / 8 * 8)
+        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
     } else {
         KEYS * (D + 8)
     });

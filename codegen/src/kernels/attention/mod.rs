@@ -10,7 +10,8 @@
 //! - `decode.rs`, `combine.rs`: few rows, many keys: the keys are shared out among blocks, whose partial results are merged.
 //!   `tensor.rs` and `floats.rs` are what a block does with a tile of keys, by the cache's type.
 //! - `narrow.rs`: caches of 8 bits, which are widened tile by tile.
-//! - `step.rs`: the same for one row in one launch, with the norms, RoPE and the store that come before it.
+//! - `step.rs`: the same for decoded rows in one launch, with the norms, RoPE and the store that come before it (`prepare.rs`), and
+//!   with the merge of the splits, within clusters where there are some (`peers.rs`).
 //! - `flash.rs`: many rows, on tensor cores.
 //! - `keep.rs`: after a chunk, its last rows into the ring of a sliding layer.
 
@@ -21,7 +22,9 @@ pub mod flash;
 pub mod floats;
 pub mod keep;
 pub mod narrow;
+pub mod peers;
 pub mod plain;
+pub mod prepare;
 pub mod step;
 pub mod tensor;
 

@@ -21,108 +21,12 @@ use super::address::{page_start, record_of};
 use super::combine::{merge_four, run_of, weigh_parts};
 use super::decode::{attend, attend_narrow, copy_tile, tile_end};
 use super::floats::add_scaled;
-use super::narrow::{copy_codes, head_len, keep_word, narrow_slot, store_word, widen_slot, word_of};
+use super::narrow::{copy_codes, head_len, narrow_slot, widen_slot};
+use super::peers::{merge_clusters, merge_peers, peer_part};
 use super::plain::first_visible;
-use crate::kernels::heads::{add_squares, cos_sin, head_factor, rotated};
+use super::prepare::{load_heads, prepare_heads};
+use crate::kernels::heads::cos_sin;
 use crate::kernels::quantise::{codes_per_unit, int8_codes, largest_of};
-
-/// The raw heads of the warp: the queries of the block, then its new key and value. A lane has values i and i + D / 2 of a head.
-#[device]
-pub fn load_heads<const D: u32, const G: u32, const THREADS: u32, const ROUNDS: u32, const OWN: bool>(
-    q_head: Input<f32>,
-    k_head: Input<f32>,
-    v_head: Input<f32>,
-    low: &mut Regs<f32>,
-    high: &mut Regs<f32>,
-) {
-    #[unroll]
-    for round in 0..ROUNDS {
-        let head = warp_id() + round * (THREADS / 32);
-        let of_kv = if head == G { k_head } else { v_head };
-        let source = if head < G { q_head.offset(head * D) } else { of_kv };
-        if head < if OWN { G + 2 } else { G } {
-            #[unroll]
-            for p in 0..D / 64 {
-                low[round * D / 64 + p] = source[lane_id() + 32 * p];
-                high[round * D / 64 + p] = source[lane_id() + 32 * p + D / 2];
-            }
-        }
-    }
-}
-
-/// What [`word_of`] made of a value of the new key or value, to the cache and to shared memory.
-#[device]
-pub fn store_new<const D: u32, const SCALED: bool, KV: Float>(row: InOut<KV>, new: Shared<KV>, i: u32, word: u32) {
-    store_word(row, D, i, word);
-    keep_word(new, D, i, word);
-}
-
-/// Norms and rotates the query heads of the block and, if `fresh`, its new key and value, which are then rounded, stored, and
-/// kept in `new_key` and `new_value`. `norms` are the weights of the queries, then of the keys; `turns` cosine and sine of
-/// each pair.
-#[device(slots(narrow(bits: u32) -> u32))]
-pub fn prepare_heads<
-    const D: u32,
-    const G: u32,
-    const THREADS: u32,
-    const ROUNDS: u32,
-    const OWN: bool,
-    const NARROW: bool,
-    const SCALED: bool,
-    KV: Float,
->(
-    low: &mut Regs<f32>,
-    high: &mut Regs<f32>,
-    norms: Shared<f32>,
-    turns: Shared<F32x2>,
-    queries: Shared<f32>,
-    new_key: Shared<KV>,
-    new_value: Shared<KV>,
-    k_row: InOut<KV>,
-    v_row: InOut<KV>,
-    fresh: bool,
-    epsilon: f32,
-) {
-    #[unroll]
-    for round in 0..ROUNDS {
-        let head = warp_id() + round * (THREADS / 32);
-        let mut squares = 0.0f32;
-        #[unroll]
-        for p in 0..D / 64 {
-            squares = add_squares(squares, low[round * D / 64 + p], high[round * D / 64 + p]);
-        }
-        let factor = head_factor(squares, D, epsilon);
-        #[unroll]
-        for p in 0..D / 64 {
-            let i = lane_id() + 32 * p;
-            let x = low[round * D / 64 + p] * factor;
-            let y = high[round * D / 64 + p] * factor;
-            if head < G {
-                let turned = rotated(x * norms[i], y * norms[i + D / 2], turns[i]);
-                queries[head * (D + 8) + i] = turned.x;
-                queries[head * (D + 8) + i + D / 2] = turned.y;
-            } else if NARROW && OWN && fresh && head == G {
-                let turned = rotated(x * norms[D + i], y * norms[D + i + D / 2], turns[i]);
-                store_new(k_row, new_key, i, word_of(narrow, turned.x));
-                store_new(k_row, new_key, i + D / 2, word_of(narrow, turned.y));
-            } else if NARROW && OWN && fresh && head == G + 1 {
-                store_new(v_row, new_value, i, word_of(narrow, x));
-                store_new(v_row, new_value, i + D / 2, word_of(narrow, y));
-            } else if OWN && fresh && head == G {
-                let turned = rotated(x * norms[D + i], y * norms[D + i + D / 2], turns[i]);
-                new_key[i] = KV::from_f32(turned.x);
-                new_key[i + D / 2] = KV::from_f32(turned.y);
-                k_row[i] = KV::from_f32(turned.x);
-                k_row[i + D / 2] = KV::from_f32(turned.y);
-            } else if OWN && fresh && head == G + 1 {
-                new_value[i] = KV::from_f32(x);
-                new_value[i + D / 2] = KV::from_f32(y);
-                v_row[i] = KV::from_f32(x);
-                v_row[i + D / 2] = KV::from_f32(y);
-            }
-        }
-    }
-}
 
 /// Leaves four values of the output as they are.
 #[device]
@@ -150,55 +54,6 @@ pub fn keep_int8(value: F32x4, at: u32, xq: Output<u32>, xscale: Output<f32>, xs
         xsum[at / 32] = sum;
     }
     value
-}
-
-/// Lane p: the largest score and the total that block p of the cluster has found for a head, the first element of both.
-#[device]
-pub fn peer_part(largest: Shared<f32>, totals: Shared<f32>, peers: u32) -> F32x2 {
-    let mut part = f32x2(f32::NEG_INFINITY, 0.0);
-    if lane_id() < peers {
-        part = f32x2(load_peer::<f32>(largest, 0u32, lane_id()), load_peer::<f32>(totals, 0u32, lane_id()));
-    }
-    part
-}
-
-/// Four values of a head, merged from the blocks of the cluster, in the order of `combine.rs`. A collective of the warp.
-#[device]
-pub fn merge_peers<const PEERS: u32>(four: Shared<f32>, share: f32, peers: u32) -> F32x4 {
-    let mut parts = regs(F32x4::ZERO, PEERS);
-    #[unroll]
-    for peer in 0..PEERS {
-        if peer < peers {
-            parts[peer] = load_peer::<F32x4>(four, 0u32, peer);
-        }
-    }
-    let mut sum = F32x4::ZERO;
-    #[unroll]
-    for peer in 0..PEERS {
-        sum = add_scaled(sum, 1.0, add_scaled(F32x4::ZERO, shfl_idx(share, peer), parts[peer]));
-    }
-    sum
-}
-
-/// Four values of a head, merged from what clusters have left, in their order. Lane c has the share of cluster c. A collective
-/// of the warp.
-#[device]
-pub fn merge_clusters<const D: u32, const G: u32>(values: Input<f32>, share: f32, clusters: u32) -> F32x4 {
-    let mut sum = F32x4::ZERO;
-    for first in (0..clusters).by(8) {
-        let mut parts = regs(F32x4::ZERO, 8);
-        #[unroll]
-        for i in 0u32..8 {
-            if first + i < clusters {
-                parts[i] = load::<F32x4>(values, (first + i) * (G * D));
-            }
-        }
-        #[unroll]
-        for i in 0u32..8 {
-            sum = add_scaled(sum, shfl_idx(share, first + i), parts[i]);
-        }
-    }
-    sum
 }
 
 /// The attention of rows that have a record each. `q`, `k` and `v` are the projections as they come; without OWN the layer
@@ -267,7 +122,7 @@ pub fn attention_step<
     let keys = shared::<KV>(KEYS * (D + 8));
     // Of 8 bits: the codes of keys and values, which are widened to `keys` in turn.
     let mixed = shared::<KV>(if NARROW {
-        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 } + 7) / 8 * 8)
+        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
     } else {
         KEYS * (D + 8)
     });
