@@ -96,7 +96,7 @@ impl Feeder {
 
     /// Most tokens of a prompt that go through at once.
     pub fn chunk(&self) -> u32 {
-        self.phases.last().map_or(1, |phase| phase.rows)
+        self.phases.last().filter(|phase| phase.kind == PhaseKind::Prefill).map_or(1, |phase| phase.rows)
     }
 
     /// Tokens in flight to the host, at most.

@@ -1,5 +1,6 @@
 //! `gemma4c profile`: where the time of a phase goes, kernel by kernel, beside what this GPU could do at best.
 
+mod company;
 mod table;
 
 use std::fs;
@@ -64,7 +65,14 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let plan = session.plan().clone();
     let program = &plan.cuda.as_ref().context("a plan on a GPU has a program for it")?.program;
     let (index, phase) = find(program, &args.phase)?;
-    prepare(&mut session, index, phase.rows, args.depth)?;
+    match phase.kind {
+        PhaseKind::Prefill => prepare(&mut session, phase.kind, phase.rows, args.depth)?,
+        PhaseKind::Decode => prepare(&mut session, phase.kind, 1, args.depth)?,
+    }
+    if phase.kind == PhaseKind::Decode && phase.rows > 1 {
+        let backend = session.backend().context("it runs on a GPU")?;
+        company::join(backend, program, phase.rows, args.depth, plan.model.vocab_size)?;
+    }
     let run = Run { phase: index, steps: (0, phase.steps.len()), pick: Pick::Largest };
     let cuda = session.cuda().context("it runs on a GPU")?;
     let profile = cuda.profile(run, args.repeat)?;
@@ -88,11 +96,13 @@ pub fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// A phase by its name, or by the rows it takes.
+/// A phase by its name, or by the rows it takes: of prefill, where both have as many.
 pub fn find<'a>(program: &'a CudaProgram, wanted: &str) -> Result<(usize, &'a Phase)> {
-    let is_wanted = |phase: &Phase| phase.name == wanted || phase.rows.to_string() == wanted;
-    match program.phases.iter().enumerate().find(|(_, phase)| is_wanted(phase)) {
-        Some(found) => Ok(found),
+    let named = program.phases.iter().position(|phase| phase.name == wanted);
+    // Prefill comes last.
+    let sized = || program.phases.iter().rposition(|phase| phase.rows.to_string() == wanted);
+    match named.or_else(sized) {
+        Some(found) => Ok((found, &program.phases[found])),
         None => {
             let names: Vec<&str> = program.phases.iter().map(|phase| phase.name.as_str()).collect();
             bail!("the plan has no phase {wanted:?}; there are {}", names.join(", "))
@@ -101,7 +111,7 @@ pub fn find<'a>(program: &'a CudaProgram, wanted: &str) -> Result<(usize, &'a Ph
 }
 
 /// Runs the phase once the usual way, so that everything it reads is in memory.
-fn prepare(session: &mut Session, index: usize, rows: u32, depth: u32) -> Result<()> {
+fn prepare(session: &mut Session, kind: PhaseKind, rows: u32, depth: u32) -> Result<()> {
     let (context, vocab_size) = (session.plan().program.context, session.plan().model.vocab_size);
     ensure!(
         depth.checked_add(rows).is_some_and(|end| end < context),
@@ -113,19 +123,19 @@ fn prepare(session: &mut Session, index: usize, rows: u32, depth: u32) -> Result
     if !before.is_empty() {
         session.feed(before, Asked::None, None, |_, _| {})?;
     }
-    match session.plan().cuda.as_ref().map(|cuda| cuda.program.phases[index].kind) {
-        Some(PhaseKind::Decode) => session.decode(now[0], |_| {})?,
-        _ => session.feed(now, Asked::Last, None, |_, _| {})?,
+    match kind {
+        PhaseKind::Decode => session.decode(now[0], |_| {})?,
+        PhaseKind::Prefill => session.feed(now, Asked::Last, None, |_, _| {})?,
     }
     Ok(session.wait()?)
 }
 
 /// The part of a step's work that there is at a depth: a decoded row's attention is counted for a full context in a plan.
-fn seen(plan: &Plan, step: &CudaStep, rows: u32, depth: u32) -> f64 {
+fn seen(plan: &Plan, step: &CudaStep, kind: PhaseKind, depth: u32) -> f64 {
     let meaning = |node: &u32| plan.program.steps.iter().find(|of| of.output == *node);
     let attention = step.nodes.iter().filter_map(meaning).find(|of| matches!(of.op, Op::Attention { .. }));
-    let kind = attention.map(|of| plan.program.values[of.inputs[1] as usize].kind);
-    let Some(Kind::Kv { cache }) = kind.filter(|_| rows == 1) else { return 1.0 };
+    let cached = attention.map(|of| plan.program.values[of.inputs[1] as usize].kind);
+    let Some(Kind::Kv { cache }) = cached.filter(|_| kind == PhaseKind::Decode) else { return 1.0 };
     let context = plan.program.context;
     let visible = plan.program.caches[cache as usize].window.unwrap_or(context).min(context);
     (depth + 1).min(visible) as f64 / visible as f64
@@ -138,7 +148,7 @@ fn launched(plan: &Plan, program: &CudaProgram, phase: &Phase, depth: u32, times
         let value = step.outputs.last().map(|output| output.value).or(step.nodes.last().copied());
         let value = value.map_or("", |value| plan.program.values[value as usize].name.as_str());
         let kernel = kernel(step.launch.kernel);
-        let seen = seen(plan, step, phase.rows, depth);
+        let seen = seen(plan, step, phase.kind, depth);
         Launched {
             kernel: kernel.name.clone(),
             instance: kernel.instance.clone(),
@@ -149,7 +159,8 @@ fn launched(plan: &Plan, program: &CudaProgram, phase: &Phase, depth: u32, times
             microseconds: 0.0,
         }
     });
-    let vocabulary = plan.model.vocab_size as u64 * 4;
+    let picked = if phase.kind == PhaseKind::Decode { phase.rows } else { 1 };
+    let vocabulary = plan.model.vocab_size as u64 * 4 * picked as u64;
     let picks = phase.pick_largest.iter().map(|launch| Launched {
         kernel: kernel(launch.kernel).name.clone(),
         instance: kernel(launch.kernel).instance.clone(),

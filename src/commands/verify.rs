@@ -16,7 +16,7 @@ mod report;
 mod walk;
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_plan::cuda::CudaProgram;
+use gemma4c_plan::cuda::{CudaProgram, Phase, PhaseKind};
 use gemma4c_runtime::{Asked, Session};
 
 use super::plan_file::{self, PlanArgs};
@@ -37,7 +37,7 @@ const LONGEST: u32 = 40;
 
 /// Compare what a plan computes on this machine with the CPU, step by step.
 ///
-/// Every prefill phase reads random tokens, and a few more are decoded. Every launch is first compared alone, with the CPU's
+/// Every prefill phase reads random tokens, and a few more are decoded, one row at a time (for several, see --company). Every launch is first compared alone, with the CPU's
 /// values as its inputs, then all launches together. It is also checked that each launch ran, that the tokens picked are right,
 /// and that CUDA graphs give the same bits as single launches. Exits with code 1 if anything is off.
 #[derive(clap::Args)]
@@ -176,6 +176,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
     Ok(outcome)
 }
 
+/// Decode of several rows has the bits of decode of one: it is judged by them, not by the CPU.
+fn is_decode_of_several(phase: &Phase) -> bool {
+    phase.kind == PhaseKind::Decode && phase.rows > 1
+}
+
 /// Which phases run, and which of them are judged.
 struct Selection {
     /// The prefill phases that read the prompt; last the one that a session takes. None if the plan has none.
@@ -197,21 +202,26 @@ impl Selection {
             None => None,
         };
         let select = |phase: usize| Selected { phase, is_judged: only.is_none_or(|only| only == phase) };
-        let smallest = match only {
-            Some(phase) if phase > 0 => phase,
-            _ => 1,
-        };
-        let tokens = args.tokens.unwrap_or(program.phases.get(smallest).map_or(USUAL, |phase| phase.rows.min(USUAL)));
+        if let Some(several) = only.map(|only| &program.phases[only]).filter(|phase| is_decode_of_several(phase)) {
+            bail!(
+                "{} is compared with decode of one row, to the bit: run with --company {}",
+                several.name,
+                several.rows.min(program.kv_layout.slots)
+            );
+        }
+        let all = || (0..program.phases.len()).filter(|phase| program.phases[*phase].kind == PhaseKind::Prefill);
+        let smallest = only.filter(|only| program.phases[*only].kind == PhaseKind::Prefill).or(all().next());
+        let tokens = args.tokens.unwrap_or(smallest.map_or(USUAL, |phase| program.phases[phase].rows.min(USUAL)));
         ensure!(tokens > 0, "--tokens 0: at least one is needed");
         let fits = |phase: &usize| program.phases[*phase].rows >= tokens;
-        let usual = (1..program.phases.len()).find(fits);
-        let wanted = (1..program.phases.len()).map(select).filter(|s| s.is_judged || Some(s.phase) == usual);
+        let usual = all().find(fits);
+        let wanted = all().map(select).filter(|s| s.is_judged || Some(s.phase) == usual);
         // From the largest to the smallest: a session takes the smallest that fits.
         let prefill: Vec<Selected> = wanted.rev().collect();
         if let Some(small) = prefill.iter().find(|selected| !fits(&selected.phase)) {
             bail!("{tokens} tokens do not fit {}: choose a phase with --phase", program.phases[small.phase].name);
         }
-        ensure!(usual.is_some() || program.phases.len() == 1, "{tokens} tokens do not fit any phase of the plan");
+        ensure!(usual.is_some() || all().next().is_none(), "{tokens} tokens do not fit any phase of the plan");
         Ok(Selection { prefill, decode: select(0), tokens })
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::target::Target;
-use gemma4c_plan::cuda::{Cuda, CudaProgram, CudaStep, Kernel, KvCache, Phase};
+use gemma4c_plan::cuda::{Cuda, CudaProgram, CudaStep, Kernel, KvCache, Phase, PhaseKind};
 use gemma4c_plan::{Cache, Plan};
 
 use super::fold::{layer_of, local_name};
@@ -111,6 +111,11 @@ impl<'a> PhaseFacts<'a> {
         }
         steps.reverse();
         PhaseFacts { phase, steps, picks: phase.pick_largest.len() }
+    }
+
+    /// Whether this is the step from which on a prefill phase works on the asked row alone.
+    pub fn asks_from(&self, step: usize) -> bool {
+        self.phase.kind == PhaseKind::Prefill && step == self.phase.asked_from as usize
     }
 
     pub fn launches(&self) -> usize {

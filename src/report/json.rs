@@ -2,7 +2,7 @@
 
 use gemma4c_codegen::target::Target;
 use gemma4c_plan::Plan;
-use gemma4c_plan::cuda::CudaProgram;
+use gemma4c_plan::cuda::{CudaProgram, PhaseKind};
 use gemma4c_plan::embedded::EmbeddedForm;
 use serde_json::{Value, json};
 
@@ -72,8 +72,8 @@ fn gpu_of(program: &CudaProgram) -> Value {
 
 fn phase(facts: &Facts<'_>, phase: &PhaseFacts<'_>, gpu: &Target) -> Value {
     let steps = phase.steps.iter().enumerate().map(|(at, s)| {
-        // From `asked_from` on a phase works on one row.
-        let asked = at >= phase.phase.asked_from as usize;
+        // From `asked_from` on a prefill phase works on one row.
+        let asked = phase.phase.kind == PhaseKind::Prefill && at >= phase.phase.asked_from as usize;
         let outputs = s.step.outputs.iter().map(|o| &facts.plan.program.values[o.value as usize].name);
         json!({"kernel": s.kernel.name, "label": facts.label(s), "nodes": s.nodes, "grid": s.step.launch.grid,
                "block": s.kernel.block, "layer": s.layer, "rows": if asked { 1 } else { phase.phase.rows },

@@ -191,7 +191,7 @@ pub fn steps(facts: &Facts<'_>, phase: &PhaseFacts<'_>, gpu: &Target) -> String 
     let width = phase.steps.iter().map(|step| facts.label(step).len()).max().unwrap_or(0).max(6);
     let _ = writeln!(out, "step  layer  {:<width$}      grid  block      bytes        FLOPs     floor", "kernel");
     for (at, step) in phase.steps.iter().enumerate() {
-        if phase.phase.rows > 1 && at == phase.phase.asked_from as usize {
+        if phase.asks_from(at) {
             let _ = writeln!(out, "      from here on: the asked row alone");
         }
         let _ = writeln!(

@@ -62,6 +62,8 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
         );
         Code { source, image: Image(name.as_bytes().to_vec()) }
     };
+    let kv_layout = kv_layout(&plan);
+    let kv_bytes = kv_layout.blocks_at + kv_layout.blocks as u64 * kv_layout.block_bytes;
     plan.target = Target::Cuda;
     plan.cuda = Some(Cuda {
         code: kernels.iter().map(code).collect(),
@@ -69,8 +71,8 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
             gpu: gemma4c_codegen::target::Target::of_arch(gemma4c_codegen::arch::Arch::Sm90a).described(),
             toolchain: "NVRTC 13.0".into(),
             kv: KvType::F16,
-            memory: Memory { weights: 4 << 20, kv: 1 << 18, arena: 1 << 17, host: 0 },
-            kv_layout: kv_layout(&plan),
+            memory: Memory { weights: 4 << 20, kv: kv_bytes, arena: 1 << 17, host: 0 },
+            kv_layout,
             places: Places {
                 tokens: 0,
                 rows: 256,

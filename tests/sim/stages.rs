@@ -42,7 +42,7 @@ fn chunks_longer_than_a_ring_leave_the_same_bits() {
         };
         let expected = rows(&[PROMPT], &mut on_cpu(plan.clone(), &model));
         let mut whole = None;
-        for pieces in [&[PROMPT][..], &[290, 30], &[3, 300, 17]] {
+        for pieces in [&[PROMPT][..], &[3, 300, 17]] {
             let ours = rows(pieces, &mut on_simulator(plan.clone(), &model));
             let distance = ours
                 .iter()

@@ -17,6 +17,7 @@ mod program;
 mod validate;
 mod validate_cuda;
 mod validate_kv;
+mod validate_range;
 mod vocab;
 
 pub use format::{PlanError, START, VERSION, own_bytes};

@@ -9,6 +9,7 @@ use crate::Plan;
 use crate::cuda::{Argument, Cuda, CudaProgram, Gpu, Launch, LoadPart, Phase, PhaseKind, Range, Region};
 use crate::hazards::{self, Order};
 use crate::validate_kv::{check_kv, check_places};
+use crate::validate_range::check_range;
 
 /// Beyond any GPU.
 const MOST_BYTES: u64 = 1 << 42;
@@ -122,14 +123,6 @@ fn check_kernels(cuda: &Cuda) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-pub(crate) fn check_range(program: &CudaProgram, range: &Range, what: &str) -> Result<(), String> {
-    let size = program.memory.of(range.region);
-    match range.offset.checked_add(range.bytes) {
-        Some(end) if end <= size => Ok(()),
-        _ => Err(format!("{what} takes {} bytes at {} of {size} in {:?}", range.bytes, range.offset, range.region)),
-    }
 }
 
 fn check_loads(plan: &Plan, program: &CudaProgram) -> Result<(), String> {

@@ -3,7 +3,7 @@
 
 use crate::Plan;
 use crate::cuda::{BLOCK_ROWS, CudaProgram, RECORD_WORDS, Range, Region};
-use crate::validate_cuda::check_range;
+use crate::validate_range::check_range;
 
 /// Rings and blocks lie in their region, one kind behind the other, and every cache within its ring or block, apart from the others.
 pub(crate) fn check_kv(plan: &Plan, program: &CudaProgram) -> Result<(), String> {

@@ -109,7 +109,7 @@ impl BackendDevice {
             return Err(RuntimeError::Backend("the plan has no phase that reads prompts: compile it again".into()));
         }
         // The rings beyond them hold snapshots.
-        let room = program.decode_rows().min(layout.rings);
+        let room = layout.slots.min(program.decode_rows());
         if sequences.is_some_and(|sequences| sequences == 0 || sequences > room) {
             let wanted = sequences.unwrap_or(0);
             return Err(RuntimeError::TooManySequences { wanted, room });

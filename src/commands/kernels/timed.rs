@@ -188,7 +188,8 @@ fn content(
     range: &Range,
     element: Option<ElementType>,
 ) -> Result<Content> {
-    let rows = if at >= phase.asked_from as usize && phase.rows > 1 { 1 } else { phase.rows };
+    let asked = phase.kind == PhaseKind::Prefill && at >= phase.asked_from as usize;
+    let rows = if asked { 1 } else { phase.rows };
     let experts = || {
         let routing = plan.graph.nodes.iter().find_map(|node| match node.ty.elem {
             Elem::Routing { experts } => Some(experts),

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use anyhow::{Result, bail, ensure};
-use gemma4c_plan::cuda::{Argument, CudaProgram, CudaStep, Form, KvType, Phase, Range, Region, StepOutput};
+use gemma4c_plan::cuda::{Argument, CudaProgram, CudaStep, Form, KvType, Phase, PhaseKind, Range, Region, StepOutput};
 use gemma4c_plan::{self as plan, Kind, Op, Plan, Step, ValueIndex};
 
 use super::numbers::Numbers;
@@ -69,7 +69,8 @@ impl<'a> Meaning<'a> {
     /// Everything that a step of a phase writes for the rows of a pass: its outputs, and the rows it stores into a KV cache.
     pub fn left(&self, phase: &Phase, index: usize, pass: &Reference) -> Result<Vec<Left>> {
         let step = &phase.steps[index];
-        let rows = if phase.rows > 1 && index >= phase.asked_from as usize { Rows::Asked } else { Rows::All };
+        let asked = phase.kind == PhaseKind::Prefill && index >= phase.asked_from as usize;
+        let rows = if asked { Rows::Asked } else { Rows::All };
         let capacity = if rows == Rows::Asked { 1 } else { phase.rows };
         let mut left = Vec::new();
         for output in &step.outputs {

@@ -233,6 +233,13 @@ impl<'a> Report<'a> {
             let how = if *same { "the same bits as" } else { "other bits than" };
             let _ = writeln!(text, "phases    {one} gives {how} {other}");
         }
+        let several = self.program().phases.iter().filter(|phase| super::is_decode_of_several(phase));
+        if let Some(most) = several.map(|phase| phase.rows).max() {
+            let _ = writeln!(
+                text,
+                "phases    decode of 2 to {most} rows is not run here: --company compares it with decode of one, to the bit"
+            );
+        }
         match &self.unlike[..] {
             [] => {
                 let _ = writeln!(text, "replay    {} passes as they run otherwise: the same bits", self.replayed);

@@ -136,7 +136,7 @@ fn all(facts: &Facts<'_>, phase: &PhaseFacts<'_>, hues: &Hues, gpu: &Target) -> 
         .to_owned();
     let values = &facts.plan.program.values;
     for (at, step) in phase.steps.iter().enumerate() {
-        if phase.phase.rows > 1 && at == phase.phase.asked_from as usize {
+        if phase.asks_from(at) {
             out += "<tr class=\"asked\"><td colspan=\"8\">from here on, the asked row alone</td></tr>";
         }
         let mut outputs: Vec<&str> = step.step.outputs.iter().map(|o| values[o.value as usize].name.as_str()).collect();
