@@ -16,7 +16,7 @@ mod report;
 mod walk;
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_plan::cuda::{CudaProgram, Phase, PhaseKind};
+use gemma4c_plan::cuda::{CudaProgram, PhaseKind};
 use gemma4c_runtime::{Asked, Session};
 
 use super::plan_file::{self, PlanArgs};
@@ -25,7 +25,7 @@ use crate::output::print;
 use crate::{progress, random};
 use drift::Drift;
 use golden::GoldenArgs;
-use meaning::Meaning;
+use meaning::{Meaning, is_decode_of_several};
 use reference::{Recorded, Reference};
 use report::Report;
 use walk::{Together, Walk};
@@ -174,11 +174,6 @@ pub fn run(args: &Args) -> Result<Outcome> {
     };
     print(&format!("\n{verdict}\n"))?;
     Ok(outcome)
-}
-
-/// Decode of several rows has the bits of decode of one: it is judged by them, not by the CPU.
-fn is_decode_of_several(phase: &Phase) -> bool {
-    phase.kind == PhaseKind::Decode && phase.rows > 1
 }
 
 /// Which phases run, and which of them are judged.

@@ -58,6 +58,30 @@ fn keys_and_values_in_8_bits_pass() {
     }
 }
 
+/// Decode of one row and prefill are compared with the CPU; decode of several rows is said to be compared elsewhere.
+#[test]
+fn a_plan_for_several_sequences_passes() {
+    let place = Place::new();
+    let plan = plan(&place, "tiny-dense -q q8_0 --layers 2", LowerOptions { sequences: 3, ..chunks_of(4) });
+    let phases = &plan.cuda.as_ref().unwrap().program.phases;
+    let names: Vec<&str> = phases.iter().map(|phase| phase.name.as_str()).collect();
+    assert_eq!(names, ["decode", "decode 2", "decode 4", "prefill 4"]);
+    let (code, report) = verify(&place, &plan, "--tokens 3 --decode 1");
+    assert!(code == Some(0) && report.ends_with("\nok\n"), "{report}");
+    assert!(report.contains("replay    2 passes as they run otherwise: the same bits"), "{report}");
+    let judged = |phase: &str| report.lines().any(|line| line.trim_start().starts_with(&format!("{phase}  ")));
+    assert_eq!(["decode", "decode 2", "decode 4", "prefill 4"].map(judged), [true, false, false, true], "{report}");
+    assert!(report.contains("decode of 2 to 4 rows is not run here: --company"), "{report}");
+    let refused = place.refused("verify plan.bin --device sim --phase 'decode 4'");
+    assert!(
+        refused.contains("decode 4 is compared with decode of one row, to the bit: run with --company 3"),
+        "{refused}"
+    );
+    // As many rows as prefill has mean prefill.
+    let (code, report) = verify(&place, &plan, "--tokens 3 --decode 0 --phase 4");
+    assert!(code == Some(0) && report.contains("prefill 4"), "{report}");
+}
+
 /// A plan of which only decode is left: small enough to be run over and over.
 fn decoder(place: &Place, model: &str) -> Plan {
     let mut plan = plan(place, model, chunks_of(2).without(&["bf16-copies"]));

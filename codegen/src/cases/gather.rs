@@ -61,7 +61,7 @@ fn case(dtype: DType, width: usize, tokens: &[u32], scale: f32) -> Case {
         .buffer("value_tensor", elements(dtype, bytes))
         .scalar("width", width as u32)
         .scalar("vocabulary", vocabulary as u32)
-        .scalar("token_stride", 1)
+        .scalar("token_stride", 1u32)
         .scalar("scale", scale)
         .expect("out", expected, Bound::Exact)
 }

@@ -47,7 +47,7 @@ fn inputs(dtype: DType, dim: usize, layers: usize, tokens: &[u32]) -> Case {
         .buffer("value_tensor", elements(dtype, bytes))
         .scalar("layers", layers as u32)
         .scalar("vocabulary", vocabulary as u32)
-        .scalar("token_stride", 1)
+        .scalar("token_stride", 1u32)
         .scalar("projected_scale", projected_scale)
         .scalar("gathered_scale", gathered_scale)
         .scalar("out_scale", out_scale)

@@ -204,3 +204,8 @@ impl<'a> Meaning<'a> {
         matches!(self.plan.program.values[value as usize].kind, Kind::Kv { .. })
     }
 }
+
+/// Decode of several rows has the bits of decode of one: it is judged by them, not by the CPU.
+pub fn is_decode_of_several(phase: &Phase) -> bool {
+    phase.kind == PhaseKind::Decode && phase.rows > 1
+}

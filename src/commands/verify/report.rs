@@ -6,7 +6,7 @@ use gemma4c_plan::cuda::{CudaProgram, Kernel};
 
 use super::compare::PEAK;
 use super::limits;
-use super::meaning::{Content, Meaning};
+use super::meaning::{Content, Meaning, is_decode_of_several};
 use super::numbers::Fault;
 use super::walk::{Finding, Outcome, Together};
 use crate::report::labels::labels;
@@ -233,7 +233,7 @@ impl<'a> Report<'a> {
             let how = if *same { "the same bits as" } else { "other bits than" };
             let _ = writeln!(text, "phases    {one} gives {how} {other}");
         }
-        let several = self.program().phases.iter().filter(|phase| super::is_decode_of_several(phase));
+        let several = self.program().phases.iter().filter(|phase| is_decode_of_several(phase));
         if let Some(most) = several.map(|phase| phase.rows).max() {
             let _ = writeln!(
                 text,
