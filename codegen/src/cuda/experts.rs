@@ -89,6 +89,7 @@ impl PhaseBuilder<'_, '_> {
                 node: format!("{}: a factor of {}", self.graph().full_name(node), of.factor),
             });
         }
+        let split = self.is_one_row(group);
         let pairs = rows as u64 * top as u64 * 4;
         let place = RoutingPlace { ids: self.buffer(pairs), weights: self.buffer(pairs) };
         let Entry { dense, expert, .. } = entry;
@@ -102,7 +103,7 @@ impl PhaseBuilder<'_, '_> {
             update: entry.update,
             state,
             logits: self.buffer(rows as u64 * experts as u64 * 4),
-            counter: self.common.counters().take(4),
+            counter: self.common.counters().take(if split { 4 * rows as u64 } else { 4 }),
             ids: place.ids,
             weights: place.weights,
             residual: entry.residual,
@@ -120,9 +121,9 @@ impl PhaseBuilder<'_, '_> {
         let activations = rows as u64 * width as u64 * 4;
         let bytes = experts as u64 * width as u64 * 4 + if entry.forms.is_some() { 4 } else { 1 } * activations;
         let work = Work { bytes, flops: 2 * rows as u64 * experts as u64 * width as u64 };
-        let (instance, grid, how) = match rows {
-            1 => (kind.split_instance()?, [kind.split_blocks(), 1, 1], "one row: experts shared out among blocks"),
-            _ => (kind.instance()?, kind.grid(rows), "many rows: a block for a few"),
+        let (instance, grid, how) = match split {
+            true => (kind.split_instance()?, [kind.split_blocks(), rows, 1], "one row: experts shared out among blocks"),
+            false => (kind.instance()?, kind.grid(rows), "many rows: a block for a few"),
         };
         let why = Choice { reason: format!("{how}; {}", why.reason), ..why };
         self.launch(instance, grid, arguments, &group.nodes, work, why)?;

@@ -111,9 +111,8 @@ fn talk(engine: &mut Engine<Box<dyn Device>>, chat: &Chat<'_>, turns: &mut Vec<T
         let said = random::tokens(chat.seed.wrapping_add(1 + number as u64), chat.turn as usize, vocab);
         conversation.extend(said);
         let prompt = conversation.len() as u32;
-        // Other chats depart after the system prompt. The next turn departs after this prompt; a token before its end, this one can be
-        // asked again, too.
-        let mut snapshot_at = vec![chat.system, prompt - 1];
+        // Other chats depart after the system prompt, the next turn after this prompt.
+        let mut snapshot_at = vec![chat.system, prompt];
         snapshot_at.retain(|at| *at > 0);
         let request = Request { snapshot_at, ..Request::greedy(conversation.clone(), chat.answer) };
         let answered = answer(engine, request)?;

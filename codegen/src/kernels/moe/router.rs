@@ -32,8 +32,8 @@ pub fn four_products(a: F32x4, b: F32x4, sum: f32) -> f32 {
 /// Where the mixture ENTERS here, x is still to take what attention made: `x + norm(update) * post_norm`. That sum is left as
 /// the residual, and both halves of the mixture get their inputs: it has one norm, with weights for each of them.
 ///
-/// The matrix is a megabyte, which one SM would read too slowly: with SPLIT there is one row and any number of
-/// blocks, of which the last to finish chooses. Without, a block takes ROWS rows, so that it reads the matrix once for all of
+/// The matrix is a megabyte, which one SM would read too slowly: with SPLIT a row has any number of
+/// blocks, of which the last to finish chooses, and a word of `counter`. Without, a block takes ROWS rows, so that it reads the matrix once for all of
 /// them. A logit has the same bits either way.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared)]
 pub fn route<
@@ -215,7 +215,7 @@ pub fn route<
     }
 
     if SPLIT {
-        if last_block(counter, 0) {
+        if last_block_of(counter, block_idx_y(), grid_dim()) {
             choose_together(first_row, logits, ids, weights, keys, best);
         }
     } else {
