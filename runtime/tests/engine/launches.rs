@@ -45,6 +45,7 @@ pub fn plan() -> Plan {
     };
     let ring_bytes = (WINDOW as u64 + PREFILL[2] as u64) * ROW;
     program.kv_layout = KvLayout {
+        slots: 4,
         rings: 6,
         ring_bytes,
         blocks: 10,
