@@ -52,7 +52,7 @@ impl Plan {
             context,
             chunk,
             kv: recipe.kv,
-            sequences: 1,
+            sequences: recipe.sequences,
             snapshots: None,
             target: recipe.target(),
             vram: None,
@@ -212,6 +212,7 @@ pub fn launched(arch: Arch) -> Result<Vec<NamedInstance>> {
     let mut found = Collected::default();
     found.add(recipes::ordinary(arch), |_| true)?;
     let ordinary: BTreeSet<&str> = found.instances.iter().map(|named| named.instance.def.name).collect();
+    found.add(recipes::with_sequences(arch), |instance| !ordinary.contains(instance.def.name))?;
     found.add(recipes::with_passes_off(arch), |instance| !ordinary.contains(instance.def.name))?;
     Ok(found.instances)
 }

@@ -31,13 +31,15 @@ pub struct Recipe {
     pub types: Types,
     pub arch: Arch,
     pub kv: KvType,
+    /// Sequences at once.
+    pub sequences: u32,
     /// Passes that are switched off.
     pub without: Vec<&'static str>,
 }
 
 impl Recipe {
     fn new(preset: Preset, types: Types, arch: Arch) -> Recipe {
-        Recipe { preset, types, arch, kv: KvType::F16, without: Vec::new() }
+        Recipe { preset, types, arch, kv: KvType::F16, sequences: 1, without: Vec::new() }
     }
 
     /// The GPU it is for: one with the architecture's limits and the H200's SMs, so that architectures share texts where they can.
@@ -55,6 +57,9 @@ impl Recipe {
         let mut name = format!("{} {}", self.preset.name(), self.types.name());
         if self.kv != KvType::F16 {
             name += &format!(", {} cache", self.kv.name());
+        }
+        if self.sequences > 1 {
+            name += &format!(", {} sequences", self.sequences);
         }
         match self.without.len() {
             0 => name,
@@ -114,6 +119,11 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
         );
     }
     all
+}
+
+/// Plans for several sequences: what they launch besides are the products of several rows.
+pub fn with_sequences(arch: Arch) -> Vec<Recipe> {
+    vec![Recipe { sequences: 8, ..Recipe::new(Preset::Dense12b, Types::All(DType::Q4_0), arch) }]
 }
 
 /// Plans with passes switched off: their launches count where no ordinary plan launches the kernel at all.

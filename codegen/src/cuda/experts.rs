@@ -122,7 +122,9 @@ impl PhaseBuilder<'_, '_> {
         let bytes = experts as u64 * width as u64 * 4 + if entry.forms.is_some() { 4 } else { 1 } * activations;
         let work = Work { bytes, flops: 2 * rows as u64 * experts as u64 * width as u64 };
         let (instance, grid, how) = match split {
-            true => (kind.split_instance()?, [kind.split_blocks(), rows, 1], "one row: experts shared out among blocks"),
+            true => {
+                (kind.split_instance()?, [kind.split_blocks(), rows, 1], "one row: experts shared out among blocks")
+            }
             false => (kind.instance()?, kind.grid(rows), "many rows: a block for a few"),
         };
         let why = Choice { reason: format!("{how}; {}", why.reason), ..why };
