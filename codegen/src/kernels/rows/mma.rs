@@ -154,7 +154,7 @@ pub fn multiply<
     x_sums: Shared<i32>,
 ) {
     let units = K / UNIT;
-    let slots = if SHARED_SIDES { 2u32 } else { 4u32 };
+    let slots = if SHARED_SIDES { LANES / 2 } else { LANES };
     let each = TILE.min(16) / 4;
     let tiles = COLUMNS / 8;
     let g = lane_id() / 4;
@@ -162,7 +162,8 @@ pub fn multiply<
     let mut raw = regs(U32x4::ZERO, COLUMNS / 8);
     #[unroll]
     for n in 0..COLUMNS / 8 {
-        raw[n] = ldmatrix_x4(ring, (stage * 4 + lane_id() / 8) * COLUMNS + n * 8 + lane_id() % 8);
+        let row = stage * COLUMNS + n * 8 + lane_id() % 8;
+        raw[n] = ldmatrix_x4(ring, row * (LANES + 1) + unit_of_step(0, lane_id() / 8));
     }
     #[unroll]
     for pair in 0u32..2 {
@@ -173,7 +174,7 @@ pub fn multiply<
         #[unroll]
         for i in 0u32..2 {
             let j = pair * 2 + i;
-            let at = (stage * slots + side_slot(j)) * COLUMNS;
+            let at = (stage * slots + side_slot(unit_of_step(0, j))) * COLUMNS;
             let unit = unit_of_step(step, j);
             #[unroll]
             for n in 0..COLUMNS / 8 {
@@ -297,8 +298,8 @@ pub fn rows_mma<
     require!(COLUMNS % if PAIRED { 16 } else { 8 } == 0);
     // `cp_async_wait` counts to four.
     require!(STAGES >= 2 && STAGES <= 6);
-    // Per warp and stage: four units of every column, and what lies beside them.
-    let ring = shared::<U32x4>(LANES * STAGES * COLUMNS);
+    // Per stage: a step of every column, and what lies beside its units.
+    let ring = shared::<U32x4>((LANES + 1) * STAGES * COLUMNS);
     let sides = shared::<u32>(
         LANES / if SHARED_SIDES { 2 } else { 1 } * STAGES * COLUMNS * (HIGH + if SUPERS > 0 { 2 } else { 1 }),
     );
@@ -323,10 +324,8 @@ pub fn rows_mma<
     let all_steps = own_tiles * steps;
     let first = block_idx_y() * TILE;
 
-    // What is this warp's of the rings.
+    // What is this warp's of the activations.
     let scaled = UNIT / 8;
-    let own_ring = ring.offset(warp_id() * (4 * STAGES * COLUMNS));
-    let own_sides = sides.offset(warp_id() * (STAGES * if SHARED_SIDES { 2 } else { 4 } * COLUMNS) * side_words());
     let own_words = x_words.offset(if RESIDENT { 0 } else { warp_id() * (STAGES * UNIT * TILE) });
     let own_scales = x_scales.offset(if RESIDENT { 0 } else { warp_id() * (STAGES * scaled * TILE) });
     let own_sums = x_sums.offset(if RESIDENT || !SUMS { 0 } else { warp_id() * (STAGES * scaled * TILE) });
@@ -338,7 +337,7 @@ pub fn rows_mma<
     first_units(next_base, outputs, &mut starts);
     for stage in 0..STAGES - 1 {
         if stage < all_steps {
-            stage_weights(&starts, next_step, stage, codes, high, scales, supers, own_ring, own_sides);
+            stage_weights(&starts, next_step, stage, codes, high, scales, supers, ring, sides);
             next_step = next_step + 1;
             if next_step == steps {
                 next_step = 0;
@@ -364,12 +363,12 @@ pub fn rows_mma<
     let mut step = 0u32;
     let mut stage = 0u32;
     for at in 0..all_steps {
-        // This stage is there for all lanes, and none still reads the one before.
+        // This stage is there for all warps, and none still reads the one before.
         cp_async_wait(STAGES - 2);
-        warp_barrier();
+        barrier();
         if at + STAGES - 1 < all_steps {
             let free = if stage == 0 { STAGES - 1 } else { stage - 1 };
-            stage_weights(&starts, next_step, free, codes, high, scales, supers, own_ring, own_sides);
+            stage_weights(&starts, next_step, free, codes, high, scales, supers, ring, sides);
             if !RESIDENT || at + STAGES - 1 < steps {
                 stage_activations(next_step, free, first, rows, x, xscale, xsum, own_words, own_scales, own_sums);
             }
@@ -393,8 +392,8 @@ pub fn rows_mma<
                 step,
                 stage,
                 outputs,
-                own_ring,
-                own_sides,
+                ring,
+                sides,
                 own_words,
                 own_scales,
                 own_sums,
@@ -411,8 +410,8 @@ pub fn rows_mma<
                 step,
                 stage,
                 outputs,
-                own_ring,
-                own_sides,
+                ring,
+                sides,
                 own_words,
                 own_scales,
                 own_sums,

@@ -137,13 +137,14 @@ impl Tensor {
         let Tensor { lanes, tile, columns, stages, resident, .. } = *self;
         let scaled = lanes / 4 * stages * (unit / 8);
         let shared_by = if weights.shares_sides(k / unit) { 2 } else { 1 };
-        let ring = lanes * stages * columns * (16 + weights.side_words() * 4 / shared_by);
+        let ring = stages * columns * ((lanes + 1) * 16 + lanes * weights.side_words() * 4 / shared_by);
         let (x, groups) = match resident {
             true => (k * tile, k / 32 * tile),
             false => (lanes * stages * unit * tile, scaled * tile),
         };
         let sums = lanes / 2 * tile.min(16) * columns * 4;
-        ring + x + groups * if weights.sums() { 8 } else { 4 } + sums + tile * 4 + 64
+        // Each of the arrays is aligned.
+        ring + x + groups * if weights.sums() { 8 } else { 4 } + sums + tile * 4 + 1024
     }
 }
 

@@ -1,8 +1,9 @@
 //! The ring of stages through which a warp of a tensor-core product gets its weights and activations, by `cp.async`.
 //!
-//! A step is LANES units of every row. Of them a warp takes four: two neighbours, and the two LANES / 2 further on, so that whole sectors
-//! are read and the first level of the lanes' tree is within a thread. A warp copies what it takes itself and waits for nobody else. In
-//! shared memory rows of one unit lie 16 bytes apart, as `ldmatrix` reads them without bank conflicts.
+//! A step is LANES units of every row. All warps copy weights together, whole steps of a row at a time: pieces of a row that warps fetched for
+//! themselves, 32 or 64 bytes each, came at half the memory's rate. Of a step a warp multiplies four units: two neighbours, and the two
+//! LANES / 2 further on, so that the first level of the lanes' tree is within a thread. Activations it copies for itself. In shared memory a row of
+//! weights is 16 bytes longer than a step, so that `ldmatrix` reads eight rows without bank conflicts.
 
 use gemma4c_dsl::prelude::*;
 
@@ -36,13 +37,13 @@ pub fn side_at<const SUPERS: u32, const HIGH: u32>(at: u32, sides: Shared<u32>) 
     if HIGH == 2 { u32x4(third, fourth, first, second) } else { u32x4(first, second, third, fourth) }
 }
 
-/// Which of a stage's sides is that of the warp's `j`-th unit: neighbours share theirs where it is the same words.
+/// Which of a stage's sides is that of a step's unit: neighbours share theirs where it is the same words.
 #[device]
-pub fn side_slot<const SHARED_SIDES: bool>(j: u32) -> u32 {
-    if SHARED_SIDES { j / 2 } else { j }
+pub fn side_slot<const SHARED_SIDES: bool>(unit: u32) -> u32 {
+    if SHARED_SIDES { unit / 2 } else { unit }
 }
 
-/// The numbers of the first units that a lane copies for a tile: one of four units of a row for every eight rows.
+/// The numbers of the first units that a thread copies for a tile: neighbouring threads have neighbouring units.
 #[device]
 pub fn first_units<const K: u32, const UNIT: u32, const LANES: u32, const COLUMNS: u32, const PAIRED: bool>(
     base: u32,
@@ -51,15 +52,14 @@ pub fn first_units<const K: u32, const UNIT: u32, const LANES: u32, const COLUMN
 ) {
     #[unroll]
     for p in 0..COLUMNS / 8 {
-        let piece = lane_id() + p * 32;
-        let j = piece % 2 + piece / (2 * COLUMNS) * 2;
-        let row = weight_row(base, piece / 2 % COLUMNS, outputs);
-        starts[p] = row * (K / UNIT) + unit_of_step(0, j).min(K / UNIT - 1);
+        let piece = thread_idx() + p * (LANES * 8);
+        let row = weight_row(base, piece / LANES, outputs);
+        starts[p] = row * (K / UNIT) + (piece % LANES).min(K / UNIT - 1);
     }
 }
 
-/// Starts a stage's weights on their way: four units of every row of a tile, 16 bytes a lane at a time, and what lies beside them. Units
-/// past the end of a row are its last, which is not used.
+/// Starts a stage's weights on their way: LANES units of every row of a tile, and what lies beside them. Units past the end of a row
+/// are its last, which is not used.
 #[device]
 pub fn stage_weights<
     const K: u32,
@@ -82,17 +82,17 @@ pub fn stage_weights<
     sides: Shared<u32>,
 ) {
     let units = K / UNIT;
-    let slots = if SHARED_SIDES { 2u32 } else { 4u32 };
+    let slots = if SHARED_SIDES { LANES / 2 } else { LANES };
     #[unroll]
     for p in 0..COLUMNS / 8 {
-        let piece = lane_id() + p * 32;
-        let column = piece / 2 % COLUMNS;
-        let j = piece % 2 + piece / (2 * COLUMNS) * 2;
-        let last = units - 1 - unit_of_step(0, j).min(units - 1);
+        let piece = thread_idx() + p * (LANES * 8);
+        let column = piece / LANES;
+        let unit = piece % LANES;
+        let last = units - 1 - unit.min(units - 1);
         let number = starts[p] + if units % LANES == 0 { step * LANES } else { (step * LANES).min(last) };
-        cp_async16(ring, (stage * 4 + j) * COLUMNS + column, codes, number);
-        if !SHARED_SIDES || j % 2 == 0 {
-            let to = ((stage * slots + side_slot(j)) * COLUMNS + column) * side_words();
+        cp_async16(ring, (stage * COLUMNS + column) * (LANES + 1) + unit, codes, number);
+        if !SHARED_SIDES || unit % 2 == 0 {
+            let to = ((stage * slots + side_slot(unit)) * COLUMNS + column) * side_words();
             cp_async4(sides, to, scales, number / SCALES);
             if SUPERS > 0 {
                 cp_async4(sides, to + 1, supers, number / SUPERS.max(1));
