@@ -3,7 +3,7 @@
 //! A dot of a unit is a sum of integers, so tensor cores make it exactly, whatever their order; the f32 sums keep the order of one row. A unit's number
 //! modulo LANES is its class. A class has its own f32 sum for every output and row, as a lane of the one-row product has: one
 //! fused multiply-add a unit, in the order of units. The classes are shared out among the warps of a block, four to a warp, so a
-//! warp runs through its units alone; at the end of a tile all sums meet in shared memory, and are added as the lanes' tree adds them.
+//! warp adds up its classes alone; at the end of a tile all sums meet in shared memory, and are added as the lanes' tree adds them.
 //!
 //! Weights are the right operand: eight rows of the matrix to a product, COLUMNS to a tile. Activations are the left one, 16 rows to a
 //! product. A block is persistent over tiles; the next tile's weights are on their way while this one ends. Activations that fit shared

@@ -1,6 +1,6 @@
 //! How a product of several rows is spread over a GPU. The lanes are those of one row, so nothing here changes a bit of any result.
 //!
-//! A rule, by what the kernels move and compute; not measured yet.
+//! A rule, by what the kernels move and compute. Its constants are estimates; what was measured of other shapes is in BENCHMARKS.md ("Tried").
 
 use super::formats::TensorFormat;
 use super::{Product, SumOrder};
