@@ -106,12 +106,13 @@ impl Batch {
     }
 
     /// The kernel that prepares the rows. What it leaves is compared between all executors; the products say whether it is right.
-    fn prepare(&self) -> Option<(Case, Activations)> {
+    fn prepare(&self, shape: Shape) -> Option<(Case, Activations)> {
         let of = &self.product.one;
-        let instance = self.product.prepare(self.one).expect("a shape that fits the kernel")?;
+        let instance = self.product.prepare(self.one, shape).expect("a shape that fits the kernel")?;
         let rows = self.rows.len();
         let (k, groups) = (of.k as usize, of.k as usize / 32);
-        let name = format!("prepared, {}", self.name());
+        let panels = matches!(shape, Shape::Tensor(_));
+        let name = format!("prepared{}, {}", if panels { " in panels" } else { "" }, self.name());
         // The weights of the norms are those of every row.
         let case = self.rows[0].layer.give(of, Case::new(name, instance).grid([rows as u32, 1, 1]));
         let replaced = ["input_x", "update_x", "branch_x", "codes"];
@@ -145,7 +146,7 @@ impl Batch {
             .expect("fine", vec![0u32; len(fine, k / 2)], Bound::Exact)
             .expect("fine_sums", vec![0i32; len(fine, groups)], Bound::Exact)
             .expect("values", vec![0.0f32; len(!integer, k)], Bound::Exact)
-            .expect("factor", vec![0.0f32; len(normed, 1)], Bound::Exact);
+            .expect("factor", vec![0.0f32; if normed { rows } else { 0 }], Bound::Exact);
         let results = Simulator(Order::Forward).run(&sized).unwrap_or_else(|error| panic!("{error}"));
         let bytes = |param: &str| found(&sized, &results, param).bytes().to_vec();
         let activations = Activations {
@@ -213,11 +214,19 @@ impl Batch {
 
     /// The rows prepared, where they must be, and multiplied.
     fn cases(&self, shapes: &[Shape]) -> Vec<Case> {
-        let (mut cases, activations) = match self.prepare() {
-            Some((case, activations)) => (vec![case], activations),
-            None => (vec![], self.as_they_arrive()),
-        };
-        cases.extend(shapes.iter().map(|shape| self.product(*shape, &activations)));
+        let mut cases = Vec::new();
+        for tensor in [false, true] {
+            let alike = || shapes.iter().copied().filter(|shape| matches!(shape, Shape::Tensor(_)) == tensor);
+            let Some(first) = alike().next() else { continue };
+            let activations = match self.prepare(first) {
+                Some((case, activations)) => {
+                    cases.push(case);
+                    activations
+                }
+                None => self.as_they_arrive(),
+            };
+            cases.extend(alike().map(|shape| self.product(shape, &activations)));
+        }
         cases
     }
 }
@@ -246,8 +255,22 @@ const fn on_cores(lanes: u32, depth: u32, warps: u32, tile: u32, blocks: u32) ->
     Shape::Cores(Cores { lanes, weight_rows: 2, depth, warps, tile, blocks })
 }
 
+/// With a warp for two pieces of a step.
 const fn on_tensor_cores(lanes: u32, tile: u32, columns: u32, stages: u32, resident: bool, blocks: u32) -> Shape {
-    Shape::Tensor(Tensor { lanes, tile, columns, stages, resident, blocks })
+    Shape::Tensor(Tensor { lanes, warps: lanes / 2, copiers: 0, tile, columns, stages, resident, blocks })
+}
+
+/// The same with warps that do nothing but copy.
+const fn streamed(shape: Shape, copiers: u32) -> Shape {
+    match shape {
+        Shape::Tensor(shape) => Shape::Tensor(Tensor { copiers, ..shape }),
+        Shape::Cores(_) => shape,
+    }
+}
+
+/// With a warp for four.
+const fn on_fewer_warps(lanes: u32, tile: u32, columns: u32, stages: u32, resident: bool, blocks: u32) -> Shape {
+    Shape::Tensor(Tensor { lanes, warps: lanes / 4, copiers: 0, tile, columns, stages, resident, blocks })
 }
 
 /// The dense half of a mixture.
@@ -262,35 +285,41 @@ pub fn cases() -> Vec<Case> {
     CASES.clone()
 }
 
-/// Every type; more outputs than the grid takes at once, and a last tile of rows that is not full.
+/// Every type; more outputs than the grid takes at once.
 pub fn types() -> Vec<Case> {
     let of = |dtype: DType| {
         let product = OneRow::new(dtype, 19, 512, Prologue::Plain);
         let mut shapes = vec![on_cores(8, 2, 1, 2, 2)];
         if format(dtype).integer {
-            shapes.push(on_tensor_cores(8, 8, 8, 3, true, 2));
+            shapes.push(on_tensor_cores(8, 8, 16, 3, true, 2));
+            shapes.push(on_fewer_warps(8, 16, 16, 2, false, 1));
+            shapes.push(streamed(on_tensor_cores(8, 8, 16, 3, true, 2), 1));
         }
-        Batch::new(product, 3, one(8, 1)).cases(&shapes)
+        Batch::new(product, 8, one(8, 1)).cases(&shapes)
     };
     DType::ALL.into_iter().flat_map(of).collect()
 }
 
-/// Widths that leave lanes without work, and from 2 rows to 16.
+/// Widths that leave lanes without work, and from 3 rows to 16.
 pub fn shapes() -> Vec<Case> {
     let of = |dtype, outputs, k, rows, one: LaunchShape, shape: &[Shape]| {
         let product = OneRow::new(dtype, outputs, k, Prologue::Plain);
         Batch::new(product, rows, one).cases(shape)
     };
     [
-        of(DType::Q4_0, 7, 704, 2, one(8, 2), &[on_cores(8, 3, 2, 2, 3), on_tensor_cores(8, 8, 8, 2, false, 1)]),
-        of(DType::Q4_0, 9, 5120, 5, one(32, 1), &[on_cores(32, 2, 2, 8, 1), on_tensor_cores(32, 16, 8, 3, false, 1)]),
+        of(DType::Q4_0, 7, 704, 8, one(8, 2), &[on_cores(8, 3, 2, 2, 3), on_tensor_cores(8, 8, 16, 2, false, 1)]),
+        of(DType::Q4_0, 9, 5120, 8, one(32, 1), &[on_cores(32, 2, 2, 8, 1), on_tensor_cores(32, 16, 16, 3, false, 1)]),
         of(
             DType::Q8_0,
             5,
             2560,
             8,
             one(32, 2),
-            &[on_cores(32, 5, 1, 8, 2), on_tensor_cores(32, 8, 8, 6, true, 1), on_tensor_cores(32, 16, 8, 4, false, 1)],
+            &[
+                on_cores(32, 5, 1, 8, 2),
+                on_tensor_cores(32, 8, 16, 6, true, 1),
+                on_tensor_cores(32, 16, 16, 4, false, 1),
+            ],
         ),
         of(DType::Q8_0, 13, 352, 16, one(16, 1), &[on_cores(16, 2, 2, 4, 1), on_tensor_cores(16, 16, 16, 4, true, 1)]),
         of(DType::BF16, 11, 96, 3, one(8, 1), &[on_cores(8, 1, 1, 4, 1)]),
@@ -305,14 +334,16 @@ pub fn shapes() -> Vec<Case> {
 pub fn tiles() -> Vec<Case> {
     let of = |dtype, outputs, k, geglu, rows, one: LaunchShape, shape| {
         let product = OneRow { geglu, ..OneRow::new(dtype, outputs, k, Prologue::Int8) };
-        Batch::new(product, rows, one).cases(&[shape])
+        Batch::new(product, rows, one).cases(&[shape, streamed(shape, 2)])
     };
     [
         of(DType::Q8_0, 20, 544, false, 64, one(32, 1), on_tensor_cores(32, 64, 16, 2, false, 1)),
         of(DType::Q4_0, 18, 1056, true, 20, one(32, 1), on_tensor_cores(32, 32, 32, 3, true, 1)),
+        of(DType::Q4_0, 18, 1056, true, 20, one(32, 1), on_fewer_warps(32, 32, 32, 3, true, 1)),
+        of(DType::Q8_0, 20, 544, false, 24, one(32, 1), on_fewer_warps(32, 32, 32, 2, true, 1)),
         of(DType::Q6K, 35, 1280, false, 16, one(32, 1), on_tensor_cores(32, 16, 16, 3, false, 2)),
-        of(DType::Q5_0, 9, 96, false, 5, one(8, 1), on_tensor_cores(8, 8, 8, 6, true, 1)),
-        of(DType::Q4_1, 8, 32, false, 2, one(8, 1), on_tensor_cores(8, 8, 8, 4, true, 1)),
+        of(DType::Q5_0, 9, 96, false, 5, one(8, 1), on_tensor_cores(8, 8, 16, 6, true, 1)),
+        of(DType::Q4_1, 8, 32, false, 2, one(8, 1), on_tensor_cores(8, 8, 16, 4, true, 1)),
         of(DType::IQ4XS, 24, 768, true, 33, one(16, 1), on_tensor_cores(16, 16, 16, 5, true, 1)),
     ]
     .into_iter()
@@ -341,7 +372,7 @@ pub fn fusions() -> Vec<Case> {
     products
         .into_iter()
         .flat_map(|product| {
-            let batch = Batch::new(product, 3, one(8, 2));
+            let batch = Batch::new(product, 8, one(8, 2));
             let mut shapes = vec![on_cores(8, 2, 2, 4, 2)];
             if format(batch.product.one.dtype).integer && !batch.product.is_fine() {
                 shapes.push(on_tensor_cores(8, 8, 16, 3, false, 2));

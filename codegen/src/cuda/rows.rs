@@ -39,7 +39,8 @@ impl PhaseBuilder<'_, '_> {
             // One row has this norm in another kernel, whose warps decide the order of its sums.
             one.warps = step::BLOCK_WARPS;
         }
-        let Some(instance) = kind.prepare(one)? else {
+        let (shape, ..) = kind.choose(&self.common.can.target);
+        let Some(instance) = kind.prepare(one, shape)? else {
             return Err(LowerError::NoValue { node: self.graph().full_name(of) });
         };
         let (k, integer) = (kind.one.k as u64, format(kind.one.dtype).integer);

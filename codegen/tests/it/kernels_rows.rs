@@ -71,7 +71,7 @@ fn products_of_real_models_compile_without_spills() {
     {
         let target = Target::of_arch(arch);
         let (shape, why, _) = product.choose(&target);
-        let prepared = product.prepare(product.one.shape(target.multiprocessors)).unwrap();
+        let prepared = product.prepare(product.one.shape(target.multiprocessors), shape).unwrap();
         for instance in prepared.into_iter().chain([product.instance(shape).unwrap()]) {
             let what = format!("{instance}: {why}");
             assert!(instance.shared_bytes() as u32 <= target.shared_bytes_per_block, "{what}");
@@ -87,7 +87,16 @@ fn what_cannot_be_multiplied_is_refused_by_name() {
     let target = Target::of_arch(Arch::Sm90a);
     let of =
         |dtype, k, rows| Product { one: OneRow::new(dtype, 64, k, Prologue::Plain), rows, order: SumOrder::Matvec };
-    let tensor = Shape::Tensor(Tensor { lanes: 8, tile: 8, columns: 8, stages: 2, resident: true, blocks: 1 });
+    let tensor = Shape::Tensor(Tensor {
+        lanes: 8,
+        warps: 4,
+        copiers: 0,
+        tile: 8,
+        columns: 16,
+        stages: 2,
+        resident: true,
+        blocks: 1,
+    });
     let cores = Shape::Cores(Cores { lanes: 8, weight_rows: 2, depth: 1, warps: 1, tile: 2, blocks: 1 });
     let refused = |product: Product, shape| product.instance(shape).unwrap_err().to_string();
     assert_eq!(
@@ -96,6 +105,14 @@ fn what_cannot_be_multiplied_is_refused_by_name() {
     );
     assert_eq!(refused(of(DType::Q8_0, 64, 0), cores), "a product of no rows");
     assert_eq!(refused(of(DType::BF16, 64, 8), tensor), "int8 tensor cores do not multiply bf16");
+    let dense = Product { order: SumOrder::Down, ..of(DType::Q8_0, 64, 8) };
+    assert_eq!(
+        refused(dense, tensor),
+        "a mixture's dense half adds q8_0 in halves of a block, which tensor cores do not"
+    );
+    let three = of(DType::Q8_0, 64, 3);
+    let error = three.prepare(three.one.shape(132), tensor).unwrap_err().to_string();
+    assert_eq!(error, "3 rows are not whole panels of eight, which tensor cores take");
     let one = OneRow { unbounded: true, ..OneRow::new(DType::Q8_0, 64, 64, Prologue::Plain) };
     let error = refused(Product { one: one.clone(), rows: 8, order: SumOrder::Matvec }, tensor);
     assert_eq!(error, "tensor cores do not multiply q8_0 by activations with fine codes");

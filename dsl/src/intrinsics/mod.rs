@@ -37,7 +37,7 @@ table! {
     loads: load load_streamed read_only store store_floats4 prefetch_l2;
     ordered: atomic_load_relaxed atomic_store_relaxed atomic_add_release atomic_load_acquire atomic_wait_acquire;
     asynchronous: cp_async16 cp_async4 cp_async_commit cp_async_wait;
-    mbarrier: mbarrier_init mbarrier_arrive mbarrier_arrive_expect mbarrier_wait;
+    mbarrier: mbarrier_init mbarrier_arrive mbarrier_arrive_expect cp_async_arrive mbarrier_wait;
     bulk: bulk_load bulk_store bulk_commit bulk_wait_read bulk_wait;
     bits: byte_of signed_byte_of nibble_of pack_bytes byte_perm dp4a sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16;
     narrow: widen_int8 widen_e4m3 pack_e4m3;

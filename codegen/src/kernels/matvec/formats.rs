@@ -128,6 +128,31 @@ pub fn dot_q8_0(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 
     finish(dot16(unit.codes, x.low, 0) as f32, factors_q8_0(unit.side, number), x.scale, total)
 }
 
+/// The dot of a block of 32 values, of which two neighbouring lanes have 16 each: both get all of it. A collective of the warp.
+#[device]
+pub fn dot_q8_0_joined(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    let own = dot16(unit.codes, x.low, 0);
+    finish((own + shfl_xor(own, 1)) as f32, factors_q8_0(unit.side, number), x.scale, total)
+}
+
+/// The same for two rows at once: the even lane gets the first row's, the odd lane the second's. A collective of the warp.
+#[device]
+pub fn two_dots_q8_0(first: Unit, second: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    let is_odd = lane_id() % 2 == 1;
+    let of_first = dot16(first.codes, x.low, 0);
+    let of_second = dot16(second.codes, x.low, 0);
+    let other = shfl_xor(if is_odd { of_first } else { of_second }, 1);
+    let own = if is_odd { of_second } else { of_first };
+    let side = if is_odd { second.side } else { first.side };
+    finish((own + other) as f32, factors_q8_0(side, number), x.scale, total)
+}
+
+/// No type's lanes are joined that has this.
+#[device]
+pub fn no_two_dots(first: Unit, second: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
+    total
+}
+
 /// One half a unit.
 #[device]
 pub fn side_half(unit: u32, scales: Weights<u32>) -> U32x4 {
@@ -327,17 +352,38 @@ pub struct Format {
     /// Registers that a unit on its way takes beside its codes.
     pub side_words: u32,
     pub side: &'static DeviceDef,
+    /// The product of a unit by itself.
     pub dot: &'static DeviceDef,
+    /// The product of a unit where neighbouring lanes have neighbouring units.
+    pub lane_dot: &'static DeviceDef,
+    /// The products of the units of two rows, each for one of two lanes that are joined.
+    pub two_dots: &'static DeviceDef,
+    /// Two units are a block with one scale, and `lane_dot` adds the dots of both as integers.
+    pub joined: bool,
 }
 
 /// The format of a type.
 pub fn format(dtype: DType) -> Format {
-    let format = |unit, integer, side_words, side, dot| Format { unit, integer, side_words, side, dot };
+    let format = |unit, integer, side_words, side, dot| Format {
+        unit,
+        integer,
+        side_words,
+        side,
+        dot,
+        lane_dot: dot,
+        two_dots: no_two_dots::DEF,
+        joined: false,
+    };
     match dtype {
         DType::F32 => format(4, false, 0, side_none::DEF, dot_f32::DEF),
         DType::F16 => format(8, false, 0, side_none::DEF, dot_f16::DEF),
         DType::BF16 => format(8, false, 0, side_none::DEF, dot_bf16::DEF),
-        DType::Q8_0 => format(16, true, 1, side_q8_0::DEF, dot_q8_0::DEF),
+        DType::Q8_0 => Format {
+            lane_dot: dot_q8_0_joined::DEF,
+            two_dots: two_dots_q8_0::DEF,
+            joined: true,
+            ..format(16, true, 1, side_q8_0::DEF, dot_q8_0::DEF)
+        },
         DType::Q4_0 => format(32, true, 1, side_half::DEF, dot_q4_0::DEF),
         DType::Q4_1 => format(32, true, 1, side_half_pair::DEF, dot_q4_1::DEF),
         DType::Q5_0 => format(32, true, 2, side_q5_0::DEF, dot_q5_0::DEF),

@@ -45,13 +45,13 @@ pub fn unit_of<const K: u32, const UNIT: u32, const LANES: u32, const DEPTH: u32
     row * units + if units % (LANES * DEPTH) == 0 { at } else { at.min(units - 1) }
 }
 
-/// The sum over the LANES lanes of a row.
+/// The sum over the lanes of a row. JOINED lanes are pairs of which both have the same.
 #[device]
-pub fn lanes_sum<const LANES: u32>(value: f32) -> f32 {
+pub fn lanes_sum(value: f32, lanes: u32, joined: bool) -> f32 {
     let mut sum = value;
-    let mut mask = LANES / 2;
+    let mut mask = lanes / 2;
     #[unroll]
-    while mask > 0 {
+    while mask > if joined { 1 } else { 0 } {
         sum = sum + shfl_xor(sum, mask);
         mask = mask / 2;
     }
@@ -67,6 +67,7 @@ pub fn lanes_sum<const LANES: u32>(value: f32) -> f32 {
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
     side(unit: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
+    two_dots(first: Unit, second: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
     ready(part: u32) -> U32x4,
     ready_group(group: u32) -> U32x2,
     input(at: u32) -> F32x4,
@@ -93,6 +94,8 @@ pub fn matvec<
     const BRANCHED: bool,
     const NORMED: bool,
     const FINE: bool,
+    const JOINED: bool,
+    const SHARES_ROWS: bool,
     const SHARE: u32,
     const EPSILON: f32,
 >(
@@ -109,7 +112,9 @@ pub fn matvec<
     require!(!READY || INTEGER);
     require!(!BRANCHED || RESIDUAL);
     require!(!(RESIDUAL || NORMED) || K <= PIECES * WARPS * 128);
-    require!(!FINE || INTEGER && !READY);
+    // Lanes with fine codes go ways of their own, so they cannot be joined.
+    require!(!FINE || INTEGER && !READY && !JOINED);
+    require!(!SHARES_ROWS || JOINED && ROWS % 2 == 0);
     require!(SHARE % 32 == 0);
     // With FINE the second digits of all values, then the third ones, follow the first.
     let x_words = shared::<u32>(if FINE {
@@ -231,21 +236,43 @@ pub fn matvec<
             let mut x = activations_at(unit, group, units, x_words, x_scales);
             let is_fine = FINE && x.scale < 0.0;
             x.scale = x.scale.abs();
-            #[unroll]
-            for r in 0..ROWS {
-                let held = ahead[d * ROWS + r];
-                let of_row = unit_of(base + own, r, at + d * LANES, rows);
-                let mut total = dot(held, of_row, x, sums[r]);
-                if is_fine {
-                    let second = second_part_at(unit, units);
-                    total = dot_fine(dot, held, of_row, unit * 4, second, x.scale, fine_sums[group], total, x_words);
-                }
-                if exact || at + d * LANES < units {
-                    sums[r] = total;
+            if SHARES_ROWS {
+                // A lane has the sums of every other row.
+                let own_row = lane_id() % 2;
+                #[unroll]
+                for p in 0..ROWS / 2 {
+                    let of_row = unit_of(base + own, p * 2 + own_row, at + d * LANES, rows);
+                    let first = ahead[d * ROWS + p * 2];
+                    let total = two_dots(first, ahead[d * ROWS + p * 2 + 1], of_row, x, sums[p]);
+                    if exact || at + d * LANES < units {
+                        sums[p] = total;
+                    }
                 }
                 if next_base < end {
-                    let next = unit_of(next_base + own, r, next_at + d * LANES, rows);
-                    ahead[d * ROWS + r] = fetch(side, codes, next);
+                    #[unroll]
+                    for r in 0..ROWS {
+                        let next = unit_of(next_base + own, r, next_at + d * LANES, rows);
+                        ahead[d * ROWS + r] = fetch(side, codes, next);
+                    }
+                }
+            } else {
+                #[unroll]
+                for r in 0..ROWS {
+                    let held = ahead[d * ROWS + r];
+                    let of_row = unit_of(base + own, r, at + d * LANES, rows);
+                    let mut total = dot(held, of_row, x, sums[r]);
+                    if is_fine {
+                        let second = second_part_at(unit, units);
+                        total =
+                            dot_fine(dot, held, of_row, unit * 4, second, x.scale, fine_sums[group], total, x_words);
+                    }
+                    if exact || at + d * LANES < units {
+                        sums[r] = total;
+                    }
+                    if next_base < end {
+                        let next = unit_of(next_base + own, r, next_at + d * LANES, rows);
+                        ahead[d * ROWS + r] = fetch(side, codes, next);
+                    }
                 }
             }
         }
@@ -253,16 +280,31 @@ pub fn matvec<
             // Lane i keeps output i.
             let mut value = 0.0f32;
             let mut up = 0.0f32;
-            #[unroll]
-            for r in 0..ROWS {
-                let sum = lanes_sum(sums[r]);
-                let output = if PAIRED { r / 2 } else { r };
-                if lane == output && PAIRED && r % 2 == 1 {
-                    up = sum;
-                } else if lane == output {
-                    value = sum;
+            if SHARES_ROWS {
+                #[unroll]
+                for p in 0..ROWS / 2 {
+                    let sum = lanes_sum(sums[p], LANES, true);
+                    let other = shfl_xor(sum, 1);
+                    if PAIRED && lane == p {
+                        value = if lane % 2 == 0 { sum } else { other };
+                        up = if lane % 2 == 0 { other } else { sum };
+                    } else if !PAIRED && lane / 2 == p {
+                        value = sum;
+                    }
+                    sums[p] = 0.0;
                 }
-                sums[r] = 0.0;
+            } else {
+                #[unroll]
+                for r in 0..ROWS {
+                    let sum = lanes_sum(sums[r], LANES, JOINED);
+                    let output = if PAIRED { r / 2 } else { r };
+                    if lane == output && PAIRED && r % 2 == 1 {
+                        up = sum;
+                    } else if lane == output {
+                        value = sum;
+                    }
+                    sums[r] = 0.0;
+                }
             }
             let row = base + own + lane;
             if lane < outputs && row < end {
@@ -418,6 +460,11 @@ impl Product {
         if self.prologue.adds_residual() || self.prologue.is_normed() { own } else { own.min(MOST_PIECES) }
     }
 
+    /// Two lanes share a block of 32 values, and add their dots as integers.
+    pub fn is_joined(&self) -> bool {
+        format(self.dtype).joined && !self.unbounded
+    }
+
     /// The fast kernel, launched on `[shape.blocks]`.
     pub fn instance(&self, shape: LaunchShape) -> Result<Instance, InstanceError> {
         let format = format(self.dtype);
@@ -438,10 +485,13 @@ impl Product {
             BRANCHED: branches,
             NORMED: normed,
             FINE: self.unbounded && format.integer,
+            JOINED: self.is_joined(),
+            SHARES_ROWS: self.is_joined() && shape.rows % 2 == 0,
             SHARE: shape.share,
             EPSILON: self.epsilon,
             side: format.side,
-            dot: format.dot,
+            dot: if self.is_joined() { format.lane_dot } else { format.dot },
+            two_dots: format.two_dots,
             ready: if ready { slots::ready_codes::DEF } else { slots::no_part::DEF },
             ready_group: if ready { slots::ready_scale::DEF } else { slots::no_group::DEF },
             input: if ready { slots::no_four::DEF } else { slots::four_of::DEF },

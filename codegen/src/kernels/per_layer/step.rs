@@ -48,6 +48,7 @@ pub fn per_layer_step<
     const GATE_DEPTH: u32,
     const UNIT: u32,
     const LANES: u32,
+    const JOINED: bool,
     const ROUNDS: u32,
     const PIECES: u32,
     const WARPS: u32,
@@ -184,7 +185,7 @@ pub fn per_layer_step<
         let row = (r * (PEERS * WARPS) + first) * (32 / LANES) + lane_id() / LANES;
         let unit = row.min(K - 1) * LANES + lane_unit;
         let sum = dot(ahead[r], unit, x_unit, 0.0);
-        let value = lanes_sum(sum);
+        let value = lanes_sum(sum, LANES, JOINED);
         if lane_unit == 0 && row < K {
             out[of_row * K + row] = value;
         }
@@ -242,6 +243,7 @@ impl Step {
             GATE_DEPTH: (self.width / gate.unit).div_ceil(32),
             UNIT: projection.unit,
             LANES: lanes,
+            JOINED: projection.joined,
             ROUNDS: (self.width * lanes).div_ceil(warps * 32),
             PIECES: self.width.div_ceil(BLOCK_WARPS * 128),
             WARPS: BLOCK_WARPS,
@@ -250,7 +252,7 @@ impl Step {
             gate_side: gate.side,
             gate_dot: gate.dot,
             side: projection.side,
-            dot: projection.dot,
+            dot: projection.lane_dot,
         }
         .build()
     }

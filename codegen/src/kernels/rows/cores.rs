@@ -10,10 +10,19 @@ use gemma4c_dsl::prelude::*;
 use crate::kernels::matvec::parts::{Unit, UnitActivations, activations_at, dot_fine, fetch, part_at, second_part_at};
 use crate::kernels::matvec::{lanes_sum, unit_of};
 
-/// Copies a row of activations to shared memory: `words` words of codes or floats, 16 bytes of them a part, and of integers the scales.
+/// Copies TILE rows of activations to shared memory: words of codes or floats, 16 bytes of them a part, and of integers the scales. All rows are on
+/// their way at once. A row that is not there is the last one: its results are dropped.
 #[device]
-pub fn keep_row<const K: u32, const UNIT: u32, const INTEGER: bool, const FINE: bool, const WARPS: u32>(
-    row: u32,
+pub fn keep_rows_of_tile<
+    const K: u32,
+    const UNIT: u32,
+    const INTEGER: bool,
+    const FINE: bool,
+    const WARPS: u32,
+    const TILE: u32,
+>(
+    first: u32,
+    rows: u32,
     x: Input<u32>,
     x_stride: u32,
     xscale: Input<f32>,
@@ -26,20 +35,31 @@ pub fn keep_row<const K: u32, const UNIT: u32, const INTEGER: bool, const FINE: 
 ) {
     let parts = if INTEGER { K / 16 } else { K / 4 };
     let units = K / UNIT;
-    #[unroll(4)]
-    for part in (thread_idx()..parts).by(WARPS * 32) {
-        store(words, part_at(part, units), load::<U32x4>(x, row * x_stride + part * 4));
+    let row_words = if FINE {
+        3 * K / 4
+    } else if INTEGER {
+        K / 4
+    } else {
+        K
+    };
+    #[unroll(8)]
+    for place in (thread_idx()..TILE * parts).by(WARPS * 32) {
+        let row = (first + place / parts).min(rows - 1);
+        let part = place % parts;
+        let to = place / parts * row_words + part_at(part, units);
+        store(words, to, load::<U32x4>(x, row * x_stride + part * 4));
         if FINE {
-            store(words, K / 4 + part_at(part, units), load::<U32x4>(fine, row * (K / 2) + part * 4));
-            store(words, K / 2 + part_at(part, units), load::<U32x4>(fine, row * (K / 2) + K / 4 + part * 4));
+            store(words, K / 4 + to, load::<U32x4>(fine, row * (K / 2) + part * 4));
+            store(words, K / 2 + to, load::<U32x4>(fine, row * (K / 2) + K / 4 + part * 4));
         }
     }
     if INTEGER {
         #[unroll(4)]
-        for group in (thread_idx()..K / 32).by(WARPS * 32) {
-            scales[group] = u32x2(xscale[row * (K / 32) + group].to_bits(), xsum[row * (K / 32) + group] as u32);
+        for place in (thread_idx()..TILE * (K / 32)).by(WARPS * 32) {
+            let from = (first + place / (K / 32)).min(rows - 1) * (K / 32) + place % (K / 32);
+            scales[place] = u32x2(xscale[from].to_bits(), xsum[from] as u32);
             if FINE {
-                sums[group] = fine_sums[row * (K / 32) + group];
+                sums[place] = fine_sums[from];
             }
         }
     }
@@ -67,6 +87,7 @@ pub fn rows_matvec<
     const FACTORED: bool,
     const FINE: bool,
     const SEPARATE: bool,
+    const JOINED: bool,
 >(
     codes: Weights<U32x4>,
     x: Input<u32>,
@@ -83,7 +104,7 @@ pub fn rows_matvec<
 ) {
     require!(K % 32 == 0 && 32 % LANES == 0 && ROWS <= LANES);
     require!(!PAIRED || ROWS % 2 == 0);
-    require!(!FINE || INTEGER && !SEPARATE);
+    require!(!FINE || INTEGER && !SEPARATE && !JOINED);
     // Words of a row of activations. With FINE the second digits of all values, then the third ones, follow the first.
     let row_words = if FINE {
         3 * K / 4
@@ -130,22 +151,7 @@ pub fn rows_matvec<
     grid_launch_dependents();
     grid_dependency_wait();
     let first = block_idx_y() * TILE;
-    // A row that is not there is the last one: its results are dropped.
-    for i in 0..TILE {
-        let row = (first + i).min(rows - 1);
-        keep_row(
-            row,
-            x,
-            x_stride,
-            xscale,
-            xsum,
-            fine,
-            fine_sums,
-            x_words.offset(i * row_words),
-            x_scales.offset(i * groups),
-            sums_of_fine.offset(i * fine_groups),
-        );
-    }
+    keep_rows_of_tile(first, rows, x, x_stride, xscale, xsum, fine, fine_sums, x_words, x_scales, sums_of_fine);
     if thread_idx() < TILE {
         factors[thread_idx()] = if FACTORED { factor[(first + thread_idx()).min(rows - 1)] } else { 1.0 };
     }
@@ -202,7 +208,7 @@ pub fn rows_matvec<
                 let mut up = 0.0f32;
                 #[unroll]
                 for r in 0..ROWS {
-                    let sum = lanes_sum(sums[r * TILE + i]);
+                    let sum = lanes_sum(sums[r * TILE + i], LANES, JOINED);
                     let of_lane = if PAIRED { r / 2 } else { r };
                     if lane == of_lane && PAIRED && r % 2 == 1 {
                         up = sum;

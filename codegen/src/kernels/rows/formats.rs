@@ -1,6 +1,7 @@
 //! Integer weight formats as tensor cores take them: what [`formats`](crate::kernels::matvec::formats) says with `dp4a`, in three functions.
 //!
-//! `bytes_*` makes signed bytes of a word of codes: four values of the unit's first half (x) and, of units of 32, four of its second (y).
+//! `bytes_*` makes signed bytes of a word of codes: four values of the unit's first half (x) and four of its second (y); units of two pieces have
+//! their bytes as they are.
 //! `start_*` is what a dot starts with: weights with a zero point take it from the sum of the activations. `whole_*` makes an f32 of a unit's
 //! dots. A dot below 2^22 needs no conversion: it starts at the bits of 1.5 · 2^23, so its sum is the bits of that float plus
 //! the dot, and a subtraction gives the dot exactly.
@@ -116,30 +117,33 @@ pub struct TensorFormat {
     pub start: &'static DeviceDef,
     pub whole: &'static DeviceDef,
     pub factors: &'static DeviceDef,
+    /// Pieces of 16 bytes of a unit of 32 values.
+    pub parts: u32,
     /// The halves of a unit are two dots.
     pub halves: bool,
     /// It has a minimum, by the sum of the activations.
     pub minimum: bool,
     /// A dot's start depends on the sum of the activations.
     pub zero_point: bool,
-    /// Units to a word of the planes `scales` and `supers`; 0 without such a plane.
+    /// Pieces to a word of the planes `scales` and `supers`; 0 without such a plane.
     pub scales: u32,
     pub supers: u32,
-    /// Words of the plane `high` to a unit.
+    /// Words of the plane `high` to a piece.
     pub high: u32,
-    /// Units after which `factors` picks the same parts of words again.
+    /// Pieces after which `factors` picks the same parts of words again.
     pub period: u32,
 }
 
 impl TensorFormat {
-    /// Words that lie beside a unit.
+    /// Words that lie beside a piece.
     pub fn side_words(&self) -> u32 {
         1 + u32::from(self.supers > 0) + self.high
     }
 
-    /// Neighbouring units, of which the first is even, have the same words beside them in rows of that many.
-    pub fn shares_sides(&self, units: u32) -> bool {
-        self.high == 0 && self.scales >= 2 && units.is_multiple_of(2)
+    /// Neighbouring pieces that have the same words beside them, in rows of that many.
+    pub fn sharing(&self, pieces: u32) -> u32 {
+        let same = |sharing: &u32| self.scales.is_multiple_of(*sharing) && pieces.is_multiple_of(*sharing);
+        if self.high > 0 { 1 } else { [4, 2].into_iter().find(same).unwrap_or(1) }
     }
 
     /// The sums of the activations are needed.
@@ -154,6 +158,7 @@ impl TensorFormat {
             start: start_biased::DEF,
             whole: whole_biased::DEF,
             factors: factors_half::DEF,
+            parts: 1,
             halves: false,
             minimum: false,
             zero_point: false,
@@ -167,9 +172,14 @@ impl TensorFormat {
         let factors_k = minimum(factors_k::DEF, 2);
         Some(match dtype {
             DType::F32 | DType::F16 | DType::BF16 => return None,
-            DType::Q8_0 => {
-                TensorFormat { bytes: bytes_signed::DEF, factors: factors_q8_0::DEF, scales: 4, period: 4, ..biased }
-            }
+            DType::Q8_0 => TensorFormat {
+                bytes: bytes_signed::DEF,
+                factors: factors_q8_0::DEF,
+                parts: 2,
+                scales: 4,
+                period: 4,
+                ..biased
+            },
             DType::Q4_0 => zero_point(start_q4_0::DEF),
             DType::IQ4NL => TensorFormat { bytes: bytes_levels::DEF, ..biased },
             DType::Q4_1 => minimum(factors_half_pair::DEF, 1),

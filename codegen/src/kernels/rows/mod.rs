@@ -5,7 +5,7 @@
 //! so a sequence's logits do not depend on its company.
 //!
 //! A product is two launches. [`prepare`] norms and quantises each row as a block of the one-row product does, with its warps. Then the product
-//! itself: [`cores`] on CUDA cores, for every type, or [`mma`] on int8 tensor cores, for every integer type. Both take rows that are not in use for ordinary ones. Results are f32, row by row.
+//! itself: [`cores`] on CUDA cores, for every type, or [`mma`] and [`stream`] on int8 tensor cores, for every integer type. All take rows that are not in use for ordinary ones. Results are f32, row by row.
 
 pub mod cores;
 pub mod formats;
@@ -13,6 +13,7 @@ pub mod mma;
 pub mod prepare;
 pub mod shape;
 pub mod stages;
+pub mod stream;
 pub mod sums;
 
 use gemma4c_blocks::DType;
@@ -50,7 +51,7 @@ pub struct Product {
 /// What a product reads and writes besides the planes of its weights. A kernel leaves alone what its instance does not have.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<M> {
-    /// int8 codes `[rows][k]`, or f32 whose rows are [`Given::x_stride`] apart: of [`prepare`], or as they arrive.
+    /// int8 codes `[rows][k]` (of [`prepare`] for tensor cores: panels of eight rows), or f32 whose rows are [`Given::x_stride`] apart.
     pub x: M,
     /// f32 `[rows][k / 32]`, of integer types.
     pub xscale: M,
@@ -83,6 +84,10 @@ pub enum RowsError {
     Floats { dtype: DType },
     #[error("tensor cores do not multiply {dtype} by activations with fine codes")]
     FineCodes { dtype: DType },
+    #[error("a mixture's dense half adds {dtype} in halves of a block, which tensor cores do not")]
+    HalfBlocks { dtype: DType },
+    #[error("{rows} rows are not whole panels of eight, which tensor cores take")]
+    Panels { rows: u32 },
     #[error(transparent)]
     Instance(#[from] InstanceError),
 }
@@ -94,6 +99,11 @@ impl Product {
             (rows, k) if !k.is_multiple_of(32) => Err(RowsError::Width { rows, k }),
             _ => Ok(()),
         }
+    }
+
+    /// Two lanes share a block of 32 values and add their dots as integers: the products of a mixture do not.
+    pub fn is_joined(&self) -> bool {
+        self.one.is_joined() && self.order == SumOrder::Matvec
     }
 
     fn is_integer(&self) -> bool {
@@ -110,19 +120,27 @@ impl Product {
         matches!(self.one.prologue, Prologue::Norm | Prologue::ResidualNorm)
     }
 
-    /// The kernel that makes the activations, launched on `[rows, 1, 1]`; `None` where the product reads them as they arrive. `one` is the shape
-    /// of the product of one row.
-    pub fn prepare(&self, one: LaunchShape) -> Result<Option<Instance>, RowsError> {
+    /// Whether a kernel makes the activations: else the product reads them as they arrive.
+    pub fn is_prepared(&self) -> bool {
+        match self.one.prologue {
+            Prologue::Int8 => false,
+            Prologue::Plain => self.is_integer(),
+            _ => true,
+        }
+    }
+
+    /// The kernel that makes the activations for a product of that shape, launched on `[rows, 1, 1]`; `None` where the product reads them as they arrive.
+    /// `one` is the shape of the product of one row.
+    pub fn prepare(&self, one: LaunchShape, shape: Shape) -> Result<Option<Instance>, RowsError> {
         self.check()?;
         let residual = self.one.prologue.adds_residual();
         let (normed, branches) = (self.is_normed(), residual && self.one.branches);
-        let as_it_arrives = match self.one.prologue {
-            Prologue::Int8 => true,
-            Prologue::Plain => !self.is_integer(),
-            _ => false,
-        };
-        if as_it_arrives {
+        if !self.is_prepared() {
             return Ok(None);
+        }
+        let panels = matches!(shape, Shape::Tensor(_));
+        if panels && !self.rows.is_multiple_of(8) {
+            return Err(RowsError::Panels { rows: self.rows });
         }
         let instance = prepare::prepare_rows::Chosen {
             K: self.one.k,
@@ -133,6 +151,7 @@ impl Product {
             BRANCHED: branches,
             NORMED: normed,
             FINE: self.is_fine(),
+            PANELS: panels,
             EPSILON: self.one.epsilon,
             input: slots::four_of::DEF,
             update: if residual { slots::four_of::DEF } else { slots::no_four::DEF },
@@ -156,35 +175,57 @@ impl Product {
         let format = format(self.one.dtype);
         let join = if self.one.geglu { vec![slots::geglu::DEF] } else { vec![] };
         match (shape, TensorFormat::of(self.one.dtype)) {
-            (Shape::Tensor(shape), Some(tensor)) if !self.is_fine() => mma::rows_mma::Chosen {
-                K: self.one.k,
-                UNIT: format.unit,
-                HALVES: tensor.halves,
-                MINIMUM: tensor.minimum,
-                SUMS: tensor.sums(),
-                SHARED_SIDES: tensor.shares_sides(self.one.k / format.unit),
-                SCALES: tensor.scales,
-                SUPERS: tensor.supers,
-                HIGH: tensor.high,
-                PERIOD: tensor.period,
-                LANES: shape.lanes,
-                TILE: shape.tile,
-                COLUMNS: shape.columns,
-                STAGES: shape.stages,
-                RESIDENT: shape.resident,
-                PAIRED: self.one.geglu,
-                FACTORED: self.is_normed(),
-                SEPARATE: self.order == SumOrder::Down,
-                bytes: tensor.bytes,
-                start: vec![tensor.start],
-                whole: tensor.whole,
-                factors: vec![tensor.factors],
-                join,
-                epilogue: self.one.epilogue.clone(),
+            (Shape::Tensor(_), Some(_)) if self.is_fine() => Err(RowsError::FineCodes { dtype: self.one.dtype }),
+            (Shape::Tensor(_), Some(tensor)) if tensor.parts == 2 && !self.is_joined() => {
+                Err(RowsError::HalfBlocks { dtype: self.one.dtype })
             }
-            .build()
-            .map_err(RowsError::from),
-            (Shape::Tensor(_), Some(_)) => Err(RowsError::FineCodes { dtype: self.one.dtype }),
+            (Shape::Tensor(shape), Some(tensor)) => {
+                let pieces = self.one.k / 32 * tensor.parts;
+                let epilogue = self.one.epilogue.clone();
+                // The two kernels have the same parameters.
+                macro_rules! chosen {
+                    ($kernel:path, $copiers:expr) => {{
+                        use $kernel as kernel;
+                        kernel::Chosen {
+                            K: self.one.k,
+                            PARTS: tensor.parts,
+                            PIECES: pieces,
+                            HALVES: tensor.halves,
+                            MINIMUM: tensor.minimum,
+                            SUMS: tensor.sums(),
+                            SHARING: tensor.sharing(pieces),
+                            SCALES: tensor.scales,
+                            SUPERS: tensor.supers,
+                            HIGH: tensor.high,
+                            PERIOD: tensor.period,
+                            LANES: shape.lanes,
+                            CLASSES: shape.lanes / tensor.parts,
+                            WARPS: shape.warps,
+                            COPIERS: $copiers,
+                            TILE: shape.tile,
+                            COLUMNS: shape.columns,
+                            STAGES: shape.stages,
+                            RESIDENT: shape.resident,
+                            PANELS: self.is_prepared(),
+                            PAIRED: self.one.geglu,
+                            FACTORED: self.is_normed(),
+                            SEPARATE: self.order == SumOrder::Down,
+                            bytes: tensor.bytes,
+                            start: vec![tensor.start],
+                            whole: tensor.whole,
+                            factors: vec![tensor.factors],
+                            join,
+                            epilogue,
+                        }
+                        .build()
+                    }};
+                }
+                let instance = match shape.copiers {
+                    0 => chosen!(mma::rows_mma, shape.warps * 32),
+                    copiers => chosen!(stream::rows_stream, copiers * 32),
+                };
+                instance.map_err(RowsError::from)
+            }
             (Shape::Tensor(_), None) => Err(RowsError::Floats { dtype: self.one.dtype }),
             (Shape::Cores(shape), _) => cores::rows_matvec::Chosen {
                 K: self.one.k,
@@ -199,8 +240,9 @@ impl Product {
                 FACTORED: self.is_normed(),
                 FINE: self.is_fine(),
                 SEPARATE: self.order == SumOrder::Down,
+                JOINED: self.is_joined(),
                 side: format.side,
-                dot: format.dot,
+                dot: if self.is_joined() { format.lane_dot } else { format.dot },
                 join,
                 epilogue: self.one.epilogue.clone(),
             }
@@ -228,25 +270,34 @@ impl Product {
         let Given { x, xscale, xsum, fine, fine_sums, factor, out, unused, x_stride, by_stride } = given;
         let (outputs, rows, codes) = (self.one.outputs, self.rows, plane("codes"));
         let (arguments, slot) = match shape {
-            Shape::Tensor(_) => {
+            Shape::Tensor(tensor) => {
                 let known =
                     |name| if planes(self.one.dtype).iter().any(|p| p.name == name) { plane(name) } else { unused };
                 let (high, scales, supers) = (known("high"), known("scales"), known("supers"));
-                let arguments = mma::rows_mma::Arguments {
-                    codes,
-                    high,
-                    scales,
-                    supers,
-                    x,
-                    xscale,
-                    xsum,
-                    factor,
-                    out,
-                    outputs,
-                    rows,
-                    by_stride,
-                };
-                (arguments.into(), mma::rows_mma::slot::epilogue)
+                macro_rules! arguments {
+                    ($kernel:path) => {{
+                        use $kernel as kernel;
+                        let arguments = kernel::Arguments {
+                            codes,
+                            high,
+                            scales,
+                            supers,
+                            x,
+                            xscale,
+                            xsum,
+                            factor,
+                            out,
+                            outputs,
+                            rows,
+                            by_stride,
+                        };
+                        (arguments.into(), kernel::slot::epilogue)
+                    }};
+                }
+                match tensor.copiers {
+                    0 => arguments!(mma::rows_mma),
+                    _ => arguments!(stream::rows_stream),
+                }
             }
             Shape::Cores(_) => {
                 let x_stride = if self.is_integer() { self.one.k / 4 } else { x_stride };

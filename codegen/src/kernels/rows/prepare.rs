@@ -2,7 +2,8 @@
 //!
 //! A product of one row norms and quantises its activations in every block. For several rows that is a kernel of its own: a block
 //! takes a row and does what a block of [`matvec`](crate::kernels::matvec::matvec) does before its first unit, with the same warps, the same
-//! pieces a thread and the same functions, so a row has the same bits as alone. Codes lie as any earlier kernel leaves int8, row by row.
+//! pieces a thread and the same functions, so a row has the same bits as alone. Codes lie as any earlier kernel leaves int8, row by row; or, for tensor
+//! cores, in PANELS of eight rows: 16 bytes of each, then the next 16 of each, and their scales and sums likewise.
 //! A norm's factor is not in them: the products multiply their results by it.
 
 use gemma4c_dsl::prelude::*;
@@ -29,6 +30,7 @@ pub fn prepare_rows<
     const BRANCHED: bool,
     const NORMED: bool,
     const FINE: bool,
+    const PANELS: bool,
     const EPSILON: f32,
 >(
     update_norm: Weights<f32>,
@@ -49,7 +51,7 @@ pub fn prepare_rows<
     require!(K % 32 == 0);
     require!(!BRANCHED || RESIDUAL);
     require!(!(RESIDUAL || NORMED) || K <= PIECES * WARPS * 128);
-    require!(!FINE || INTEGER);
+    require!(!FINE || INTEGER && !PANELS);
     let posts = shared::<f32>(if BRANCHED {
         3 * K
     } else if RESIDUAL {
@@ -108,14 +110,17 @@ pub fn prepare_rows<
                 }
                 let has_digits = f32::from_bits(four.y) < 0.0;
                 if place < places {
-                    xq[row * places + place] = four.x;
+                    let part = (row / 8 * (K / 16) + place / 4) * 8 + row % 8;
+                    xq[if PANELS { part * 4 + place % 4 } else { row * places + place }] = four.x;
                     if FINE {
                         fine[row * 2 * places + place] = if has_digits { digits.x } else { 0 };
                         fine[(row * 2 + 1) * places + place] = if has_digits { digits.y } else { 0 };
                     }
                     if place % 8 == 0 {
-                        xscale[row * (K / 32) + place / 8] = f32::from_bits(four.y);
-                        xsum[row * (K / 32) + place / 8] = four.z as i32;
+                        let group = (row / 8 * (K / 32) + place / 8) * 8 + row % 8;
+                        let at = if PANELS { group } else { row * (K / 32) + place / 8 };
+                        xscale[at] = f32::from_bits(four.y);
+                        xsum[at] = four.z as i32;
                         if FINE {
                             fine_sums[row * (K / 32) + place / 8] = if has_digits { digits.z as i32 } else { 0 };
                         }

@@ -1,6 +1,6 @@
 //! How a product of several rows is spread over a GPU. The lanes are those of one row, so nothing here changes a bit of any result.
 //!
-//! A rule, by what the kernels move and compute. Its constants are estimates; what was measured of other shapes is in BENCHMARKS.md ("Tried").
+//! A rule, by what the kernels move and compute ([`Cycles`]).
 
 use super::formats::TensorFormat;
 use super::{Product, SumOrder};
@@ -26,8 +26,12 @@ pub struct Cores {
 /// The compile-time parameters of a [`rows_mma`](super::mma::rows_mma), and its grid along x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
-    /// Lanes that share an output of one row: classes of units, four to a warp.
+    /// Lanes that share an output of one row: pieces of 16 bytes of a step.
     pub lanes: u32,
+    /// Warps that multiply: half or a quarter as many.
+    pub warps: u32,
+    /// Warps that do nothing but copy, where there are mbarriers; else 0, and all copy.
+    pub copiers: u32,
     /// Rows of activations of a tile.
     pub tile: u32,
     /// Rows of weights of a tile.
@@ -54,10 +58,33 @@ const AHEAD_REGISTERS: u32 = 48;
 const CORE_TILES: [u32; 4] = [8, 4, 2, 1];
 /// Rows of activations from which tensor cores are worth the tile of eight that they waste the rest of.
 const FEWEST_TENSOR_ROWS: u32 = 5;
-/// Sums that a lane holds at most.
-const MOST_SUMS: u32 = 128;
-/// Cycles in which an SM gets a byte of weights from memory and one of activations from L2, and adds a unit's product to one sum.
-const CYCLES: (f64, f64, f64) = (0.054, 0.036, 0.026);
+/// Warps that copy.
+const COPYING_WARPS: u32 = 4;
+/// Cycles of an SM: the constants of the rule.
+struct Cycles {
+    /// A byte of weights from memory, and of activations from L2.
+    weights: f64,
+    activations: f64,
+    /// A product of 16 rows by 8 columns of weights, and what it takes to have a unit of 8 columns ready for it.
+    product: f64,
+    columns: f64,
+    /// What else a step and the end of a tile take; at the end also each sum of a warp.
+    step: f64,
+    end: f64,
+    sum: f64,
+}
+
+/// As they fit 47 shapes of five products of E4B Q8_0 and 12B Q4_0 on an H200, to 11 % each.
+const CYCLES: Cycles =
+    Cycles { weights: 0.054, activations: 0.05, product: 2.8, columns: 9.4, step: 103.0, end: 1100.0, sum: 0.07 };
+
+/// Sums that a lane may hold in a block of that many warps: registers that what else it needs leaves over.
+fn most_sums(warps: u32) -> u32 {
+    (REGISTERS / (warps * 32)).min(255).saturating_sub(96)
+}
+
+/// Of an SM.
+const REGISTERS: u32 = 65536;
 
 impl Cores {
     /// As many rows of activations as shared memory holds, and a block an SM.
@@ -90,39 +117,54 @@ impl Tensor {
     pub fn choose(product: &Product, one: LaunchShape, target: &Target) -> Option<Tensor> {
         let of = &product.one;
         let weights = TensorFormat::of(of.dtype)?;
-        if product.is_fine() {
+        if product.is_fine() || product.is_prepared() && !product.rows.is_multiple_of(8) {
             return None;
         }
-        let unit = format(of.dtype).unit;
-        let steps = (of.k / unit).div_ceil(one.lanes);
+        if weights.parts == 2 && !product.is_joined() {
+            return None;
+        }
+        let classes = one.lanes / weights.parts;
+        let steps = (of.k / 32).div_ceil(classes);
         let mut best: Option<(f64, Tensor)> = None;
-        for tile in [8, 16, 32, 64].into_iter().filter(|tile| *tile <= product.rows.next_power_of_two().max(8)) {
-            for columns in [8, 16, 32, 64].into_iter().filter(|columns| !of.geglu || *columns >= 16) {
-                if columns * tile / 8 > MOST_SUMS {
+        let tiles = [8, 16, 32, 64].into_iter().filter(|tile| *tile <= product.rows.next_power_of_two().max(8));
+        for (tile, columns) in tiles.flat_map(|tile| [16, 32, 64].map(|columns| (tile, columns))) {
+            for warps in [one.lanes / 2, one.lanes / 4] {
+                let copiers = if target.arch.has_tma() { COPYING_WARPS } else { 0 };
+                if classes / warps * columns * tile / 32 > most_sums(warps + copiers) {
                     continue;
                 }
                 let row_tiles = product.rows.div_ceil(tile);
-                let tiles = of.outputs.div_ceil(if of.geglu { columns / 2 } else { columns });
-                let blocks = tiles.min((target.multiprocessors / row_tiles).max(1));
-                let shape = |stages, resident| Tensor { lanes: one.lanes, tile, columns, stages, resident, blocks };
-                let fits = |shape: &Tensor| shape.shared_bytes(of.k, unit, &weights) <= target.shared_bytes_per_block;
+                let all = of.outputs.div_ceil(if of.geglu { columns / 2 } else { columns });
+                let blocks = all.min((target.multiprocessors / row_tiles).max(1));
+                let shape = |stages, resident| Tensor {
+                    lanes: one.lanes,
+                    warps,
+                    copiers,
+                    tile,
+                    columns,
+                    stages,
+                    resident,
+                    blocks,
+                };
+                let fits = |shape: &Tensor| shape.shared_bytes(of.k, &weights) <= target.shared_bytes_per_block;
                 let shapes =
                     [(6, true), (5, true), (4, true), (3, true), (6, false), (5, false), (4, false), (3, false)];
                 let Some(shape) = shapes.map(|(stages, resident)| shape(stages, resident)).into_iter().find(fits)
                 else {
                     continue;
                 };
-                let rounds = f64::from(tiles.div_ceil(blocks));
+                let rounds = f64::from(all.div_ceil(blocks));
                 // Fewer SMs have more of the memory's rate each, up to twice as much.
                 let busy = f64::from(blocks * row_tiles) / f64::from(target.multiprocessors.max(1));
                 let share = busy.clamp(0.5, 1.0);
-                let step_units = f64::from(one.lanes * columns);
-                let bytes = step_units * f64::from(16 + 4 * weights.side_words());
-                let moved = if shape.resident { 0.0 } else { f64::from(one.lanes * tile * unit) * 1.5 };
-                let moving = (bytes * CYCLES.0 + moved * CYCLES.1) * share;
-                let computing = step_units * f64::from(tile) * CYCLES.2 + 200.0 + f64::from(columns) * 8.0;
-                // What a tile costs at its end: sums through shared memory, and barriers.
-                let end = 400.0 + f64::from(tile * columns * one.lanes / 2) * 0.06;
+                let bytes = f64::from(one.lanes * columns * (16 + 4 * weights.side_words()));
+                let moved = if shape.resident { 0.0 } else { f64::from(classes * tile * 32) };
+                let moving = (bytes * CYCLES.weights + moved * CYCLES.activations) * share;
+                let column_tiles = f64::from(classes * (columns / 8));
+                let products = column_tiles * (f64::from(tile) / 16.0);
+                let computing = products * CYCLES.product + column_tiles * CYCLES.columns + CYCLES.step;
+                // What a tile costs at its end: sums through shared memory, and waits.
+                let end = CYCLES.end + f64::from(tile * columns * warps) * CYCLES.sum;
                 let time = rounds * (f64::from(steps) * moving.max(computing) + end) * busy.max(1.0);
                 if best.is_none_or(|(least, _)| time < least) {
                     best = Some((time, shape));
@@ -133,18 +175,14 @@ impl Tensor {
     }
 
     /// Bytes of shared memory, as the kernel declares it.
-    fn shared_bytes(&self, k: u32, unit: u32, weights: &TensorFormat) -> u32 {
-        let Tensor { lanes, tile, columns, stages, resident, .. } = *self;
-        let scaled = lanes / 4 * stages * (unit / 8);
-        let shared_by = if weights.shares_sides(k / unit) { 2 } else { 1 };
-        let ring = stages * columns * ((lanes + 1) * 16 + lanes * weights.side_words() * 4 / shared_by);
-        let (x, groups) = match resident {
-            true => (k * tile, k / 32 * tile),
-            false => (lanes * stages * unit * tile, scaled * tile),
-        };
-        let sums = lanes / 2 * tile.min(16) * columns * 4;
+    fn shared_bytes(&self, k: u32, weights: &TensorFormat) -> u32 {
+        let Tensor { lanes, warps, tile, columns, stages, resident, .. } = *self;
+        let slots = lanes / weights.sharing(k / 32 * weights.parts);
+        let ring = stages * (columns * (lanes + 1) * 16 + slots * (columns + 2) * weights.side_words() * 4);
+        let groups = if resident { k / 32 * tile } else { lanes / weights.parts * stages * tile };
+        let sums = warps * tile * (columns + 8) * 4;
         // Each of the arrays is aligned.
-        ring + x + groups * if weights.sums() { 8 } else { 4 } + sums + tile * 4 + 1024
+        ring + groups * (32 + if weights.sums() { 8 } else { 4 }) + sums + tile * 4 + 1024
     }
 }
 
@@ -158,12 +196,13 @@ impl Shape {
                     "CUDA cores, {rows} of activations a block, {lanes} lanes, {depth} ahead, {blocks} blocks of {warps} warps"
                 )
             }
-            Shape::Tensor(Tensor { lanes, tile, columns, stages, resident, blocks }) => {
+            Shape::Tensor(Tensor { lanes, warps, copiers, tile, columns, stages, resident, blocks }) => {
                 let activations = if *resident { "resident" } else { "streamed" };
                 format!(
-                    "tensor cores, tiles of {tile} rows by {columns} of weights, {lanes} classes of units, \
-                     {stages} stages, activations {activations}, {blocks} blocks of {} warps",
-                    lanes / 4
+                    "tensor cores, tiles of {tile} rows by {columns} of weights, steps of {} bytes, \
+                     {stages} stages, activations {activations}, {blocks} blocks of {warps} warps{}",
+                    lanes * 16,
+                    if *copiers > 0 { format!(" and {copiers} that copy") } else { String::new() }
                 )
             }
         }
