@@ -5,7 +5,7 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, Float, U32x4};
 
-use super::grouped;
+use super::{gathered, grouped};
 use super::matvec::random_planes;
 use super::quantise::{Int8, activations};
 use crate::kernels::matvec::formats::format;
@@ -23,6 +23,7 @@ pub fn cases() -> Vec<Case> {
         .chain(cancelling_entries())
         .chain(types())
         .chain(shapes())
+        .chain(gathered::cases())
         .chain(grouped::sorts())
         .collect()
 }
@@ -463,7 +464,7 @@ pub fn types() -> Vec<Case> {
         let from = if format(dtype).integer { Activations::Int8 } else { Activations::F32 };
         let up = GateUp { dtype, hidden: 5, k: 256, top: 2, from, dense: 7, multiprocessors: 132 };
         let back =
-            Down { dtype, outputs: 18, k: 256, top: 2, dense: 256, dense_elsewhere: false, multiprocessors: 132 };
+            Down { dtype, outputs: 18, k: 256, top: 2, dense: 256, multiprocessors: 132 };
         gate_up(up, [1, 1]).into_iter().chain(down(back, [1, 1]))
     };
     DType::ALL.into_iter().flat_map(of).collect()
@@ -480,7 +481,6 @@ pub fn shapes() -> Vec<Case> {
         k,
         top,
         dense,
-        dense_elsewhere: false,
         multiprocessors: 132,
     };
     let cases = [

@@ -31,7 +31,7 @@ struct Entry {
 }
 
 /// A dense half that comes along with the experts.
-struct Beside {
+pub struct Beside {
     input: NodeId,
     output: NodeId,
     matrix: Matrix,
@@ -147,6 +147,9 @@ impl PhaseBuilder<'_, '_> {
         let Kind::ExpertGateUp { weight, input, routing, out: node, ref dense } = group.kind else {
             return Err(LowerError::NoValue { node: self.graph().full_name(group.anchor()) });
         };
+        if self.schedule.is_decoded_together(group) {
+            return self.gathered_gate_up(group, weight, input, routing, node);
+        }
         let beside = self.beside(dense)?;
         let (rows, state, place) = (self.rows_of(group), self.row_count(group), self.routing(routing)?);
         let matrix = self.common.weights.matrix(&[weight], &mut self.common.kernels)?;
@@ -192,6 +195,9 @@ impl PhaseBuilder<'_, '_> {
         let Kind::ExpertDown { weight, scale, input, routing, out: node, ref dense } = group.kind else {
             return Err(LowerError::NoValue { node: self.graph().full_name(group.anchor()) });
         };
+        if self.schedule.is_decoded_together(group) {
+            return self.gathered_down(group, (weight, scale), input, routing, node);
+        }
         let beside = self.beside(dense)?;
         let (rows, state, place) = (self.rows_of(group), self.row_count(group), self.routing(routing)?);
         let matrix = self.common.weights.matrix(&[weight], &mut self.common.kernels)?;
@@ -204,13 +210,9 @@ impl PhaseBuilder<'_, '_> {
             k: matrix.k,
             top,
             dense,
-            dense_elsewhere: false,
             multiprocessors: self.common.can.target.multiprocessors,
         };
-        let scale = match scale {
-            Some(weight) => self.common.weights.floats(weight)?,
-            None => self.common.weights.constant("an expert's factor", vec![1.0; experts as usize]),
-        };
+        let scale = self.expert_scale(scale, experts)?;
         let out = self.alloc_value(node, Form::F32, rows);
         let (dense_codes, dense_x, dense_out) = match &beside {
             Some(beside) => (
@@ -246,8 +248,16 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
+    /// What multiplies each expert's result.
+    pub fn expert_scale(&mut self, scale: Option<WeightId>, experts: u32) -> Result<Span, LowerError> {
+        match scale {
+            Some(weight) => self.common.weights.floats(weight),
+            None => Ok(self.common.weights.constant("an expert's factor", vec![1.0; experts as usize])),
+        }
+    }
+
     /// What the products of so many pairs of a row and an expert cost: no expert is read twice.
-    fn expert_work(&self, matrix: &Matrix, experts: u32, pairs: u32, beside: Option<&Beside>) -> Work {
+    pub fn expert_work(&self, matrix: &Matrix, experts: u32, pairs: u32, beside: Option<&Beside>) -> Work {
         let of_expert = matrix.rows / experts as u64 * matrix.k as u64;
         let (dense_bytes, dense_flops) =
             beside.map_or((0, 0), |beside| (beside.matrix.bytes(), 2 * beside.matrix.rows * beside.matrix.k as u64));

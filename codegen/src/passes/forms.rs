@@ -91,8 +91,10 @@ pub fn wanted(schedule: &Schedule, can: &Abilities, node: NodeId) -> Outputs {
             {
                 of_product(Some(graph.weight(*weight).dtype))
             }
-            // One row's hidden values are rounded where they are read.
-            Kind::ExpertDown { input, .. } if *input == node && one_row => Outputs::FLOATS,
+            // One row's hidden values are rounded where they are read, those of several where they are made.
+            Kind::ExpertDown { input, .. } if *input == node && one_row && !schedule.is_decoded_together(group) => {
+                Outputs::FLOATS
+            }
             Kind::ExpertDown { weight, input, .. } | Kind::ExpertProduct { weight, input, .. } if *input == node => {
                 of_product(Some(graph.weight(*weight).dtype))
             }
@@ -137,6 +139,9 @@ fn left_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeId, 
             vec![(group.nodes[0], form)]
         }
         Kind::Geglu { .. } => group.last().map(|last| (last, alone(wanted(last), Outputs::BF16))).into_iter().collect(),
+        Kind::ExpertGateUp { out, .. } if schedule.is_decoded_together(group) => {
+            vec![(*out, alone(wanted(*out), Outputs::INT8))]
+        }
         Kind::Product(product) if product.geglu && schedule.is_one_row(group) => {
             // Several rows are rounded by the launch before their reader.
             let one_row = schedule.rows_of(group) == 1;
@@ -199,6 +204,10 @@ fn demanded_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
             product_of(graph, group).map(|product| (product.input, form)).into_iter().collect()
         }
         Kind::ExpertProduct { input, .. } => vec![(*input, Form::BF16)],
+        Kind::ExpertGateUp { weight, input, .. } | Kind::ExpertDown { weight, input, .. } => {
+            let integer = format(graph.weight(*weight).dtype).integer;
+            vec![(*input, if integer { Form::Int8 } else { Form::F32 })]
+        }
         Kind::Norm(norm) | Kind::MixtureEntry { norm, .. } => {
             let residual = norm.residual.map(|residual| residual.before);
             let branch = norm.residual.and_then(|residual| residual.branch).map(|branch| branch.other);

@@ -12,6 +12,7 @@
 
 pub mod down;
 pub mod gate_up;
+pub mod gathered;
 pub mod group;
 pub mod router;
 
