@@ -123,7 +123,10 @@ impl PhaseBuilder<'_, '_> {
         let work = Work { bytes, flops: 2 * rows as u64 * experts as u64 * width as u64 };
         let (instance, grid, how) = match split {
             true => {
-                (kind.split_instance()?, [kind.split_blocks(), rows, 1], "one row: experts shared out among blocks")
+                let multiprocessors = self.common.can.target.multiprocessors;
+                let tile = kind.split_rows(rows, multiprocessors);
+                let grid = [kind.split_blocks(), rows.div_ceil(tile), 1];
+                (kind.split_instance(rows, multiprocessors)?, grid, "decoded rows: experts shared out among blocks")
             }
             false => (kind.instance()?, kind.grid(rows), "many rows: a block for a few"),
         };
