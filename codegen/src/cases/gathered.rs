@@ -44,56 +44,83 @@ fn buffer(case: &Case, name: &str) -> Vec<f32> {
 }
 
 fn gate_up(of: GatheredGateUp) -> Case {
-    let GatheredGateUp { dtype, hidden, k, top, rows, quantised, multiprocessors, .. } = of;
-    let one = GateUp { dtype, hidden, k, top, from: Activations::F32, dense: 0, multiprocessors };
+    let GatheredGateUp { dtype, hidden, k, top, dense, rows, quantised, multiprocessors, .. } = of;
+    let one = GateUp { dtype, hidden, k, top, from: Activations::F32, dense, multiprocessors };
     let [alone, _] = moe::gate_up(one, [rows as usize; 2]);
     let expected = left(&alone, "out");
     let x = buffer(&alone, "arrive_x");
     let instance = of.instance().expect("a shape that fits");
-    let case = shared(&alone, "gate and up", instance, &x, format(dtype).integer).grid(of.grid()).scalar("rows", rows);
-    if !quantised {
-        let case = case.buffer("out_xq", Vec::<u32>::new()).buffer("out_xscale", Vec::<f32>::new());
-        return case.buffer("out_xsum", Vec::<i32>::new()).expect("out", expected, Bound::Exact);
-    }
-    let int8 = Int8::of(&expected);
-    case.buffer("out", Vec::<f32>::new())
-        .expect("out_xq", int8.codes, Bound::Exact)
-        .expect("out_xscale", int8.scales, Bound::Exact)
-        .expect("out_xsum", int8.sums, Bound::Exact)
+    let integer = format(dtype).integer;
+    let case = shared(&alone, "gate and up", instance, &x, integer).grid(of.grid()).scalar("rows", rows);
+    let (dense_x, dense_expected) = match dense {
+        0 => Default::default(),
+        _ => (buffer(&alone, "dense_arrive_x"), left(&alone, "dense_out")),
+    };
+    let case = dense_activations(case, &dense_x, integer);
+    [("", expected), ("dense_", dense_expected)].into_iter().fold(case, |case, (of, expected)| {
+        let name = |what: &str| format!("{of}out{what}");
+        let int8 = if quantised { Int8::of(&expected) } else { Int8::of(&[]) };
+        let floats = if quantised { Vec::new() } else { expected };
+        case.expect(&name(""), floats, Bound::Exact)
+            .expect(&name("_xq"), int8.codes, Bound::Exact)
+            .expect(&name("_xscale"), int8.scales, Bound::Exact)
+            .expect(&name("_xsum"), int8.sums, Bound::Exact)
+    })
+}
+
+/// The dense half's activations, by the names that they have beside the experts'.
+fn dense_activations(case: Case, x: &[f32], integer: bool) -> Case {
+    let int8 = Int8::of(x);
+    let words = if integer { int8.codes } else { x.iter().map(|x| x.to_bits()).collect() };
+    let case = Case {
+        buffers: case.buffers.into_iter().filter(|(name, _)| !name.starts_with("dense_x")).collect(),
+        ..case
+    };
+    case.buffer("dense_x", words)
+        .buffer("dense_xscale", if integer { int8.scales } else { vec![] })
+        .buffer("dense_xsum", if integer { int8.sums } else { vec![] })
 }
 
 fn down(of: GatheredDown) -> Case {
-    let GatheredDown { dtype, outputs, k, top, rows, multiprocessors, .. } = of;
-    let one = Down { dtype, outputs, k, top, dense: if k % 256 == 0 { 256 } else { 32 }, multiprocessors };
+    let GatheredDown { dtype, outputs, k, top, dense, rows, multiprocessors, .. } = of;
+    let one = Down { dtype, outputs, k, top, dense, multiprocessors };
     let [alone, _] = moe::down(one, [rows as usize; 2]);
     let expected = left(&alone, "out");
     let x = buffer(&alone, "x");
     let instance = of.instance().expect("a shape that fits");
-    let case = shared(&alone, "down", instance, &x, format(dtype).integer).grid(of.grid());
+    let integer = format(dtype).integer;
+    let case = shared(&alone, "down", instance, &x, integer).grid(of.grid());
+    let (dense_x, dense_expected) = match dense {
+        0 => Default::default(),
+        _ => (buffer(&alone, "dense_x"), left(&alone, "dense_out")),
+    };
+    let case = dense_activations(case, &dense_x, integer).expect("dense_out", dense_expected, Bound::Exact);
     case.buffer("products", vec![0.0f32; (rows * top * outputs) as usize])
         .scalar("outputs", outputs)
         .scalar("rows", rows)
         .expect("out", expected, Bound::Exact)
 }
 
-/// Every type; experts that one row chose and that more did than a task takes; more rows than a block has.
+/// Every type; experts that one row chose and that more did than a task takes; more rows than a block has; with a dense half and without.
 pub fn cases() -> Vec<Case> {
-    // (type, hidden values, width, choices, rows, SMs, bytes of shared memory)
-    let of_type = |dtype: DType| (dtype, 32, 256, 2, 3, 2, 99 << 10);
+    // (type, hidden values, width, dense ones, choices, rows, SMs, bytes of shared memory)
+    type Sizes = (DType, u32, u32, u32, u32, u32, u32, u32);
+    let of_type = |dtype: DType| (dtype, 32, 256, 256, 2, 3, 2, 99 << 10);
     let shapes = [
-        (DType::Q4_0, 96, 704, 8, 7, 5, 99 << 10),
-        (DType::Q8_0, 160, 96, 2, 33, 3, 99 << 10),
-        (DType::Q4_0, 32, 3168, 1, 6, 1, 14 << 10),
-        (DType::BF16, 64, 544, 3, 5, 2, 8 << 10),
+        (DType::Q4_0, 96, 704, 2112, 8, 7, 5, 227 << 10),
+        (DType::Q8_0, 160, 96, 0, 2, 33, 3, 99 << 10),
+        (DType::Q4_0, 32, 3168, 64, 1, 6, 1, 28 << 10),
+        (DType::BF16, 64, 544, 96, 3, 5, 2, 30 << 10),
     ];
-    let cases = |(dtype, hidden, width, top, rows, multiprocessors, shared_bytes): (DType, u32, u32, u32, u32, u32, u32)| {
+    let cases = |(dtype, hidden, width, dense, top, rows, multiprocessors, shared_bytes): Sizes| {
         let (experts, quantised) = (top + MORE_EXPERTS, format(dtype).integer);
-        let up = GatheredGateUp {
+        let sizes = GatheredGateUp {
             dtype,
             hidden,
             k: width,
             experts,
             top,
+            dense,
             rows,
             quantised,
             multiprocessors,
@@ -105,11 +132,12 @@ pub fn cases() -> Vec<Case> {
             k: width.min(704),
             experts,
             top,
+            dense,
             rows,
             multiprocessors,
-            shared_bytes: shared_bytes.max(40 << 10),
+            shared_bytes,
         };
-        [gate_up(up), gate_up(GatheredGateUp { quantised: false, ..up }), down(of_down)]
+        [gate_up(sizes), gate_up(GatheredGateUp { quantised: false, dense: 0, ..sizes }), down(of_down)]
     };
     DType::ALL.into_iter().map(of_type).chain(shapes).flat_map(cases).collect()
 }

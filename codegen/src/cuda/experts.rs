@@ -32,9 +32,9 @@ struct Entry {
 
 /// A dense half that comes along with the experts.
 pub struct Beside {
-    input: NodeId,
-    output: NodeId,
-    matrix: Matrix,
+    pub input: NodeId,
+    pub output: NodeId,
+    pub matrix: Matrix,
 }
 
 impl PhaseBuilder<'_, '_> {
@@ -137,7 +137,7 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
-    fn beside(&mut self, dense: &Option<DenseHalf>) -> Result<Option<Beside>, LowerError> {
+    pub fn beside(&mut self, dense: &Option<DenseHalf>) -> Result<Option<Beside>, LowerError> {
         let Some(DenseHalf { product, out }) = dense else { return Ok(None) };
         let weight_of = |id: &NodeId| self.graph().node(*id).op.weight();
         let weights: Vec<WeightId> = product.matmuls.iter().filter_map(weight_of).collect();
@@ -151,7 +151,7 @@ impl PhaseBuilder<'_, '_> {
             return Err(LowerError::NoValue { node: self.graph().full_name(group.anchor()) });
         };
         if self.schedule.is_decoded_together(group) {
-            return self.gathered_gate_up(group, weight, input, routing, node);
+            return self.gathered_gate_up(group);
         }
         let beside = self.beside(dense)?;
         let (rows, state, place) = (self.rows_of(group), self.row_count(group), self.routing(routing)?);
@@ -199,7 +199,7 @@ impl PhaseBuilder<'_, '_> {
             return Err(LowerError::NoValue { node: self.graph().full_name(group.anchor()) });
         };
         if self.schedule.is_decoded_together(group) {
-            return self.gathered_down(group, (weight, scale), input, routing, node);
+            return self.gathered_down(group);
         }
         let beside = self.beside(dense)?;
         let (rows, state, place) = (self.rows_of(group), self.row_count(group), self.routing(routing)?);

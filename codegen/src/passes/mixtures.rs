@@ -1,11 +1,12 @@
-//! A mixture's router takes along the residual and the norms before it; for one row, its dense half comes along with the experts. For several it does
-//! not: its weights are read once for all of them, in the order in which one row adds.
+//! A mixture's router takes along the residual and the norms before it; for few decoded rows, its dense half comes along with the experts. For many it does
+//! not: it is a product on tensor cores, in the order in which one row adds.
 
 use gemma4c_graph::passes::Log;
 use gemma4c_graph::{DenseHalf, Group, Kind, NodeId, Norm, Product, WeightId};
 
 use super::forms::is_unbounded;
 use super::{Abilities, Pass, Schedule, product_of};
+use crate::kernels::moe::gathered::MOST_DENSE_ROWS;
 use crate::kernels::rows::SumOrder;
 
 pub const PASS: Pass = Pass {
@@ -71,7 +72,7 @@ fn take_dense_half_along(schedule: &mut Schedule, log: &mut Log, group: &Group) 
         schedule.refuse(log, group, "no dense half of its type and width stands beside it");
         return;
     };
-    if schedule.is_decoded_together(group) {
+    if schedule.rows_of(group) > MOST_DENSE_ROWS {
         let order = if matches!(group.kind, Kind::ExpertDown { .. }) { SumOrder::Down } else { SumOrder::GateUp };
         schedule.orders.insert(product.matmuls[0], order);
         schedule.mark(log, &product.matmuls);

@@ -27,23 +27,16 @@ pub fn down_unit<const K: u32, const UNIT: u32, const TOP: u32>(
     (expert * outputs + output) * (K / UNIT) + place % (K / UNIT)
 }
 
-/// Which unit of an output's rows a lane has at a step, all rows one after the other: the dense half has the whole warp, of the experts
-/// as many as LANES lanes each leave room for are side by side. Past the last unit where the lane has none.
+/// The choice that a lane works on at a step of the experts: as many as LANES lanes each leave room for are side by side.
 #[device]
-pub fn place_of<const K: u32, const UNIT: u32, const TOP: u32, const DENSE: u32, const LANES: u32>(step: u32) -> u32 {
-    let before = DENSE / UNIT;
-    let dense_steps = before.div_ceil(32);
-    let steps = (K / UNIT).div_ceil(LANES);
-    let past = before + TOP * (K / UNIT);
-    let mut place = step * 32 + lane_id();
-    if step < dense_steps {
-        place = if place < before { place } else { past };
-    } else {
-        let choice = (step - dense_steps) / steps * (32 / LANES) + lane_id() / LANES;
-        let unit = (step - dense_steps) % steps * LANES + lane_id() % LANES;
-        place = if choice < TOP && unit < K / UNIT { before + choice * (K / UNIT) + unit } else { past };
-    }
-    place
+pub fn choice_of<const K: u32, const UNIT: u32, const LANES: u32>(step: u32) -> u32 {
+    step / (K / UNIT).div_ceil(LANES) * (32 / LANES) + lane_id() / LANES
+}
+
+/// The unit of its choice's row that a lane has at a step; the last one has units for some lanes alone.
+#[device]
+pub fn unit_of_choice<const K: u32, const UNIT: u32, const LANES: u32>(step: u32) -> u32 {
+    step % (K / UNIT).div_ceil(LANES) * LANES + lane_id() % LANES
 }
 
 /// The weighted sum of the products of a row's choices, in the order in which a warp of one row adds them: choices that the same lanes
@@ -113,8 +106,12 @@ pub fn expert_down<
     let before = DENSE / UNIT;
     let units = before + TOP * (K / UNIT);
     let dense_steps = before.div_ceil(32);
-    let expert_steps = (K / UNIT).div_ceil(LANES);
+    let row_units = K / UNIT;
+    let expert_steps = row_units.div_ceil(LANES);
     let steps = dense_steps + TOP.div_ceil(32 / LANES) * expert_steps;
+
+    // All of an output is on its way at once, so that which step a unit belongs to is known to the compiler.
+    let whole = steps <= DEPTH;
 
     let row = block_idx_y();
     let mut output = warp_id() * grid_dim() + block_idx();
@@ -123,9 +120,8 @@ pub fn expert_down<
     // The dense half's weights are on their way before the choice is known.
     #[unroll]
     for d in 0..DEPTH {
-        let place = place_of(d);
-        if output < outputs && place < before {
-            ahead[d] = fetch(dense_side, dense_codes, output * before + place);
+        if d < dense_steps && output < outputs && lane_id() + d * 32 < before {
+            ahead[d] = fetch(dense_side, dense_codes, output * before + lane_id() + d * 32);
         }
     }
     grid_launch_dependents();
@@ -134,11 +130,19 @@ pub fn expert_down<
     if row >= state[1u32] {
         return;
     }
+    let mut experts = regs(0u32, (TOP * LANES + 31) / 32);
+    #[unroll]
+    for round in 0..(TOP * LANES + 31) / 32 {
+        experts[round] = ids[row * TOP + (round * (32 / LANES) + lane_id() / LANES).min(TOP - 1)];
+    }
     #[unroll]
     for d in 0..DEPTH {
-        let place = place_of(d);
-        if output < outputs && place >= before && place < units {
-            ahead[d] = fetch(side, codes, down_unit(place - before, row, output, outputs, ids));
+        if d >= dense_steps && d < steps && output < outputs {
+            let unit = unit_of_choice(d - dense_steps);
+            // Lanes that have none fetch the last unit, and leave it.
+            let expert = experts[(d - dense_steps) / expert_steps];
+            let held = unit.min(row_units - 1);
+            ahead[d] = fetch(side, codes, (expert * outputs + output) * row_units + held);
         }
     }
 
@@ -176,42 +180,52 @@ pub fn expert_down<
     let mut sum = 0.0f32;
     let mut dense_sum = 0.0f32;
     while output < outputs {
-        let row_ends = at + DEPTH >= steps;
+        let row_ends = whole || at + DEPTH >= steps;
         let next_at = if row_ends { 0 } else { at + DEPTH };
         let next_output = if row_ends { output + grid_dim() * WARPS } else { output };
         #[unroll]
         for d in 0..DEPTH {
-            let step = at + d;
-            if step < steps {
-                let place = place_of(step);
-                let held_place = place.min(units - 1);
-                let x_unit = activations_at(held_place, held_place * UNIT / 32, units, x_words, x_scales);
-                if step < dense_steps {
-                    // A unit's product is rounded before it is added.
-                    let of_unit = dot(ahead[d], output * before + place, x_unit, 0.0);
-                    if place < units {
-                        dense_sum = dense_sum + of_unit;
+            let step = if whole { d } else { at + d };
+            if step < dense_steps {
+                let unit = (lane_id() + step * 32).min(before - 1);
+                let x_unit = activations_at(unit, unit * UNIT / 32, units, x_words, x_scales);
+                // A unit's product is rounded before it is added.
+                let of_unit = dot(ahead[d], output * before + unit, x_unit, 0.0);
+                if lane_id() + step * 32 < before {
+                    dense_sum = dense_sum + of_unit;
+                }
+            } else if step < steps {
+                let choice = choice_of(step - dense_steps);
+                let unit = unit_of_choice(step - dense_steps);
+                let own = choice.min(TOP - 1);
+                let place = before + own * row_units + unit.min(row_units - 1);
+                let x_unit = activations_at(place, place * UNIT / 32, units, x_words, x_scales);
+                let expert = ids[row * TOP + own];
+                let number = (expert * outputs + output) * row_units + unit.min(row_units - 1);
+                let total = dot(ahead[d], number, x_unit, product);
+                if choice < TOP && unit < row_units {
+                    product = total;
+                }
+                if (step - dense_steps) % expert_steps == expert_steps - 1 {
+                    let complete = lanes_sum(product);
+                    if choice < TOP {
+                        sum = complete.mul_add(factors[own], sum);
                     }
-                } else {
-                    if place < units {
-                        product =
-                            dot(ahead[d], down_unit(place - before, row, output, outputs, ids), x_unit, product);
-                    }
-                    if (step - dense_steps) % expert_steps == expert_steps - 1 {
-                        let choice = (step - dense_steps) / expert_steps * (32 / LANES) + lane_id() / LANES;
-                        let whole = lanes_sum(product);
-                        if choice < TOP {
-                            sum = whole.mul_add(factors[choice], sum);
-                        }
-                        product = 0.0;
-                    }
+                    product = 0.0;
                 }
             }
-            let next = place_of(next_at + d);
-            if next_at + d < steps && next_output < outputs && next < before {
-                ahead[d] = fetch(dense_side, dense_codes, next_output * before + next);
-            } else if next_at + d < steps && next_output < outputs && next < units {
-                ahead[d] = fetch(side, codes, down_unit(next - before, row, next_output, outputs, ids));
+            let next = next_at + d;
+            if next_output < outputs && next < dense_steps {
+                if lane_id() + next * 32 < before {
+                    ahead[d] = fetch(dense_side, dense_codes, next_output * before + lane_id() + next * 32);
+                }
+            } else if next_output < outputs && next < steps {
+                let choice = choice_of(next - dense_steps);
+                let unit = unit_of_choice(next - dense_steps);
+                if choice < TOP && unit < row_units {
+                    let expert = ids[row * TOP + choice];
+                    ahead[d] = fetch(side, codes, (expert * outputs + next_output) * row_units + unit);
+                }
             }
         }
         if row_ends {

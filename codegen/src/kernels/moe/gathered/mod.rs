@@ -6,8 +6,10 @@
 //! sums are those of the kernels of one row.
 //!
 //! Which rows chose which expert every block finds out for itself ([`gather`]), in less time than a launch takes. A row is a bit of an expert's
-//! word, so a block has 32 rows at most; more are the grid's y. The dense half of a mixture is not here: several rows have it as
-//! [products of their own](crate::kernels::rows).
+//! word, so a block has 32 rows at most; more are the grid's y.
+//!
+//! The dense half of a mixture comes along for few rows, as it does for one. More rows have it as [products of their own](crate::kernels::rows), on
+//! tensor cores: all rows go to it, so CUDA cores would take longer than its bytes.
 
 pub mod down;
 pub mod gate_up;
@@ -21,6 +23,8 @@ use crate::kernels::matvec::parts::part_at;
 const TASK_ROWS: u32 = 4;
 /// Rows of a block: a row is a bit of a word.
 const MOST_ROWS: u32 = 32;
+/// Rows with which the dense half comes along, at most.
+pub const MOST_DENSE_ROWS: u32 = 16;
 /// Warps of a block, which is alone on its SM.
 const BLOCK_WARPS: u32 = 16;
 
@@ -49,10 +53,10 @@ pub fn gathered_at(groups: Shared<U32x4>, index: u32) -> Gathered {
     }
 }
 
-/// The number of the row and its choice that is the `i`-th of a task.
+/// The number of the row and its choice that is the `i`-th of a task, by [`Gathered::low_pairs`] and [`Gathered::high_pairs`].
 #[device]
-pub fn pair_of(of: Gathered, i: u32) -> u32 {
-    let word = if i < 2 { of.low_pairs } else { of.high_pairs };
+pub fn pair_of(low_pairs: u32, high_pairs: u32, i: u32) -> u32 {
+    let word = if i < 2 { low_pairs } else { high_pairs };
     word >> (i % 2 * 16) & 0xffff
 }
 
@@ -146,10 +150,11 @@ pub fn gather<const EXPERTS: u32, const TOP: u32, const HEIGHT: u32, const WARPS
     all
 }
 
-/// Starts `vectors` vectors of K activations on their way to shared memory, from vector `first` on: codes with their scales and sums, or floats.
+/// Starts `vectors` vectors of `k` activations on their way to shared memory, from vector `first` on: codes with their scales and sums, or floats.
 /// Codes are there after [`cp_async_wait`] and a barrier.
 #[device]
-pub fn stage_vectors<const K: u32, const UNIT: u32, const INTEGER: bool, const WARPS: u32>(
+pub fn stage_vectors<const UNIT: u32, const INTEGER: bool, const WARPS: u32>(
+    k: u32,
     first: u32,
     vectors: u32,
     x: Input<u32>,
@@ -158,21 +163,37 @@ pub fn stage_vectors<const K: u32, const UNIT: u32, const INTEGER: bool, const W
     words: Shared<u32>,
     scales: Shared<U32x2>,
 ) {
-    let parts = if INTEGER { K / 16 } else { K / 4 };
-    let vector_words = parts * 4;
+    let parts = if INTEGER { k / 16 } else { k / 4 };
     #[unroll(4)]
     for piece in (thread_idx()..vectors * parts).by(WARPS * 32) {
-        let to = piece / parts * vector_words + part_at(piece % parts, K / UNIT);
-        cp_async16(words, to, x, first * vector_words + piece * 4);
+        let to = piece / parts * (parts * 4) + part_at(piece % parts, k / UNIT);
+        cp_async16(words, to, x, first * (parts * 4) + piece * 4);
     }
     cp_async_commit();
     if INTEGER {
         #[unroll(4)]
-        for group in (thread_idx()..vectors * (K / 32)).by(WARPS * 32) {
-            let from = first * (K / 32) + group;
+        for group in (thread_idx()..vectors * (k / 32)).by(WARPS * 32) {
+            let from = first * (k / 32) + group;
             scales[group] = u32x2(xscale[from].to_bits(), xsum[from] as u32);
         }
     }
+}
+
+/// Two sums over `lanes` lanes each, in the order of [`lanes_sum`](crate::kernels::matvec::lanes_sum): the first lane gets the one, the lane halfway the other.
+/// Half of the lanes go on with the one, half with the other, so that two sums take the shuffles of one.
+#[device]
+pub fn twin_sums(lanes: u32, first: f32, second: f32) -> f32 {
+    let has_first = lane_id() % lanes < lanes / 2;
+    let kept = if has_first { first } else { second };
+    let given = if has_first { second } else { first };
+    let mut sum = kept + shfl_xor(given, lanes / 2);
+    let mut mask = lanes / 4;
+    #[unroll]
+    while mask > 0 {
+        sum = sum + shfl_xor(sum, mask);
+        mask = mask / 2;
+    }
+    sum
 }
 
 /// Words of shared memory that a vector of activations takes.
