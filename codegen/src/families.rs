@@ -119,6 +119,8 @@ pub static FAMILIES: &[Family] = &[
             kernels::moe::gate_up::expert_geglu_plain::DEF,
             kernels::moe::down::expert_down::DEF,
             kernels::moe::down::expert_down_plain::DEF,
+            kernels::moe::gathered::gate_up::gathered_geglu::DEF,
+            kernels::moe::gathered::down::gathered_down::DEF,
             kernels::moe::group::group_pairs::DEF,
         ],
         cases: cases::moe::cases,

@@ -211,8 +211,14 @@ pub fn instances(arch: Arch, kernels: &[&'static KernelDef]) -> Result<Vec<Named
 pub fn launched(arch: Arch) -> Result<Vec<NamedInstance>> {
     let mut found = Collected::default();
     found.add(recipes::ordinary(arch), |_| true)?;
-    let ordinary: BTreeSet<&str> = found.instances.iter().map(|named| named.instance.def.name).collect();
-    found.add(recipes::with_sequences(arch), |instance| !ordinary.contains(instance.def.name))?;
+    let kernels = |found: &Collected| -> BTreeSet<&'static str> {
+        found.instances.iter().map(|named| named.instance.def.name).collect()
+    };
+    let ordinary = kernels(&found);
+    for recipe in recipes::with_sequences(arch) {
+        let known = kernels(&found);
+        found.add(vec![recipe], |instance| !known.contains(instance.def.name))?;
+    }
     found.add(recipes::with_passes_off(arch), |instance| !ordinary.contains(instance.def.name))?;
     Ok(found.instances)
 }

@@ -121,9 +121,11 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
     all
 }
 
-/// Plans for several sequences: what they launch besides are the products of several rows.
+/// Plans for several sequences: what they launch besides are the products of several rows, and gathered experts with a dense half (16 rows at most) and without.
+/// Of each, the launches of kernels count that none before it launches.
 pub fn with_sequences(arch: Arch) -> Vec<Recipe> {
-    vec![Recipe { sequences: 8, ..Recipe::new(Preset::Dense12b, Types::All(DType::Q4_0), arch) }]
+    let of = |sequences, preset| Recipe { sequences, ..Recipe::new(preset, Types::All(DType::Q4_0), arch) };
+    vec![of(8, Preset::Dense12b), of(32, Preset::Moe26bA4b)]
 }
 
 /// Plans with passes switched off: their launches count where no ordinary plan launches the kernel at all.

@@ -6,6 +6,7 @@
 pub mod attention;
 mod cache;
 pub mod gather;
+pub mod gathered;
 pub mod geglu;
 pub mod grouped;
 pub mod heads;

@@ -5,7 +5,7 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, Float, U32x4};
 
-use super::grouped;
+use super::{gathered, grouped};
 use super::matvec::random_planes;
 use super::quantise::{Int8, activations};
 use crate::kernels::matvec::formats::format;
@@ -23,6 +23,7 @@ pub fn cases() -> Vec<Case> {
         .chain(cancelling_entries())
         .chain(types())
         .chain(shapes())
+        .chain(gathered::cases())
         .chain(grouped::sorts())
         .collect()
 }
@@ -41,6 +42,7 @@ pub fn routers() -> Vec<Case> {
         (96, 128, 8, 2, 2, 1),
         (96, 20, 4, 21, 19, 1),
         (96, 128, 8, 1, 1, 16),
+        (96, 20, 4, 7, 6, 3),
         (32, 3, 3, 1, 1, 1),
         (96, 128, 8, 2, 2, 0),
         (64, 4, 2, 3, 2, 0),
@@ -66,6 +68,7 @@ pub fn entries() -> Vec<Case> {
         routing(of(1056, 40, 8, int8.and(floats)), 1, 1, 5),
         routing(of(1056, 40, 8, bf16.and(floats)), 1, 1, 2),
         routing(of(96, 16, 4, bf16.and(int8).and(floats)), 3, 2, 1),
+        routing(of(96, 16, 4, int8), 5, 5, 2),
     ]
 }
 
@@ -216,10 +219,15 @@ fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massiv
     // Beside what sums of f32 are off by, what an f32 as large as the massive channel is.
     let off = 2e-5 + massive.unwrap_or(0.0) * 2e-7;
     let close = Bound::Within { absolute: off, relative: off };
+    // So few that a block has four rows, where there are so many.
+    let few_sms = (rows as u32 * router.split_blocks()).div_ceil(4);
     let (name, instance, grid) = match blocks {
         0 => ("plain, ", router.plain_instance(), [1, 1, 1]),
         1 => ("", router.instance(), router.grid(rows as u32)),
-        _ => ("split, ", router.split_instance(), [blocks, 1, 1]),
+        _ => {
+            let instance = router.split_instance(rows as u32, few_sms);
+            ("split, ", instance, [blocks, (rows as u32).div_ceil(router.split_rows(rows as u32, few_sms)), 1])
+        }
     };
     let mut name = format!("{name}{top} of {experts} experts, {active} of {rows} rows of {width}, {blocks} blocks");
     if let Some(size) = massive {
@@ -236,7 +244,8 @@ fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massiv
     if blocks == 0 {
         case = case.buffer("ids", vec![0u32; rows * top]).buffer("weights", vec![0.0f32; rows * top]);
     } else {
-        case = case.buffer("counter", vec![0u32]).expect("counter", vec![0u32], Bound::Exact);
+        let counters = vec![0u32; grid[1] as usize];
+        case = case.buffer("counter", counters.clone()).expect("counter", counters, Bound::Exact);
         case = match router.enters {
             Some(outputs) => entered(case, outputs, &x, [rows, active, width], (update, post), close, &mut random),
             None => without_entry(case),
@@ -463,7 +472,7 @@ pub fn types() -> Vec<Case> {
         let from = if format(dtype).integer { Activations::Int8 } else { Activations::F32 };
         let up = GateUp { dtype, hidden: 5, k: 256, top: 2, from, dense: 7, multiprocessors: 132 };
         let back =
-            Down { dtype, outputs: 18, k: 256, top: 2, dense: 256, dense_elsewhere: false, multiprocessors: 132 };
+            Down { dtype, outputs: 18, k: 256, top: 2, dense: 256, multiprocessors: 132 };
         gate_up(up, [1, 1]).into_iter().chain(down(back, [1, 1]))
     };
     DType::ALL.into_iter().flat_map(of).collect()
@@ -480,7 +489,6 @@ pub fn shapes() -> Vec<Case> {
         k,
         top,
         dense,
-        dense_elsewhere: false,
         multiprocessors: 132,
     };
     let cases = [

@@ -31,10 +31,10 @@ struct Entry {
 }
 
 /// A dense half that comes along with the experts.
-struct Beside {
-    input: NodeId,
-    output: NodeId,
-    matrix: Matrix,
+pub struct Beside {
+    pub input: NodeId,
+    pub output: NodeId,
+    pub matrix: Matrix,
 }
 
 impl PhaseBuilder<'_, '_> {
@@ -123,7 +123,10 @@ impl PhaseBuilder<'_, '_> {
         let work = Work { bytes, flops: 2 * rows as u64 * experts as u64 * width as u64 };
         let (instance, grid, how) = match split {
             true => {
-                (kind.split_instance()?, [kind.split_blocks(), rows, 1], "one row: experts shared out among blocks")
+                let multiprocessors = self.common.can.target.multiprocessors;
+                let tile = kind.split_rows(rows, multiprocessors);
+                let grid = [kind.split_blocks(), rows.div_ceil(tile), 1];
+                (kind.split_instance(rows, multiprocessors)?, grid, "decoded rows: experts shared out among blocks")
             }
             false => (kind.instance()?, kind.grid(rows), "many rows: a block for a few"),
         };
@@ -134,7 +137,7 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
-    fn beside(&mut self, dense: &Option<DenseHalf>) -> Result<Option<Beside>, LowerError> {
+    pub fn beside(&mut self, dense: &Option<DenseHalf>) -> Result<Option<Beside>, LowerError> {
         let Some(DenseHalf { product, out }) = dense else { return Ok(None) };
         let weight_of = |id: &NodeId| self.graph().node(*id).op.weight();
         let weights: Vec<WeightId> = product.matmuls.iter().filter_map(weight_of).collect();
@@ -147,6 +150,9 @@ impl PhaseBuilder<'_, '_> {
         let Kind::ExpertGateUp { weight, input, routing, out: node, ref dense } = group.kind else {
             return Err(LowerError::NoValue { node: self.graph().full_name(group.anchor()) });
         };
+        if self.schedule.is_decoded_together(group) {
+            return self.gathered_gate_up(group);
+        }
         let beside = self.beside(dense)?;
         let (rows, state, place) = (self.rows_of(group), self.row_count(group), self.routing(routing)?);
         let matrix = self.common.weights.matrix(&[weight], &mut self.common.kernels)?;
@@ -192,6 +198,9 @@ impl PhaseBuilder<'_, '_> {
         let Kind::ExpertDown { weight, scale, input, routing, out: node, ref dense } = group.kind else {
             return Err(LowerError::NoValue { node: self.graph().full_name(group.anchor()) });
         };
+        if self.schedule.is_decoded_together(group) {
+            return self.gathered_down(group);
+        }
         let beside = self.beside(dense)?;
         let (rows, state, place) = (self.rows_of(group), self.row_count(group), self.routing(routing)?);
         let matrix = self.common.weights.matrix(&[weight], &mut self.common.kernels)?;
@@ -204,13 +213,9 @@ impl PhaseBuilder<'_, '_> {
             k: matrix.k,
             top,
             dense,
-            dense_elsewhere: false,
             multiprocessors: self.common.can.target.multiprocessors,
         };
-        let scale = match scale {
-            Some(weight) => self.common.weights.floats(weight)?,
-            None => self.common.weights.constant("an expert's factor", vec![1.0; experts as usize]),
-        };
+        let scale = self.expert_scale(scale, experts)?;
         let out = self.alloc_value(node, Form::F32, rows);
         let (dense_codes, dense_x, dense_out) = match &beside {
             Some(beside) => (
@@ -246,8 +251,16 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
+    /// What multiplies each expert's result.
+    pub fn expert_scale(&mut self, scale: Option<WeightId>, experts: u32) -> Result<Span, LowerError> {
+        match scale {
+            Some(weight) => self.common.weights.floats(weight),
+            None => Ok(self.common.weights.constant("an expert's factor", vec![1.0; experts as usize])),
+        }
+    }
+
     /// What the products of so many pairs of a row and an expert cost: no expert is read twice.
-    fn expert_work(&self, matrix: &Matrix, experts: u32, pairs: u32, beside: Option<&Beside>) -> Work {
+    pub fn expert_work(&self, matrix: &Matrix, experts: u32, pairs: u32, beside: Option<&Beside>) -> Work {
         let of_expert = matrix.rows / experts as u64 * matrix.k as u64;
         let (dense_bytes, dense_flops) =
             beside.map_or((0, 0), |beside| (beside.matrix.bytes(), 2 * beside.matrix.rows * beside.matrix.k as u64));

@@ -18,6 +18,7 @@ pub mod build;
 mod choice;
 mod edges;
 mod experts;
+mod gathered;
 mod grouped;
 pub mod image;
 mod launch;

@@ -33,7 +33,7 @@ impl PhaseBuilder<'_, '_> {
         let product = self.product_of_group(&owner)?;
         let rows = self.rows_of(group);
         let Decoded { choice, arrival, .. } = self.decoded(&owner, &product)?;
-        let kind = rows::Product { one: choice, rows, order: rows::SumOrder::Matvec };
+        let kind = rows::Product { one: choice, rows, order: self.schedule.sum_order(of) };
         let mut one = kind.one.shape(self.common.can.target.multiprocessors);
         if per_layer_step::is_step_of_one_row(self.schedule, &self.common.can, &product) {
             // One row has this norm in another kernel, whose warps decide the order of its sums.
@@ -104,7 +104,7 @@ impl PhaseBuilder<'_, '_> {
         let rows = self.rows_of(group);
         let Decoded { choice, matrix, epilogue, left, .. } = self.decoded(group, of)?;
         let (outputs, k) = (choice.outputs, choice.k);
-        let kind = rows::Product { one: choice, rows, order: rows::SumOrder::Matvec };
+        let kind = rows::Product { one: choice, rows, order: self.schedule.sum_order(of.matmuls[0]) };
         let (shape, reason, runner_up) = kind.choose(&self.common.can.target);
         let integer = format(matrix.dtype).integer;
         let (prepared, x_stride) = match self.prepared.get(&of.matmuls[0]) {

@@ -91,8 +91,11 @@ pub fn wanted(schedule: &Schedule, can: &Abilities, node: NodeId) -> Outputs {
             {
                 of_product(Some(graph.weight(*weight).dtype))
             }
-            // One row's hidden values are rounded where they are read.
-            Kind::ExpertDown { input, .. } if *input == node && one_row => Outputs::FLOATS,
+            // One row's hidden values are rounded where they are read, those of several where they are made.
+            Kind::ExpertDown { .. } if one_row && !schedule.is_decoded_together(group) => Outputs::FLOATS,
+            Kind::ExpertDown { weight, dense: Some(dense), .. } if dense.product.input == node => {
+                of_product(Some(graph.weight(*weight).dtype))
+            }
             Kind::ExpertDown { weight, input, .. } | Kind::ExpertProduct { weight, input, .. } if *input == node => {
                 of_product(Some(graph.weight(*weight).dtype))
             }
@@ -137,6 +140,12 @@ fn left_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeId, 
             vec![(group.nodes[0], form)]
         }
         Kind::Geglu { .. } => group.last().map(|last| (last, alone(wanted(last), Outputs::BF16))).into_iter().collect(),
+        Kind::ExpertGateUp { out, dense, .. } if schedule.is_decoded_together(group) => {
+            // Both halves are left alike.
+            let all: Vec<NodeId> = [*out].into_iter().chain(dense.as_ref().map(|dense| dense.out)).collect();
+            let int8 = all.iter().all(|node| wanted(*node) == Outputs::INT8);
+            all.into_iter().map(|node| (node, if int8 { Outputs::INT8 } else { Outputs::FLOATS })).collect()
+        }
         Kind::Product(product) if product.geglu && schedule.is_one_row(group) => {
             // Several rows are rounded by the launch before their reader.
             let one_row = schedule.rows_of(group) == 1;
@@ -199,6 +208,11 @@ fn demanded_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
             product_of(graph, group).map(|product| (product.input, form)).into_iter().collect()
         }
         Kind::ExpertProduct { input, .. } => vec![(*input, Form::BF16)],
+        Kind::ExpertGateUp { weight, input, dense, .. } | Kind::ExpertDown { weight, input, dense, .. } => {
+            let form = if format(graph.weight(*weight).dtype).integer { Form::Int8 } else { Form::F32 };
+            let inputs = [*input].into_iter().chain(dense.as_ref().map(|dense| dense.product.input));
+            inputs.map(|input| (input, form)).collect()
+        }
         Kind::Norm(norm) | Kind::MixtureEntry { norm, .. } => {
             let residual = norm.residual.map(|residual| residual.before);
             let branch = norm.residual.and_then(|residual| residual.branch).map(|branch| branch.other);

@@ -1,10 +1,13 @@
-//! A mixture's router takes along the residual and the norms before it; for one row, its dense half comes along with the experts.
+//! A mixture's router takes along the residual and the norms before it; for few decoded rows, its dense half comes along with the experts. For many it does
+//! not: it is a product on tensor cores, in the order in which one row adds.
 
 use gemma4c_graph::passes::Log;
 use gemma4c_graph::{DenseHalf, Group, Kind, NodeId, Norm, Product, WeightId};
 
 use super::forms::is_unbounded;
 use super::{Abilities, Pass, Schedule, product_of};
+use crate::kernels::moe::gathered::MOST_DENSE_ROWS;
+use crate::kernels::rows::SumOrder;
 
 pub const PASS: Pass = Pass {
     name: "mixtures",
@@ -69,6 +72,12 @@ fn take_dense_half_along(schedule: &mut Schedule, log: &mut Log, group: &Group) 
         schedule.refuse(log, group, "no dense half of its type and width stands beside it");
         return;
     };
+    if schedule.rows_of(group) > MOST_DENSE_ROWS {
+        let order = if matches!(group.kind, Kind::ExpertDown { .. }) { SumOrder::Down } else { SumOrder::GateUp };
+        schedule.orders.insert(product.matmuls[0], order);
+        schedule.mark(log, &product.matmuls);
+        return;
+    }
     let half = Some(DenseHalf { product, out: last });
     let kind = match group.kind.clone() {
         Kind::ExpertGateUp { weight, input, routing, out, .. } => {

@@ -28,6 +28,7 @@ use gemma4c_plan::cuda::KvType;
 use crate::kernels::attention::Attention;
 use crate::kernels::attention::address::BLOCK_ROWS;
 use crate::kernels::outputs::Outputs;
+use crate::kernels::rows::SumOrder;
 use crate::target::Target;
 
 /// A pass for a GPU.
@@ -123,6 +124,8 @@ pub struct Schedule {
     copied: HashSet<NodeId>,
     /// Blocks that may merge parts of an attention in a cluster.
     clusters: HashMap<NodeId, u32>,
+    /// Products of several rows that one row has in another kernel than its own, by their first matrix: in which order that adds.
+    orders: HashMap<NodeId, SumOrder>,
     /// Why a group is not part of a larger one, by its last node.
     notes: HashMap<NodeId, String>,
 }
@@ -135,8 +138,9 @@ pub fn schedule(
     can: &Abilities,
     disabled: &[String],
 ) -> (Schedule, Vec<Report>) {
-    let (forms, copied, clusters, notes) = (HashMap::new(), HashSet::new(), HashMap::new(), HashMap::new());
-    let mut schedule = Schedule { fused, rows, decodes, forms, copied, clusters, notes };
+    let (forms, copied, clusters) = (HashMap::new(), HashSet::new(), HashMap::new());
+    let (orders, notes) = (HashMap::new(), HashMap::new());
+    let mut schedule = Schedule { fused, rows, decodes, forms, copied, clusters, orders, notes };
     let mut reports = Vec::new();
     for pass in PASSES {
         let enabled = pass.required || !disabled.iter().any(|name| name == pass.name);
@@ -197,6 +201,16 @@ impl Schedule {
     /// Whether a product multiplies by a bf16 copy of its weights.
     pub fn is_copied(&self, first_matrix: NodeId) -> bool {
         self.copied.contains(&first_matrix)
+    }
+
+    /// The order in which a product of several rows adds: that of the kernel that one row has.
+    pub fn sum_order(&self, first_matrix: NodeId) -> SumOrder {
+        self.orders.get(&first_matrix).copied().unwrap_or(SumOrder::Matvec)
+    }
+
+    /// Whether a group works on several decoded rows.
+    pub fn is_decoded_together(&self, group: &Group) -> bool {
+        self.decodes && self.rows_of(group) > 1
     }
 
     /// Blocks of a cluster that may merge the parts of an attention.

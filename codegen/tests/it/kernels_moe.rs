@@ -1,6 +1,6 @@
 //! The mixture of experts against plain sums in f64: in the simulator under three orders, and as host-compiled text.
 
-use gemma4c_codegen::cases::{grouped, moe};
+use gemma4c_codegen::cases::{gathered, grouped, moe};
 use gemma4c_dsl::harness::Case;
 
 fn check(cases: Vec<Case>) {
@@ -38,4 +38,9 @@ fn rows_widths_and_choices() {
 #[test]
 fn rows_are_sorted_by_expert() {
     check(grouped::sorts());
+}
+
+#[test]
+fn gathered_experts_have_the_bits_of_one_row() {
+    check(gathered::cases());
 }

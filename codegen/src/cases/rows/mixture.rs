@@ -1,5 +1,5 @@
-//! The dense half of a mixture, which comes along with the experts for one row and is a product of its own for several: its bits, and those of
-//! the experts without it, are what one launch of both leaves.
+//! The dense half of a mixture, which comes along with the experts for one row and is a product of its own for several: its bits are what one
+//! launch of both leaves.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Executor, Simulator};
@@ -79,27 +79,14 @@ fn gate_up(dtype: DType, dense: u32, k: u32) -> Vec<Case> {
 }
 
 fn down(dtype: DType, outputs: u32, k: u32, dense: u32) -> Vec<Case> {
-    let kind = Down { dtype, outputs, k, top: 3, dense, dense_elsewhere: false, multiprocessors: MULTIPROCESSORS };
+    let kind = Down { dtype, outputs, k, top: 3, dense, multiprocessors: MULTIPROCESSORS };
     let [both, _] = moe::down(kind, [ROWS as usize; 2]);
-    let results = results(&both);
-    let expected = found(&both, &results, "dense_out");
+    let expected = found(&both, &results(&both), "dense_out");
     let x = buffer(&both, "dense_x");
     let one = OneRow::new(dtype, outputs, dense, Prologue::Int8);
     let one = if format(dtype).integer { one } else { OneRow { prologue: Prologue::Plain, ..one } };
     let case = |shape| alone(&both, SumOrder::Down, one.clone(), &x, &expected, shape);
-    let mut cases: Vec<Case> = shapes(dtype).into_iter().map(case).collect();
-    // The experts without it: neither its weights nor its activations are there.
-    let instance = Down { dense_elsewhere: true, ..kind }.instance().expect("a shape that fits the kernel");
-    let emptied = |(name, data): (String, Data)| match name.starts_with("dense_") {
-        true => (name, Data::new(data.ty(), Vec::new())),
-        false => (name, data),
-    };
-    let buffers = both.buffers.iter().cloned().map(emptied).collect();
-    let experts =
-        Case { instance, buffers, expectations: Vec::new(), name: format!("without {}", both.name), ..both.clone() };
-    let experts = experts.buffer("dense_out", Vec::<f32>::new());
-    cases.push(experts.expect("out", found(&both, &results, "out"), Bound::Exact));
-    cases
+    shapes(dtype).into_iter().map(case).collect()
 }
 
 /// Rows that are short of 32 units, that have more, and that start within a step.

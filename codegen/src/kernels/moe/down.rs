@@ -7,6 +7,7 @@ use gemma4c_dsl::{Instance, InstanceError};
 
 use super::{Spread, depth, nothing_beside};
 use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::lanes_sum;
 use crate::kernels::matvec::parts::{
     Unit, UnitActivations, activations_at, fetch, keep_codes, part_at, plain_activations,
 };
@@ -26,10 +27,47 @@ pub fn down_unit<const K: u32, const UNIT: u32, const TOP: u32>(
     (expert * outputs + output) * (K / UNIT) + place % (K / UNIT)
 }
 
+/// The choice that a lane works on at a step of the experts: as many as LANES lanes each leave room for are side by side.
+#[device]
+pub fn choice_of<const K: u32, const UNIT: u32, const LANES: u32>(step: u32) -> u32 {
+    step / (K / UNIT).div_ceil(LANES) * (32 / LANES) + lane_id() / LANES
+}
+
+/// The unit of its choice's row that a lane has at a step; the last one has units for some lanes alone.
+#[device]
+pub fn unit_of_choice<const K: u32, const UNIT: u32, const LANES: u32>(step: u32) -> u32 {
+    step % (K / UNIT).div_ceil(LANES) * LANES + lane_id() % LANES
+}
+
+/// The weighted sum of the products of a row's choices, in the order in which a warp of one row adds them: choices that the same lanes
+/// have, one after the other, then the lanes' tree.
+#[device]
+pub fn sum_of_choices<const TOP: u32, const LANES: u32>(products: &mut Regs<f32>, factors: Shared<f32>) -> f32 {
+    let mut sums = regs(0.0f32, 32 / LANES);
+    #[unroll]
+    for j in 0..TOP {
+        sums[j % (32 / LANES)] = products[j].mul_add(factors[j], sums[j % (32 / LANES)]);
+    }
+    let mut half = 16 / LANES;
+    #[unroll]
+    while half > 0 {
+        #[unroll]
+        for part in 0..16 / LANES {
+            if part < half {
+                sums[part] = sums[part] + sums[part + half];
+            }
+        }
+        half = half / 2;
+    }
+    sums[0]
+}
+
 /// `out[row] = Σ weights[j] * expert_scale[ids[j]] * (W[ids[j]] · x[j])` over the TOP choices j of a row; and with DENSE hidden
-/// values, `dense_out[row] = dense · dense_x[row]`. The rows of an output, the dense one and one for each choice, are one long
-/// row to its warp: lanes are full even where an expert is narrow, and all of the row is on its way at once. The dense half of several
-/// rows may be computed ELSEWHERE: then its place in the long row is passed over, because it decides which lane adds what.
+/// values, `dense_out[row] = dense · dense_x[row]`. A warp has an output: the dense row, then a row for each choice, which LANES lanes share: as
+/// lanes are few, most of them have work even where an expert is narrow, and all of the output is on its way at once.
+///
+/// A choice's product is complete before its factor multiplies it: several rows compute it for all that chose the same expert
+/// ([`gathered`](super::gathered)), and have the same bits.
 ///
 /// PIECES float4 vectors of activations a thread are loaded before the first is used.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
@@ -43,7 +81,7 @@ pub fn expert_down<
     const INTEGER: bool,
     const TOP: u32,
     const DENSE: u32,
-    const ELSEWHERE: bool,
+    const LANES: u32,
     const DEPTH: u32,
     const WARPS: u32,
     const PIECES: u32,
@@ -61,23 +99,29 @@ pub fn expert_down<
     outputs: u32,
 ) {
     require!(K % 32 == 0 && DENSE % 32 == 0 && TOP <= 32 && DENSE + TOP * K <= PIECES * WARPS * 128);
+    require!(32 % LANES == 0);
     let x_words = shared::<u32>(if INTEGER { (DENSE + TOP * K) / 4 } else { DENSE + TOP * K });
     let x_scales = shared::<U32x2>(if INTEGER { (DENSE + TOP * K) / 32 } else { 1 });
     let factors = shared::<f32>(TOP);
     let before = DENSE / UNIT;
     let units = before + TOP * (K / UNIT);
+    let dense_steps = before.div_ceil(32);
+    let row_units = K / UNIT;
+    let expert_steps = row_units.div_ceil(LANES);
+    let steps = dense_steps + TOP.div_ceil(32 / LANES) * expert_steps;
+
+    // All of an output is on its way at once, so that which step a unit belongs to is known to the compiler.
+    let whole = steps <= DEPTH;
 
     let row = block_idx_y();
     let mut output = warp_id() * grid_dim() + block_idx();
-    // Whole steps of the dense half are passed over.
-    let own_first = lane_id() + if ELSEWHERE { before / 32 * 32 } else { 0 };
-    let mut at = own_first;
+    let mut at = 0u32;
     let mut ahead = regs(Unit::ZERO, DEPTH);
     // The dense half's weights are on their way before the choice is known.
     #[unroll]
     for d in 0..DEPTH {
-        if !ELSEWHERE && output < outputs && at + d * 32 < before {
-            ahead[d] = fetch(dense_side, dense_codes, output * before + at + d * 32);
+        if d < dense_steps && output < outputs && lane_id() + d * 32 < before {
+            ahead[d] = fetch(dense_side, dense_codes, output * before + lane_id() + d * 32);
         }
     }
     grid_launch_dependents();
@@ -86,11 +130,19 @@ pub fn expert_down<
     if row >= state[1u32] {
         return;
     }
+    let mut experts = regs(0u32, (TOP * LANES + 31) / 32);
+    #[unroll]
+    for round in 0..(TOP * LANES + 31) / 32 {
+        experts[round] = ids[row * TOP + (round * (32 / LANES) + lane_id() / LANES).min(TOP - 1)];
+    }
     #[unroll]
     for d in 0..DEPTH {
-        if output < outputs && at + d * 32 >= before && at + d * 32 < units {
-            let unit = down_unit(at + d * 32 - before, row, output, outputs, ids);
-            ahead[d] = fetch(side, codes, unit);
+        if d >= dense_steps && d < steps && output < outputs {
+            let unit = unit_of_choice(d - dense_steps);
+            // Lanes that have none fetch the last unit, and leave it.
+            let expert = experts[(d - dense_steps) / expert_steps];
+            let held = unit.min(row_units - 1);
+            ahead[d] = fetch(side, codes, (expert * outputs + output) * row_units + held);
         }
     }
 
@@ -98,9 +150,9 @@ pub fn expert_down<
     #[unroll]
     for p in 0..PIECES {
         let value = (thread_idx() + p * WARPS * 32) * 4;
-        if value < DENSE && !ELSEWHERE {
+        if value < DENSE {
             held[p] = load::<F32x4>(dense_x, row * DENSE + value);
-        } else if value >= DENSE && value < DENSE + TOP * K {
+        } else if value < DENSE + TOP * K {
             held[p] = load::<F32x4>(x, row * TOP * K + value - DENSE);
         }
     }
@@ -124,43 +176,70 @@ pub fn expert_down<
     }
     barrier();
 
+    let mut product = 0.0f32;
     let mut sum = 0.0f32;
     let mut dense_sum = 0.0f32;
     while output < outputs {
-        let row_ends = at - lane_id() + 32 * DEPTH >= units;
-        let next_at = if row_ends { own_first } else { at + 32 * DEPTH };
+        let row_ends = whole || at + DEPTH >= steps;
+        let next_at = if row_ends { 0 } else { at + DEPTH };
         let next_output = if row_ends { output + grid_dim() * WARPS } else { output };
         #[unroll]
         for d in 0..DEPTH {
-            let place = (at + d * 32).min(units - 1);
-            let x_unit = activations_at(place, place * UNIT / 32, units, x_words, x_scales);
-            let is_dense = place < before;
-            let mut unit = output * before + place;
-            let mut factor = 1.0f32;
-            if !is_dense {
-                unit = down_unit(place - before, row, output, outputs, ids);
-                factor = factors[(place - before) / (K / UNIT)];
+            let step = if whole { d } else { at + d };
+            if step < dense_steps {
+                let unit = (lane_id() + step * 32).min(before - 1);
+                let x_unit = activations_at(unit, unit * UNIT / 32, units, x_words, x_scales);
+                // A unit's product is rounded before it is added.
+                let of_unit = dot(ahead[d], output * before + unit, x_unit, 0.0);
+                if lane_id() + step * 32 < before {
+                    dense_sum = dense_sum + of_unit;
+                }
+            } else if step < steps {
+                let choice = choice_of(step - dense_steps);
+                let unit = unit_of_choice(step - dense_steps);
+                let own = choice.min(TOP - 1);
+                let place = before + own * row_units + unit.min(row_units - 1);
+                let x_unit = activations_at(place, place * UNIT / 32, units, x_words, x_scales);
+                let expert = ids[row * TOP + own];
+                let number = (expert * outputs + output) * row_units + unit.min(row_units - 1);
+                let total = dot(ahead[d], number, x_unit, product);
+                if choice < TOP && unit < row_units {
+                    product = total;
+                }
+                if (step - dense_steps) % expert_steps == expert_steps - 1 {
+                    let complete = lanes_sum(product);
+                    if choice < TOP {
+                        sum = complete.mul_add(factors[own], sum);
+                    }
+                    product = 0.0;
+                }
             }
-            let product = dot(ahead[d], unit, x_unit, 0.0);
-            if is_dense {
-                dense_sum = dense_sum + product;
-            } else if at + d * 32 < units {
-                sum = product.mul_add(factor, sum);
-            }
-            let next = next_at + d * 32;
-            if !ELSEWHERE && next_output < outputs && next < before {
-                ahead[d] = fetch(dense_side, dense_codes, next_output * before + next);
-            } else if next_output < outputs && next >= before && next < units {
-                let unit = down_unit(next - before, row, next_output, outputs, ids);
-                ahead[d] = fetch(side, codes, unit);
+            let next = next_at + d;
+            if next_output < outputs && next < dense_steps {
+                if lane_id() + next * 32 < before {
+                    ahead[d] = fetch(dense_side, dense_codes, next_output * before + lane_id() + next * 32);
+                }
+            } else if next_output < outputs && next < steps {
+                let choice = choice_of(next - dense_steps);
+                let unit = unit_of_choice(next - dense_steps);
+                if choice < TOP && unit < row_units {
+                    let expert = ids[row * TOP + choice];
+                    ahead[d] = fetch(side, codes, (expert * outputs + next_output) * row_units + unit);
+                }
             }
         }
         if row_ends {
-            let total = warp_sum(sum);
+            let mut total = sum;
+            let mut mask = 16u32;
+            #[unroll]
+            while mask >= LANES {
+                total = total + shfl_xor(total, mask);
+                mask = mask / 2;
+            }
             if lane_id() == 0 {
                 out[row * outputs + output] = total;
             }
-            if DENSE > 0 && !ELSEWHERE {
+            if DENSE > 0 {
                 let total = warp_sum(dense_sum);
                 if lane_id() == 0 {
                     dense_out[row * outputs + output] = total;
@@ -222,11 +301,17 @@ pub struct Down {
     pub top: u32,
     /// Hidden values of a dense half of the same type, which comes along; 0 where none does.
     pub dense: u32,
-    /// The dense half comes along with one row, but is computed elsewhere here: for several rows that read its weights once.
-    pub dense_elsewhere: bool,
     /// SMs of the GPU.
     pub multiprocessors: u32,
 }
+
+/// Lanes that share a choice's row of so many units: few, so that most have work, and so many that a row's units are on their way at once.
+pub fn lanes_of(units: u32) -> u32 {
+    [8, 16].into_iter().find(|lanes| units <= MOST_STEPS * lanes).unwrap_or(32)
+}
+
+/// Units of a choice's row to a lane, at most, before twice as many lanes share it.
+const MOST_STEPS: u32 = 4;
 
 impl Down {
     fn spread(&self) -> Spread {
@@ -241,14 +326,17 @@ impl Down {
     pub fn instance(&self) -> Result<Instance, InstanceError> {
         let (format, spread) = (format(self.dtype), self.spread());
         let values = self.dense + self.top * self.k;
+        let units = self.k / format.unit;
+        let lanes = lanes_of(units);
+        let steps = (self.dense / format.unit).div_ceil(32) + self.top.div_ceil(32 / lanes) * units.div_ceil(lanes);
         expert_down::Chosen {
             K: self.k,
             UNIT: format.unit,
             INTEGER: format.integer,
             TOP: self.top,
             DENSE: self.dense,
-            ELSEWHERE: self.dense_elsewhere,
-            DEPTH: depth(format, 1, values / format.unit, spread),
+            LANES: lanes,
+            DEPTH: steps.min(depth(format, 1, values / format.unit, spread) + 1),
             WARPS: spread.warps,
             PIECES: values.div_ceil(spread.warps * 128),
             side: format.side,

@@ -7,11 +7,12 @@
 //!
 //! A mixture is three launches: [`router`] ends attention's part, norms the residual for both halves and chooses; [`gate_up`]
 //! gives each choice its hidden values, [`down`] brings all choices of a row back together. Weight formats are those of
-//! the matrix-vector product. For many rows these kernels are right, but read an expert once for each row that chose it:
-//! there, [`group`] sorts rows by expert, and the products are those of prefill.
+//! the matrix-vector product. For several rows these kernels are right, but read an expert once for each row that chose it:
+//! decoded rows are [`gathered`], with the same bits. In prefill [`group`] sorts rows by expert, and the products are those of prefill.
 
 pub mod down;
 pub mod gate_up;
+pub mod gathered;
 pub mod group;
 pub mod router;
 

@@ -7,7 +7,7 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use crate::kernels::NORM_EPSILON;
-use crate::kernels::matvec::parts::{inverse_rms_of_warps, leave_squares, squares_of_pieces};
+use crate::kernels::matvec::parts::{inverse_rms_of_warps, leave_squares};
 use crate::kernels::matvec::slots::{square_sum, weighted, with_update};
 use crate::kernels::outputs::{Outputs, leave4};
 
@@ -16,9 +16,11 @@ const BLOCK_WARPS: u32 = 8;
 /// Rows of a block where there are many: as many as shared memory holds on every GPU, and no more.
 const MOST_ROWS: u32 = 8;
 const ROWS_BYTES: u32 = 96 << 10;
-/// float4 vectors of a row of the router that a lane has in flight: for one row all of them, up to the larger limit.
+/// float4 vectors of a row of the router that a lane has in flight: of decoded rows all of them, up to the larger limit.
 const VECTORS_AHEAD: u32 = 8;
 const MOST_VECTORS_AHEAD: u32 = 24;
+/// Decoded rows that a block norms at once: as many as registers hold.
+const MOST_TOGETHER: u32 = 2;
 
 /// `sum` plus four products.
 #[device]
@@ -32,9 +34,9 @@ pub fn four_products(a: F32x4, b: F32x4, sum: f32) -> f32 {
 /// Where the mixture ENTERS here, x is still to take what attention made: `x + norm(update) * post_norm`. That sum is left as
 /// the residual, and both halves of the mixture get their inputs: it has one norm, with weights for each of them.
 ///
-/// The matrix is a megabyte, which one SM would read too slowly: with SPLIT a row has any number of
-/// blocks, of which the last to finish chooses, and a word of `counter`. Without, a block takes ROWS rows, so that it reads the matrix once for all of
-/// them. A logit has the same bits either way.
+/// The matrix is a megabyte, which one SM would read too slowly: with SPLIT, ROWS rows have any number of
+/// blocks, of which the last to finish chooses, and a word of `counter`. Without, a block takes ROWS rows with all experts. Either way it reads the matrix once for all of
+/// them, and norms TOGETHER of them at a time. A logit and a choice have the same bits however many rows there are.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared)]
 pub fn route<
     const WIDTH: u32,
@@ -44,6 +46,7 @@ pub fn route<
     const DEPTH: u32,
     const PIECES: u32,
     const ROWS: u32,
+    const TOGETHER: u32,
     const SPLIT: bool,
     const ENTERS: bool,
     const FLOATS: bool,
@@ -78,14 +81,14 @@ pub fn route<
 ) {
     require!(WIDTH % 4 == 0 && WIDTH <= PIECES * WARPS * 128 && TOP <= 32 && TOP <= EXPERTS);
     require!(!QUANTISED || WIDTH % 32 == 0);
-    require!(ROWS <= WARPS && (ROWS == 1 || !SPLIT));
+    require!(ROWS <= WARPS && TOGETHER <= ROWS);
     // Without the norm's factor: it is the same for a row's values, so a logit takes it.
     let weighted_rows = shared::<f32>(ROWS * WIDTH);
     // Sums of squares, one a warp: of the update, and of each row after it.
-    let of_update = shared::<f32>(if ENTERS { WARPS } else { 1 });
+    let of_update = shared::<f32>(if ENTERS { TOGETHER * WARPS } else { 1 });
     let of_rows = shared::<f32>(ROWS * WARPS);
-    let keys = shared::<u32>(if SPLIT { EXPERTS } else { 1 });
-    let best = shared::<f32>(TOP);
+    let keys = shared::<u32>(if SPLIT { ROWS * EXPERTS } else { 1 });
+    let best = shared::<f32>(if SPLIT { ROWS * TOP } else { 1 });
     let first_row = block_idx_y() * ROWS;
     let vectors = WIDTH / 4;
     let first_expert = block_idx() * WARPS + warp_id();
@@ -109,6 +112,24 @@ pub fn route<
             }
         }
     }
+    // Every block knows everything: three of them share out what is left behind. What they need for it is on its way, too.
+    let leaves_residual = ENTERS && block_idx() == 0;
+    let leaves_dense = ENTERS && block_idx() == 1 % grid_dim();
+    let leaves_expert = ENTERS && block_idx() == 2 % grid_dim();
+    let mut dense_norms = regs(F32x4::ZERO, if ENTERS { PIECES } else { 1 });
+    let mut expert_norms = regs(F32x4::ZERO, if ENTERS { PIECES } else { 1 });
+    if ENTERS {
+        #[unroll]
+        for p in 0..PIECES {
+            let from = (thread_idx() + p * WARPS * 32).min(vectors - 1) * 4;
+            if leaves_dense {
+                dense_norms[p] = load::<F32x4>(dense_norm, from);
+            }
+            if leaves_expert {
+                expert_norms[p] = load::<F32x4>(expert_norm, from);
+            }
+        }
+    }
 
     grid_dependency_wait();
     grid_launch_dependents();
@@ -118,60 +139,84 @@ pub fn route<
         return;
     }
 
-    for row in first_row..end {
-        let mut held = regs(F32x4::ZERO, PIECES);
-        let mut updates = regs(F32x4::ZERO, if ENTERS { PIECES } else { 1 });
+    for start in (first_row..end).by(TOGETHER) {
+        // Rows past the end are the last one again.
+        let mut held = regs(F32x4::ZERO, TOGETHER * PIECES);
+        let mut updates = regs(F32x4::ZERO, if ENTERS { TOGETHER * PIECES } else { 1 });
         #[unroll]
-        for p in 0..PIECES {
-            let place = thread_idx() + p * WARPS * 32;
-            if place < vectors {
-                held[p] = load::<F32x4>(x, row * WIDTH + place * 4);
-                if ENTERS {
-                    updates[p] = load::<F32x4>(update, row * WIDTH + place * 4);
+        for t in 0..TOGETHER {
+            let row = (start + t).min(end - 1);
+            #[unroll]
+            for p in 0..PIECES {
+                let place = thread_idx() + p * WARPS * 32;
+                if place < vectors {
+                    held[t * PIECES + p] = load::<F32x4>(x, row * WIDTH + place * 4);
+                    if ENTERS {
+                        updates[t * PIECES + p] = load::<F32x4>(update, row * WIDTH + place * 4);
+                    }
                 }
             }
         }
         // Places past the end hold zeros.
         if ENTERS {
-            leave_squares(squares_of_pieces(&updates, PIECES * WARPS * 32), of_update);
-            barrier();
-            let factor = inverse_rms_of_warps(of_update, WIDTH);
             #[unroll]
-            for p in 0..PIECES {
-                held[p] = with_update(held[p], weighted(updates[p], posts[p], 1.0), factor, 1.0);
+            for t in 0..TOGETHER {
+                let mut squares = 0.0f32;
+                #[unroll]
+                for p in 0..PIECES {
+                    squares = squares + square_sum(updates[t * PIECES + p]);
+                }
+                leave_squares(squares, of_update.offset(t * WARPS));
+            }
+            barrier();
+            #[unroll]
+            for t in 0..TOGETHER {
+                let factor = inverse_rms_of_warps(of_update.offset(t * WARPS), WIDTH);
+                #[unroll]
+                for p in 0..PIECES {
+                    let of = t * PIECES + p;
+                    held[of] = with_update(held[of], weighted(updates[of], posts[p], 1.0), factor, 1.0);
+                }
             }
         }
         // The squares are those of the values themselves, whatever cancelled in them.
-        let mut squares = 0.0f32;
         #[unroll]
-        for p in 0..PIECES {
-            let place = thread_idx() + p * WARPS * 32;
-            squares = squares + square_sum(held[p]);
-            if place < vectors {
-                store(weighted_rows, (row - first_row) * WIDTH + place * 4, weighted(held[p], scales[p], 1.0));
-            }
-        }
-        leave_squares(squares, of_rows.offset((row - first_row) * WARPS));
-        barrier();
-        // Every block knows everything: three of them share out what is left behind.
-        if ENTERS {
-            let after = inverse_rms_of_warps(of_rows.offset((row - first_row) * WARPS), WIDTH);
+        for t in 0..TOGETHER {
+            let own = (start + t).min(end - 1) - first_row;
+            let mut squares = 0.0f32;
             #[unroll]
             for p in 0..PIECES {
                 let place = thread_idx() + p * WARPS * 32;
-                let inside = place < vectors;
-                let at = row * WIDTH + place * 4;
-                let from = place.min(vectors - 1) * 4;
-                if block_idx() == 0 && inside {
-                    store(residual, at, held[p]);
+                squares = squares + square_sum(held[t * PIECES + p]);
+                if place < vectors {
+                    let four = weighted(held[t * PIECES + p], scales[p], 1.0);
+                    store(weighted_rows, own * WIDTH + place * 4, four);
                 }
-                if block_idx() == 1 % grid_dim() {
-                    let four = weighted(held[p], load::<F32x4>(dense_norm, from), after);
-                    leave4(four, at, inside, dense_out, dense_rounded, dense_xq, dense_xscale, dense_xsum);
-                }
-                if block_idx() == 2 % grid_dim() {
-                    let four = weighted(held[p], load::<F32x4>(expert_norm, from), after);
-                    leave4(four, at, inside, expert_out, expert_rounded, expert_xq, expert_xscale, expert_xsum);
+            }
+            leave_squares(squares, of_rows.offset(own * WARPS));
+        }
+        barrier();
+        if ENTERS {
+            #[unroll]
+            for t in 0..TOGETHER {
+                let row = (start + t).min(end - 1);
+                let after = inverse_rms_of_warps(of_rows.offset((row - first_row) * WARPS), WIDTH);
+                #[unroll]
+                for p in 0..PIECES {
+                    let place = thread_idx() + p * WARPS * 32;
+                    let inside = place < vectors && start + t < end;
+                    let at = row * WIDTH + place * 4;
+                    if leaves_residual && inside {
+                        store(residual, at, held[t * PIECES + p]);
+                    }
+                    if leaves_dense {
+                        let four = weighted(held[t * PIECES + p], dense_norms[p], after);
+                        leave4(four, at, inside, dense_out, dense_rounded, dense_xq, dense_xscale, dense_xsum);
+                    }
+                    if leaves_expert {
+                        let four = weighted(held[t * PIECES + p], expert_norms[p], after);
+                        leave4(four, at, inside, expert_out, expert_rounded, expert_xq, expert_xscale, expert_xsum);
+                    }
                 }
             }
         }
@@ -216,7 +261,7 @@ pub fn route<
 
     if SPLIT {
         if last_block_of(counter, block_idx_y(), grid_dim()) {
-            choose_together(first_row, logits, ids, weights, keys, best);
+            choose_together(first_row, end - first_row, logits, ids, weights, keys, best);
         }
     } else {
         barrier();
@@ -234,43 +279,47 @@ pub fn order_key(x: f32) -> u32 {
     if bits >> 31 == 1 { bits ^ 0xffffffff } else { bits | 0x80000000 }
 }
 
-/// [`choose`] by a whole block, in a quarter of its time: every expert counts those that come before it, and so knows its place.
+/// [`choose`] for `rows` rows by a whole block, in a quarter of its time: every expert counts those that come before it, and so knows its place.
 #[device]
 pub fn choose_together<const EXPERTS: u32, const TOP: u32, const WARPS: u32>(
-    row: u32,
+    first_row: u32,
+    rows: u32,
     logits: InOut<f32>,
     ids: Output<u32>,
     weights: Output<f32>,
     keys: Shared<u32>,
     best: Shared<f32>,
 ) {
-    for expert in (thread_idx()..EXPERTS).by(WARPS * 32) {
-        keys[expert] = order_key(logits[row * EXPERTS + expert]);
+    for place in (thread_idx()..rows * EXPERTS).by(WARPS * 32) {
+        keys[place] = order_key(logits[first_row * EXPERTS + place]);
     }
     barrier();
-    for expert in (thread_idx()..EXPERTS).by(WARPS * 32) {
-        let own = keys[expert];
-        let mut place = 0u32;
+    for place in (thread_idx()..rows * EXPERTS).by(WARPS * 32) {
+        let own = keys[place];
+        let row = place / EXPERTS;
+        let expert = place % EXPERTS;
+        let mut before = 0u32;
         #[unroll(8)]
         for other in 0..EXPERTS {
-            if keys[other] > own || keys[other] == own && other < expert {
-                place = place + 1;
+            let key = keys[row * EXPERTS + other];
+            if key > own || key == own && other < expert {
+                before = before + 1;
             }
         }
-        if place < TOP {
-            ids[row * TOP + place] = expert;
-            best[place] = logits[row * EXPERTS + expert];
+        if before < TOP {
+            ids[(first_row + row) * TOP + before] = expert;
+            best[row * TOP + before] = logits[first_row * EXPERTS + place];
         }
     }
     barrier();
-    if warp_id() == 0 {
+    for row in (warp_id()..rows).by(WARPS) {
         let mut share = 0.0f32;
         if lane_id() < TOP {
-            share = (best[lane_id()] - best[0u32]).exp();
+            share = (best[row * TOP + lane_id()] - best[row * TOP]).exp();
         }
         let sum = warp_sum(share);
         if lane_id() < TOP {
-            weights[row * TOP + lane_id()] = share / sum;
+            weights[(first_row + row) * TOP + lane_id()] = share / sum;
         }
     }
 }
@@ -404,9 +453,15 @@ impl Router {
         1.0 / (self.width as f32).sqrt()
     }
 
-    /// For one row, on any grid `[blocks]`.
-    pub fn split_instance(&self) -> Result<Instance, InstanceError> {
-        self.fast(true)
+    /// For decoded rows, on any grid `[blocks, row tiles]`.
+    pub fn split_instance(&self, rows: u32, multiprocessors: u32) -> Result<Instance, InstanceError> {
+        self.fast(Some(self.split_rows(rows, multiprocessors)))
+    }
+
+    /// Rows of a block where there are blocks for every few experts: a block has an SM to itself, so that there are no more of them than SMs.
+    pub fn split_rows(&self, rows: u32, multiprocessors: u32) -> u32 {
+        let all = (rows * self.split_blocks()).div_ceil(multiprocessors.max(1)).next_power_of_two();
+        all.min(self.rows()).min(rows.next_power_of_two())
     }
 
     /// Rows of a block where there are many.
@@ -421,12 +476,14 @@ impl Router {
 
     /// For any rows, on [`Router::grid`].
     pub fn instance(&self) -> Result<Instance, InstanceError> {
-        self.fast(false)
+        self.fast(None)
     }
 
-    fn fast(&self, split: bool) -> Result<Instance, InstanceError> {
+    /// `split`: the rows of a block where the experts are shared out among blocks.
+    fn fast(&self, split: Option<u32>) -> Result<Instance, InstanceError> {
         let vectors = self.width / 4;
-        let most = if split { MOST_VECTORS_AHEAD } else { VECTORS_AHEAD };
+        let rows = split.unwrap_or(self.rows());
+        let most = if split.is_some() { MOST_VECTORS_AHEAD } else { VECTORS_AHEAD };
         let outputs = self.enters.unwrap_or(Outputs::NONE);
         route::Chosen {
             WIDTH: self.width,
@@ -435,8 +492,9 @@ impl Router {
             WARPS: BLOCK_WARPS,
             DEPTH: vectors.div_ceil(32).min(most),
             PIECES: vectors.div_ceil(BLOCK_WARPS * 32),
-            ROWS: if split { 1 } else { self.rows() },
-            SPLIT: split,
+            ROWS: rows,
+            TOGETHER: if split.is_some() { rows.min(MOST_TOGETHER) } else { 1 },
+            SPLIT: split.is_some(),
             ENTERS: self.enters.is_some(),
             FLOATS: outputs.floats,
             ROUNDED: outputs.bf16,
@@ -459,7 +517,7 @@ impl Router {
         .build()
     }
 
-    /// Blocks for one row: an expert for each warp.
+    /// Blocks for a tile of decoded rows: an expert for each warp.
     pub fn split_blocks(&self) -> u32 {
         self.experts.div_ceil(BLOCK_WARPS)
     }

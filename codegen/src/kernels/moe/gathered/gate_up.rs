@@ -1,0 +1,381 @@
+//! Gate and up of the experts that several rows chose, joined by GeGLU.
+//!
+//! A block takes 32 neighbouring outputs of an expert at a time, a group of int8 values: they are rounded here, once, where down of one row rounds
+//! them in every block. The block's warps share the outputs out and meet when all are there; the weights of the next ones are on their way by then.
+
+use gemma4c_blocks::DType;
+use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::{Instance, InstanceError};
+
+use super::{
+    BLOCK_WARPS, TASK_ROWS, block_rows, gather, gather_bytes, gathered_at, most_groups, pair_of, stage_vectors,
+    twin_sums, vector_words,
+};
+use crate::kernels::gelu::gelu;
+use crate::kernels::matvec::formats::format;
+use crate::kernels::matvec::parts::{Unit, UnitActivations, activations_at, fetch};
+use crate::kernels::moe::nothing_beside;
+use crate::kernels::quantise::quantise4;
+
+/// What a block does at once: 32 outputs of an expert, or of the dense half, for a few rows.
+#[registers]
+pub struct GateUpTask {
+    /// Rows of the matrix from a gate to its up.
+    pub height: u32,
+    /// The gate that is the warp's first: of the whole matrix.
+    pub gate: u32,
+    /// The first of the 32 outputs.
+    pub base: u32,
+    /// The rows, as [`Gathered`](super::Gathered) has them; the dense half's activations lie behind those of the experts.
+    pub count: u32,
+    pub rows: u32,
+    pub low_pairs: u32,
+    pub high_pairs: u32,
+}
+
+/// Task `number`: those of the dense half come first, and those of the same weights follow each other.
+#[device]
+pub fn gate_up_task<const TOP: u32, const HIDDEN: u32, const DENSE: u32, const ROWS: u32, const HEIGHT: u32>(
+    number: u32,
+    here: u32,
+    groups: Shared<U32x4>,
+) -> GateUpTask {
+    let tiles = here.div_ceil(HEIGHT);
+    let dense_tasks = if DENSE > 0 { tiles * (DENSE / 32) } else { 0 };
+    let mut task = GateUpTask::ZERO;
+    if DENSE > 0 && number < dense_tasks {
+        let tile = number % tiles;
+        task.height = DENSE;
+        task.base = number / tiles * 32;
+        task.gate = task.base + warp_id();
+        task.count = (here - tile * HEIGHT).min(HEIGHT);
+        task.rows = (ROWS + tile * HEIGHT) * 0x01010101 + 0x03020100;
+    } else {
+        let of = gathered_at(groups, (number - dense_tasks) / (HIDDEN / 32));
+        task.count = of.count;
+        task.rows = of.rows;
+        task.low_pairs = of.low_pairs;
+        task.high_pairs = of.high_pairs;
+        task.height = HIDDEN;
+        task.base = (number - dense_tasks) % (HIDDEN / 32) * 32;
+        task.gate = of.expert * 2 * HIDDEN + task.base + warp_id();
+    }
+    task
+}
+
+/// `GeGLU(W[ids[j]] · x)` for each choice j of each row, as [`expert_geglu`](crate::kernels::moe::gate_up::expert_geglu) has it; and with DENSE, that many
+/// values of `GeGLU(dense · dense_x)` of each row. Block `[b, t]` takes every `[blocks]`-th task of the ROWS rows from `t * ROWS` on. Activations are int8 codes or f32, as
+/// words. QUANTISED results are left as int8, others as f32.
+///
+/// A row of weights arrives in registers, DEPTH units to a lane, while the one before is multiplied by one row of activations after the other.
+#[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
+    side(unit: u32) -> U32x4,
+    dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
+    dense_side(unit: u32) -> U32x4
+))]
+pub fn gathered_geglu<
+    const K: u32,
+    const UNIT: u32,
+    const INTEGER: bool,
+    const EXPERTS: u32,
+    const TOP: u32,
+    const HIDDEN: u32,
+    const DENSE: u32,
+    const ROWS: u32,
+    const HEIGHT: u32,
+    const GROUPS: u32,
+    const DEPTH: u32,
+    const WARPS: u32,
+    const QUANTISED: bool,
+>(
+    codes: Weights<U32x4>,
+    dense_codes: Weights<U32x4>,
+    x: Input<u32>,
+    xscale: Input<f32>,
+    xsum: Input<i32>,
+    dense_x: Input<u32>,
+    dense_xscale: Input<f32>,
+    dense_xsum: Input<i32>,
+    ids: Input<u32>,
+    out: Output<f32>,
+    out_xq: Output<u32>,
+    out_xscale: Output<f32>,
+    out_xsum: Output<i32>,
+    dense_out: Output<f32>,
+    dense_out_xq: Output<u32>,
+    dense_out_xscale: Output<f32>,
+    dense_out_xsum: Output<i32>,
+    rows: u32,
+) {
+    require!(K % 32 == 0 && HIDDEN % 32 == 0 && DENSE % 32 == 0 && 32 % WARPS == 0 && ROWS <= 32 && HEIGHT == 4);
+    // The experts' activations, then the dense half's.
+    let x_words = shared::<u32>((if DENSE > 0 { 2 } else { 1 }) * ROWS * if INTEGER { K / 4 } else { K });
+    let x_scales = shared::<U32x2>(if INTEGER { (if DENSE > 0 { 2 } else { 1 }) * ROWS * K / 32 } else { 1 });
+    let chosen = shared::<u32>(ROWS * TOP);
+    let masks = shared::<u32>(EXPERTS);
+    let of_warps = shared::<u32>(WARPS);
+    let groups = shared::<U32x4>(GROUPS);
+    // Gates and ups of two tasks in turn: whoever is ahead writes the other one.
+    let joined = shared::<f32>(2 * HEIGHT * 64);
+    let units = K / UNIT;
+    let row_words = if INTEGER { K / 4 } else { K };
+    let row_groups = if INTEGER { K / 32 } else { 0 };
+    let passes = 32 / WARPS;
+    // All units of a row are on their way at once; else its sums wait for the next ones.
+    let at_once = units <= 32 * DEPTH;
+
+    let first_row = block_idx_y() * ROWS;
+    let here = (rows - first_row).min(ROWS);
+    let dense_tasks = if DENSE > 0 { here.div_ceil(HEIGHT) * (DENSE / 32) } else { 0 };
+    let mut at = 0u32;
+    let mut task = GateUpTask::ZERO;
+    let mut ahead = regs(Unit::ZERO, 2 * DEPTH);
+    let mut coming = regs(Unit::ZERO, 2 * DEPTH);
+    // The dense half's weights are on their way before the choice is made.
+    if block_idx() < dense_tasks {
+        task = gate_up_task(block_idx(), here, groups);
+        #[unroll]
+        for d in 0..DEPTH {
+            #[unroll]
+            for r in 0u32..2 {
+                let unit = (task.gate + r * task.height) * units + (lane_id() + d * 32).min(units - 1);
+                ahead[d * 2 + r] = fetch(dense_side, dense_codes, unit);
+            }
+        }
+    }
+    grid_launch_dependents();
+    grid_dependency_wait();
+    stage_vectors(K, first_row, here, x, xscale, xsum, x_words, x_scales);
+    if DENSE > 0 {
+        stage_vectors(
+            K,
+            first_row,
+            here,
+            dense_x,
+            dense_xscale,
+            dense_xsum,
+            x_words.offset(ROWS * row_words),
+            x_scales.offset(ROWS * row_groups),
+        );
+    }
+    let tasks = gather(first_row, here, ids, chosen, masks, of_warps, groups) * (HIDDEN / 32) + dense_tasks;
+    let own_tasks = if block_idx() < tasks { (tasks - block_idx()).div_ceil(grid_dim()) } else { 0 };
+    let steps = own_tasks * passes;
+    if block_idx() >= dense_tasks && block_idx() < tasks {
+        task = gate_up_task(block_idx(), here, groups);
+        #[unroll]
+        for d in 0..DEPTH {
+            #[unroll]
+            for r in 0u32..2 {
+                let unit = (task.gate + r * task.height) * units + (lane_id() + d * 32).min(units - 1);
+                ahead[d * 2 + r] = fetch(side, codes, unit);
+            }
+        }
+    }
+    cp_async_wait(0);
+    barrier();
+
+    let mut sums = regs(0.0f32, 2 * HEIGHT);
+    let mut number = block_idx();
+    let mut step = 0u32;
+    while step < steps {
+        let is_dense = number < dense_tasks;
+        let row_ends = at_once || at + 32 * DEPTH >= units;
+        let next_at = if row_ends { 0 } else { at + 32 * DEPTH };
+        let next_step = if row_ends { step + 1 } else { step };
+        let task_ends = row_ends && step % passes == passes - 1;
+        let next_number = if task_ends { number + grid_dim() } else { number };
+        let mut next = task;
+        if row_ends {
+            next.gate = task.gate + WARPS;
+        }
+        if task_ends && next_step < steps {
+            next = gate_up_task(next_number, here, groups);
+        }
+        if next_step < steps {
+            #[unroll]
+            for d in 0..DEPTH {
+                #[unroll]
+                for r in 0u32..2 {
+                    let unit = (next.gate + r * next.height) * units + (lane_id() + next_at + d * 32).min(units - 1);
+                    if DENSE > 0 && next_number < dense_tasks {
+                        coming[d * 2 + r] = fetch(dense_side, dense_codes, unit);
+                    } else {
+                        coming[d * 2 + r] = fetch(side, codes, unit);
+                    }
+                }
+            }
+        }
+        let turn = step / passes % 2 * (HEIGHT * 64);
+        let output = step % passes * WARPS + warp_id();
+        #[unroll(1)]
+        for i in 0u32..task.count {
+            let row = byte_of(task.rows, i);
+            let words = x_words.offset(row * row_words);
+            let scales = x_scales.offset(row * row_groups);
+            let mut gate = 0.0f32;
+            let mut up = 0.0f32;
+            if !at_once {
+                #[unroll]
+                for k in 0..HEIGHT {
+                    if k == i {
+                        gate = sums[k * 2];
+                        up = sums[k * 2 + 1];
+                    }
+                }
+            }
+            #[unroll]
+            for d in 0..DEPTH {
+                let unit = lane_id() + at + d * 32;
+                let held = unit.min(units - 1);
+                let x_unit = activations_at(held, held * UNIT / 32, units, words, scales);
+                let of_gate = dot(ahead[d * 2], task.gate * units + held, x_unit, gate);
+                let of_up = dot(ahead[d * 2 + 1], (task.gate + task.height) * units + held, x_unit, up);
+                if unit < units {
+                    gate = of_gate;
+                    up = of_up;
+                }
+            }
+            if row_ends {
+                let sum = twin_sums(32, gate, up);
+                if lane_id() % 16 == 0 {
+                    joined[turn + i * 64 + lane_id() / 16 * 32 + output] = sum;
+                }
+                gate = 0.0;
+                up = 0.0;
+            }
+            if !at_once {
+                #[unroll]
+                for k in 0..HEIGHT {
+                    if k == i {
+                        sums[k * 2] = gate;
+                        sums[k * 2 + 1] = up;
+                    }
+                }
+            }
+        }
+        if task_ends {
+            barrier();
+            // Warps take turns: eight lanes have a row, four values each.
+            if warp_id() == step / passes % WARPS {
+                let i = lane_id() / 8;
+                let from = turn + i.min(task.count - 1) * 64 + lane_id() % 8 * 4;
+                let gates = load::<F32x4>(joined, from);
+                let ups = load::<F32x4>(joined, from + 32);
+                let four = f32x4(
+                    gelu(gates.x) * ups.x,
+                    gelu(gates.y) * ups.y,
+                    gelu(gates.z) * ups.z,
+                    gelu(gates.w) * ups.w,
+                );
+                let place = task.base + lane_id() % 8 * 4;
+                if DENSE > 0 && is_dense {
+                    let to = (first_row + byte_of(task.rows, i) - ROWS) * DENSE + place;
+                    leave_joined(four, to, i < task.count, dense_out, dense_out_xq, dense_out_xscale, dense_out_xsum);
+                } else {
+                    let to = (first_row * TOP + pair_of(task.low_pairs, task.high_pairs, i)) * HIDDEN + place;
+                    leave_joined(four, to, i < task.count, out, out_xq, out_xscale, out_xsum);
+                }
+            }
+        }
+        #[unroll]
+        for a in 0..2 * DEPTH {
+            ahead[a] = coming[a];
+        }
+        at = next_at;
+        step = next_step;
+        number = next_number;
+        task = next;
+    }
+}
+
+/// Stores four values, eight lanes to a group of 32; lanes that are not `inside` store nothing. A collective of the warp.
+#[device]
+pub fn leave_joined<const QUANTISED: bool>(
+    four: F32x4,
+    to: u32,
+    inside: bool,
+    out: Output<f32>,
+    xq: Output<u32>,
+    xscale: Output<f32>,
+    xsum: Output<i32>,
+) {
+    if QUANTISED {
+        let rounded = quantise4(four);
+        if inside {
+            xq[to / 4] = rounded.x;
+            if to % 32 == 0 {
+                xscale[to / 32] = f32::from_bits(rounded.y);
+                xsum[to / 32] = rounded.z as i32;
+            }
+        }
+    } else if inside {
+        store(out, to, four);
+    }
+}
+
+/// The gate and up products of the experts that several rows chose: everything that decides their instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatheredGateUp {
+    pub dtype: DType,
+    /// Hidden values of an expert: half the rows of its matrix.
+    pub hidden: u32,
+    /// Values of a row.
+    pub k: u32,
+    pub experts: u32,
+    /// Experts that a row goes to.
+    pub top: u32,
+    /// Hidden values of a dense half of the same type, which comes along; 0 where none does.
+    pub dense: u32,
+    pub rows: u32,
+    /// The results are left as int8.
+    pub quantised: bool,
+    /// SMs of the GPU, and the most shared memory of a block.
+    pub multiprocessors: u32,
+    pub shared_bytes: u32,
+}
+
+/// Registers of a lane for units on their way, and once more for those that are multiplied.
+const AHEAD_REGISTERS: u32 = 32;
+
+impl GatheredGateUp {
+    fn block_rows(&self) -> u32 {
+        let vectors = if self.dense > 0 { 2 } else { 1 };
+        let row_bytes = vectors * vector_words(format(self.dtype).integer, self.k) * 4;
+        let beside = gather_bytes(self.experts, self.top, self.rows.min(32)) + 2 * TASK_ROWS * 64 * 4;
+        block_rows(self.rows, row_bytes, beside, self.shared_bytes)
+    }
+
+    pub fn grid(&self) -> [u32; 3] {
+        let rows = self.block_rows();
+        let of_experts = most_groups(self.experts, self.top, rows) * (self.hidden / 32);
+        let tasks = of_experts + rows.div_ceil(TASK_ROWS) * (self.dense / 32);
+        [tasks.min(self.multiprocessors), self.rows.div_ceil(rows), 1]
+    }
+
+    pub fn instance(&self) -> Result<Instance, InstanceError> {
+        let (format, rows) = (format(self.dtype), self.block_rows());
+        let steps = (self.k / format.unit).div_ceil(32);
+        let depth = (AHEAD_REGISTERS / ((4 + format.side_words) * 2)).clamp(1, steps);
+        gathered_geglu::Chosen {
+            K: self.k,
+            UNIT: format.unit,
+            INTEGER: format.integer,
+            EXPERTS: self.experts,
+            TOP: self.top,
+            HIDDEN: self.hidden,
+            DENSE: self.dense,
+            ROWS: rows,
+            HEIGHT: TASK_ROWS,
+            GROUPS: most_groups(self.experts, self.top, rows),
+            // Equal loops: no load of the last one is idle.
+            DEPTH: steps.div_ceil(steps.div_ceil(depth)),
+            WARPS: BLOCK_WARPS,
+            QUANTISED: self.quantised,
+            side: format.side,
+            dot: format.dot,
+            dense_side: if self.dense > 0 { format.side } else { nothing_beside::DEF },
+        }
+        .build()
+    }
+}
