@@ -1,6 +1,6 @@
 //! Attention against its definition: in the simulator under three orders, and as host-compiled text.
 
-use gemma4c_codegen::cases::attention::company::companies;
+use gemma4c_codegen::cases::attention::company::{companies, shared_companies};
 use gemma4c_codegen::cases::attention::step::steps;
 use gemma4c_codegen::cases::attention::{Scene, cases};
 use gemma4c_codegen::kernels::attention::step::StepOut;
@@ -132,6 +132,51 @@ fn a_row_has_the_same_bits_alone_and_in_company() {
             assert!(output(&step.case(StepOut::Floats), "keep_out") == bits, "`{}`, {position}", company.name);
         }
     }
+}
+
+#[test]
+fn a_row_has_the_same_bits_whoever_takes_its_splits() {
+    for (company, sharing) in shared_companies() {
+        let case = company.shared_case(sharing);
+        let together = output(&case, "keep_out");
+        for (row, bits) in company.rows.iter().zip(together.chunks_exact(together.len() / company.rows.len())) {
+            let Some(step) = row else { continue };
+            let position = step.scene.position;
+            assert!(output(&step.case(StepOut::Floats), "keep_out") == bits, "`{}`, {position}", case.name);
+        }
+    }
+}
+
+/// Several rows: about as many blocks as a GPU holds at once, and no more results in a block than fit beside its tiles.
+#[test]
+fn rows_share_out_their_splits() {
+    let [roomy, .., tight] = SHARED_BYTES;
+    let layer = |head_dim, [kv_heads, group], window: Option<u32>| {
+        let (capacity, cluster) = (window.map_or(32768, |window| window + 256), 16);
+        let (kv, shared_bytes, multiprocessors) = (KvType::F16, roomy, 132);
+        Attention { head_dim, kv_heads, group, window, capacity, kv, shared_bytes, cluster, multiprocessors }
+    };
+    let shared = |layer: Attention, rows| {
+        let sharing = layer.sharing(rows, true).expect("an instance")?;
+        let bytes = layer.rows(true, false, sharing).expect("an instance").shared_bytes();
+        assert!(bytes <= layer.shared_bytes, "{rows} rows: {bytes} bytes");
+        Some((sharing.peers, sharing.turns, sharing.clusters))
+    };
+    let dense = layer(256, [8, 2], Some(1024));
+    let dense_full = layer(512, [1, 16], None);
+    let small = layer(256, [2, 4], Some(512));
+    let small_full = layer(512, [2, 4], None);
+    let of = |layer| [2, 8, 32, 128].map(|rows| shared(layer, rows));
+    assert_eq!(of(dense), [None, Some((4, 4, 1)), Some((1, 16, 1)), Some((1, 16, 1))]);
+    assert_eq!(of(dense_full), [None, None, None, None]);
+    assert_eq!(of(small), [None, None, None, None]);
+    assert_eq!(of(small_full), [None, None, None, None]);
+
+    // One row has a block for each split, and what is merged through memory has no groups.
+    assert_eq!(shared(dense, 1), None);
+    assert_eq!(shared(Attention { cluster: 1, ..dense }, 32), None);
+    // What does not fit is left to more blocks.
+    assert_eq!(shared(Attention { shared_bytes: tight, ..dense }, 32), None);
 }
 
 /// Every model's layers have work for most multiprocessors of a large GPU, and no more splits than can have any.

@@ -29,7 +29,7 @@ const SEGMENT_KEYS: u32 = H200.fastest(Question::SegmentKeys);
 const MOST_CLUSTERS: u32 = 32;
 
 /// SMs that blocks in clusters find room on. A cluster must fit in one GPC, which leaves some SMs over: of others than the H200's the same share.
-fn clustered_multiprocessors(multiprocessors: u32) -> u32 {
+pub(super) fn clustered_multiprocessors(multiprocessors: u32) -> u32 {
     multiprocessors * H200.fastest(Question::ClusterBlocks) / H200.multiprocessors
 }
 

@@ -12,6 +12,7 @@
 //! - `narrow.rs`: caches of 8 bits, which are widened tile by tile.
 //! - `step.rs`: the same for one row in one launch, with the norms, RoPE and the store that come before it.
 //!   The last three are `prepare.rs`.
+//! - `rows.rs`: the same for several rows, by blocks that take several splits each.
 //! - `flash.rs`: many rows, on tensor cores.
 //! - `keep.rs`: after a chunk, its last rows into the ring of a sliding layer.
 
@@ -24,6 +25,7 @@ pub mod keep;
 pub mod narrow;
 pub mod plain;
 pub mod prepare;
+pub mod rows;
 pub mod step;
 pub mod tensor;
 
