@@ -151,7 +151,7 @@ fn a_row_has_the_same_bits_whoever_takes_its_splits() {
 #[test]
 fn rows_share_out_their_splits() {
     let [roomy, .., tight] = SHARED_BYTES;
-    let layer = |head_dim, [kv_heads, group], window: Option<u32>| {
+    let layer = |head_dim, [kv_heads, group]: [u32; 2], window: Option<u32>| {
         let (capacity, cluster) = (window.map_or(32768, |window| window + 256), 16);
         let (kv, shared_bytes, multiprocessors) = (KvType::F16, roomy, 132);
         Attention { head_dim, kv_heads, group, window, capacity, kv, shared_bytes, cluster, multiprocessors }
@@ -168,9 +168,9 @@ fn rows_share_out_their_splits() {
     let small_full = layer(512, [2, 4], None);
     let of = |layer| [2, 8, 32, 128].map(|rows| shared(layer, rows));
     assert_eq!(of(dense), [None, Some((4, 4, 1)), Some((1, 16, 1)), Some((1, 16, 1))]);
-    assert_eq!(of(dense_full), [None, None, None, None]);
-    assert_eq!(of(small), [None, None, None, None]);
-    assert_eq!(of(small_full), [None, None, None, None]);
+    assert_eq!(of(dense_full), [None, Some((8, 1, 3)), Some((4, 2, 1)), Some((4, 2, 1))]);
+    assert_eq!(of(small), [None, None, Some((4, 2, 1)), Some((1, 8, 1))]);
+    assert_eq!(of(small_full), [None, Some((4, 1, 3)), Some((2, 2, 1)), Some((1, 4, 1))]);
 
     // One row has a block for each split, and what is merged through memory has no groups.
     assert_eq!(shared(dense, 1), None);

@@ -1,15 +1,15 @@
-//! Keys and values in 8 bits: how a head's row lies in the cache, how it is made, and how a tile of rows is widened to f16.
+//! Keys and values in 8 bits: how a head's row lies in the cache, how it is made, copied, and widened to f16.
 //!
 //! The cache is counted in words of 16 bits (its element type is F16, whatever they hold). A head is its codes in order, two to a word; then, if
 //! SCALED, an f16 scale for each 32 values; then nothing up to a multiple of 16 bytes. So a head is one run of 16-byte copies, and rows
 //! and pages differ from those of 16 bits in their length alone. The roundings are those of `gemma4c_blocks::narrow`, bit by bit.
 //!
-//! Codes come to shared memory as they lie in memory, and are widened into the tile that the tensor cores read: scores and mixes
-//! are those of an f16 cache, and so is the order of their sums. Keys and values take turns in that one tile, so that a block has as much shared memory as
-//! with 16 bits. Codes are free as soon as they are widened, so the next ones are on their way while a tile is multiplied.
+//! Codes come to shared memory as they lie in memory. Decoded rows widen them in registers (`codes.rs`). Chunks (`flash.rs`) widen a tile
+//! once for all of their rows, into the tile that the tensor cores read.
 //!
 //! Two slots have what differs between types: `narrow` makes a lane's code and the scale of its warp's 32 values (code | scale << 16), `widen` makes
-//! eight f16 of eight codes (in x and y) and their scale (in both halves of a word). Kernels for wider caches leave both empty.
+//! eight f16 of eight codes (in x and y) and their scale: the lower half of a word is for the even ones, the upper half for the odd ones. Kernels for
+//! wider caches leave both empty.
 
 use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;

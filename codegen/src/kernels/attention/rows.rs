@@ -19,9 +19,10 @@ use gemma4c_plan::cuda::KvType;
 
 use super::Attention;
 use super::address::{page_start, record_of};
+use super::codes::{leave_columns, mix_codes, score_codes};
 use super::decode::{clustered_multiprocessors, copy_tile, next_tile, patch_tile, tile_end};
 use super::floats::{add_scaled, leave_floats, mix_floats, score_floats, weigh_floats};
-use super::narrow::{copy_codes, head_len, narrow_slot, patch_codes, widen_slot, widen_tile};
+use super::narrow::{copy_codes, head_len, narrow_slot, patch_codes, widen_slot};
 use super::plain::first_visible;
 use super::prepare::{load_heads, prepare_heads};
 use super::step::{keep_floats, keep_int8, merge_clusters};
@@ -84,8 +85,9 @@ pub fn start_tile<
 }
 
 /// The attention of one split, whose first tile's keys and values are on their way already, each as a group of copies; in the end those of
-/// the tile at `after` are, which is another split's. `parts` has room for scores, and the queries where they are f32; `mixed` has values, or
-/// codes of keys and behind them of values. The split's sums go to `result`, rows of D + 8.
+/// the tile at `after` are, which is another split's. `parts` has room for scores, and the queries where they are f32. `keys` and `mixed` are a tile's
+/// keys and values, or the codes of both of one tile and of the next; `is_odd`: the first is in `mixed`. The split's sums go to
+/// `result`, rows of D + 8.
 #[device(slots(widen(eight: U32x4, scale: u32) -> U32x4))]
 pub fn attend_split<
     const D: u32,
@@ -101,6 +103,7 @@ pub fn attend_split<
     KV: Float,
 >(
     fragments: &mut Regs<U32x4>,
+    is_odd: &mut bool,
     parts: Shared<f32>,
     keys: Shared<KV>,
     mixed: Shared<KV>,
@@ -120,7 +123,6 @@ pub fn attend_split<
     seen: Seen,
 ) {
     let mut sums = regs(F32x4::ZERO, if TENSOR { D * 4 / THREADS } else { G });
-    let value_codes = mixed.offset(KEYS * head_len(D));
     let mut at = start;
     while at <= seen.position {
         let end = tile_end(at, seen.position, seen.first, seen.segment);
@@ -129,28 +131,30 @@ pub fn attend_split<
         let page_of = next.min(seen.position);
         let next_page = page_start(pages, seen.slot, page_of, seen.window, seen.max_pages, seen.page_stride);
         let is_new = end > seen.stored;
-        cp_async_wait(1);
         if NARROW {
+            let codes = if *is_odd { mixed } else { keys };
+            let ahead = if *is_odd { keys } else { mixed };
+            start_tile(ahead, k_head, next_page, next, seen);
+            start_tile(ahead.offset(KEYS * head_len(D)), v_head, next_page, next, seen);
+            cp_async_wait(3);
             if is_new {
-                patch_codes(mixed, new_key, seen.stored - at);
+                patch_codes(codes, new_key, seen.stored - at);
             }
             barrier();
-            widen_tile(widen, mixed, keys);
+            score_codes(widen, fragments, codes, parts);
             barrier();
-            start_tile(mixed, k_head, next_page, next, seen);
-            score_tensor(fragments, keys, parts);
-            cp_async_wait(1);
-            if is_new {
-                patch_codes(value_codes, new_value, seen.stored - at);
-            }
-            barrier();
-            // Few warps have a head to weigh; the others widen meanwhile.
             weigh_tensor(parts, weights, largest, totals, factors, end - at);
-            widen_tile(widen, value_codes, keys);
+            cp_async_wait(2);
+            if is_new {
+                patch_codes(codes.offset(KEYS * head_len(D)), new_value, seen.stored - at);
+            }
             barrier();
-            start_tile(value_codes, v_head, next_page, next, seen);
-            mix_tensor(weights, factors, keys, &mut sums);
+            mix_codes(widen, weights, factors, codes.offset(KEYS * head_len(D)), &mut sums);
+            // What comes next takes this tile's place.
+            barrier();
+            *is_odd = !*is_odd;
         } else {
+            cp_async_wait(1);
             if is_new {
                 patch_tile(keys, new_key, seen.stored - at);
             }
@@ -182,7 +186,9 @@ pub fn attend_split<
         }
         at = of_split;
     }
-    if TENSOR {
+    if NARROW {
+        leave_columns(&mut sums, result);
+    } else if TENSOR {
         leave_tensor(&mut sums, result);
     } else {
         leave_floats(&mut sums, result);
@@ -312,8 +318,12 @@ pub fn attention_rows<
                 G * (D + 8)
             },
     );
-    let keys = shared::<KV>(KEYS * (D + 8));
-    // Of 8 bits: the codes of keys and values, which are widened to `keys` in turn.
+    // Keys, and values; of 8 bits, the codes of both of one tile, and of another.
+    let keys = shared::<KV>(if NARROW {
+        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
+    } else {
+        KEYS * (D + 8)
+    });
     let mixed = shared::<KV>(if NARROW {
         2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
     } else {
@@ -380,6 +390,7 @@ pub fn attention_rows<
     let k_head = read_only(k_cache).offset(block_idx() * head_len(D));
     let v_head = read_only(v_cache).offset(block_idx() * head_len(D));
     let mut fragments = regs(U32x4::ZERO, D * 2 / THREADS * SETS);
+    let mut is_odd = false;
     let start = split_start(cluster * (PEERS * TURNS) + rank, seen);
     if start <= position {
         let page = page_start(pages, record.w, start, window, max_pages, page_stride);
@@ -388,8 +399,8 @@ pub fn attention_rows<
         let k_raw = k.offset(row * k_stride + block_idx() * D);
         let v_raw = v.offset(row * v_stride + block_idx() * D);
         load_heads(q.offset(row * q_stride + block_idx() * G * D), k_raw, v_raw, &mut low, &mut high);
-        start_tile(if NARROW { mixed } else { keys }, k_head, page, start, seen);
-        start_tile(if NARROW { mixed.offset(KEYS * head_len(D)) } else { mixed }, v_head, page, start, seen);
+        start_tile(keys, k_head, page, start, seen);
+        start_tile(if NARROW { keys.offset(KEYS * head_len(D)) } else { mixed }, v_head, page, start, seen);
         #[unroll]
         for n in 0..(D / 2 + THREADS - 1) / THREADS {
             if thread_idx() + n * THREADS < D / 2 {
@@ -428,6 +439,7 @@ pub fn attention_rows<
                 attend_split(
                     widen,
                     &mut fragments,
+                    &mut is_odd,
                     work,
                     keys,
                     mixed,

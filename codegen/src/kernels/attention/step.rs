@@ -167,8 +167,12 @@ pub fn attention_step<
     } else {
         G * (D + 8)
     });
-    let keys = shared::<KV>(KEYS * (D + 8));
-    // Of 8 bits: the codes of keys and values, which are widened to `keys` in turn.
+    // Keys, and values; of 8 bits, the codes of both of one tile, and of another.
+    let keys = shared::<KV>(if NARROW {
+        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
+    } else {
+        KEYS * (D + 8)
+    });
     let mixed = shared::<KV>(if NARROW {
         2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
     } else {
@@ -243,13 +247,13 @@ pub fn attention_step<
         let end = tile_end(at, position, first, segment);
         let page = page_start(pages, record.w, at, window, max_pages, page_stride);
         if NARROW {
-            copy_codes(mixed, k_head.offset(page), at, end, stored, kv_row, capacity);
+            copy_codes(keys, k_head.offset(page), at, end, stored, kv_row, capacity);
         } else {
             copy_tile(keys, k_head.offset(page), at, end, stored, kv_row, capacity);
         }
         cp_async_commit();
         if NARROW {
-            let value_codes = mixed.offset(KEYS * head_len(D));
+            let value_codes = keys.offset(KEYS * head_len(D));
             copy_codes(value_codes, v_head.offset(page), at, end, stored, kv_row, capacity);
         } else {
             copy_tile(mixed, v_head.offset(page), at, end, stored, kv_row, capacity);
