@@ -163,8 +163,7 @@ impl PhaseBuilder<'_, '_> {
                     page_stride,
                 };
                 let keep = attention_rows::slot::keep;
-                let arguments =
-                    if int8 { arguments.with_slot(keep, codes) } else { arguments.with_slot(keep, floats) };
+                let arguments = if int8 { arguments.with_slot(keep, codes) } else { arguments.with_slot(keep, floats) };
                 let (blocks, group) = (sharing.peers * clusters, layer.peers());
                 let how = format!("{blocks} blocks a head, each {} splits of every {group}", sharing.turns);
                 (layer.rows(own, int8, sharing)?, layer.rows_grid(rows, sharing), arguments, how)
@@ -196,8 +195,7 @@ impl PhaseBuilder<'_, '_> {
                     page_stride,
                 };
                 let keep = attention_step::slot::keep;
-                let arguments =
-                    if int8 { arguments.with_slot(keep, codes) } else { arguments.with_slot(keep, floats) };
+                let arguments = if int8 { arguments.with_slot(keep, codes) } else { arguments.with_slot(keep, floats) };
                 let how = match layer.peers() {
                     1 if splits == 1 => "no merge".to_owned(),
                     1 => "merged through memory".to_owned(),

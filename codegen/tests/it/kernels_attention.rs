@@ -160,23 +160,25 @@ fn rows_share_out_their_splits() {
         let sharing = layer.sharing(rows, true).expect("an instance")?;
         let bytes = layer.rows(true, false, sharing).expect("an instance").shared_bytes();
         assert!(bytes <= layer.shared_bytes, "{rows} rows: {bytes} bytes");
-        Some((sharing.peers, sharing.turns, sharing.clusters))
+        Some((sharing.peers, sharing.turns, sharing.clusters, sharing.ahead))
     };
     let dense = layer(256, [8, 2], Some(1024));
     let dense_full = layer(512, [1, 16], None);
     let small = layer(256, [2, 4], Some(512));
     let small_full = layer(512, [2, 4], None);
     let of = |layer| [2, 8, 32, 128].map(|rows| shared(layer, rows));
-    assert_eq!(of(dense), [None, Some((4, 4, 1)), Some((1, 16, 1)), Some((1, 16, 1))]);
-    assert_eq!(of(dense_full), [None, Some((8, 1, 3)), Some((4, 2, 1)), Some((4, 2, 1))]);
-    assert_eq!(of(small), [None, None, Some((4, 2, 1)), Some((1, 8, 1))]);
-    assert_eq!(of(small_full), [None, Some((4, 1, 3)), Some((2, 2, 1)), Some((1, 4, 1))]);
+    let all = |peers, turns| Some((peers, turns, 1, true));
+    assert_eq!(of(dense), [all(4, 4), all(2, 8), Some((1, 16, 1, false)), Some((1, 16, 1, false))]);
+    assert_eq!(of(small), [None, all(4, 2), all(2, 4), Some((1, 8, 1, false))]);
+    // Tiles of wider heads leave room for few results, and for no other tile.
+    assert_eq!(of(dense_full)[1..], [Some((8, 1, 3, false)), Some((4, 2, 1, false)), Some((4, 2, 1, false))]);
+    assert_eq!(of(small_full)[1..], [Some((2, 2, 8, false)), Some((1, 4, 4, false)), Some((1, 4, 1, false))]);
 
     // One row has a block for each split, and what is merged through memory has no groups.
     assert_eq!(shared(dense, 1), None);
     assert_eq!(shared(Attention { cluster: 1, ..dense }, 32), None);
     // What does not fit is left to more blocks.
-    assert_eq!(shared(Attention { shared_bytes: tight, ..dense }, 32), None);
+    assert_eq!(shared(Attention { shared_bytes: tight, ..dense }, 32), Some((2, 8, 1, false)));
 }
 
 /// Every model's layers have work for most multiprocessors of a large GPU, and no more splits than can have any.

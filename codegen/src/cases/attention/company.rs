@@ -51,7 +51,7 @@ impl Company {
     pub fn shared_case(&self, sharing: Sharing) -> Case {
         let one = self.any();
         let (layer, splits, count) = (&one.scene.layer, one.scene.splits, self.rows.len());
-        let Sharing { peers, turns, clusters } = sharing;
+        let Sharing { peers, turns, clusters, .. } = sharing;
         let name = format!("{count} rows, {}, {turns} turns of {peers} blocks, {clusters} clusters", self.name);
         let case = Case::new(name, layer.rows(one.own, false, sharing).expect("heads of whole tiles"))
             .grid(layer.rows_grid(count as u32, sharing))
@@ -163,8 +163,10 @@ pub fn shared_companies() -> Vec<(Company, Sharing)> {
     let long = |kv| Attention { capacity: 2000, ..clustered(layer(128, 1, kv)) };
     let two_heads = clustered(Attention { kv_heads: 2, window: Some(250), capacity: 270, ..layer(256, 4, BF16) });
     let wide = clustered(Attention { capacity: 300, ..layer(512, 16, F16) });
-    let sharing = |peers, turns, clusters| Sharing { peers, turns, clusters };
-    let shares = |name, layer: Attention, positions: &[Option<u32>], own, sharing| {
+    let sharing = |peers, turns, clusters| Sharing { peers, turns, clusters, ahead: false };
+    let ahead = |sharing| Sharing { ahead: true, ..sharing };
+    let shares = |name, layer: Attention, positions: &[Option<u32>], own, sharing: Sharing| {
+        let sharing = Sharing { ahead: sharing.ahead || layer.kv.is_narrow(), ..sharing };
         (company(name, layer, positions, [layer.splits(); 2], own), sharing)
     };
     let window = [Some(600), Some(7), None, Some(190)];
@@ -172,13 +174,14 @@ pub fn shared_companies() -> Vec<(Company, Sharing)> {
     let mut all = vec![
         shares("a window", windowed(F16), &window, true, sharing(1, 4, 1)),
         shares("a window", windowed(F16), &window, true, sharing(2, 2, 1)),
+        shares("a window, a tile ahead", windowed(F16), &window, true, ahead(sharing(2, 2, 1))),
         shares("a window of another layer", windowed(F16), &window, false, sharing(1, 4, 1)),
         shares("a window, f32", windowed(F32), &[Some(600), Some(70)], true, sharing(2, 2, 1)),
         shares("a window, q8_0", windowed(Q8_0), &[Some(600), Some(70)], true, sharing(1, 4, 1)),
         shares("a window, fp8", windowed(Fp8), &[Some(600), Some(70)], true, sharing(2, 2, 1)),
         shares("E4B sliding", two_heads, &[Some(400), Some(130)], true, sharing(1, 4, 1)),
         shares("groups", long(F16), &deep, true, sharing(1, 8, 1)),
-        shares("groups", long(F16), &deep, true, sharing(2, 4, 3)),
+        shares("groups, a tile ahead", long(F16), &deep, true, ahead(sharing(2, 4, 3))),
         shares("groups of another layer", long(BF16), &deep, false, sharing(4, 2, 2)),
         shares("groups that take turns alone", long(F16), &deep, true, sharing(8, 1, 2)),
         shares("groups, q8_0", long(Q8_0), &deep, true, sharing(1, 8, 2)),

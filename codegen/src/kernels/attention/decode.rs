@@ -12,9 +12,9 @@ use gemma4c_plan::cuda::KvType;
 
 use super::Attention;
 use super::address::{page_start, record_of, row_of_record};
-use super::floats::{leave_floats, mix_floats, score_floats, weigh_floats};
 use super::codes::{leave_columns, mix_codes, score_codes};
-use super::narrow::{copy_codes, head_len, patch_codes, widen_slot};
+use super::floats::{leave_floats, mix_floats, score_floats, weigh_floats};
+use super::narrow::{copy_both, head_len, patch_codes, widen_slot};
 use super::plain::first_visible;
 use super::tensor::{leave_tensor, load_queries, mix_tensor, score_tensor, weigh_tensor};
 use crate::measured::{H200, Question};
@@ -191,7 +191,7 @@ pub fn attend<
 }
 
 /// [`attend`] over a cache of 8 bits. `even` and `odd` have the codes of a tile's keys and behind them those of its values: one tile is
-/// multiplied while the next comes. The first is on its way to `even`.
+/// multiplied while the next comes. The first is on its way to `even`, as one group of copies.
 #[device(slots(widen(eight: U32x4, scale: u32) -> U32x4))]
 pub fn attend_narrow<
     const D: u32,
@@ -248,26 +248,21 @@ pub fn attend_narrow<
         let codes = if is_odd { odd } else { even };
         let ahead = if is_odd { even } else { odd };
         if next <= position {
-            copy_codes(ahead, k_head.offset(next_page), next, next_end, stored, kv_row, capacity);
+            let k_page = k_head.offset(next_page);
+            let v_page = v_head.offset(next_page);
+            copy_both(ahead, k_page, v_page, next, next_end, stored, kv_row, capacity);
         }
         // An empty group too: the waits count groups.
         cp_async_commit();
-        if next <= position {
-            copy_codes(ahead.offset(values), v_head.offset(next_page), next, next_end, stored, kv_row, capacity);
-        }
-        cp_async_commit();
-        cp_async_wait(3);
+        cp_async_wait(1);
         if end > stored {
             patch_codes(codes, new_key, stored - at);
+            patch_codes(codes.offset(values), new_value, stored - at);
         }
         barrier();
         score_codes(widen, &mut fragments, codes, work);
         barrier();
         weigh_tensor(work, weights, largest, totals, factors, end - at);
-        cp_async_wait(2);
-        if end > stored {
-            patch_codes(codes.offset(values), new_value, stored - at);
-        }
         barrier();
         mix_codes(widen, weights, factors, codes.offset(values), &mut sums);
         // What comes next takes this tile's place.
@@ -364,18 +359,15 @@ pub fn attention_decode<
     let end = tile_end(at, position, first, segment);
     let page = page_start(pages, record.w, at, window, max_pages, page_stride);
     if NARROW {
-        copy_codes(keys, k_head.offset(page), at, end, end, kv_row, capacity);
+        copy_both(keys, k_head.offset(page), v_head.offset(page), at, end, end, kv_row, capacity);
     } else {
         copy_tile(keys, k_head.offset(page), at, end, end, kv_row, capacity);
     }
     cp_async_commit();
-    if NARROW {
-        let value_codes = keys.offset(KEYS * head_len(D));
-        copy_codes(value_codes, v_head.offset(page), at, end, end, kv_row, capacity);
-    } else {
+    if !NARROW {
         copy_tile(mixed, v_head.offset(page), at, end, end, kv_row, capacity);
+        cp_async_commit();
     }
-    cp_async_commit();
     for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
         store(work, i / D * (D + 8) + i % D, load::<F32x4>(q, head * D + i));
     }

@@ -12,7 +12,7 @@
 //! - `narrow.rs`: caches of 8 bits: how they are made, and copied.
 //! - `step.rs`: the same for one row in one launch, with the norms, RoPE and the store that come before it.
 //!   The last three are `prepare.rs`.
-//! - `rows.rs`: the same for several rows, by blocks that take several splits each.
+//! - `rows.rs`, `turns.rs`: the same for several rows, by blocks that take several splits each.
 //! - `flash.rs`: many rows, on tensor cores.
 //! - `keep.rs`: after a chunk, its last rows into the ring of a sliding layer.
 
@@ -29,6 +29,7 @@ pub mod prepare;
 pub mod rows;
 pub mod step;
 pub mod tensor;
+pub mod turns;
 
 use gemma4c_dsl::ElementType;
 use gemma4c_plan::cuda::KvType;

@@ -19,238 +19,14 @@ use gemma4c_plan::cuda::KvType;
 
 use super::Attention;
 use super::address::{page_start, record_of};
-use super::codes::{leave_columns, mix_codes, score_codes};
-use super::decode::{clustered_multiprocessors, copy_tile, next_tile, patch_tile, tile_end};
-use super::floats::{add_scaled, leave_floats, mix_floats, score_floats, weigh_floats};
-use super::narrow::{copy_codes, head_len, narrow_slot, patch_codes, widen_slot};
+use super::decode::clustered_multiprocessors;
+use super::narrow::{head_len, narrow_slot, widen_slot};
 use super::plain::first_visible;
 use super::prepare::{load_heads, prepare_heads};
 use super::step::{keep_floats, keep_int8, merge_clusters};
-use super::tensor::{leave_tensor, load_queries, mix_tensor, score_tensor, weigh_tensor};
+use super::tensor::load_queries;
+use super::turns::{Seen, attend_split, merge_group, split_part, split_start, start_both, start_tile, wait_for_peers};
 use crate::kernels::heads::cos_sin;
-
-/// What a row sees, how it is cut, and where it lies.
-#[registers]
-pub struct Seen {
-    /// The row's sequence.
-    slot: u32,
-    first: u32,
-    position: u32,
-    /// The cache holds the positions before this one.
-    stored: u32,
-    segment: u32,
-    splits: u32,
-    /// Splits that see anything.
-    used: u32,
-    window: u32,
-    capacity: u32,
-    kv_row: u32,
-    max_pages: u32,
-    page_stride: u32,
-}
-
-/// Where a split starts; behind the last position, if it sees nothing.
-#[device]
-pub fn split_start(split: u32, seen: Seen) -> u32 {
-    if split < seen.used { seen.first + split * seen.segment } else { seen.position + 1 }
-}
-
-/// Starts to copy the keys (or values) of the tile at `at`, as a group of copies. There may be no such tile: the group is empty then, since
-/// waits count groups.
-#[device]
-pub fn start_tile<
-    const D: u32,
-    const KEYS: u32,
-    const THREADS: u32,
-    const VECTOR: u32,
-    const NARROW: bool,
-    const SCALED: bool,
-    KV: Float,
->(
-    tile: Shared<KV>,
-    head: Input<KV>,
-    page: u64,
-    at: u32,
-    seen: Seen,
-) {
-    if at <= seen.position {
-        let end = tile_end(at, seen.position, seen.first, seen.segment);
-        if NARROW {
-            copy_codes(tile, head.offset(page), at, end, seen.stored, seen.kv_row, seen.capacity);
-        } else {
-            copy_tile(tile, head.offset(page), at, end, seen.stored, seen.kv_row, seen.capacity);
-        }
-    }
-    cp_async_commit();
-}
-
-/// The attention of one split, whose first tile's keys and values are on their way already, each as a group of copies; in the end those of
-/// the tile at `after` are, which is another split's. `parts` has room for scores, and the queries where they are f32. `keys` and `mixed` are a tile's
-/// keys and values, or the codes of both of one tile and of the next; `is_odd`: the first is in `mixed`. The split's sums go to
-/// `result`, rows of D + 8.
-#[device(slots(widen(eight: U32x4, scale: u32) -> U32x4))]
-pub fn attend_split<
-    const D: u32,
-    const G: u32,
-    const KEYS: u32,
-    const THREADS: u32,
-    const VECTOR: u32,
-    const TENSOR: bool,
-    const SETS: u32,
-    const BF: bool,
-    const NARROW: bool,
-    const SCALED: bool,
-    KV: Float,
->(
-    fragments: &mut Regs<U32x4>,
-    is_odd: &mut bool,
-    parts: Shared<f32>,
-    keys: Shared<KV>,
-    mixed: Shared<KV>,
-    new_key: Shared<KV>,
-    new_value: Shared<KV>,
-    weights: Shared<KV>,
-    scores: Shared<f32>,
-    largest: Shared<f32>,
-    totals: Shared<f32>,
-    factors: Shared<f32>,
-    result: Shared<f32>,
-    k_head: Input<KV>,
-    v_head: Input<KV>,
-    pages: Weights<u32>,
-    start: u32,
-    after: u32,
-    seen: Seen,
-) {
-    let mut sums = regs(F32x4::ZERO, if TENSOR { D * 4 / THREADS } else { G });
-    let mut at = start;
-    while at <= seen.position {
-        let end = tile_end(at, seen.position, seen.first, seen.segment);
-        let of_split = next_tile(at, seen.first, seen.segment, seen.splits);
-        let next = if of_split <= seen.position { of_split } else { after };
-        let page_of = next.min(seen.position);
-        let next_page = page_start(pages, seen.slot, page_of, seen.window, seen.max_pages, seen.page_stride);
-        let is_new = end > seen.stored;
-        if NARROW {
-            let codes = if *is_odd { mixed } else { keys };
-            let ahead = if *is_odd { keys } else { mixed };
-            start_tile(ahead, k_head, next_page, next, seen);
-            start_tile(ahead.offset(KEYS * head_len(D)), v_head, next_page, next, seen);
-            cp_async_wait(3);
-            if is_new {
-                patch_codes(codes, new_key, seen.stored - at);
-            }
-            barrier();
-            score_codes(widen, fragments, codes, parts);
-            barrier();
-            weigh_tensor(parts, weights, largest, totals, factors, end - at);
-            cp_async_wait(2);
-            if is_new {
-                patch_codes(codes.offset(KEYS * head_len(D)), new_value, seen.stored - at);
-            }
-            barrier();
-            mix_codes(widen, weights, factors, codes.offset(KEYS * head_len(D)), &mut sums);
-            // What comes next takes this tile's place.
-            barrier();
-            *is_odd = !*is_odd;
-        } else {
-            cp_async_wait(1);
-            if is_new {
-                patch_tile(keys, new_key, seen.stored - at);
-            }
-            barrier();
-            if TENSOR {
-                score_tensor(fragments, keys, parts);
-            } else {
-                score_floats(parts, keys, scores);
-            }
-            barrier();
-            start_tile(keys, k_head, next_page, next, seen);
-            if TENSOR {
-                weigh_tensor(parts, weights, largest, totals, factors, end - at);
-            } else {
-                weigh_floats(scores, largest, totals, factors, end - at);
-            }
-            cp_async_wait(1);
-            if is_new {
-                patch_tile(mixed, new_value, seen.stored - at);
-            }
-            barrier();
-            if TENSOR {
-                mix_tensor(weights, factors, mixed, &mut sums);
-            } else {
-                mix_floats(scores, factors, mixed, &mut sums);
-            }
-            barrier();
-            start_tile(mixed, v_head, next_page, next, seen);
-        }
-        at = of_split;
-    }
-    if NARROW {
-        leave_columns(&mut sums, result);
-    } else if TENSOR {
-        leave_tensor(&mut sums, result);
-    } else {
-        leave_floats(&mut sums, result);
-    }
-}
-
-/// Lane s: the largest score and the total of split s of a group, for a head.
-#[device]
-pub fn split_part<const G: u32, const PEERS: u32>(
-    largest: Shared<f32>,
-    totals: Shared<f32>,
-    head: u32,
-    count: u32,
-) -> F32x2 {
-    let mut part = f32x2(f32::NEG_INFINITY, 0.0);
-    let at = lane_id() / PEERS * G + head;
-    if lane_id() < count {
-        if PEERS > 1 {
-            let peer = lane_id() % PEERS;
-            part = f32x2(load_peer::<f32>(largest, at, peer), load_peer::<f32>(totals, at, peer));
-        } else {
-            part = f32x2(largest[at], totals[at]);
-        }
-    }
-    part
-}
-
-/// Four values of a head, merged from a group's splits, in the order of `step.rs`'s `merge_peers`. A collective of the warp.
-#[device]
-pub fn merge_group<const D: u32, const G: u32, const PEERS: u32, const TURNS: u32>(
-    four: Shared<f32>,
-    share: f32,
-    count: u32,
-) -> F32x4 {
-    let mut parts = regs(F32x4::ZERO, PEERS * TURNS);
-    #[unroll]
-    for split in 0..PEERS * TURNS {
-        if split < count {
-            if PEERS > 1 {
-                parts[split] = load_peer::<F32x4>(four, split / PEERS * (G * (D + 8)), split % PEERS);
-            } else {
-                parts[split] = load::<F32x4>(four, split * (G * (D + 8)));
-            }
-        }
-    }
-    let mut sum = F32x4::ZERO;
-    #[unroll]
-    for split in 0..PEERS * TURNS {
-        sum = add_scaled(sum, 1.0, add_scaled(F32x4::ZERO, shfl_idx(share, split), parts[split]));
-    }
-    sum
-}
-
-/// Waits for the blocks that merge together.
-#[device]
-pub fn wait_for_peers<const PEERS: u32>() {
-    if PEERS > 1 {
-        cluster_barrier();
-    } else {
-        barrier();
-    }
-}
 
 /// The attention of rows that have a record each. Parameters are those of `attention_step`; a row's keys are cut into `splits`, of which
 /// PEERS * TURNS are merged at once. `clusters` of PEERS blocks take the groups of a row's head in turn. `extrema` and `values` are scratch, one place for each
@@ -274,6 +50,7 @@ pub fn attention_rows<
     const OWN: bool,
     const PEERS: u32,
     const TURNS: u32,
+    const AHEAD: bool,
     const NARROW: bool,
     const SCALED: bool,
     KV: Float,
@@ -307,27 +84,25 @@ pub fn attention_rows<
     require!(ROUNDS * THREADS / 32 >= if OWN { G + 2 } else { G });
     // A lane has a split of the group.
     require!(PEERS >= 1 && TURNS >= 1 && PEERS * TURNS <= 32 && TURNS * G <= THREADS);
+    require!(AHEAD || !NARROW);
+    require!(TENSOR || !AHEAD);
     // A tile of a full layer lies in one page.
     require!(256 % KEYS == 0);
     // The results of a block's splits, and room for scores. Of 16-bit floats the last result takes the scores' place; queries in f32 stay there.
     let results = shared::<f32>(
         (if TENSOR { TURNS - 1 } else { TURNS }) * G * (D + 8)
-            + if TENSOR && THREADS / 32 * (KEYS + 8) > D + 8 {
-                G * (THREADS / 32) * (KEYS + 8)
-            } else {
-                G * (D + 8)
-            },
+            + if TENSOR && THREADS / 32 * (KEYS + 8) > D + 8 { G * (THREADS / 32) * (KEYS + 8) } else { G * (D + 8) },
     );
-    // Keys, and values; of 8 bits, the codes of both of one tile, and of another.
+    // Keys, and values; with AHEAD, both of one tile and of another.
     let keys = shared::<KV>(if NARROW {
         2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
     } else {
-        KEYS * (D + 8)
+        (if AHEAD { 2 } else { 1 }) * KEYS * (D + 8)
     });
     let mixed = shared::<KV>(if NARROW {
         2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
     } else {
-        KEYS * (D + 8)
+        (if AHEAD { 2 } else { 1 }) * KEYS * (D + 8)
     });
     let new_key = shared::<KV>(D);
     let new_value = shared::<KV>(D);
@@ -359,6 +134,12 @@ pub fn attention_rows<
     let row = block_idx_z() % rows;
     let cluster = block_idx_z() / rows;
     let rank = block_idx_y();
+    // The heads are on their way before the position is known: a block that sees nothing asks for them in vain.
+    let mut low = regs(0.0f32, ROUNDS * D / 64);
+    let mut high = regs(0.0f32, ROUNDS * D / 64);
+    let k_raw = k.offset(row * k_stride + block_idx() * D);
+    let v_raw = v.offset(row * v_stride + block_idx() * D);
+    load_heads(q.offset(row * q_stride + block_idx() * G * D), k_raw, v_raw, &mut low, &mut high);
     let record = record_of(state, row, 16);
     // A row that is free: its whole clusters leave.
     if record.y == 0 {
@@ -394,13 +175,12 @@ pub fn attention_rows<
     let start = split_start(cluster * (PEERS * TURNS) + rank, seen);
     if start <= position {
         let page = page_start(pages, record.w, start, window, max_pages, page_stride);
-        let mut low = regs(0.0f32, ROUNDS * D / 64);
-        let mut high = regs(0.0f32, ROUNDS * D / 64);
-        let k_raw = k.offset(row * k_stride + block_idx() * D);
-        let v_raw = v.offset(row * v_stride + block_idx() * D);
-        load_heads(q.offset(row * q_stride + block_idx() * G * D), k_raw, v_raw, &mut low, &mut high);
-        start_tile(keys, k_head, page, start, seen);
-        start_tile(if NARROW { keys.offset(KEYS * head_len(D)) } else { mixed }, v_head, page, start, seen);
+        if AHEAD {
+            start_both(keys, k_head, v_head, page, start, seen);
+        } else {
+            start_tile(keys, k_head, page, start, seen);
+            start_tile(mixed, v_head, page, start, seen);
+        }
         #[unroll]
         for n in 0..(D / 2 + THREADS - 1) / THREADS {
             if thread_idx() + n * THREADS < D / 2 {
@@ -415,7 +195,7 @@ pub fn attention_rows<
         let k_row = k_cache.offset(new_page).offset(new_row);
         let v_row = v_cache.offset(new_page).offset(new_row);
         prepare_heads(
-            narrow, &mut low, &mut high, norms, turns, work, new_key, new_value, k_row, v_row, fresh, epsilon,
+            narrow, &mut low, &mut high, norms, turns, work, mixed, new_key, new_value, k_row, v_row, fresh, epsilon,
         );
         barrier();
         if TENSOR {
@@ -433,8 +213,7 @@ pub fn attention_rows<
         #[unroll(1)]
         for turn in 0..TURNS {
             let split = group * (PEERS * TURNS) + turn * PEERS + rank;
-            let following =
-                if turn + 1 < TURNS { split + PEERS } else { (group + clusters) * (PEERS * TURNS) + rank };
+            let following = if turn + 1 < TURNS { split + PEERS } else { (group + clusters) * (PEERS * TURNS) + rank };
             if split < used {
                 attend_split(
                     widen,
@@ -507,38 +286,55 @@ pub struct Sharing {
     pub turns: u32,
     /// Clusters, which take groups in turn.
     pub clusters: u32,
+    /// A block has an SM for itself, and room for two tiles. Caches of 8 bits have that room anyway.
+    pub ahead: bool,
 }
 
 impl Attention {
     /// How so many rows are shared out; `None` where blocks would have no more to do than a split, or where splits are merged through memory.
     ///
-    /// Blocks are as many as the GPU holds at once, as far as their results fit beside the tiles. Of a full layer, whose rows may differ
-    /// in depth by much, twice as many: those that see nothing leave at once.
+    /// If the GPU has an SM for every row's head, as many blocks share each as find an SM for themselves: a block alone is faster than two,
+    /// and of clusters an SM holds one block at a time. Else a block takes all splits of a head, and an SM holds as many as one row's kernel wants.
+    /// Clusters of a full layer, whose rows may differ in depth by much, are twice as many; those that see nothing leave at once.
     pub fn sharing(&self, rows: u32, own: bool) -> Result<Option<Sharing>, InstanceError> {
         let group = self.peers();
         if rows < 2 || group == 1 {
             return Ok(None);
         }
-        let resident = self.decode_shape().resident;
-        let room = (self.shared_bytes + BLOCK_BYTES) / resident as usize - BLOCK_BYTES;
         let heads = rows * self.kv_heads;
-        let wanted = (self.multiprocessors * resident / heads).max(1);
+        let of = |peers, clusters, ahead| Sharing { peers, turns: group / peers, clusters, ahead };
+        let bytes = |sharing| Ok::<_, InstanceError>(self.rows(own, false, sharing)?.shared_bytes());
+        let (resident, narrow) = (self.decode_shape().resident as usize, self.kv.is_narrow());
+        let several = (self.shared_bytes + BLOCK_BYTES) / resident - BLOCK_BYTES;
+        if heads > self.multiprocessors && bytes(of(1, 1, narrow))? <= several {
+            return Ok(Some(of(1, 1, narrow)));
+        }
+        // Groups of a head that are in use soon.
+        let soon = (SHALLOW / self.segment() / group).clamp(1, self.splits() / group);
         let mut peers = group;
         for fewer in (1..group).rev().filter(|peers| group.is_multiple_of(*peers)) {
-            let sharing = Sharing { peers: fewer, turns: group / fewer, clusters: 1 };
-            if peers > wanted && self.rows(own, false, sharing)?.shared_bytes() <= room {
+            if heads * soon > self.clusters_at_once(peers) && bytes(of(fewer, 1, narrow))? <= self.shared_bytes {
                 peers = fewer;
             }
         }
-        let blocks = 2 * clustered_multiprocessors(self.multiprocessors) * resident;
-        let clusters = (blocks / (heads * peers)).clamp(1, self.splits() / group);
-        let sharing = Sharing { peers, turns: group / peers, clusters };
-        Ok((peers * clusters < self.splits()).then_some(sharing))
+        let clusters = (2 * self.clusters_at_once(peers) / heads).clamp(1, self.splits() / group);
+        let tensor = self.kv != KvType::F32;
+        let ahead = narrow || tensor && bytes(of(peers, clusters, true))? <= self.shared_bytes;
+        Ok((peers * clusters < self.splits()).then_some(of(peers, clusters, ahead)))
+    }
+
+    /// Clusters of so many blocks that the GPU holds at once, a block to an SM. SMs come in pairs, so that two find room wherever there is some;
+    /// larger clusters leave some SMs over.
+    fn clusters_at_once(&self, peers: u32) -> u32 {
+        let multiprocessors =
+            if peers <= 2 { self.multiprocessors } else { clustered_multiprocessors(self.multiprocessors) };
+        multiprocessors / peers
     }
 
     /// One launch for several decoded rows. `own`: the layer has keys and values of its own. `int8`: it leaves codes, scales and sums.
     pub fn rows(&self, own: bool, int8: bool, sharing: Sharing) -> Result<Instance, InstanceError> {
         let shape = self.decode_shape();
+        let alone = sharing.ahead && !self.kv.is_narrow();
         attention_rows::Chosen {
             D: self.head_dim,
             G: self.group,
@@ -547,12 +343,13 @@ impl Attention {
             VECTOR: shape.vector,
             TENSOR: self.kv != KvType::F32,
             SETS: self.group.div_ceil(8),
-            RESIDENT: shape.resident,
+            RESIDENT: if alone { 1 } else { shape.resident },
             BF: self.kv == KvType::BF16,
             ROUNDS: (self.group + if own { 2 } else { 0 }).div_ceil(shape.threads / 32),
             OWN: own,
             PEERS: sharing.peers,
             TURNS: sharing.turns,
+            AHEAD: sharing.ahead,
             NARROW: self.kv.is_narrow(),
             SCALED: self.kv == KvType::Q8_0,
             KV: self.element(),
@@ -568,5 +365,7 @@ impl Attention {
     }
 }
 
+/// Positions of a sequence that is not long: its full layers are to find all SMs, too.
+const SHALLOW: u32 = 512;
 /// Shared memory that every block takes from an SM besides its own.
 const BLOCK_BYTES: usize = 1024;
