@@ -134,6 +134,7 @@ pub static FAMILIES: &[Family] = &[
             kernels::attention::combine::attention_combine::DEF,
             kernels::attention::combine::attention_combine_int8::DEF,
             kernels::attention::step::attention_step::DEF,
+            kernels::attention::rows::attention_rows::DEF,
             kernels::attention::flash::attention_flash::DEF,
             kernels::attention::keep::keep_rows::DEF,
         ],

@@ -3,6 +3,9 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::target::Target as Gpu;
+use gemma4c_plan::cuda::KvType;
 use gemma4c_runtime::ModelLocation;
 use gemma4c_runtime::engine::{BackendDevice, BackendOptions, Engine, Event, Id, Options, Request};
 
@@ -12,8 +15,8 @@ use crate::common::{Place, random_tokens};
 /// A token and the bits of its logits.
 type Answer = Vec<(u32, Vec<u32>)>;
 
-fn engine(model: &Path, options: &LowerOptions) -> Engine<BackendDevice> {
-    let plan = lowered::plan(model, options);
+fn engine(model: &Path, options: &LowerOptions, target: Gpu) -> Engine<BackendDevice> {
+    let plan = lowered::plan_for(model, options, &[target]);
     let location = ModelLocation { plan: model.with_extension("bin"), given: Some(model.to_path_buf()) };
     let (plan, backend) = gemma4c::simulate::open_backend(plan, &location, None).expect("a plan that can be simulated");
     let device = BackendDevice::new(&plan, backend, BackendOptions::default()).expect("a device");
@@ -47,14 +50,22 @@ fn answers(engine: &mut Engine<BackendDevice>, prompts: &[Vec<u32>], at_once: us
 }
 
 fn check(synth: &str) {
+    let options = LowerOptions { context: Some(64), chunk: Some(4), sequences: 8, ..LowerOptions::default() };
+    let lengths: Vec<usize> = (0..6).map(|number| 1 + number % 3).collect();
+    check_with(synth, &options, Gpu::of_arch(Arch::Sm90a), &lengths, &[2, 3, 8]);
+}
+
+/// Prompts of these lengths, alone and in each company.
+fn check_with(synth: &str, options: &LowerOptions, target: Gpu, lengths: &[usize], companies: &[usize]) {
     let place = Place::new();
     place.ok(&format!("synth {synth} -o model.gguf"));
-    let options = LowerOptions { context: Some(64), chunk: Some(4), sequences: 8, ..LowerOptions::default() };
-    let mut engine = engine(&place.path("model.gguf"), &options);
+    let mut engine = engine(&place.path("model.gguf"), options, target);
     let vocabulary = engine.limits().vocab;
-    let prompts: Vec<Vec<u32>> = (0..6).map(|seed| random_tokens(seed, 1 + seed as usize % 3, vocabulary)).collect();
+    let prompts = lengths.iter().enumerate();
+    let prompts: Vec<Vec<u32>> =
+        prompts.map(|(seed, length)| random_tokens(seed as u64, *length, vocabulary)).collect();
     let alone = answers(&mut engine, &prompts, 1);
-    for at_once in [2, 3, 8] {
+    for &at_once in companies {
         let together = answers(&mut engine, &prompts, at_once);
         for (number, (ours, expected)) in together.iter().zip(&alone).enumerate() {
             for (step, (ours, expected)) in ours.iter().zip(expected).enumerate() {
@@ -80,4 +91,14 @@ fn dense_layers_in_company() {
 #[test]
 fn mixtures_in_company() {
     check("tiny-moe -q q8_0 --layers 2");
+}
+
+/// On a GPU of eight SMs a block takes all splits of a row's head; here it has up to three.
+#[test]
+fn several_splits_in_company() {
+    for kv in [KvType::F16, KvType::Q8_0] {
+        let options = LowerOptions { context: Some(512), chunk: Some(32), sequences: 8, kv, ..LowerOptions::default() };
+        let target = Gpu::of_arch(Arch::Sm90a).with_multiprocessors(8);
+        check_with("tiny-dense -q q8_0 --layers 2", &options, target, &[131, 2, 70], &[3]);
+    }
 }

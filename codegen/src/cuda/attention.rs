@@ -15,6 +15,7 @@ use crate::kernels::attention::decode::attention_decode;
 use crate::kernels::attention::flash::attention_flash;
 use crate::kernels::attention::keep::keep_rows;
 use crate::kernels::attention::plain::attention_plain;
+use crate::kernels::attention::rows::attention_rows;
 use crate::kernels::attention::step::{StepOut, attention_step, keep_floats, keep_int8};
 use crate::kernels::heads;
 use crate::passes::cache_of;
@@ -124,52 +125,92 @@ impl PhaseBuilder<'_, '_> {
                 self.common.counters().take(layer.step_counters_len() * 4 * rows as u64),
             ],
         };
-        let arguments = attention_step::Arguments {
-            q: raw.start,
-            k,
-            v,
-            q_weight: self.common.weights.floats(queries.weight)?,
-            k_weight,
-            inverse_frequencies: self.frequencies(of)?,
-            state: self.state(group),
-            pages: place.pages,
-            k_cache: place.keys,
-            v_cache: place.values,
-            extrema,
-            values,
-            counters,
-            window: layer.window_scalar(),
-            segment: layer.segment(),
-            grouped: layer.grouped(),
-            capacity: place.capacity,
-            epsilon: of.eps,
-            q_stride: raw.stride,
-            k_stride,
-            v_stride,
-            max_pages: place.max_pages,
-            page_stride: place.page_stride,
-        };
-        let keep = attention_step::slot::keep;
-        let arguments = match form {
-            Form::Int8 => {
-                let Int8Span { codes, scales, sums } = Int8Span::of(result, width);
-                arguments.with_slot(keep, keep_int8::Arguments { xq: codes, xscale: scales, xsum: sums })
+        let (own, int8) = (of.kv.is_some(), form == Form::Int8);
+        let (splits, segment) = (layer.splits(), layer.segment());
+        let (q_weight, inverse_frequencies) = (self.common.weights.floats(queries.weight)?, self.frequencies(of)?);
+        let CachePlace { keys: k_cache, values: v_cache, pages, capacity, max_pages, page_stride, .. } = place;
+        let (q, q_stride, state, window, epsilon) =
+            (raw.start, raw.stride, self.state(group), layer.window_scalar(), of.eps);
+        let Int8Span { codes: xq, scales: xscale, sums: xsum } = Int8Span::of(result, width);
+        let (floats, codes) = (keep_floats::Arguments { out: result }, keep_int8::Arguments { xq, xscale, xsum });
+        let (instance, grid, arguments, how): (_, _, LaunchArguments<Span>, _) = match layer.sharing(rows, own)? {
+            Some(sharing) => {
+                let clusters = sharing.clusters;
+                let arguments = attention_rows::Arguments {
+                    q,
+                    k,
+                    v,
+                    q_weight,
+                    k_weight,
+                    inverse_frequencies,
+                    state,
+                    pages,
+                    k_cache,
+                    v_cache,
+                    extrema,
+                    values,
+                    counters,
+                    window,
+                    segment,
+                    splits,
+                    clusters,
+                    capacity,
+                    epsilon,
+                    q_stride,
+                    k_stride,
+                    v_stride,
+                    max_pages,
+                    page_stride,
+                };
+                let keep = attention_rows::slot::keep;
+                let arguments = if int8 { arguments.with_slot(keep, codes) } else { arguments.with_slot(keep, floats) };
+                let (blocks, group) = (sharing.peers * clusters, layer.peers());
+                let how = format!("{blocks} blocks a head, each {} splits of every {group}", sharing.turns);
+                (layer.rows(own, int8, sharing)?, layer.rows_grid(rows, sharing), arguments, how)
             }
-            _ => arguments.with_slot(keep, keep_floats::Arguments { out: result }),
+            None => {
+                let arguments = attention_step::Arguments {
+                    q,
+                    k,
+                    v,
+                    q_weight,
+                    k_weight,
+                    inverse_frequencies,
+                    state,
+                    pages,
+                    k_cache,
+                    v_cache,
+                    extrema,
+                    values,
+                    counters,
+                    window,
+                    segment,
+                    grouped: layer.grouped(),
+                    capacity,
+                    epsilon,
+                    q_stride,
+                    k_stride,
+                    v_stride,
+                    max_pages,
+                    page_stride,
+                };
+                let keep = attention_step::slot::keep;
+                let arguments = if int8 { arguments.with_slot(keep, codes) } else { arguments.with_slot(keep, floats) };
+                let how = match layer.peers() {
+                    1 if splits == 1 => "no merge".to_owned(),
+                    1 => "merged through memory".to_owned(),
+                    peers => format!("merged in clusters of {peers} blocks"),
+                };
+                (layer.step(own, out)?, layer.step_grid(rows), arguments, how)
+            }
         };
         let bytes = self.visible_bytes(cache) * rows as u64;
         let flops = self.visible_values(cache) * rows as u64 * layer.group as u64 * 2;
         let work = Work { bytes, flops };
-        let merge = match layer.peers() {
-            1 if layer.splits() == 1 => "no merge".to_owned(),
-            1 => "merged through memory".to_owned(),
-            peers => format!("merged in clusters of {peers} blocks"),
-        };
-        let (splits, keys) = (layer.splits(), layer.segment());
         let what = if rows == 1 { "one row".to_owned() } else { format!("{rows} rows") };
-        let why = format!("{what}: heads, {splits} splits of {keys} keys at a time, {merge}: one launch");
+        let why = format!("{what}: heads, {splits} splits of {segment} keys at a time, {how}: one launch");
         let why = Choice::because(why).over("three launches: heads, splits, merge");
-        self.launch(layer.step(of.kv.is_some(), out)?, layer.step_grid(rows), arguments, &group.nodes, work, why)?;
+        self.launch(instance, grid, arguments, &group.nodes, work, why)?;
         self.record_output(node, form, result);
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Attention against its definition: in the simulator under three orders, and as host-compiled text.
 
-use gemma4c_codegen::cases::attention::company::companies;
+use gemma4c_codegen::cases::attention::company::{companies, shared_companies};
 use gemma4c_codegen::cases::attention::step::steps;
 use gemma4c_codegen::cases::attention::{Scene, cases};
 use gemma4c_codegen::kernels::attention::step::StepOut;
@@ -132,6 +132,53 @@ fn a_row_has_the_same_bits_alone_and_in_company() {
             assert!(output(&step.case(StepOut::Floats), "keep_out") == bits, "`{}`, {position}", company.name);
         }
     }
+}
+
+#[test]
+fn a_row_has_the_same_bits_whoever_takes_its_splits() {
+    for (company, sharing) in shared_companies() {
+        let case = company.shared_case(sharing);
+        let together = output(&case, "keep_out");
+        for (row, bits) in company.rows.iter().zip(together.chunks_exact(together.len() / company.rows.len())) {
+            let Some(step) = row else { continue };
+            let position = step.scene.position;
+            assert!(output(&step.case(StepOut::Floats), "keep_out") == bits, "`{}`, {position}", case.name);
+        }
+    }
+}
+
+/// Several rows: about as many blocks as a GPU holds at once, and no more results in a block than fit beside its tiles.
+#[test]
+fn rows_share_out_their_splits() {
+    let [roomy, .., tight] = SHARED_BYTES;
+    let layer = |head_dim, [kv_heads, group]: [u32; 2], window: Option<u32>| {
+        let (capacity, cluster) = (window.map_or(32768, |window| window + 256), 16);
+        let (kv, shared_bytes, multiprocessors) = (KvType::F16, roomy, 132);
+        Attention { head_dim, kv_heads, group, window, capacity, kv, shared_bytes, cluster, multiprocessors }
+    };
+    let shared = |layer: Attention, rows| {
+        let sharing = layer.sharing(rows, true).expect("an instance")?;
+        let bytes = layer.rows(true, false, sharing).expect("an instance").shared_bytes();
+        assert!(bytes <= layer.shared_bytes, "{rows} rows: {bytes} bytes");
+        Some((sharing.peers, sharing.turns, sharing.clusters, sharing.ahead))
+    };
+    let dense = layer(256, [8, 2], Some(1024));
+    let dense_full = layer(512, [1, 16], None);
+    let small = layer(256, [2, 4], Some(512));
+    let small_full = layer(512, [2, 4], None);
+    let of = |layer| [2, 8, 32, 128].map(|rows| shared(layer, rows));
+    let all = |peers, turns| Some((peers, turns, 1, true));
+    assert_eq!(of(dense), [all(4, 4), all(2, 8), Some((1, 16, 1, false)), Some((1, 16, 1, false))]);
+    assert_eq!(of(small), [None, all(4, 2), all(2, 4), Some((1, 8, 1, false))]);
+    // Tiles of wider heads leave room for few results, and for no other tile.
+    assert_eq!(of(dense_full)[1..], [Some((8, 1, 3, false)), Some((4, 2, 1, false)), Some((4, 2, 1, false))]);
+    assert_eq!(of(small_full)[1..], [Some((2, 2, 8, false)), Some((1, 4, 4, false)), Some((1, 4, 1, false))]);
+
+    // One row has a block for each split, and what is merged through memory has no groups.
+    assert_eq!(shared(dense, 1), None);
+    assert_eq!(shared(Attention { cluster: 1, ..dense }, 32), None);
+    // What does not fit is left to more blocks.
+    assert_eq!(shared(Attention { shared_bytes: tight, ..dense }, 32), Some((2, 8, 1, false)));
 }
 
 /// Every model's layers have work for most multiprocessors of a large GPU, and no more splits than can have any.

@@ -39,9 +39,10 @@ fn f16_of_int8(code: u32, scale: u32) -> u32 {
 }
 
 intrinsic! {
-    /// Four signed bytes, each times an f16 and rounded to f16, as two pairs. `scale` has the f16 in both of its halves.
+    /// Four signed bytes, each times an f16 and rounded to f16, as two pairs. `scale` has an f16 for the first of each pair, and one for the
+    /// second in its upper half.
     Thread fn widen_int8(codes: u32, scale: u32) -> U32x2 {
-        let wide = |index: u32| f16_of_int8(codes >> (8 * index) & 0xff, scale);
+        let wide = |index: u32| f16_of_int8(codes >> (8 * index) & 0xff, scale >> (16 * (index % 2)));
         U32x2 { x: wide(0) | wide(1) << 16, y: wide(2) | wide(3) << 16 }
     }
     // A byte of 0 to 255 behind the upper byte of 1024 is 1024 more than itself.

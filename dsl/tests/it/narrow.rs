@@ -3,7 +3,7 @@
 use gemma4c_dsl::harness::{Bound, Case};
 use gemma4c_dsl::prelude::*;
 
-/// Four codes a thread: of e4m3, and of int8 with two scales.
+/// Four codes a thread: of e4m3, of int8 with one scale, and with another for every second code.
 #[kernel(block = 64)]
 fn widened(codes: Input<u32>, scales: Input<u32>, floats: Output<u32>, first: Output<u32>, second: Output<u32>) {
     let i = thread_idx();
@@ -43,13 +43,18 @@ fn every_code_is_widened() {
     // Without the two codes that are not numbers: which NaN they give is not specified.
     let codes: Vec<u8> = (0..=255u8).map(|code| if code & 0x7f == 0x7f { 0 } else { code }).collect();
     let scales = [F16::from_f32(0.0123), F16::from_f32(3e-6)];
-    let by = |scale: F16| words(codes.iter().map(|code| f64::from(*code as i8) * f64::from(scale.to_f32())));
+    let by = |[even, odd]: [F16; 2]| {
+        let scaled = |(at, code): (usize, &u8)| f64::from(*code as i8) * f64::from([even, odd][at % 2].to_f32());
+        words(codes.iter().enumerate().map(scaled))
+    };
+    let pair = |[low, high]: [F16; 2]| u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16;
+    let [first, second] = [[scales[0]; 2], [scales[1], scales[0]]];
     Case::new("all codes", widened::Chosen {}.build().expect("an instance"))
         .buffer("codes", codes.chunks(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect::<Vec<_>>())
-        .buffer("scales", scales.iter().map(|s| u32::from(s.to_bits()) * 0x10001).collect::<Vec<_>>())
+        .buffer("scales", vec![pair(first), pair(second)])
         .expect("floats", words(codes.iter().map(|code| e4m3(*code))), Bound::Exact)
-        .expect("first", by(scales[0]), Bound::Exact)
-        .expect("second", by(scales[1]), Bound::Exact)
+        .expect("first", by(first), Bound::Exact)
+        .expect("second", by(second), Bound::Exact)
         .assert();
 }
 

@@ -8,6 +8,7 @@ use super::step::{BOUND, EPSILON, Step};
 use super::{Scene, cache, cache_data, layer};
 use crate::kernels::attention::Attention;
 use crate::kernels::attention::address::RECORD_WORDS;
+use crate::kernels::attention::rows::Sharing;
 use crate::kernels::attention::step::{StepOut, groups};
 
 /// Rows of one layer, `None` where a row is free. Each has pages of its own in one cache.
@@ -35,8 +36,32 @@ impl Company {
         cache_data(&self.any().scene.layer, &rows.collect::<Vec<_>>().concat())
     }
 
-    /// The launch, with what it does to the caches.
+    /// The launch of a block for each split.
     pub fn case(&self, out: StepOut) -> Case {
+        let one = self.any();
+        let (layer, splits, count) = (&one.scene.layer, one.scene.splits, self.rows.len());
+        let instance = layer.step(one.own, out).expect("heads of whole tiles");
+        let case = Case::new(format!("step of {count} rows, {}", self.name), instance)
+            .grid([layer.kv_heads, splits, count as u32])
+            .scalar("grouped", one.grouped);
+        self.completed(case)
+    }
+
+    /// The launch of fewer blocks, which take several splits each.
+    pub fn shared_case(&self, sharing: Sharing) -> Case {
+        let one = self.any();
+        let (layer, splits, count) = (&one.scene.layer, one.scene.splits, self.rows.len());
+        let Sharing { peers, turns, clusters, .. } = sharing;
+        let name = format!("{count} rows, {}, {turns} turns of {peers} blocks, {clusters} clusters", self.name);
+        let case = Case::new(name, layer.rows(one.own, false, sharing).expect("heads of whole tiles"))
+            .grid(layer.rows_grid(count as u32, sharing))
+            .scalar("splits", splits)
+            .scalar("clusters", clusters);
+        self.completed(case)
+    }
+
+    /// With memory, and what the launch does to it.
+    fn completed(&self, case: Case) -> Case {
         let one = self.any();
         let Scene { layer, splits, segment, paging, .. } = &one.scene;
         let count = self.rows.len();
@@ -52,12 +77,7 @@ impl Company {
         let slots = (layer.heads() * (splits + groups(*splits, one.grouped))) as usize * count;
         let bound = cache::bound(layer.kv);
         assert_eq!(records.len(), count * RECORD_WORDS as usize);
-        let case = Case::new(
-            format!("step of {count} rows, {}", self.name),
-            layer.step(one.own, out).expect("heads of whole tiles"),
-        );
         let case = case
-            .grid([layer.kv_heads, *splits, count as u32])
             .buffer("q", self.joined(|step| &step.q))
             .buffer("k", self.joined(|step| &step.k))
             .buffer("v", self.joined(|step| &step.v))
@@ -73,7 +93,6 @@ impl Company {
             .buffer("counters", counters.clone())
             .scalar("window", layer.window_scalar())
             .scalar("segment", *segment)
-            .scalar("grouped", one.grouped)
             .scalar("capacity", layer.page_rows())
             .scalar("epsilon", EPSILON)
             .scalar("q_stride", one.q.len() as u32)
@@ -97,10 +116,20 @@ impl Company {
 
 /// Steps of one layer at several positions; `None` is free.
 fn of(name: &'static str, layer: Attention, positions: &[Option<u32>], [splits, grouped]: [u32; 2]) -> Company {
+    company(name, layer, positions, [splits, grouped], true)
+}
+
+fn company(
+    name: &'static str,
+    layer: Attention,
+    positions: &[Option<u32>],
+    [splits, grouped]: [u32; 2],
+    own: bool,
+) -> Company {
     // Weights are those of the first: a launch has one layer's.
-    let first = Step::new(Scene::new(name, layer, 0, 1), true);
+    let first = Step::new(Scene::new(name, layer, 0, 1), own);
     let step = |position| {
-        let mut step = Step::new(Scene::new(name, layer, position, 1).splits(splits), true);
+        let mut step = Step::new(Scene::new(name, layer, position, 1).splits(splits), own);
         (step.q_weight, step.k_weight) = (first.q_weight.clone(), first.k_weight.clone());
         Step { grouped, ..step }.prepared()
     };
@@ -124,6 +153,49 @@ pub fn companies() -> Vec<Company> {
     ]
 }
 
+/// Companies whose blocks take several splits, and how.
+pub fn shared_companies() -> Vec<(Company, Sharing)> {
+    use KvType::{BF16, F16, F32, Fp8, Q8_0};
+    let clustered = |layer| Attention { cluster: 16, ..layer };
+    let small = clustered(layer(128, 2, F16));
+    // Groups of four splits; with one head, of eight.
+    let windowed = |kv| Attention { window: Some(250), capacity: 270, kv, ..small };
+    let long = |kv| Attention { capacity: 2000, ..clustered(layer(128, 1, kv)) };
+    let two_heads = clustered(Attention { kv_heads: 2, window: Some(250), capacity: 270, ..layer(256, 4, BF16) });
+    let wide = clustered(Attention { capacity: 300, ..layer(512, 16, F16) });
+    let sharing = |peers, turns, clusters| Sharing { peers, turns, clusters, ahead: false };
+    let ahead = |sharing| Sharing { ahead: true, ..sharing };
+    let shares = |name, layer: Attention, positions: &[Option<u32>], own, sharing: Sharing| {
+        let sharing = Sharing { ahead: sharing.ahead || layer.kv.is_narrow(), ..sharing };
+        (company(name, layer, positions, [layer.splits(); 2], own), sharing)
+    };
+    let window = [Some(600), Some(7), None, Some(190)];
+    let deep = [Some(1990), Some(63), None, Some(700)];
+    let mut all = vec![
+        shares("a window", windowed(F16), &window, true, sharing(1, 4, 1)),
+        shares("a window", windowed(F16), &window, true, sharing(2, 2, 1)),
+        shares("a window, a tile ahead", windowed(F16), &window, true, ahead(sharing(2, 2, 1))),
+        shares("a window of another layer", windowed(F16), &window, false, sharing(1, 4, 1)),
+        shares("a window, f32", windowed(F32), &[Some(600), Some(70)], true, sharing(2, 2, 1)),
+        shares("a window, q8_0", windowed(Q8_0), &[Some(600), Some(70)], true, sharing(1, 4, 1)),
+        shares("a window, fp8", windowed(Fp8), &[Some(600), Some(70)], true, sharing(2, 2, 1)),
+        shares("E4B sliding", two_heads, &[Some(400), Some(130)], true, sharing(1, 4, 1)),
+        shares("groups", long(F16), &deep, true, sharing(1, 8, 1)),
+        shares("groups, a tile ahead", long(F16), &deep, true, ahead(sharing(2, 4, 3))),
+        shares("groups of another layer", long(BF16), &deep, false, sharing(4, 2, 2)),
+        shares("groups that take turns alone", long(F16), &deep, true, sharing(8, 1, 2)),
+        shares("groups, q8_0", long(Q8_0), &deep, true, sharing(1, 8, 2)),
+        shares("groups, f32", long(F32), &[Some(1400), None, Some(63)], true, sharing(1, 8, 1)),
+        shares("12B full", wide, &[Some(290), Some(130)], true, sharing(1, 5, 1)),
+    ];
+    // Fewer splits than segments: each has several, and the new row comes after a turn.
+    let fewer = company("splits that take turns", long(F16), &deep, [16, 16], true);
+    all.extend([sharing(2, 4, 1), sharing(1, 8, 2)].map(|sharing| (fewer.clone(), sharing)));
+    all
+}
+
 pub fn cases() -> Vec<Case> {
-    companies().iter().map(|company| company.case(StepOut::Floats)).collect()
+    let shared = shared_companies();
+    let shared = shared.iter().map(|(company, sharing)| company.shared_case(*sharing));
+    companies().iter().map(|company| company.case(StepOut::Floats)).chain(shared).collect()
 }

@@ -12,8 +12,9 @@ use gemma4c_plan::cuda::KvType;
 
 use super::Attention;
 use super::address::{page_start, record_of, row_of_record};
+use super::codes::{leave_columns, mix_codes, score_codes};
 use super::floats::{leave_floats, mix_floats, score_floats, weigh_floats};
-use super::narrow::{copy_codes, head_len, patch_codes, widen_slot, widen_tile};
+use super::narrow::{copy_both, head_len, patch_codes, widen_slot};
 use super::plain::first_visible;
 use super::tensor::{leave_tensor, load_queries, mix_tensor, score_tensor, weigh_tensor};
 use crate::measured::{H200, Question};
@@ -29,7 +30,7 @@ const SEGMENT_KEYS: u32 = H200.fastest(Question::SegmentKeys);
 const MOST_CLUSTERS: u32 = 32;
 
 /// SMs that blocks in clusters find room on. A cluster must fit in one GPC, which leaves some SMs over: of others than the H200's the same share.
-fn clustered_multiprocessors(multiprocessors: u32) -> u32 {
+pub(super) fn clustered_multiprocessors(multiprocessors: u32) -> u32 {
     multiprocessors * H200.fastest(Question::ClusterBlocks) / H200.multiprocessors
 }
 
@@ -189,8 +190,8 @@ pub fn attend<
     }
 }
 
-/// [`attend`] over a cache of 8 bits. `codes` has the codes of a tile's keys and behind them those of its values; both are widened into `tile`,
-/// one after the other. A tile's codes are read once, so the next ones are on their way while it is multiplied.
+/// [`attend`] over a cache of 8 bits. `even` and `odd` have the codes of a tile's keys and behind them those of its values: one tile is
+/// multiplied while the next comes. The first is on its way to `even`, as one group of copies.
 #[device(slots(widen(eight: U32x4, scale: u32) -> U32x4))]
 pub fn attend_narrow<
     const D: u32,
@@ -204,8 +205,8 @@ pub fn attend_narrow<
     KV: Float,
 >(
     work: Shared<f32>,
-    tile: Shared<KV>,
-    codes: Shared<KV>,
+    even: Shared<KV>,
+    odd: Shared<KV>,
     new_key: Shared<KV>,
     new_value: Shared<KV>,
     weights: Shared<KV>,
@@ -236,44 +237,40 @@ pub fn attend_narrow<
     let mut fragments = regs(U32x4::ZERO, D * 2 / THREADS * SETS);
     let mut sums = regs(F32x4::ZERO, D * 4 / THREADS);
     load_queries(work, weights, &mut fragments);
-    let value_codes = codes.offset(KEYS * head_len(D));
+    let values = KEYS * head_len(D);
+    let mut is_odd = false;
     let mut at = start;
     while at <= position {
         let end = tile_end(at, position, first, segment);
         let next = next_tile(at, first, segment, splits);
         let next_end = tile_end(next, position, first, segment);
         let next_page = page_start(pages, slot, next.min(position), window, max_pages, page_stride);
-        cp_async_wait(1);
-        if end > stored {
-            patch_codes(codes, new_key, stored - at);
-        }
-        barrier();
-        widen_tile(widen, codes, tile);
-        barrier();
+        let codes = if is_odd { odd } else { even };
+        let ahead = if is_odd { even } else { odd };
         if next <= position {
-            copy_codes(codes, k_head.offset(next_page), next, next_end, stored, kv_row, capacity);
+            let k_page = k_head.offset(next_page);
+            let v_page = v_head.offset(next_page);
+            copy_both(ahead, k_page, v_page, next, next_end, stored, kv_row, capacity);
         }
         // An empty group too: the waits count groups.
         cp_async_commit();
-        score_tensor(&mut fragments, tile, work);
         cp_async_wait(1);
         if end > stored {
-            patch_codes(value_codes, new_value, stored - at);
+            patch_codes(codes, new_key, stored - at);
+            patch_codes(codes.offset(values), new_value, stored - at);
         }
         barrier();
-        // Few warps have a head to weigh; the others widen meanwhile.
+        score_codes(widen, &mut fragments, codes, work);
+        barrier();
         weigh_tensor(work, weights, largest, totals, factors, end - at);
-        widen_tile(widen, value_codes, tile);
         barrier();
-        if next <= position {
-            copy_codes(value_codes, v_head.offset(next_page), next, next_end, stored, kv_row, capacity);
-        }
-        cp_async_commit();
-        mix_tensor(weights, factors, tile, &mut sums);
+        mix_codes(widen, weights, factors, codes.offset(values), &mut sums);
+        // What comes next takes this tile's place.
+        barrier();
+        is_odd = !is_odd;
         at = next;
     }
-    barrier();
-    leave_tensor(&mut sums, work);
+    leave_columns(&mut sums, work);
 }
 
 /// One split of one row's attention: for each query head the largest score and the sum of weights (`extrema`) and the weighted
@@ -318,8 +315,12 @@ pub fn attention_decode<
     } else {
         G * (D + 8)
     });
-    let keys = shared::<KV>(KEYS * (D + 8));
-    // Of 8 bits: the codes of keys and values, which are widened to `keys` in turn.
+    // Keys, and values; of 8 bits, the codes of both of one tile, and of another.
+    let keys = shared::<KV>(if NARROW {
+        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
+    } else {
+        KEYS * (D + 8)
+    });
     let mixed = shared::<KV>(if NARROW {
         2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
     } else {
@@ -358,18 +359,15 @@ pub fn attention_decode<
     let end = tile_end(at, position, first, segment);
     let page = page_start(pages, record.w, at, window, max_pages, page_stride);
     if NARROW {
-        copy_codes(mixed, k_head.offset(page), at, end, end, kv_row, capacity);
+        copy_both(keys, k_head.offset(page), v_head.offset(page), at, end, end, kv_row, capacity);
     } else {
         copy_tile(keys, k_head.offset(page), at, end, end, kv_row, capacity);
     }
     cp_async_commit();
-    if NARROW {
-        let value_codes = mixed.offset(KEYS * head_len(D));
-        copy_codes(value_codes, v_head.offset(page), at, end, end, kv_row, capacity);
-    } else {
+    if !NARROW {
         copy_tile(mixed, v_head.offset(page), at, end, end, kv_row, capacity);
+        cp_async_commit();
     }
-    cp_async_commit();
     for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
         store(work, i / D * (D + 8) + i % D, load::<F32x4>(q, head * D + i));
     }

@@ -8,14 +8,16 @@
 //! - `address.rs`: a row's record, and the page of a position.
 //! - `plain.rs`: the definition, one warp a row and head.
 //! - `decode.rs`, `combine.rs`: few rows, many keys: the keys are shared out among blocks, whose partial results are merged.
-//!   `tensor.rs` and `floats.rs` are what a block does with a tile of keys, by the cache's type.
-//! - `narrow.rs`: caches of 8 bits, which are widened tile by tile.
+//!   `tensor.rs`, `codes.rs` and `floats.rs` are what a block does with a tile of keys, by the cache's type.
+//! - `narrow.rs`: caches of 8 bits: how they are made, and copied.
 //! - `step.rs`: the same for one row in one launch, with the norms, RoPE and the store that come before it.
 //!   The last three are `prepare.rs`.
+//! - `rows.rs`, `turns.rs`: the same for several rows, by blocks that take several splits each.
 //! - `flash.rs`: many rows, on tensor cores.
 //! - `keep.rs`: after a chunk, its last rows into the ring of a sliding layer.
 
 pub mod address;
+pub mod codes;
 pub mod combine;
 pub mod decode;
 pub mod flash;
@@ -24,8 +26,10 @@ pub mod keep;
 pub mod narrow;
 pub mod plain;
 pub mod prepare;
+pub mod rows;
 pub mod step;
 pub mod tensor;
+pub mod turns;
 
 use gemma4c_dsl::ElementType;
 use gemma4c_plan::cuda::KvType;

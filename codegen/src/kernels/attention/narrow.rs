@@ -1,15 +1,15 @@
-//! Keys and values in 8 bits: how a head's row lies in the cache, how it is made, and how a tile of rows is widened to f16.
+//! Keys and values in 8 bits: how a head's row lies in the cache, how it is made, copied, and widened to f16.
 //!
 //! The cache is counted in words of 16 bits (its element type is F16, whatever they hold). A head is its codes in order, two to a word; then, if
 //! SCALED, an f16 scale for each 32 values; then nothing up to a multiple of 16 bytes. So a head is one run of 16-byte copies, and rows
 //! and pages differ from those of 16 bits in their length alone. The roundings are those of `gemma4c_blocks::narrow`, bit by bit.
 //!
-//! Codes come to shared memory as they lie in memory, and are widened into the tile that the tensor cores read: scores and mixes
-//! are those of an f16 cache, and so is the order of their sums. Keys and values take turns in that one tile, so that a block has as much shared memory as
-//! with 16 bits. Codes are free as soon as they are widened, so the next ones are on their way while a tile is multiplied.
+//! Codes come to shared memory as they lie in memory. Decoded rows widen them in registers (`codes.rs`). Chunks (`flash.rs`) widen a tile
+//! once for all of their rows, into the tile that the tensor cores read.
 //!
 //! Two slots have what differs between types: `narrow` makes a lane's code and the scale of its warp's 32 values (code | scale << 16), `widen` makes
-//! eight f16 of eight codes (in x and y) and their scale (in both halves of a word). Kernels for wider caches leave both empty.
+//! eight f16 of eight codes (in x and y) and their scale: the lower half of a word is for the even ones, the upper half for the odd ones. Kernels for
+//! wider caches leave both empty.
 
 use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;
@@ -116,9 +116,11 @@ pub fn value_at<const NARROW: bool, const SCALED: bool, KV: Float>(head: Input<K
     head[i].to_f32()
 }
 
-/// Starts to copy the codes of a tile's positions `at..end`, of one head, as [`super::decode::copy_tile`] does of wider ones.
+/// Starts to copy the codes of a tile's keys, positions `at..end` of one head, and behind them those of its values, as
+/// [`super::decode::copy_tile`] does of wider ones. A thread counts keys and places on as it goes: a head's length is no power of two, and
+/// dividing by it takes longer than the copies.
 #[device]
-pub fn copy_codes<
+pub fn copy_both<
     const D: u32,
     const KEYS: u32,
     const THREADS: u32,
@@ -127,7 +129,8 @@ pub fn copy_codes<
     KV: Float,
 >(
     codes: Shared<KV>,
-    cache: Input<KV>,
+    keys: Input<KV>,
+    values: Input<KV>,
     at: u32,
     end: u32,
     stored: u32,
@@ -135,15 +138,26 @@ pub fn copy_codes<
     capacity: u32,
 ) {
     let len = head_len(D);
-    let start = at % capacity;
-    #[unroll(4)]
-    for to in (thread_idx() * 8..KEYS * len).by(THREADS * 8) {
-        let row = start + to / len;
+    let first = at % capacity;
+    let mut key = thread_idx() * 8 / len;
+    let mut place = thread_idx() * 8 % len;
+    #[unroll]
+    for start in (0..KEYS * head_len(D)).by(THREADS * 8) {
+        let to = start + thread_idx() * 8;
+        let row = first + key;
         let wrapped = if row < capacity { row } else { row - capacity };
-        if at + to / len < end.min(stored) {
-            cp_async16(codes, to, cache, wrapped * kv_row + to % len);
-        } else if at + to / len >= end {
+        if at + key < end.min(stored) {
+            cp_async16(codes, to, keys, wrapped * kv_row + place);
+            cp_async16(codes, KEYS * len + to, values, wrapped * kv_row + place);
+        } else if at + key >= end && key < KEYS {
             store(codes, to, U32x4::ZERO);
+            store(codes, KEYS * len + to, U32x4::ZERO);
+        }
+        place = place + THREADS * 8 % len;
+        key = key + THREADS * 8 / len;
+        if place >= len {
+            place = place - len;
+            key = key + 1;
         }
     }
 }

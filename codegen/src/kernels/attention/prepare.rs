@@ -38,7 +38,7 @@ pub fn store_new<const D: u32, const SCALED: bool, KV: Float>(row: InOut<KV>, ne
 }
 
 /// Norms and rotates the query heads of the block and, if `fresh`, its new key and value, which are then rounded, stored, and
-/// kept in `new_key` and `new_value`. `norms` are the weights of the queries, then of the keys; `turns` cosine and sine of
+/// kept in `new_key` and `new_value`. To 8 bits they are rounded by all warps, by way of `room`, which has 2 * D floats. `norms` are the weights of the queries, then of the keys; `turns` cosine and sine of
 /// each pair.
 #[device(slots(narrow(bits: u32) -> u32))]
 pub fn prepare_heads<
@@ -56,6 +56,7 @@ pub fn prepare_heads<
     norms: Shared<f32>,
     turns: Shared<F32x2>,
     queries: Shared<f32>,
+    room: Shared<KV>,
     new_key: Shared<KV>,
     new_value: Shared<KV>,
     k_row: InOut<KV>,
@@ -83,11 +84,11 @@ pub fn prepare_heads<
                 queries[head * (D + 8) + i + D / 2] = turned.y;
             } else if NARROW && OWN && fresh && head == G {
                 let turned = rotated(x * norms[D + i], y * norms[D + i + D / 2], turns[i]);
-                store_new(k_row, new_key, i, word_of(narrow, turned.x));
-                store_new(k_row, new_key, i + D / 2, word_of(narrow, turned.y));
+                store(room, i * 2, turned.x);
+                store(room, (i + D / 2) * 2, turned.y);
             } else if NARROW && OWN && fresh && head == G + 1 {
-                store_new(v_row, new_value, i, word_of(narrow, x));
-                store_new(v_row, new_value, i + D / 2, word_of(narrow, y));
+                store(room, (D + i) * 2, x);
+                store(room, (D + i + D / 2) * 2, y);
             } else if OWN && fresh && head == G {
                 let turned = rotated(x * norms[D + i], y * norms[D + i + D / 2], turns[i]);
                 new_key[i] = KV::from_f32(turned.x);
@@ -99,6 +100,18 @@ pub fn prepare_heads<
                 new_value[i + D / 2] = KV::from_f32(y);
                 v_row[i] = KV::from_f32(x);
                 v_row[i + D / 2] = KV::from_f32(y);
+            }
+        }
+    }
+    if NARROW && OWN && fresh {
+        barrier();
+        // A warp has the values of a scale. All warps share them out: one after the other in one warp's registers is a long text.
+        for first in (warp_id() * 32..2 * D).by(THREADS) {
+            let word = word_of(narrow, load::<f32>(room, (first + lane_id()) * 2));
+            if first < D {
+                store_new(k_row, new_key, first + lane_id(), word);
+            } else {
+                store_new(v_row, new_value, first - D + lane_id(), word);
             }
         }
     }

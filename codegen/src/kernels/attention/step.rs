@@ -21,7 +21,7 @@ use super::address::{page_start, record_of};
 use super::combine::{merge_four, run_of, weigh_parts};
 use super::decode::{attend, attend_narrow, copy_tile, tile_end};
 use super::floats::add_scaled;
-use super::narrow::{copy_codes, head_len, narrow_slot, widen_slot};
+use super::narrow::{copy_both, head_len, narrow_slot, widen_slot};
 use super::plain::first_visible;
 use super::prepare::{load_heads, prepare_heads};
 use crate::kernels::heads::cos_sin;
@@ -167,8 +167,12 @@ pub fn attention_step<
     } else {
         G * (D + 8)
     });
-    let keys = shared::<KV>(KEYS * (D + 8));
-    // Of 8 bits: the codes of keys and values, which are widened to `keys` in turn.
+    // Keys, and values; of 8 bits, the codes of both of one tile, and of another.
+    let keys = shared::<KV>(if NARROW {
+        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
+    } else {
+        KEYS * (D + 8)
+    });
     let mixed = shared::<KV>(if NARROW {
         2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
     } else {
@@ -243,18 +247,15 @@ pub fn attention_step<
         let end = tile_end(at, position, first, segment);
         let page = page_start(pages, record.w, at, window, max_pages, page_stride);
         if NARROW {
-            copy_codes(mixed, k_head.offset(page), at, end, stored, kv_row, capacity);
+            copy_both(keys, k_head.offset(page), v_head.offset(page), at, end, stored, kv_row, capacity);
         } else {
             copy_tile(keys, k_head.offset(page), at, end, stored, kv_row, capacity);
         }
         cp_async_commit();
-        if NARROW {
-            let value_codes = mixed.offset(KEYS * head_len(D));
-            copy_codes(value_codes, v_head.offset(page), at, end, stored, kv_row, capacity);
-        } else {
+        if !NARROW {
             copy_tile(mixed, v_head.offset(page), at, end, stored, kv_row, capacity);
+            cp_async_commit();
         }
-        cp_async_commit();
 
         #[unroll]
         for n in 0..(D / 2 + THREADS - 1) / THREADS {
@@ -268,7 +269,7 @@ pub fn attention_step<
         let k_row = k_cache.offset(new_page).offset(new_row);
         let v_row = v_cache.offset(new_page).offset(new_row);
         prepare_heads(
-            narrow, &mut low, &mut high, norms, turns, work, new_key, new_value, k_row, v_row, fresh, epsilon,
+            narrow, &mut low, &mut high, norms, turns, work, mixed, new_key, new_value, k_row, v_row, fresh, epsilon,
         );
         if NARROW {
             attend_narrow(

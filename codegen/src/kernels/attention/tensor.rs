@@ -8,6 +8,7 @@
 
 use gemma4c_dsl::prelude::*;
 
+use super::codes::code_place;
 use super::flash::{pack_pair, tensor_product};
 
 /// Two floats as two pairs of 16-bit floats: rounded (x), and what that left (y).
@@ -39,6 +40,7 @@ pub fn load_queries<
     const THREADS: u32,
     const SETS: u32,
     const BF: bool,
+    const NARROW: bool,
     KV: Float,
 >(
     queries: Shared<f32>,
@@ -46,16 +48,19 @@ pub fn load_queries<
     fragments: &mut Regs<U32x4>,
 ) {
     let head = lane_id() / 4;
+    // Keys of 8 bits are multiplied in the order of their codes.
+    let apart = if NARROW { 2u32 } else { 8u32 };
     #[unroll]
     for step in 0..D * 2 / THREADS {
-        let at = warp_id() * (D * 32 / THREADS) + step * 16 + lane_id() % 4 * 2;
+        let in_order = warp_id() * (D * 32 / THREADS) + step * 16 + lane_id() % 4 * 2;
+        let at = if NARROW { code_place(step) } else { in_order };
         let near = query_parts(queries, head, at);
-        let far = query_parts(queries, head, at + 8);
+        let far = query_parts(queries, head, at + apart);
         if G <= 8 {
             fragments[step] = u32x4(near.x, near.y, far.x, far.y);
         } else {
             let lower_near = query_parts(queries, head + 8, at);
-            let lower_far = query_parts(queries, head + 8, at + 8);
+            let lower_far = query_parts(queries, head + 8, at + apart);
             fragments[step * 2] = u32x4(near.x, lower_near.x, far.x, lower_far.x);
             fragments[step * 2 + 1] = u32x4(near.y, lower_near.y, far.y, lower_far.y);
         }
@@ -65,8 +70,29 @@ pub fn load_queries<
     }
 }
 
-/// The warp's part of the scores, `parts[warp][head][key]`, keys eight apart more than they are many: no two heads of a store
-/// in the same bank.
+/// Leaves the warp's part of the scores, `parts[warp][head][key]`, keys eight apart more than they are many: no two heads of a store
+/// in the same bank. Product n has keys `n * 8 …`.
+#[device]
+pub fn leave_scores<const G: u32, const KEYS: u32>(sums: &mut Regs<F32x4>, parts: Shared<f32>) {
+    let head = lane_id() / 4;
+    #[unroll]
+    for n in 0..KEYS / 8 {
+        let to = (warp_id() * G + head) * (KEYS + 8) + n * 8 + lane_id() % 4 * 2;
+        let sum = sums[n];
+        if G <= 8 {
+            if head < G {
+                store(parts, to, f32x2(sum.x + sum.z, sum.y + sum.w));
+            }
+        } else {
+            store(parts, to, f32x2(sum.x, sum.y));
+            if head + 8 < G {
+                store(parts, to + 8 * (KEYS + 8), f32x2(sum.z, sum.w));
+            }
+        }
+    }
+}
+
+/// The warp's part of the scores of a tile's keys.
 #[device]
 pub fn score_tensor<const D: u32, const G: u32, const KEYS: u32, const THREADS: u32, const BF: bool, KV: Float>(
     fragments: &mut Regs<U32x4>,
@@ -95,22 +121,7 @@ pub fn score_tensor<const D: u32, const G: u32, const KEYS: u32, const THREADS: 
             }
         }
     }
-    let head = lane / 4;
-    #[unroll]
-    for n in 0..KEYS / 8 {
-        let to = (warp_id() * G + head) * (KEYS + 8) + n * 8 + lane % 4 * 2;
-        let sum = sums[n];
-        if G <= 8 {
-            if head < G {
-                store(parts, to, f32x2(sum.x + sum.z, sum.y + sum.w));
-            }
-        } else {
-            store(parts, to, f32x2(sum.x, sum.y));
-            if head + 8 < G {
-                store(parts, to + 8 * (KEYS + 8), f32x2(sum.z, sum.w));
-            }
-        }
-    }
+    leave_scores(&mut sums, parts);
 }
 
 /// One step of the online softmax: scores become weights relative to the largest score so far, in parts, and each head's sums
@@ -168,6 +179,19 @@ pub fn weigh_tensor<const G: u32, const KEYS: u32, const THREADS: u32, KV: Float
     }
 }
 
+/// Each head's sums so far times its factor.
+#[device]
+pub fn scale_sums<const D: u32, const G: u32, const THREADS: u32>(factors: Shared<f32>, sums: &mut Regs<F32x4>) {
+    // Rows without a head take any factor.
+    let upper = factors[(lane_id() / 4).min(G - 1)];
+    let lower = if G <= 8 { upper } else { factors[(lane_id() / 4 + 8).min(G - 1)] };
+    #[unroll]
+    for n in 0..D * 4 / THREADS {
+        let sum = sums[n];
+        sums[n] = f32x4(sum.x * upper, sum.y * upper, sum.z * lower, sum.w * lower);
+    }
+}
+
 /// Adds a tile's values times their weights to the warp's columns of the sums.
 #[device]
 pub fn mix_tensor<
@@ -184,15 +208,8 @@ pub fn mix_tensor<
     mixed: Shared<KV>,
     sums: &mut Regs<F32x4>,
 ) {
+    scale_sums(factors, sums);
     let lane = lane_id();
-    // Rows without a head take any factor.
-    let upper = factors[(lane / 4).min(G - 1)];
-    let lower = if G <= 8 { upper } else { factors[(lane / 4 + 8).min(G - 1)] };
-    #[unroll]
-    for n in 0..D * 4 / THREADS {
-        let sum = sums[n];
-        sums[n] = f32x4(sum.x * upper, sum.y * upper, sum.z * lower, sum.w * lower);
-    }
     #[unroll]
     for step in 0..KEYS / 16 {
         let key = step * 16 + lane % 16;
