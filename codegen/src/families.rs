@@ -64,6 +64,7 @@ pub static FAMILIES: &[Family] = &[
             kernels::rows::prepare::prepare_rows::DEF,
             kernels::rows::cores::rows_matvec::DEF,
             kernels::rows::mma::rows_mma::DEF,
+            kernels::rows::stream::rows_stream::DEF,
         ],
         cases: cases::rows::cases,
     },

@@ -72,10 +72,8 @@ fn gate_up(of: GatheredGateUp) -> Case {
 fn dense_activations(case: Case, x: &[f32], integer: bool) -> Case {
     let int8 = Int8::of(x);
     let words = if integer { int8.codes } else { x.iter().map(|x| x.to_bits()).collect() };
-    let case = Case {
-        buffers: case.buffers.into_iter().filter(|(name, _)| !name.starts_with("dense_x")).collect(),
-        ..case
-    };
+    let case =
+        Case { buffers: case.buffers.into_iter().filter(|(name, _)| !name.starts_with("dense_x")).collect(), ..case };
     case.buffer("dense_x", words)
         .buffer("dense_xscale", if integer { int8.scales } else { vec![] })
         .buffer("dense_xsum", if integer { int8.sums } else { vec![] })

@@ -262,12 +262,8 @@ pub fn gathered_geglu<
                 let from = turn + i.min(task.count - 1) * 64 + lane_id() % 8 * 4;
                 let gates = load::<F32x4>(joined, from);
                 let ups = load::<F32x4>(joined, from + 32);
-                let four = f32x4(
-                    gelu(gates.x) * ups.x,
-                    gelu(gates.y) * ups.y,
-                    gelu(gates.z) * ups.z,
-                    gelu(gates.w) * ups.w,
-                );
+                let four =
+                    f32x4(gelu(gates.x) * ups.x, gelu(gates.y) * ups.y, gelu(gates.z) * ups.z, gelu(gates.w) * ups.w);
                 let place = task.base + lane_id() % 8 * 4;
                 if DENSE > 0 && is_dense {
                     let to = (first_row + byte_of(task.rows, i) - ROWS) * DENSE + place;

@@ -44,13 +44,7 @@ pub struct Gathered {
 #[device]
 pub fn gathered_at(groups: Shared<U32x4>, index: u32) -> Gathered {
     let entry = groups[index];
-    Gathered {
-        expert: entry.x & 0xffff,
-        count: entry.x >> 16,
-        rows: entry.y,
-        low_pairs: entry.z,
-        high_pairs: entry.w,
-    }
+    Gathered { expert: entry.x & 0xffff, count: entry.x >> 16, rows: entry.y, low_pairs: entry.z, high_pairs: entry.w }
 }
 
 /// The number of the row and its choice that is the `i`-th of a task, by [`Gathered::low_pairs`] and [`Gathered::high_pairs`].
