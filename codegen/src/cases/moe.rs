@@ -5,9 +5,9 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{BF16, Float, U32x4};
 
-use super::{gathered, grouped};
 use super::matvec::random_planes;
 use super::quantise::{Int8, activations};
+use super::{gathered, grouped};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::moe::Activations;
 use crate::kernels::moe::down::Down;
@@ -471,8 +471,7 @@ pub fn types() -> Vec<Case> {
     let of = |dtype: DType| {
         let from = if format(dtype).integer { Activations::Int8 } else { Activations::F32 };
         let up = GateUp { dtype, hidden: 5, k: 256, top: 2, from, dense: 7, multiprocessors: 132 };
-        let back =
-            Down { dtype, outputs: 18, k: 256, top: 2, dense: 256, multiprocessors: 132 };
+        let back = Down { dtype, outputs: 18, k: 256, top: 2, dense: 256, multiprocessors: 132 };
         gate_up(up, [1, 1]).into_iter().chain(down(back, [1, 1]))
     };
     DType::ALL.into_iter().flat_map(of).collect()
@@ -483,14 +482,7 @@ pub fn types() -> Vec<Case> {
 pub fn shapes() -> Vec<Case> {
     use Activations::{F32, Int8};
     let up = |dtype, hidden, k, top, from, dense| GateUp { dtype, hidden, k, top, from, dense, multiprocessors: 132 };
-    let back = |dtype, outputs, k, top, dense| Down {
-        dtype,
-        outputs,
-        k,
-        top,
-        dense,
-        multiprocessors: 132,
-    };
+    let back = |dtype, outputs, k, top, dense| Down { dtype, outputs, k, top, dense, multiprocessors: 132 };
     let cases = [
         gate_up(up(DType::Q4_0, 3, 3168, 1, F32, 0), [1, 1]),
         gate_up(up(DType::Q8_0, 35, 96, 3, Int8, 40), [3, 2]),

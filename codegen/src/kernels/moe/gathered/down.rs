@@ -4,12 +4,12 @@
 //! spread over experts, and the products of a row's choices end in the same block, which adds them up.
 
 use gemma4c_blocks::DType;
+use gemma4c_dsl::Instance;
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{Instance, InstanceError};
 
 use super::{
-    BLOCK_WARPS, TASK_ROWS, block_rows, gather, gather_bytes, gathered_at, most_groups, pair_of, stage_vectors,
-    twin_sums, vector_words,
+    BLOCK_WARPS, GatheredError, TASK_ROWS, block_rows, check, gather, gather_bytes, gathered_at, most_groups, pair_of,
+    stage_vectors, twin_sums, vector_words,
 };
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::lanes_sum;
@@ -286,13 +286,14 @@ impl GatheredDown {
         [self.outputs.div_ceil(self.share()), self.rows.div_ceil(self.block_rows()), 1]
     }
 
-    pub fn instance(&self) -> Result<Instance, InstanceError> {
+    pub fn instance(&self) -> Result<Instance, GatheredError> {
+        check(self.experts, [self.k, self.dense, 0])?;
         let (format, rows) = (format(self.dtype), self.block_rows());
         let lanes = lanes_of(self.k / format.unit);
         let depth = (self.k / format.unit).div_ceil(lanes);
         let rounds = self.share().div_ceil(BLOCK_WARPS);
         let dense_registers = rounds * (self.dense / format.unit).div_ceil(32) * (4 + format.side_words);
-        gathered_down::Chosen {
+        let instance = gathered_down::Chosen {
             K: self.k,
             UNIT: format.unit,
             INTEGER: format.integer,
@@ -312,6 +313,7 @@ impl GatheredDown {
             dot: format.dot,
             dense_side: if self.dense > 0 { format.side } else { nothing_beside::DEF },
         }
-        .build()
+        .build()?;
+        Ok(instance)
     }
 }

@@ -4,12 +4,12 @@
 //! them in every block. The block's warps share the outputs out and meet when all are there; the weights of the next ones are on their way by then.
 
 use gemma4c_blocks::DType;
+use gemma4c_dsl::Instance;
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{Instance, InstanceError};
 
 use super::{
-    BLOCK_WARPS, TASK_ROWS, block_rows, gather, gather_bytes, gathered_at, most_groups, pair_of, stage_vectors,
-    twin_sums, vector_words,
+    BLOCK_WARPS, GatheredError, TASK_ROWS, block_rows, check, gather, gather_bytes, gathered_at, most_groups, pair_of,
+    stage_vectors, twin_sums, vector_words,
 };
 use crate::kernels::gelu::gelu;
 use crate::kernels::matvec::formats::format;
@@ -262,12 +262,8 @@ pub fn gathered_geglu<
                 let from = turn + i.min(task.count - 1) * 64 + lane_id() % 8 * 4;
                 let gates = load::<F32x4>(joined, from);
                 let ups = load::<F32x4>(joined, from + 32);
-                let four = f32x4(
-                    gelu(gates.x) * ups.x,
-                    gelu(gates.y) * ups.y,
-                    gelu(gates.z) * ups.z,
-                    gelu(gates.w) * ups.w,
-                );
+                let four =
+                    f32x4(gelu(gates.x) * ups.x, gelu(gates.y) * ups.y, gelu(gates.z) * ups.z, gelu(gates.w) * ups.w);
                 let place = task.base + lane_id() % 8 * 4;
                 if DENSE > 0 && is_dense {
                     let to = (first_row + byte_of(task.rows, i) - ROWS) * DENSE + place;
@@ -353,11 +349,12 @@ impl GatheredGateUp {
         [tasks.min(self.multiprocessors), self.rows.div_ceil(rows), 1]
     }
 
-    pub fn instance(&self) -> Result<Instance, InstanceError> {
+    pub fn instance(&self) -> Result<Instance, GatheredError> {
+        check(self.experts, [self.k, self.hidden, self.dense])?;
         let (format, rows) = (format(self.dtype), self.block_rows());
         let steps = (self.k / format.unit).div_ceil(32);
         let depth = (AHEAD_REGISTERS / ((4 + format.side_words) * 2)).clamp(1, steps);
-        gathered_geglu::Chosen {
+        let instance = gathered_geglu::Chosen {
             K: self.k,
             UNIT: format.unit,
             INTEGER: format.integer,
@@ -376,6 +373,7 @@ impl GatheredGateUp {
             dot: format.dot,
             dense_side: if self.dense > 0 { format.side } else { nothing_beside::DEF },
         }
-        .build()
+        .build()?;
+        Ok(instance)
     }
 }
