@@ -1,6 +1,8 @@
 //! Cases of the experts of several rows, gathered by who chose them. The oracle is the kernel of one row, run in the simulator for every row by
 //! itself: every result must have its bits.
 
+use std::sync::LazyLock;
+
 use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Executor, Simulator};
 use gemma4c_dsl::sim::Order;
@@ -99,8 +101,13 @@ fn down(of: GatheredDown) -> Case {
         .expect("out", expected, Bound::Exact)
 }
 
-/// Every type; experts that one row chose and that more did than a task takes; more rows than a block has; with a dense half and without.
+/// Every type; experts that one row chose and that more did than a task takes; more rows than a block has; with a dense half and without. Made once: it takes a while.
 pub fn cases() -> Vec<Case> {
+    static CASES: LazyLock<Vec<Case>> = LazyLock::new(all_cases);
+    CASES.clone()
+}
+
+fn all_cases() -> Vec<Case> {
     // (type, hidden values, width, dense ones, choices, rows, SMs, bytes of shared memory)
     type Sizes = (DType, u32, u32, u32, u32, u32, u32, u32);
     let of_type = |dtype: DType| (dtype, 32, 256, 256, 2, 3, 2, 99 << 10);

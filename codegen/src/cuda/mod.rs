@@ -43,6 +43,7 @@ use gemma4c_plan::cuda::{
 };
 use gemma4c_plan::{Program, ValueIndex};
 
+use crate::kernels::moe::gathered::GatheredError;
 use crate::kernels::rows::RowsError;
 use crate::kernels::sample::MOST_KEPT;
 use crate::passes::{self as target_passes, Abilities};
@@ -109,6 +110,8 @@ pub enum LowerError {
     Instance(#[from] InstanceError),
     #[error("internal: {0}")]
     Rows(#[from] RowsError),
+    #[error("internal: {0}")]
+    Gathered(#[from] GatheredError),
 }
 
 /// Reads a small tensor of floats from the model file.

@@ -4,12 +4,12 @@
 //! spread over experts, and the products of a row's choices end in the same block, which adds them up.
 
 use gemma4c_blocks::DType;
+use gemma4c_dsl::Instance;
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{Instance, InstanceError};
 
 use super::{
-    BLOCK_WARPS, TASK_ROWS, block_rows, gather, gather_bytes, gathered_at, most_groups, pair_of, stage_vectors,
-    twin_sums, vector_words,
+    BLOCK_WARPS, GatheredError, TASK_ROWS, block_rows, check, gather, gather_bytes, gathered_at, most_groups, pair_of,
+    stage_vectors, twin_sums, vector_words,
 };
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::lanes_sum;
@@ -17,10 +17,115 @@ use crate::kernels::matvec::parts::{Unit, UnitActivations, activations_at, fetch
 use crate::kernels::moe::down::{lanes_of, sum_of_choices};
 use crate::kernels::moe::nothing_beside;
 
+/// Starts a task on its way: DEPTH units to a lane of each of its outputs. Tasks past the last are the last one.
+#[device(slots(side(unit: u32) -> U32x4))]
+pub fn fetch_task<
+    const K: u32,
+    const UNIT: u32,
+    const LANES: u32,
+    const TWINS: u32,
+    const DEPTH: u32,
+    const SHARE: u32,
+>(
+    task: u32,
+    tasks: u32,
+    first_output: u32,
+    end: u32,
+    outputs: u32,
+    units_of: &mut Regs<Unit>,
+    groups: Shared<U32x4>,
+    codes: Weights<U32x4>,
+) {
+    let units = K / UNIT;
+    let slots = SHARE.div_ceil(TWINS);
+    let held = task.min(tasks - 1);
+    let of = gathered_at(groups, held / slots);
+    let output = first_output + held % slots * TWINS;
+    #[unroll]
+    for r in 0..TWINS {
+        let row = of.expert * outputs + (output + r).min(end - 1);
+        #[unroll]
+        for d in 0..DEPTH {
+            let unit = (lane_id() % LANES + d * LANES).min(units - 1);
+            units_of[d * TWINS + r] = fetch(side, codes, row * units + unit);
+        }
+    }
+}
+
+/// Multiplies a task by its rows, and leaves the products. A collective of the warp, whose lanes may have several tasks.
+#[device(slots(dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32))]
+pub fn multiply_task<
+    const K: u32,
+    const UNIT: u32,
+    const INTEGER: bool,
+    const TOP: u32,
+    const LANES: u32,
+    const TWINS: u32,
+    const DEPTH: u32,
+    const SHARE: u32,
+>(
+    task: u32,
+    tasks: u32,
+    first_output: u32,
+    end: u32,
+    outputs: u32,
+    first_row: u32,
+    units_of: &mut Regs<Unit>,
+    groups: Shared<U32x4>,
+    x_words: Shared<u32>,
+    x_scales: Shared<U32x2>,
+    products: InOut<f32>,
+) {
+    let units = K / UNIT;
+    let vector_words = if INTEGER { K / 4 } else { K };
+    let vector_groups = if INTEGER { K / 32 } else { 0 };
+    let slots = SHARE.div_ceil(TWINS);
+    let held = task.min(tasks - 1);
+    let of = gathered_at(groups, held / slots);
+    let output = first_output + held % slots * TWINS;
+    let lane = lane_id() % LANES;
+    // Lanes whose rows are fewer than their neighbours' go along, and store nothing.
+    let count = if task < tasks { of.count } else { 0 };
+    let most = warp_max(count);
+    #[unroll(1)]
+    for i in 0u32..most {
+        let pair = pair_of(of.low_pairs, of.high_pairs, i);
+        let words = x_words.offset(pair * vector_words);
+        let scales = x_scales.offset(pair * vector_groups);
+        let mut sums = regs(0.0f32, TWINS);
+        #[unroll]
+        for d in 0..DEPTH {
+            let unit = (lane + d * LANES).min(units - 1);
+            let x_unit = activations_at(unit, unit * UNIT / 32, units, words, scales);
+            #[unroll]
+            for r in 0..TWINS {
+                let row = of.expert * outputs + (output + r).min(end - 1);
+                let total = dot(units_of[d * TWINS + r], row * units + unit, x_unit, sums[r]);
+                if lane + d * LANES < units {
+                    sums[r] = total;
+                }
+            }
+        }
+        let to = (first_row * TOP + pair) * outputs + output;
+        if TWINS == 2 {
+            let value = twin_sums(LANES, sums[0], sums[TWINS - 1]);
+            let twin = lane / (LANES / 2);
+            if lane % (LANES / 2) == 0 && i < count && output + twin < end {
+                products[to + twin] = value;
+            }
+        } else {
+            let value = lanes_sum(sums[0]);
+            if lane == 0 && i < count && output < end {
+                products[to] = value;
+            }
+        }
+    }
+}
+
 /// `out[row] = Σ weights[j] * expert_scale[ids[j]] * (W[ids[j]] · x[j])` over the TOP choices j of each row, as
 /// [`expert_down`](crate::kernels::moe::down::expert_down) has it; and with DENSE hidden values, `dense_out[row] = dense · dense_x[row]`. Block `[b, t]` has SHARE outputs of
-/// the ROWS rows from `t * ROWS` on. LANES lanes share TWINS outputs of an expert: all of their units arrive at once, DEPTH to a lane and output, while the ones
-/// before are multiplied by one row of activations after the other. `products` are those of every choice.
+/// the ROWS rows from `t * ROWS` on. A task is TWINS outputs of an expert, which LANES lanes share: all of their units are on their way at once. What has
+/// arrived is multiplied by one row of activations after the other. `products` are those of every choice.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
     side(unit: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
@@ -77,9 +182,6 @@ pub fn gathered_down<
     let masks = shared::<u32>(EXPERTS);
     let of_warps = shared::<u32>(WARPS);
     let groups = shared::<U32x4>(GROUPS);
-    let units = K / UNIT;
-    let vector_words = if INTEGER { K / 4 } else { K };
-    let vector_groups = if INTEGER { K / 32 } else { 0 };
     let before = DENSE / UNIT;
     let dense_steps = (before + 31) / 32;
 
@@ -113,22 +215,15 @@ pub fn gathered_down<
     let all = gather(first_row, here, ids, chosen, masks, of_warps, groups);
 
     // A task is TWINS outputs of an expert's rows; those past the last are the last one's, and dropped.
-    let slots = SHARE.div_ceil(TWINS);
-    let tasks = all * slots;
+    let tasks = all * SHARE.div_ceil(TWINS);
     let at_once = WARPS * 32 / LANES;
-    let lane = lane_id() % LANES;
-    let mut task = thread_idx() / LANES;
-    let mut of = gathered_at(groups, task.min(tasks - 1) / slots);
-    let mut output = first_output + task.min(tasks - 1) % slots * TWINS;
-    let mut ahead = regs(Unit::ZERO, TWINS * DEPTH);
-    let mut coming = regs(Unit::ZERO, TWINS * DEPTH);
-    #[unroll]
-    for d in 0..DEPTH {
-        #[unroll]
-        for r in 0..TWINS {
-            let row = of.expert * outputs + (output + r).min(end - 1);
-            ahead[d * TWINS + r] = fetch(side, codes, row * units + (lane + d * LANES).min(units - 1));
-        }
+    let task = thread_idx() / LANES;
+    // Two tasks are on their way, in registers of their own, so that memory always has one to bring.
+    let mut even = regs(Unit::ZERO, TWINS * DEPTH);
+    let mut odd = regs(Unit::ZERO, TWINS * DEPTH);
+    fetch_task(side, task, tasks, first_output, end, outputs, &mut even, groups, codes);
+    if DENSE == 0 {
+        fetch_task(side, task + at_once, tasks, first_output, end, outputs, &mut odd, groups, codes);
     }
     cp_async_wait(0);
     barrier();
@@ -171,63 +266,48 @@ pub fn gathered_down<
         }
     }
 
-    for start in (0..tasks).by(at_once) {
-        let next_task = (task + at_once).min(tasks - 1);
-        let next_of = gathered_at(groups, next_task / slots);
-        let next_output = first_output + next_task % slots * TWINS;
+    // Registers that the dense half had.
+    if DENSE > 0 {
+        fetch_task(side, task + at_once, tasks, first_output, end, outputs, &mut odd, groups, codes);
+    }
+    for start in (0..tasks).by(2 * at_once) {
+        let own = start + task;
+        multiply_task(
+            dot,
+            own,
+            tasks,
+            first_output,
+            end,
+            outputs,
+            first_row,
+            &mut even,
+            groups,
+            x_words,
+            x_scales,
+            products,
+        );
+        if start + 2 * at_once < tasks {
+            fetch_task(side, own + 2 * at_once, tasks, first_output, end, outputs, &mut even, groups, codes);
+        }
         if start + at_once < tasks {
-            #[unroll]
-            for d in 0..DEPTH {
-                #[unroll]
-                for r in 0..TWINS {
-                    let row = next_of.expert * outputs + (next_output + r).min(end - 1);
-                    coming[d * TWINS + r] = fetch(side, codes, row * units + (lane + d * LANES).min(units - 1));
-                }
-            }
+            multiply_task(
+                dot,
+                own + at_once,
+                tasks,
+                first_output,
+                end,
+                outputs,
+                first_row,
+                &mut odd,
+                groups,
+                x_words,
+                x_scales,
+                products,
+            );
         }
-        // Lanes whose rows are fewer than their neighbours' go along, and store nothing.
-        let count = if task < tasks { of.count } else { 0 };
-        let most = warp_max(count);
-        #[unroll(1)]
-        for i in 0u32..most {
-            let pair = pair_of(of.low_pairs, of.high_pairs, i);
-            let words = x_words.offset(pair * vector_words);
-            let scales = x_scales.offset(pair * vector_groups);
-            let mut sums = regs(0.0f32, TWINS);
-            #[unroll]
-            for d in 0..DEPTH {
-                let unit = (lane + d * LANES).min(units - 1);
-                let x_unit = activations_at(unit, unit * UNIT / 32, units, words, scales);
-                #[unroll]
-                for r in 0..TWINS {
-                    let row = of.expert * outputs + (output + r).min(end - 1);
-                    let total = dot(ahead[d * TWINS + r], row * units + unit, x_unit, sums[r]);
-                    if lane + d * LANES < units {
-                        sums[r] = total;
-                    }
-                }
-            }
-            let to = (first_row * TOP + pair) * outputs + output;
-            if TWINS == 2 {
-                let value = twin_sums(LANES, sums[0], sums[TWINS - 1]);
-                let twin = lane / (LANES / 2);
-                if lane % (LANES / 2) == 0 && i < count && output + twin < end {
-                    products[to + twin] = value;
-                }
-            } else {
-                let value = lanes_sum(sums[0], LANES, false);
-                if lane == 0 && i < count && output < end {
-                    products[to] = value;
-                }
-            }
+        if start + 3 * at_once < tasks {
+            fetch_task(side, own + 3 * at_once, tasks, first_output, end, outputs, &mut odd, groups, codes);
         }
-        #[unroll]
-        for a in 0..TWINS * DEPTH {
-            ahead[a] = coming[a];
-        }
-        task = task + at_once;
-        of = next_of;
-        output = next_output;
     }
     barrier();
     // As the lanes of one row add their choices.
@@ -266,7 +346,7 @@ pub struct GatheredDown {
 const MOST_TWIN_UNITS: u32 = 4;
 
 /// Registers for the dense half's units, at most, where all of a warp's are on their way at once.
-const MOST_DENSE_REGISTERS: u32 = 50;
+const MOST_DENSE_REGISTERS: u32 = 30;
 
 impl GatheredDown {
     fn block_rows(&self) -> u32 {
@@ -286,13 +366,14 @@ impl GatheredDown {
         [self.outputs.div_ceil(self.share()), self.rows.div_ceil(self.block_rows()), 1]
     }
 
-    pub fn instance(&self) -> Result<Instance, InstanceError> {
+    pub fn instance(&self) -> Result<Instance, GatheredError> {
+        check(self.experts, [self.k, self.dense, 0])?;
         let (format, rows) = (format(self.dtype), self.block_rows());
         let lanes = lanes_of(self.k / format.unit);
         let depth = (self.k / format.unit).div_ceil(lanes);
         let rounds = self.share().div_ceil(BLOCK_WARPS);
         let dense_registers = rounds * (self.dense / format.unit).div_ceil(32) * (4 + format.side_words);
-        gathered_down::Chosen {
+        let instance = gathered_down::Chosen {
             K: self.k,
             UNIT: format.unit,
             INTEGER: format.integer,
@@ -312,6 +393,7 @@ impl GatheredDown {
             dot: format.dot,
             dense_side: if self.dense > 0 { format.side } else { nothing_beside::DEF },
         }
-        .build()
+        .build()?;
+        Ok(instance)
     }
 }

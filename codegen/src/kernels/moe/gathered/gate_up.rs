@@ -4,12 +4,12 @@
 //! them in every block. The block's warps share the outputs out and meet when all are there; the weights of the next ones are on their way by then.
 
 use gemma4c_blocks::DType;
+use gemma4c_dsl::Instance;
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{Instance, InstanceError};
 
 use super::{
-    BLOCK_WARPS, TASK_ROWS, block_rows, gather, gather_bytes, gathered_at, most_groups, pair_of, stage_vectors,
-    twin_sums, vector_words,
+    BLOCK_WARPS, GatheredError, TASK_ROWS, block_rows, check, gather, gather_bytes, gathered_at, most_groups, pair_of,
+    stage_vectors, twin_sums, vector_words,
 };
 use crate::kernels::gelu::gelu;
 use crate::kernels::matvec::formats::format;
@@ -63,11 +63,168 @@ pub fn gate_up_task<const TOP: u32, const HIDDEN: u32, const DENSE: u32, const R
     task
 }
 
+/// The task of a block's window, with the warp's gate.
+#[device]
+pub fn task_of_window<const K: u32, const UNIT: u32, const DEPTH: u32, const WARPS: u32>(
+    window: u32,
+    here: u32,
+    groups: Shared<U32x4>,
+) -> GateUpTask {
+    let step = window / (K / UNIT).div_ceil(32 * DEPTH);
+    let mut task = gate_up_task(block_idx() + step / (32 / WARPS) * grid_dim(), here, groups);
+    task.gate = task.gate + step % (32 / WARPS) * WARPS;
+    task
+}
+
+/// Starts a window on its way.
+#[device(slots(side(unit: u32) -> U32x4, dense_side(unit: u32) -> U32x4))]
+pub fn fetch_window<const K: u32, const UNIT: u32, const DENSE: u32, const DEPTH: u32, const WARPS: u32>(
+    window: u32,
+    here: u32,
+    dense_tasks: u32,
+    units_of: &mut Regs<Unit>,
+    groups: Shared<U32x4>,
+    codes: Weights<U32x4>,
+    dense_codes: Weights<U32x4>,
+) {
+    let units = K / UNIT;
+    let windows = units.div_ceil(32 * DEPTH);
+    let task = task_of_window(window, here, groups);
+    let number = block_idx() + window / windows / (32 / WARPS) * grid_dim();
+    let at = lane_id() + window % windows * (32 * DEPTH);
+    #[unroll]
+    for d in 0..DEPTH {
+        #[unroll]
+        for r in 0u32..2 {
+            let unit = (task.gate + r * task.height) * units + (at + d * 32).min(units - 1);
+            if DENSE > 0 && number < dense_tasks {
+                units_of[d * 2 + r] = fetch(dense_side, dense_codes, unit);
+            } else {
+                units_of[d * 2 + r] = fetch(side, codes, unit);
+            }
+        }
+    }
+}
+
+/// Multiplies a window by its rows; where it is the last of a task's, joins gates and ups and leaves them. A collective of the block.
+#[device(slots(dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32))]
+pub fn multiply_window<
+    const K: u32,
+    const UNIT: u32,
+    const INTEGER: bool,
+    const TOP: u32,
+    const HIDDEN: u32,
+    const DENSE: u32,
+    const ROWS: u32,
+    const HEIGHT: u32,
+    const DEPTH: u32,
+    const WARPS: u32,
+>(
+    window: u32,
+    here: u32,
+    first_row: u32,
+    dense_tasks: u32,
+    units_of: &mut Regs<Unit>,
+    sums: &mut Regs<f32>,
+    groups: Shared<U32x4>,
+    x_words: Shared<u32>,
+    x_scales: Shared<U32x2>,
+    joined: Shared<f32>,
+    out: Output<f32>,
+    out_xq: Output<u32>,
+    out_xscale: Output<f32>,
+    out_xsum: Output<i32>,
+    dense_out: Output<f32>,
+    dense_out_xq: Output<u32>,
+    dense_out_xscale: Output<f32>,
+    dense_out_xsum: Output<i32>,
+) {
+    let units = K / UNIT;
+    let row_words = if INTEGER { K / 4 } else { K };
+    let row_groups = if INTEGER { K / 32 } else { 0 };
+    let passes = 32 / WARPS;
+    let windows = units.div_ceil(32 * DEPTH);
+    let step = window / windows;
+    let task = task_of_window(window, here, groups);
+    let at = window % windows * (32 * DEPTH);
+    let row_ends = window % windows == windows - 1;
+    let turn = step / passes % 2 * (HEIGHT * 64);
+    let output = step % passes * WARPS + warp_id();
+    #[unroll(1)]
+    for i in 0u32..task.count {
+        let row = byte_of(task.rows, i);
+        let words = x_words.offset(row * row_words);
+        let scales = x_scales.offset(row * row_groups);
+        let mut gate = 0.0f32;
+        let mut up = 0.0f32;
+        // Sums of a row that has several windows wait for the next one.
+        if windows > 1 {
+            #[unroll]
+            for k in 0..HEIGHT {
+                if k == i {
+                    gate = sums[k * 2];
+                    up = sums[k * 2 + 1];
+                }
+            }
+        }
+        #[unroll]
+        for d in 0..DEPTH {
+            let unit = lane_id() + at + d * 32;
+            let held = unit.min(units - 1);
+            let x_unit = activations_at(held, held * UNIT / 32, units, words, scales);
+            let of_gate = dot(units_of[d * 2], task.gate * units + held, x_unit, gate);
+            let of_up = dot(units_of[d * 2 + 1], (task.gate + task.height) * units + held, x_unit, up);
+            if unit < units {
+                gate = of_gate;
+                up = of_up;
+            }
+        }
+        if row_ends {
+            let sum = twin_sums(32, gate, up);
+            if lane_id() % 16 == 0 {
+                joined[turn + i * 64 + lane_id() / 16 * 32 + output] = sum;
+            }
+            gate = 0.0;
+            up = 0.0;
+        }
+        if windows > 1 {
+            #[unroll]
+            for k in 0..HEIGHT {
+                if k == i {
+                    sums[k * 2] = gate;
+                    sums[k * 2 + 1] = up;
+                }
+            }
+        }
+    }
+    if row_ends && step % passes == passes - 1 {
+        barrier();
+        // Warps take turns: eight lanes have a row, four values each.
+        if warp_id() == step / passes % WARPS {
+            let i = lane_id() / 8;
+            let from = turn + i.min(task.count - 1) * 64 + lane_id() % 8 * 4;
+            let gates = load::<F32x4>(joined, from);
+            let ups = load::<F32x4>(joined, from + 32);
+            let four =
+                f32x4(gelu(gates.x) * ups.x, gelu(gates.y) * ups.y, gelu(gates.z) * ups.z, gelu(gates.w) * ups.w);
+            let place = task.base + lane_id() % 8 * 4;
+            if DENSE > 0 && block_idx() + step / passes * grid_dim() < dense_tasks {
+                let to = (first_row + byte_of(task.rows, i) - ROWS) * DENSE + place;
+                leave_joined(four, to, i < task.count, dense_out, dense_out_xq, dense_out_xscale, dense_out_xsum);
+            } else {
+                let to = (first_row * TOP + pair_of(task.low_pairs, task.high_pairs, i)) * HIDDEN + place;
+                leave_joined(four, to, i < task.count, out, out_xq, out_xscale, out_xsum);
+            }
+        }
+    }
+}
+
 /// `GeGLU(W[ids[j]] · x)` for each choice j of each row, as [`expert_geglu`](crate::kernels::moe::gate_up::expert_geglu) has it; and with DENSE, that many
 /// values of `GeGLU(dense · dense_x)` of each row. Block `[b, t]` takes every `[blocks]`-th task of the ROWS rows from `t * ROWS` on. Activations are int8 codes or f32, as
 /// words. QUANTISED results are left as int8, others as f32.
 ///
-/// A row of weights arrives in registers, DEPTH units to a lane, while the one before is multiplied by one row of activations after the other.
+/// A window is DEPTH units to a lane of a gate and its up. Two of them are on their way to registers; what has arrived is multiplied by one row of
+/// activations after the other.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
     side(unit: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
@@ -120,28 +277,16 @@ pub fn gathered_geglu<
     let units = K / UNIT;
     let row_words = if INTEGER { K / 4 } else { K };
     let row_groups = if INTEGER { K / 32 } else { 0 };
-    let passes = 32 / WARPS;
-    // All units of a row are on their way at once; else its sums wait for the next ones.
-    let at_once = units <= 32 * DEPTH;
 
     let first_row = block_idx_y() * ROWS;
     let here = (rows - first_row).min(ROWS);
     let dense_tasks = if DENSE > 0 { here.div_ceil(HEIGHT) * (DENSE / 32) } else { 0 };
-    let mut at = 0u32;
-    let mut task = GateUpTask::ZERO;
-    let mut ahead = regs(Unit::ZERO, 2 * DEPTH);
-    let mut coming = regs(Unit::ZERO, 2 * DEPTH);
-    // The dense half's weights are on their way before the choice is made.
+    // Two windows are on their way, in registers of their own, so that memory always has one to bring.
+    let mut even = regs(Unit::ZERO, 2 * DEPTH);
+    let mut odd = regs(Unit::ZERO, 2 * DEPTH);
+    // The dense half's weights are on their way before the choice is made. Its first window is there, whatever the rows chose.
     if block_idx() < dense_tasks {
-        task = gate_up_task(block_idx(), here, groups);
-        #[unroll]
-        for d in 0..DEPTH {
-            #[unroll]
-            for r in 0u32..2 {
-                let unit = (task.gate + r * task.height) * units + (lane_id() + d * 32).min(units - 1);
-                ahead[d * 2 + r] = fetch(dense_side, dense_codes, unit);
-            }
-        }
+        fetch_window(side, dense_side, 0, here, dense_tasks, &mut even, groups, codes, dense_codes);
     }
     grid_launch_dependents();
     grid_dependency_wait();
@@ -160,128 +305,68 @@ pub fn gathered_geglu<
     }
     let tasks = gather(first_row, here, ids, chosen, masks, of_warps, groups) * (HIDDEN / 32) + dense_tasks;
     let own_tasks = if block_idx() < tasks { (tasks - block_idx()).div_ceil(grid_dim()) } else { 0 };
-    let steps = own_tasks * passes;
-    if block_idx() >= dense_tasks && block_idx() < tasks {
-        task = gate_up_task(block_idx(), here, groups);
-        #[unroll]
-        for d in 0..DEPTH {
-            #[unroll]
-            for r in 0u32..2 {
-                let unit = (task.gate + r * task.height) * units + (lane_id() + d * 32).min(units - 1);
-                ahead[d * 2 + r] = fetch(side, codes, unit);
-            }
-        }
+    let all_windows = own_tasks * (32 / WARPS) * units.div_ceil(32 * DEPTH);
+    if block_idx() >= dense_tasks && all_windows > 0 {
+        fetch_window(side, dense_side, 0, here, dense_tasks, &mut even, groups, codes, dense_codes);
+    }
+    if all_windows > 1 {
+        fetch_window(side, dense_side, 1, here, dense_tasks, &mut odd, groups, codes, dense_codes);
     }
     cp_async_wait(0);
     barrier();
 
     let mut sums = regs(0.0f32, 2 * HEIGHT);
-    let mut number = block_idx();
-    let mut step = 0u32;
-    while step < steps {
-        let is_dense = number < dense_tasks;
-        let row_ends = at_once || at + 32 * DEPTH >= units;
-        let next_at = if row_ends { 0 } else { at + 32 * DEPTH };
-        let next_step = if row_ends { step + 1 } else { step };
-        let task_ends = row_ends && step % passes == passes - 1;
-        let next_number = if task_ends { number + grid_dim() } else { number };
-        let mut next = task;
-        if row_ends {
-            next.gate = task.gate + WARPS;
+    for window in (0..all_windows).by(2) {
+        multiply_window(
+            dot,
+            window,
+            here,
+            first_row,
+            dense_tasks,
+            &mut even,
+            &mut sums,
+            groups,
+            x_words,
+            x_scales,
+            joined,
+            out,
+            out_xq,
+            out_xscale,
+            out_xsum,
+            dense_out,
+            dense_out_xq,
+            dense_out_xscale,
+            dense_out_xsum,
+        );
+        if window + 2 < all_windows {
+            fetch_window(side, dense_side, window + 2, here, dense_tasks, &mut even, groups, codes, dense_codes);
         }
-        if task_ends && next_step < steps {
-            next = gate_up_task(next_number, here, groups);
-        }
-        if next_step < steps {
-            #[unroll]
-            for d in 0..DEPTH {
-                #[unroll]
-                for r in 0u32..2 {
-                    let unit = (next.gate + r * next.height) * units + (lane_id() + next_at + d * 32).min(units - 1);
-                    if DENSE > 0 && next_number < dense_tasks {
-                        coming[d * 2 + r] = fetch(dense_side, dense_codes, unit);
-                    } else {
-                        coming[d * 2 + r] = fetch(side, codes, unit);
-                    }
-                }
+        if window + 1 < all_windows {
+            multiply_window(
+                dot,
+                window + 1,
+                here,
+                first_row,
+                dense_tasks,
+                &mut odd,
+                &mut sums,
+                groups,
+                x_words,
+                x_scales,
+                joined,
+                out,
+                out_xq,
+                out_xscale,
+                out_xsum,
+                dense_out,
+                dense_out_xq,
+                dense_out_xscale,
+                dense_out_xsum,
+            );
+            if window + 3 < all_windows {
+                fetch_window(side, dense_side, window + 3, here, dense_tasks, &mut odd, groups, codes, dense_codes);
             }
         }
-        let turn = step / passes % 2 * (HEIGHT * 64);
-        let output = step % passes * WARPS + warp_id();
-        #[unroll(1)]
-        for i in 0u32..task.count {
-            let row = byte_of(task.rows, i);
-            let words = x_words.offset(row * row_words);
-            let scales = x_scales.offset(row * row_groups);
-            let mut gate = 0.0f32;
-            let mut up = 0.0f32;
-            if !at_once {
-                #[unroll]
-                for k in 0..HEIGHT {
-                    if k == i {
-                        gate = sums[k * 2];
-                        up = sums[k * 2 + 1];
-                    }
-                }
-            }
-            #[unroll]
-            for d in 0..DEPTH {
-                let unit = lane_id() + at + d * 32;
-                let held = unit.min(units - 1);
-                let x_unit = activations_at(held, held * UNIT / 32, units, words, scales);
-                let of_gate = dot(ahead[d * 2], task.gate * units + held, x_unit, gate);
-                let of_up = dot(ahead[d * 2 + 1], (task.gate + task.height) * units + held, x_unit, up);
-                if unit < units {
-                    gate = of_gate;
-                    up = of_up;
-                }
-            }
-            if row_ends {
-                let sum = twin_sums(32, gate, up);
-                if lane_id() % 16 == 0 {
-                    joined[turn + i * 64 + lane_id() / 16 * 32 + output] = sum;
-                }
-                gate = 0.0;
-                up = 0.0;
-            }
-            if !at_once {
-                #[unroll]
-                for k in 0..HEIGHT {
-                    if k == i {
-                        sums[k * 2] = gate;
-                        sums[k * 2 + 1] = up;
-                    }
-                }
-            }
-        }
-        if task_ends {
-            barrier();
-            // Warps take turns: eight lanes have a row, four values each.
-            if warp_id() == step / passes % WARPS {
-                let i = lane_id() / 8;
-                let from = turn + i.min(task.count - 1) * 64 + lane_id() % 8 * 4;
-                let gates = load::<F32x4>(joined, from);
-                let ups = load::<F32x4>(joined, from + 32);
-                let four =
-                    f32x4(gelu(gates.x) * ups.x, gelu(gates.y) * ups.y, gelu(gates.z) * ups.z, gelu(gates.w) * ups.w);
-                let place = task.base + lane_id() % 8 * 4;
-                if DENSE > 0 && is_dense {
-                    let to = (first_row + byte_of(task.rows, i) - ROWS) * DENSE + place;
-                    leave_joined(four, to, i < task.count, dense_out, dense_out_xq, dense_out_xscale, dense_out_xsum);
-                } else {
-                    let to = (first_row * TOP + pair_of(task.low_pairs, task.high_pairs, i)) * HIDDEN + place;
-                    leave_joined(four, to, i < task.count, out, out_xq, out_xscale, out_xsum);
-                }
-            }
-        }
-        #[unroll]
-        for a in 0..2 * DEPTH {
-            ahead[a] = coming[a];
-        }
-        at = next_at;
-        step = next_step;
-        number = next_number;
-        task = next;
     }
 }
 
@@ -349,11 +434,12 @@ impl GatheredGateUp {
         [tasks.min(self.multiprocessors), self.rows.div_ceil(rows), 1]
     }
 
-    pub fn instance(&self) -> Result<Instance, InstanceError> {
+    pub fn instance(&self) -> Result<Instance, GatheredError> {
+        check(self.experts, [self.k, self.hidden, self.dense])?;
         let (format, rows) = (format(self.dtype), self.block_rows());
         let steps = (self.k / format.unit).div_ceil(32);
         let depth = (AHEAD_REGISTERS / ((4 + format.side_words) * 2)).clamp(1, steps);
-        gathered_geglu::Chosen {
+        let instance = gathered_geglu::Chosen {
             K: self.k,
             UNIT: format.unit,
             INTEGER: format.integer,
@@ -372,6 +458,7 @@ impl GatheredGateUp {
             dot: format.dot,
             dense_side: if self.dense > 0 { format.side } else { nothing_beside::DEF },
         }
-        .build()
+        .build()?;
+        Ok(instance)
     }
 }

@@ -14,6 +14,7 @@
 pub mod down;
 pub mod gate_up;
 
+use gemma4c_dsl::InstanceError;
 use gemma4c_dsl::prelude::*;
 
 use super::group::Grouping;
@@ -27,6 +28,28 @@ const MOST_ROWS: u32 = 32;
 pub const MOST_DENSE_ROWS: u32 = 16;
 /// Warps of a block, which is alone on its SM.
 const BLOCK_WARPS: u32 = 16;
+
+/// Why there is no kernel for gathered experts. Each names what is wrong with them.
+#[derive(Debug, thiserror::Error)]
+pub enum GatheredError {
+    #[error("gathered experts: rows of {width} values are not whole groups of 32")]
+    Width { width: u32 },
+    #[error("gathered experts: {experts} of them are more than a block has threads to list them")]
+    Experts { experts: u32 },
+    #[error(transparent)]
+    Instance(#[from] InstanceError),
+}
+
+/// Whether a block can list the experts, and all of these widths are whole groups.
+fn check(experts: u32, widths: [u32; 3]) -> Result<(), GatheredError> {
+    if experts > BLOCK_WARPS * 32 {
+        return Err(GatheredError::Experts { experts });
+    }
+    match widths.into_iter().find(|width| !width.is_multiple_of(32)) {
+        Some(width) => Err(GatheredError::Width { width }),
+        None => Ok(()),
+    }
+}
 
 /// The rows of a block that chose the same expert, HEIGHT of them at most.
 #[registers]
