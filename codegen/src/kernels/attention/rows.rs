@@ -311,6 +311,10 @@ impl Attention {
         }
         // Groups of a head that are in use soon.
         let soon = (SHALLOW / self.segment() / group).clamp(1, self.splits() / group);
+        // A window: where an SM has room for two blocks of one row's kernel, its clusters leave no SM over.
+        if self.splits() == group && resident > 1 && heads <= self.multiprocessors / group {
+            return Ok(None);
+        }
         let mut peers = group;
         for fewer in (1..group).rev().filter(|peers| group.is_multiple_of(*peers)) {
             if heads * soon > self.clusters_at_once(peers) && bytes(of(fewer, 1, narrow))? <= self.shared_bytes {

@@ -251,21 +251,28 @@ pub fn merge_group<const D: u32, const G: u32, const PEERS: u32, const TURNS: u3
     share: f32,
     count: u32,
 ) -> F32x4 {
-    let mut parts = regs(F32x4::ZERO, PEERS * TURNS);
+    let mut sum = F32x4::ZERO;
+    // More at once would need more registers than a thread has.
     #[unroll]
-    for split in 0..PEERS * TURNS {
-        if split < count {
-            if PEERS > 1 {
-                parts[split] = load_peer::<F32x4>(four, split / PEERS * (G * (D + 8)), split % PEERS);
-            } else {
-                parts[split] = load::<F32x4>(four, split * (G * (D + 8)));
+    for first in (0..PEERS * TURNS).by(8) {
+        let mut parts = regs(F32x4::ZERO, 8);
+        #[unroll]
+        for i in 0u32..8 {
+            let split = first + i;
+            if split < count && split < PEERS * TURNS {
+                if PEERS > 1 {
+                    parts[i] = load_peer::<F32x4>(four, split / PEERS * (G * (D + 8)), split % PEERS);
+                } else {
+                    parts[i] = load::<F32x4>(four, split * (G * (D + 8)));
+                }
             }
         }
-    }
-    let mut sum = F32x4::ZERO;
-    #[unroll]
-    for split in 0..PEERS * TURNS {
-        sum = add_scaled(sum, 1.0, add_scaled(F32x4::ZERO, shfl_idx(share, split), parts[split]));
+        #[unroll]
+        for i in 0u32..8 {
+            if first + i < PEERS * TURNS {
+                sum = add_scaled(sum, 1.0, add_scaled(F32x4::ZERO, shfl_idx(share, first + i), parts[i]));
+            }
+        }
     }
     sum
 }
