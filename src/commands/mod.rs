@@ -15,6 +15,7 @@ mod perplexity;
 mod plan_file;
 mod profile;
 mod run;
+mod serve;
 mod synth;
 mod tokenize;
 mod verify;
@@ -33,6 +34,7 @@ pub enum Outcome {
 pub enum Command {
     Compile(compile::Args),
     Run(run::Args),
+    Serve(serve::Args),
     Logits(logits::Args),
     Tokenize(tokenize::Args),
     Inspect(inspect::Args),
@@ -52,6 +54,7 @@ pub fn run(command: Command) -> Result<Outcome> {
     match command {
         Command::Compile(args) => compile::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Serve(args) => serve::run(args),
         Command::Logits(args) => logits::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Inspect(args) => inspect::run(&args),

@@ -29,7 +29,7 @@ pub use device_cpu::{CpuDevice, CpuOptions};
 use pace::{Pace, Work};
 use pool::Pool;
 use prefix::{Chain, Prefixes, Prompt};
-pub use request::{Event, Finish, Fork, Id, LONGEST_SALT, Request, RequestError};
+pub use request::{BoxedRule, Event, Finish, Fork, Id, LONGEST_SALT, Request, RequestError, Rule};
 use sequence::{Sequence, Stage};
 
 use crate::{RuntimeError, Sampler};
@@ -385,11 +385,17 @@ impl<D: Device> Engine<D> {
     /// One token of a sequence that may have ended in the meantime.
     fn take_token(&mut self, id: Id, picked: Picked) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        if sequence.stale > 0 {
+            sequence.stale -= 1;
+            return;
+        }
         let Picked { mut token, logits } = picked;
-        if !self.device.can_pick(&sequence.request.sampling) {
+        let was_ruled = sequence.request.is_ruled();
+        if was_ruled || !self.device.can_pick(&sequence.request.sampling) {
             self.host_sampler.set(sequence.request.sampling, sequence.request.seed);
             let position = sequence.position_of_next_token() as u64;
-            token = self.host_sampler.pick(&logits, position).unwrap_or(u32::MAX);
+            let rule = sequence.request.rule.as_mut().filter(|_| was_ruled);
+            token = pick_by(&mut self.host_sampler, rule, &logits, position).unwrap_or(u32::MAX);
         }
         if token >= self.limits.vocab {
             self.remove(id);
@@ -403,9 +409,16 @@ impl<D: Device> Engine<D> {
         let logits = if sequence.request.logits { logits } else { Vec::new() };
         self.events.push(Event::Token { id, token, logits });
         sequence.push(token);
+        if let Some(rule) = &mut sequence.request.rule {
+            rule.0.picked(token);
+        }
         if sequence.left == 0 {
             let reason = sequence.end;
             self.finish(id, reason);
+        } else if was_ruled != sequence.request.is_ruled() {
+            // The next token is picked otherwise: what is on its way was picked by the rule before.
+            sequence.stale = self.in_flight.iter().filter(|result| result.rows.contains(&id)).count() as u32;
+            self.steady = false;
         }
     }
 
@@ -431,4 +444,12 @@ impl<D: Device> Engine<D> {
         self.pool.audit(&blocks, &slots, &rings, &self.limits)?;
         self.prefixes.audit(&self.limits)
     }
+}
+
+/// The host's pick from a row of logits, which a rule may change first.
+fn pick_by(sampler: &mut Sampler, rule: Option<&mut BoxedRule>, logits: &[f32], position: u64) -> Option<u32> {
+    let Some(rule) = rule else { return sampler.pick(logits, position) };
+    let mut changed = logits.to_vec();
+    rule.0.apply(&mut changed);
+    sampler.pick(&changed, position)
 }

@@ -1,0 +1,5 @@
+//! The server over a tiny model on the CPU, seen from outside: every byte of a stream, every error, and what is left after faults.
+
+mod api;
+mod faults;
+mod support;
