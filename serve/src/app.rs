@@ -11,6 +11,7 @@ use crate::error::ApiError;
 use crate::exchange::{Deadlines, Exchange};
 use crate::fields::Fields;
 use crate::generation::any_seed;
+use crate::grammar::Grammars;
 use crate::progress::{Progress, Usage};
 use crate::speech::Speech;
 use crate::state::State;
@@ -21,6 +22,7 @@ pub struct App {
     pub speech: Arc<Speech>,
     pub state: Arc<State>,
     pub worker: Worker,
+    pub grammars: Arc<Grammars>,
     pub model: String,
     /// Requests may name any model, and get this one.
     pub takes_any_model: bool,

@@ -53,9 +53,10 @@ pub fn prepare_conversation(
     choice: &ToolChoice,
     structure: Option<structure::Structure>,
 ) -> Result<Chat, ApiError> {
+    let thinking = conversation.thinking;
     let prompt = conversation.encode(&app.speech)?;
     let start = app.speech.start(&prompt.tokens);
-    let guide = structure::guide(app, structure, declared, choice, start)?;
+    let guide = structure::guide(app, structure, declared, choice, start, thinking)?;
     let requests = generation.requests(&prompt, &app.speech, app.max_output, guide.as_deref())?;
     let tools: Arc<[Tool]> = match choice {
         ToolChoice::None => Arc::default(),

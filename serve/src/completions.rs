@@ -49,7 +49,7 @@ pub fn prepare(app: &App, fields: Fields<'_>) -> Result<Completion, ApiError> {
     }
     let value = fields.get("prompt").ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
     let prompts = read_prompts(&app.speech, value)?;
-    let guide = structure::guide(app, structure::read(fields)?, &[], &ToolChoice::None, Start::Content)?;
+    let guide = structure::guide(app, structure::read(fields)?, &[], &ToolChoice::None, Start::Content, false)?;
     let (mut requests, mut echoes) = (Vec::new(), Vec::new());
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
     let is_shared = prompts.len() == 1;

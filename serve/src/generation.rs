@@ -117,7 +117,8 @@ impl Generation {
             snapshot_at.sort_unstable();
             snapshot_at.dedup();
         }
-        let stop = if self.ignore_eos { Arc::default() } else { Arc::clone(&speech.stop) };
+        // What must have a form ends when it has it.
+        let stop = if self.ignore_eos && guide.is_none() { Arc::default() } else { Arc::clone(&speech.stop) };
         let rules = Rules {
             penalties: self.penalties.clone(),
             temperature: self.sampling.temperature,

@@ -9,12 +9,15 @@
 
 mod answer;
 mod app;
+mod call_grammar;
 mod chat;
 mod completions;
 mod error;
 mod exchange;
 mod fields;
 mod generation;
+mod grammar;
+mod guide;
 mod http;
 mod keys;
 mod language;

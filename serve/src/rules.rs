@@ -121,7 +121,9 @@ impl Rule for Rules {
 
     fn apply(&mut self, logits: &mut [f32]) {
         self.penalise(logits);
-        if self.picked < self.least {
+        let is_guided = self.guide.as_ref().is_some_and(|guide| guide.is_active());
+        // A form that is complete may allow nothing but the end.
+        if self.picked < self.least && !is_guided {
             for token in self.stop.iter() {
                 if let Some(logit) = logits.get_mut(*token as usize) {
                     *logit = f32::NAN;

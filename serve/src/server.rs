@@ -17,6 +17,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::app::{App, now};
 use crate::exchange::Deadlines;
+use crate::grammar::Grammars;
 use crate::http::{Gate, router};
 use crate::keys::Keys;
 use crate::speech::{Speech, SpeechError};
@@ -110,10 +111,12 @@ pub async fn serve<E: std::fmt::Display + Send + 'static>(
     let (worker, when_ready) = Worker::start(open, Arc::clone(&state));
     let gpu = plan.cuda.as_ref().map(|cuda| cuda.program.gpu.to_string());
     let buckets = plan.cuda.iter().flat_map(|cuda| &cuda.program.phases).map(|phase| phase.rows);
+    let grammars = Arc::new(Grammars::new(Arc::clone(&speech)));
     let app = Arc::new(App {
         speech,
         state: Arc::clone(&state),
         worker: worker.clone(),
+        grammars: Arc::clone(&grammars),
         model: options.model.clone(),
         takes_any_model: options.takes_any_model,
         fingerprint,
@@ -124,6 +127,8 @@ pub async fn serve<E: std::fmt::Display + Send + 'static>(
         ready: OnceLock::new(),
         facts: json!({ "compiled_for": gpu, "phases": buckets.collect::<Vec<_>>() }),
     });
+    // Whoever asks for a grammar before that waits.
+    tokio::task::spawn_blocking(move || grammars.prepare());
     let gate = Gate { keys: Arc::new(Keys::parse(&options.api_keys)), cors };
     let router = router(Arc::clone(&app), gate);
     let (close, closed) = watch::channel(false);

@@ -3,9 +3,11 @@
 use serde_json::Value;
 
 use crate::app::App;
+use crate::call_grammar;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::language::Start;
+use crate::guide::{Calls, Guided, Ids};
+use crate::language::{Mark, Start, Tool};
 use crate::rules::Guide;
 use crate::tools::{Declared, ToolChoice};
 
@@ -67,16 +69,38 @@ fn read_outputs(fields: Fields<'_>, names: [&str; 4]) -> Result<Option<Structure
     Ok(fields.text(grammar)?.map(|grammar| Structure::Lark(grammar.into())))
 }
 
-/// What keeps an answer to its form.
+/// What keeps an answer to its form; nothing where any will do.
 pub fn guide(
-    _app: &App,
+    app: &App,
     structure: Option<Structure>,
-    _tools: &[Declared],
+    tools: &[Declared],
     choice: &ToolChoice,
-    _start: Start,
+    start: Start,
+    may_think: bool,
 ) -> Result<Option<Box<dyn Guide>>, ApiError> {
-    match (structure, choice) {
-        (None, ToolChoice::Auto { .. } | ToolChoice::None) => Ok(None),
-        _ => Err(ApiError::not_implemented("structured output is not there yet")),
+    if structure.is_none() && tools.is_empty() {
+        return Ok(None);
     }
+    let mut guide = Guided::new(Ids::new(&app.speech), start != Start::Content);
+    guide.may_think = may_think;
+    guide.answer = structure.map(|structure| app.grammars.structure(&structure)).transpose()?;
+    let named = |name: &Option<String>, tool: &Tool| name.as_ref().is_none_or(|name| *name == tool.name);
+    let (allowed, must, parallel): (Vec<&Tool>, bool, bool) = match choice {
+        ToolChoice::None => (Vec::new(), false, false),
+        ToolChoice::Auto { parallel } => (tools.iter().map(|tool| &tool.tool).collect(), false, *parallel),
+        ToolChoice::Required { name, parallel } => {
+            let allowed = tools.iter().map(|tool| &tool.tool).filter(|tool| named(name, tool));
+            (allowed.collect(), true, *parallel)
+        }
+    };
+    guide.forbids_calls = allowed.is_empty() && !tools.is_empty();
+    if let (false, Some(quote), Some(close)) =
+        (allowed.is_empty(), app.speech.id(Mark::Quote), app.speech.id(Mark::CallClose))
+    {
+        let matcher = app.grammars.call(call_grammar::lark(allowed.into_iter(), quote, close)?)?;
+        guide.calls = Some(Calls { matcher, must, parallel });
+    } else if must {
+        return Err(ApiError::invalid("tool_choice", "the model's vocabulary has no markers for calls of tools"));
+    }
+    Ok(Some(Box::new(guide)))
 }

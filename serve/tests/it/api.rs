@@ -210,7 +210,7 @@ fn messages_cannot_forge_markers() {
 fn answers_are_the_same_in_company() {
     let request = |i: usize| {
         let content = format!("Tell me about number {}", i % 37);
-        json!({ "messages": [{ "role": "user", "content": content }], "seed": i, "max_tokens": 1 + i % 7, "stream": i % 3 == 0 })
+        json!({ "messages": [{ "role": "user", "content": content }], "seed": i, "max_tokens": 1 + i % 7, "stream": i.is_multiple_of(3) })
     };
     let answer = |server: &Server, i: usize| {
         let request = request(i);
