@@ -231,6 +231,7 @@ async fn version(Shared(app): Shared<Arc<App>>) -> Response<Body> {
         "model": app.model,
         "plan_hash": app.fingerprint,
         "context": app.speech.context,
+        "vocab_size": app.speech.vocab_size,
         "device": ready.map(|ready| ready.device.as_str()),
         "sequences": ready.map(|ready| ready.sequences),
         "blocks": ready.map(|ready| ready.blocks),

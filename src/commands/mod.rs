@@ -10,6 +10,7 @@ mod doctor;
 mod generation;
 mod inspect;
 mod kernels;
+mod load;
 mod logits;
 mod perplexity;
 mod plan_file;
@@ -35,6 +36,7 @@ pub enum Command {
     Compile(compile::Args),
     Run(run::Args),
     Serve(serve::Args),
+    Load(load::Args),
     Logits(logits::Args),
     Tokenize(tokenize::Args),
     Inspect(inspect::Args),
@@ -55,6 +57,7 @@ pub fn run(command: Command) -> Result<Outcome> {
         Command::Compile(args) => compile::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Serve(args) => serve::run(args),
+        Command::Load(args) => load::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Inspect(args) => inspect::run(&args),

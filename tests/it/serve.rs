@@ -1,0 +1,49 @@
+//! The server as a process, and the load that another process puts on it.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::common::Place;
+
+#[test]
+fn a_server_answers_load_and_ends_when_it_is_told_to() {
+    let place = Place::new();
+    place.ok("synth tiny-dense --layers 2 -q q8_0 -o model.gguf");
+    place.ok("compile model.gguf -o plan.bin --target cpu --ctx 256");
+    let mut server =
+        place.command("serve plan.bin --port 0 --alias tiny --sequences 4").stdout(Stdio::piped()).spawn().unwrap();
+    let mut url = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut url).unwrap();
+    let url = url.trim();
+    assert!(url.starts_with("http://127.0.0.1:"), "{url}");
+    let load =
+        format!("load {url} --requests 20 --concurrency 6 -p 20 -n 10 --prefix 8 --good-ttft 60000 --json load.json");
+    let told = place.ok(&load);
+    assert!(told.starts_with("20 requests in ") && told.contains(" 0 failed; 400 tokens in, 200 out\n"), "{told}");
+    let figures: Value = serde_json::from_slice(&place.read("load.json")).unwrap();
+    assert_eq!((&figures["completed"], &figures["total_output_tokens"]), (&20.into(), &200.into()));
+    assert!(figures["p99_itl_ms"].as_f64().unwrap() > 0.0 && figures["request_goodput"].as_f64().unwrap() > 0.0);
+    place.ok(&format!("load {url} --requests 4 --rate 100 -p 4 -n 2"));
+    let id = server.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+    assert!(place.refused(&format!("load {url}")).contains("cannot connect"));
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_before_anybody_is_told() {
+    let place = Place::new();
+    place.ok("synth tiny-dense --layers 2 -q q8_0 -o model.gguf");
+    place.ok("compile model.gguf -o plan.bin --target cpu --ctx 64");
+    std::fs::write(place.path("keys"), "# none\n").unwrap();
+    for (line, word) in [
+        ("serve plan.bin --port 0 --api-keys keys", "has no key"),
+        ("serve plan.bin --port 0 --api-keys nowhere", "cannot read nowhere"),
+        ("serve plan.bin --port 0 --sequences 0", "--sequences 0"),
+        ("serve nowhere.bin --port 0", "nowhere.bin"),
+    ] {
+        assert!(place.refused(line).contains(word), "{line}: {}", place.refused(line));
+    }
+}
