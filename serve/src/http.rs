@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::error::{ApiError, json_response};
 use crate::keys::Keys;
-use crate::{chat, completions, sse, tokens};
+use crate::sse::Events;
+use crate::{chat, completions, responses, sse, tokens};
 
 /// The longest body: a prompt of the longest context is far smaller.
 pub const MOST_BODY: usize = 32 << 20;
@@ -36,6 +37,7 @@ pub fn router(app: Arc<App>, gate: Gate) -> Router {
         .route("/v1/chat/completions", post(answer_chat))
         .route("/chat/completions", post(answer_chat))
         .route("/v1/completions", post(answer_completion))
+        .route("/v1/responses", post(answer_response))
         .route("/v1/models", get(models))
         .route("/models", get(models))
         .route("/v1/models/{*id}", get(model))
@@ -167,6 +169,29 @@ async fn completion(app: Arc<App>, headers: HeaderMap, body: Body) -> Answered {
     let (answers, usage) = progress.whole().await?;
     let answer = completions::whole(&app, &envelope, &answers, usage, &echoes, has_logprobs);
     Ok(json_response(StatusCode::OK, &answer))
+}
+
+async fn answer_response(Shared(app): Shared<Arc<App>>, headers: HeaderMap, body: Body) -> Response<Body> {
+    answered(response(app, headers, body).await)
+}
+
+async fn response(app: Arc<App>, headers: HeaderMap, body: Body) -> Answered {
+    app.state.check()?;
+    let body = read_body(&headers, body).await?;
+    let responses::Response { chat, echo } = prepare(&app, body, responses::prepare).await?;
+    let mut progress = app.begin(chat.prepared).await?;
+    let ping = app.ping;
+    let mut events = responses::ResponseEvents::new(app, echo);
+    if chat.generation.stream {
+        return Ok(sse::response(progress, events, ping));
+    }
+    loop {
+        let updates = progress.next().await?;
+        if updates.is_empty() {
+            return Ok(json_response(StatusCode::OK, &events.whole(progress.usage())));
+        }
+        updates.into_iter().for_each(|update| events.update(update, &mut String::new()));
+    }
 }
 
 fn model_json(app: &App) -> Value {

@@ -26,6 +26,7 @@ mod metrics;
 mod process;
 mod progress;
 mod prompt;
+mod responses;
 mod rules;
 mod server;
 mod speech;

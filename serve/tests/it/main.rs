@@ -5,4 +5,5 @@
 mod api;
 mod faults;
 mod forms;
+mod responses;
 mod support;
