@@ -34,6 +34,7 @@ type Answered = Result<Response<Body>, ApiError>;
 
 pub fn router(app: Arc<App>, gate: Gate) -> Router {
     Router::new()
+        .route("/", get(page))
         .route("/v1/chat/completions", post(answer_chat))
         .route("/chat/completions", post(answer_chat))
         .route("/v1/completions", post(answer_completion))
@@ -58,7 +59,7 @@ pub fn router(app: Arc<App>, gate: Gate) -> Router {
 /// Keys before, and headers after every handler.
 async fn guard(Shared(gate): Shared<Gate>, request: Request, next: Next) -> Response<Body> {
     let is_free = request.method() == Method::OPTIONS
-        || ["/health", "/v1/health", "/ping", "/metrics"].contains(&request.uri().path());
+        || ["/", "/health", "/v1/health", "/ping", "/metrics"].contains(&request.uri().path());
     let id = request.headers().get("x-request-id").filter(|id| id.len() <= 128).cloned();
     let is_preflight = request.method() == Method::OPTIONS;
     let mut response = if !is_free && !gate.keys.admit(request.headers()) {
@@ -267,6 +268,16 @@ async fn version(Shared(app): Shared<Arc<App>>) -> Response<Body> {
         facts.extend(more.clone());
     }
     json_response(StatusCode::OK, &facts)
+}
+
+/// A chat, in one file that loads nothing from elsewhere.
+async fn page() -> Response<Body> {
+    let mut response = Response::new(Body::from(include_str!("page.html")));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    let policy = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+    response
 }
 
 async fn embeddings() -> Response<Body> {

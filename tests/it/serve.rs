@@ -1,23 +1,52 @@
 //! The server as a process, and the load that another process puts on it.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
 use crate::common::Place;
+
+/// A server and its address.
+fn start(place: &Place, line: &str) -> (Child, String) {
+    let mut server = place.command(line).stdout(Stdio::piped()).spawn().unwrap();
+    let mut url = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut url).unwrap();
+    assert!(url.starts_with("http://127.0.0.1:"), "{url}");
+    (server, url.trim().into())
+}
+
+/// Ends a server as whoever runs it would.
+fn end(mut server: Child) {
+    let id = server.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+}
+
+/// In a browser, where there is one.
+#[test]
+fn the_page_works_in_a_browser() {
+    let runs = |program: &str| Command::new(program).arg("--version").output().is_ok_and(|ran| ran.status.success());
+    if !runs("chromium") || !runs("node") {
+        eprintln!("no chromium or no node: the page was not tried");
+        return;
+    }
+    let place = Place::new();
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/austen_q4_0.gguf");
+    place.ok(&format!("compile {model} -o plan.bin --target cpu --ctx 1024"));
+    let (server, url) = start(&place, "serve plan.bin --port 0 --sequences 2");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/test-page.mjs");
+    let tried = Command::new("node").args([script, &url]).output().unwrap();
+    assert!(tried.status.success(), "{}", String::from_utf8_lossy(&tried.stderr));
+    end(server);
+}
 
 #[test]
 fn a_server_answers_load_and_ends_when_it_is_told_to() {
     let place = Place::new();
     place.ok("synth tiny-dense --layers 2 -q q8_0 -o model.gguf");
     place.ok("compile model.gguf -o plan.bin --target cpu --ctx 256");
-    let mut server =
-        place.command("serve plan.bin --port 0 --alias tiny --sequences 4").stdout(Stdio::piped()).spawn().unwrap();
-    let mut url = String::new();
-    BufReader::new(server.stdout.take().unwrap()).read_line(&mut url).unwrap();
-    let url = url.trim();
-    assert!(url.starts_with("http://127.0.0.1:"), "{url}");
+    let (server, url) = start(&place, "serve plan.bin --port 0 --alias tiny --sequences 4");
     let load =
         format!("load {url} --requests 20 --concurrency 6 -p 20 -n 10 --prefix 8 --good-ttft 60000 --json load.json");
     let told = place.ok(&load);
@@ -26,9 +55,7 @@ fn a_server_answers_load_and_ends_when_it_is_told_to() {
     assert_eq!((&figures["completed"], &figures["total_output_tokens"]), (&20.into(), &200.into()));
     assert!(figures["p99_itl_ms"].as_f64().unwrap() > 0.0 && figures["request_goodput"].as_f64().unwrap() > 0.0);
     place.ok(&format!("load {url} --requests 4 --rate 100 -p 4 -n 2"));
-    let id = server.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
-    assert_eq!(server.wait().unwrap().code(), Some(0));
+    end(server);
     assert!(place.refused(&format!("load {url}")).contains("cannot connect"));
 }
 

@@ -168,6 +168,10 @@ fn the_server_says_what_it_is() {
     assert_eq!(models["data"][0]["max_model_len"], 512);
     assert_eq!(server.get("/v1/models/tiny").json(), models["data"][0]);
     assert_eq!(server.get("/health").status, 200);
+    let page = server.get("/");
+    assert!(
+        page.head.contains("content-security-policy: default-src 'none'") && page.text.starts_with("<!doctype html>")
+    );
     let version = server.get("/version").json();
     assert_eq!((&version["device"], &version["sequences"]), (&json!("cpu"), &json!(2)));
     let request = json!({ "messages": [{ "role": "developer", "content": [{ "type": "text", "text": "Be brief" }] },
