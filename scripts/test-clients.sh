@@ -3,7 +3,7 @@
 # node with npm, and a network for the first run. What is installed is kept in .cache/clients.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-folder=$PWD/.cache/clients
+folder=${GEMMA4C_TOOLS:-$PWD/.cache}/clients
 gemma4c=${GEMMA4C:-target/debug/gemma4c}
 [[ -x $gemma4c ]] || cargo build
 

@@ -10,13 +10,14 @@ use gemma4c_plan::Plan;
 use gemma4c_serve::{Deadlines, Options, QueueLimits, ServeError};
 
 use super::Outcome;
+use super::cached::ModelArgs;
 use super::plan_file::{self, EngineArgs, EngineOptions, PlanArgs};
 use crate::output;
 
 /// Serve a plan over HTTP, to clients of OpenAI's API.
 ///
 /// The first line on standard output is the server's address, printed when it is ready. SIGTERM lets running requests finish; a second one
-/// ends at once.
+/// ends at once. A GGUF model will do instead of a plan: it is compiled for this machine, once.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -76,12 +77,19 @@ pub struct Args {
 
     #[command(flatten)]
     engine: EngineArgs,
+
+    #[command(flatten)]
+    model: ModelArgs,
 }
+
+/// Sequences that a model is compiled for where nobody says.
+const USUAL_SEQUENCES: u32 = 16;
 
 /// The gap between tokens where nobody said what it may be: a person does not notice it.
 const USUAL_GAP: Duration = Duration::from_millis(50);
 
-pub fn run(args: Args) -> Result<Outcome> {
+pub fn run(mut args: Args) -> Result<Outcome> {
+    args.model.resolve(&mut args.plan, args.sequences.unwrap_or(USUAL_SEQUENCES))?;
     let plan = plan_file::read(&args.plan.plan)?;
     let api_keys = match &args.api_keys {
         None => String::new(),
