@@ -102,7 +102,10 @@ fn read_format(fields: Fields<'_>) -> Result<Option<Structure>, ApiError> {
 /// Items of the input as messages of a chat: thoughts and calls that follow each other are of one turn.
 fn read_input(input: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
     let items = match input {
-        Value::String(text) => return Ok(messages.push(json!({ "role": "user", "content": text }))),
+        Value::String(text) => {
+            messages.push(json!({ "role": "user", "content": text }));
+            return Ok(());
+        }
         Value::Array(items) => items,
         _ => return Err(ApiError::invalid("input", "input must be a text or a list of items")),
     };

@@ -4,6 +4,9 @@ use std::io::{Read, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gemma4c_plan::Sampling;
+use gemma4c_runtime::RuntimeError;
+use gemma4c_runtime::engine::{Chunk, Device, Limits, Part, Picked, Picking, Row};
 use gemma4c_serve::{Deadlines, Options, QueueLimits};
 use serde_json::{Value, json};
 
@@ -201,4 +204,107 @@ fn keys_open_what_is_not_free() {
     assert_eq!((server.get("/health").status, server.get("/metrics").status), (200, 200));
     let header = "authorization: Bearer secret\r\nconnection: close\r\n";
     assert_eq!(Response::read(server.send("GET", "/v1/models", header, b"")).status, 200);
+}
+
+/// A device that fails after some decodes.
+struct Failing {
+    device: Box<dyn Device>,
+    decodes_left: u32,
+}
+
+impl Failing {
+    fn count(&mut self) -> Result<(), RuntimeError> {
+        self.decodes_left = self.decodes_left.saturating_sub(1);
+        match self.decodes_left {
+            0 => Err(RuntimeError::Backend("an illegal memory access".into())),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Device for Failing {
+    fn limits(&self) -> &Limits {
+        self.device.limits()
+    }
+
+    fn name(&self) -> String {
+        self.device.name()
+    }
+
+    fn identity(&self) -> u128 {
+        self.device.identity()
+    }
+
+    fn can_pick(&self, sampling: &Sampling) -> bool {
+        self.device.can_pick(sampling)
+    }
+
+    fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
+        self.device.set_pages(slot, pages)
+    }
+
+    fn prefill(&mut self, chunk: Chunk<'_>, picking: Option<Picking>) -> Result<(), RuntimeError> {
+        self.device.prefill(chunk, picking)
+    }
+
+    fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
+        self.count()?;
+        self.device.decode(rows)
+    }
+
+    fn decode_again(&mut self) -> Result<(), RuntimeError> {
+        self.count()?;
+        self.device.decode_again()
+    }
+
+    fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError> {
+        self.device.collect()
+    }
+
+    fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError> {
+        self.device.copy(from, to)
+    }
+
+    fn save(&mut self, from: Part, units: &[u32]) -> Result<(), RuntimeError> {
+        self.device.save(from, units)
+    }
+
+    fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError> {
+        self.device.load(units, to)
+    }
+}
+
+#[test]
+fn a_device_that_fails_is_told_to_everybody_at_once() {
+    let server = Server::on(options(), 2, |device| Box::new(Failing { device, decodes_left: 30 }));
+    let body = |stream| long(stream).to_string().into_bytes();
+    let send = |stream| server.send("POST", "/v1/completions", "connection: close\r\n", &body(stream));
+    // One that streams, one that does not, and one that waits for its turn.
+    let waiting = [send(true), send(false), send(false)].map(|stream| thread::spawn(move || Response::read(stream)));
+    let answers = waiting.map(|thread| thread.join().unwrap());
+    for answer in answers {
+        assert!(
+            answer.text.contains("an illegal memory access") && answer.text.contains("internal_error"),
+            "{answer:?}"
+        );
+        assert!(!answer.text.contains("[DONE]"));
+    }
+    let health = server.get("/health");
+    assert_eq!((health.status, &health.json()["error"]["code"]), (503, &json!("failed")));
+    assert_eq!(server.post("/v1/completions", &long(false)).status, 503);
+}
+
+#[test]
+fn prefixes_are_kept_from_those_with_another_salt() {
+    let server = Server::new(options(), 2);
+    let cached = |salt: Value| {
+        let system = json!({ "role": "system", "content": "Be brief. ".repeat(5) });
+        let messages = json!([system, { "role": "user", "content": "Hi" }]);
+        let request = json!({ "messages": messages, "max_tokens": 1, "cache_salt": salt });
+        let answer = server.post("/v1/chat/completions", &request).json();
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count")
+    };
+    assert_eq!(cached(json!("a")), 0);
+    assert!(cached(json!("a")) > 0);
+    assert_eq!((cached(json!("b")), cached(Value::Null)), (0, 0));
 }

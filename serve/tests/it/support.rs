@@ -89,16 +89,22 @@ pub fn options() -> Options {
 
 impl Server {
     pub fn new(options: Options, sequences: u32) -> Server {
-        Server::with_plan(TINY.plan.clone(), options, sequences)
+        Server::on(options, sequences, |device| device)
     }
 
-    pub fn with_plan(plan: Plan, options: Options, sequences: u32) -> Server {
+    /// With something between the engine and its device.
+    pub fn on(
+        options: Options,
+        sequences: u32,
+        wrapped: impl FnOnce(Box<dyn Device>) -> Box<dyn Device> + Send + 'static,
+    ) -> Server {
+        let plan = TINY.plan.clone();
         let location = ModelLocation { plan: TINY.folder.path().join("plan.bin"), given: None };
         let (opened, suppress) = (plan.clone(), plan.vocab.as_ref().expect("a vocabulary").suppress.clone());
         let open = move || {
             let cpu = CpuOptions { sequences, snapshots: 4, host_bytes: 0, suppress: suppress.clone() };
             let device: Box<dyn Device> = Box::new(CpuDevice::open(opened, &location, cpu)?);
-            Engine::new(device, EngineOptions { suppress, ..EngineOptions::default() })
+            Engine::new(wrapped(device), EngineOptions { suppress, ..EngineOptions::default() })
         };
         let running = start(plan, options, open).expect("a server");
         let address = running.address;
