@@ -168,6 +168,24 @@ impl Call {
         rest
     }
 
+    /// Gives out what was held back when a limit has cut the call: JSON as far as it came.
+    pub fn cut(&mut self, out: &mut Vec<Delta>) {
+        let buffer = std::mem::take(&mut self.buffer);
+        let opened = Value::String(buffer.clone()).to_string();
+        let opened = &opened[..opened.len() - 1];
+        match self.stage {
+            Stage::Bare => self.json.push_str(&buffer),
+            _ if buffer.is_empty() => {}
+            Stage::Key | Stage::QuotedKey(_) | Stage::AfterKey => {
+                let is_first = self.levels.last().is_none_or(|level| level.is_empty);
+                self.json.push_str(if is_first { "" } else { "," });
+                self.json.push_str(opened);
+            }
+            _ => self.json.push_str(opened),
+        }
+        self.give_out(out);
+    }
+
     fn give_out(&mut self, out: &mut Vec<Delta>) {
         if !self.json.is_empty() {
             out.push(Delta::Arguments { index: self.index, text: std::mem::take(&mut self.json) });

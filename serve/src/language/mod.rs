@@ -157,7 +157,7 @@ impl Language {
         let rest = self.characters.finish();
         self.text(&rest, out);
         match std::mem::replace(&mut self.state, State::Content) {
-            State::Call(call) if call.is_named() && cut => {}
+            State::Call(mut call) if call.is_named() && cut => call.cut(out),
             State::Call(call) => self.leave(*call, out),
             state => self.flush(state, out),
         }

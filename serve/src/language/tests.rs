@@ -177,6 +177,12 @@ fn a_call_that_was_cut_stays_as_it_is() {
     let answer = read(&items, Start::Content, true, &|_| false);
     assert_eq!(answer.calls, [("weather".to_owned(), "{\"city\":\"Par".to_owned())]);
     assert_eq!(read(&items[..1], Start::Content, true, &|_| false).content, "<|tool_call>");
+    for (written, expected) in
+        [("days:12", "{\"days\":12"), ("days:1,ci", "{\"days\":1,\"ci"), ("days:'4", "{\"days\":\"4")]
+    {
+        let items = [OPEN, text("call:weather{"), text(written)];
+        assert_eq!(read(&items, Start::Content, true, &|_| true).calls[0].1, expected);
+    }
     assert_eq!(read(&[text("thought\nA")], Start::Label, true, &|_| true).reasoning, "A");
     assert_eq!(read(&[text("A"), ANSWER, text("B")], Start::Thinking, true, &|_| true).content, "B");
 }
