@@ -84,12 +84,28 @@ fn allow(logits: &mut [f32], is_allowed: impl Fn(u32) -> bool) {
     logits.iter_mut().zip(0..).filter(|(_, id)| !is_allowed(*id)).for_each(|(logit, _)| *logit = f32::NAN);
 }
 
-/// What a matcher allows; nothing where it has failed.
+/// What a matcher allows, and some tokens besides; nothing where it has failed.
 fn follow(matcher: &mut Matcher, also: &[u32], logits: &mut [f32]) {
+    let kept: Vec<(usize, f32)> =
+        also.iter().filter_map(|id| Some((*id as usize, *logits.get(*id as usize)?))).collect();
     match matcher.compute_mask_or_eos() {
-        Ok(mask) => allow(logits, |id| also.contains(&id) || ((id as usize) < mask.len() && mask.is_allowed(id))),
-        Err(_) => allow(logits, |_| false),
+        Err(_) => return logits.fill(f32::NAN),
+        Ok(mask) => {
+            // Most words of a mask are all zeros or all ones.
+            let words = mask.as_slice().iter().copied().chain(std::iter::repeat(0));
+            for (group, word) in logits.chunks_mut(u32::BITS as usize).zip(words) {
+                match word {
+                    0 => group.fill(f32::NAN),
+                    u32::MAX => {}
+                    _ => {
+                        let denied = group.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0);
+                        denied.for_each(|(_, logit)| *logit = f32::NAN);
+                    }
+                }
+            }
+        }
     }
+    kept.into_iter().for_each(|(id, logit)| logits[id] = logit);
 }
 
 impl Guide for Guided {

@@ -29,6 +29,7 @@ pub use device_cpu::{CpuDevice, CpuOptions};
 use pace::{Pace, Work};
 use pool::Pool;
 use prefix::{Chain, Prefixes, Prompt};
+use rayon::prelude::*;
 pub use request::{BoxedRule, Event, Finish, Fork, Id, LONGEST_SALT, Request, RequestError, Rule};
 use sequence::{Sequence, Stage};
 
@@ -372,14 +373,38 @@ impl<D: Device> Engine<D> {
 
     fn collect(&mut self) -> Result<(), RuntimeError> {
         let Some(InFlight { rows, work }) = self.in_flight.pop_front() else { return Ok(()) };
-        let picked = self.device.collect()?;
+        let mut picked = self.device.collect()?;
         let now = (self.clock)();
         self.pace.measured(now.saturating_sub(self.began), work);
         self.began = now;
+        self.pick_on_host(&rows, &mut picked);
         for (id, picked) in rows.into_iter().zip(picked) {
             self.take_token(id, picked);
         }
         Ok(())
+    }
+
+    /// The tokens that the device did not pick. Each takes a pass over the vocabulary, so that several go to several cores.
+    fn pick_on_host(&mut self, rows: &[Id], picked: &mut [Picked]) {
+        if picked.iter().all(|picked| picked.logits.is_empty()) {
+            return;
+        }
+        let mut of: BTreeMap<Id, &mut Picked> = rows.iter().copied().zip(picked).collect();
+        let mut work: Vec<(&mut Sequence, &mut Picked)> = Vec::new();
+        for (id, sequence) in &mut self.sequences {
+            let is_ours = sequence.request.is_ruled() || !self.device.can_pick(&sequence.request.sampling);
+            if let Some(picked) = of.remove(id).filter(|_| is_ours && sequence.stale == 0) {
+                work.push((sequence, picked));
+            }
+        }
+        let sampler = &self.host_sampler;
+        work.par_iter_mut().for_each(|(sequence, picked)| {
+            let position = sequence.position_of_next_token() as u64;
+            let Request { sampling, seed, rule, .. } = &mut sequence.request;
+            let mut sampler = sampler.by(*sampling, *seed);
+            let rule = rule.as_mut().filter(|rule| rule.0.is_active());
+            picked.token = pick_by(&mut sampler, rule, &picked.logits, position).unwrap_or(u32::MAX);
+        });
     }
 
     /// One token of a sequence that may have ended in the meantime.
@@ -389,14 +414,8 @@ impl<D: Device> Engine<D> {
             sequence.stale -= 1;
             return;
         }
-        let Picked { mut token, logits } = picked;
+        let Picked { token, logits } = picked;
         let was_ruled = sequence.request.is_ruled();
-        if was_ruled || !self.device.can_pick(&sequence.request.sampling) {
-            self.host_sampler.set(sequence.request.sampling, sequence.request.seed);
-            let position = sequence.position_of_next_token() as u64;
-            let rule = sequence.request.rule.as_mut().filter(|_| was_ruled);
-            token = pick_by(&mut self.host_sampler, rule, &logits, position).unwrap_or(u32::MAX);
-        }
         if token >= self.limits.vocab {
             self.remove(id);
             self.events.push(Event::Failed { id, error: RuntimeError::NoPick });
