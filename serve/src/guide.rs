@@ -203,3 +203,119 @@ impl Guide for Guided {
         Box::new(Guided { ids, answer, calls, forbids_calls, may_think, stage })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::call_grammar;
+    use crate::grammar::Grammars;
+    use crate::language::Tool;
+    use crate::speech::tests::bytes_and_markers;
+    use crate::structure::Structure;
+
+    struct Course {
+        speech: Arc<Speech>,
+        grammars: Grammars,
+    }
+
+    impl Course {
+        fn new() -> Course {
+            let speech = Arc::new(bytes_and_markers());
+            Course { grammars: Grammars::new(Arc::clone(&speech)), speech }
+        }
+
+        fn id(&self, mark: Mark) -> u32 {
+            self.speech.id(mark).unwrap()
+        }
+
+        fn guided(&self) -> Guided {
+            Guided::new(Ids::new(&self.speech), false)
+        }
+
+        fn choice(&self, words: &[&str]) -> Option<Matcher> {
+            let words = words.iter().map(|word| word.to_string()).collect();
+            Some(self.grammars.structure(&Structure::Choice(words)).unwrap())
+        }
+
+        fn calls(&self, must: bool, parallel: bool) -> Option<Calls> {
+            let parameters =
+                json!({ "type": "object", "properties": { "x": { "type": "boolean" } }, "required": ["x"] });
+            let tool = Tool { name: "f".into(), parameters };
+            let lark = call_grammar::lark([&tool].into_iter(), self.id(Mark::Quote), self.id(Mark::CallClose)).unwrap();
+            Some(Calls { matcher: self.grammars.call(lark).unwrap(), must, parallel })
+        }
+
+        /// What may come next; nothing said is anything.
+        fn allowed(&self, guided: &mut Guided) -> Option<Vec<u32>> {
+            let mut logits = vec![0.0; self.speech.vocab_size as usize];
+            guided.is_active().then(|| {
+                guided.restrict(&mut logits);
+                (0..).zip(logits).filter(|(_, logit)| !logit.is_nan()).map(|(id, _)| id).collect()
+            })
+        }
+
+        fn say(&self, guided: &mut Guided, text: &str) {
+            for byte in text.bytes() {
+                let allowed = self.allowed(guided);
+                assert!(allowed.is_none_or(|allowed| allowed.contains(&byte.into())), "{} in {text}", byte as char);
+                guided.picked(byte.into());
+            }
+        }
+    }
+
+    #[test]
+    fn a_form_begins_after_thoughts_and_ends_the_answer() {
+        let course = Course::new();
+        let [open, close] = [Mark::ChannelOpen, Mark::ChannelClose].map(|mark| course.id(mark));
+        let mut guided = Guided { answer: course.choice(&["yes", "no"]), may_think: true, ..course.guided() };
+        assert_eq!(course.allowed(&mut guided), Some(vec![b'n'.into(), b'y'.into(), open]));
+        guided.picked(open);
+        assert_eq!(course.allowed(&mut guided), None);
+        course.say(&mut guided, "thought\nmaybe");
+        guided.picked(close);
+        assert_eq!(course.allowed(&mut guided), Some(vec![b'n'.into(), b'y'.into()]));
+        let mut other = guided.copy();
+        course.say(&mut guided, "yes");
+        assert_eq!(course.allowed(&mut guided), Some(course.speech.stop.to_vec()));
+        // A copy goes its own way.
+        other.picked(b'n'.into());
+        let mut logits = vec![0.0; course.speech.vocab_size as usize];
+        other.restrict(&mut logits);
+        assert!(!logits[b'o' as usize].is_nan() && logits[b'e' as usize].is_nan());
+    }
+
+    #[test]
+    fn calls_are_free_until_they_begin() {
+        let course = Course::new();
+        let [call, end, run] = [Mark::CallOpen, Mark::CallClose, Mark::ResponseOpen].map(|mark| course.id(mark));
+        let mut guided = Guided { calls: course.calls(false, false), ..course.guided() };
+        course.say(&mut guided, "Let me see");
+        assert_eq!(course.allowed(&mut guided), None);
+        guided.picked(call);
+        assert_eq!(course.allowed(&mut guided), Some(vec![b'c'.into()]));
+        course.say(&mut guided, "call:f{x:true}");
+        assert_eq!(course.allowed(&mut guided), Some(vec![end]));
+        guided.picked(end);
+        assert_eq!(course.allowed(&mut guided), Some(vec![run]));
+        // Several, and at least one.
+        let mut guided = Guided { calls: course.calls(true, true), may_think: true, ..course.guided() };
+        let channel = course.id(Mark::ChannelOpen);
+        assert_eq!(course.allowed(&mut guided), Some(vec![channel, call].into_iter().collect()));
+        guided.picked(call);
+        course.say(&mut guided, "call:f{x:false}");
+        guided.picked(end);
+        assert_eq!(course.allowed(&mut guided), Some(vec![call, run]));
+    }
+
+    #[test]
+    fn calls_that_are_not_wanted_do_not_begin() {
+        let course = Course::new();
+        let mut guided = Guided { forbids_calls: true, ..course.guided() };
+        let allowed = course.allowed(&mut guided).unwrap();
+        assert!(!allowed.contains(&course.id(Mark::CallOpen)) && allowed.len() as u32 == course.speech.vocab_size - 1);
+        let mut guided = Guided { answer: course.choice(&["a"]), calls: course.calls(false, true), ..course.guided() };
+        assert_eq!(course.allowed(&mut guided), Some(vec![b'a'.into(), course.id(Mark::CallOpen)]));
+    }
+}

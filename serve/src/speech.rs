@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gemma4c_models::chat::{ChatError, ChatTemplate};
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
-use gemma4c_plan::{Plan, Sampling, TokenKind};
+use gemma4c_plan::{Plan, Sampling, TokenKind, Vocab};
 
 use crate::language::{Mark, Piece, Start};
 
@@ -39,6 +39,10 @@ pub enum SpeechError {
 impl Speech {
     pub fn new(plan: &Plan) -> Result<Speech, SpeechError> {
         let vocab = plan.vocab.as_ref().ok_or(SpeechError::NoVocabulary)?;
+        Speech::of(vocab, plan.sampling, plan.program.context, plan.model.vocab_size)
+    }
+
+    fn of(vocab: &Vocab, sampling: Sampling, context: u32, vocab_size: u32) -> Result<Speech, SpeechError> {
         let tokenizer = Tokenizer::new(vocab)?;
         let marks = Mark::SPELLED.iter().filter_map(|(mark, text)| Some((tokenizer.marker(text)?, *mark)));
         let plain = EncodeOptions { add_bos: false, parse_special: false };
@@ -51,9 +55,9 @@ impl Speech {
             tokenizer,
             stop: vocab.stop.clone().into(),
             suppress: vocab.suppress.clone(),
-            sampling: plan.sampling,
-            context: plan.program.context,
-            vocab_size: plan.model.vocab_size,
+            sampling,
+            context,
+            vocab_size,
         })
     }
 
@@ -102,5 +106,52 @@ impl Speech {
             after_system.map(|at| at + 1).into_iter().chain(opened).map(|at| at as u32).collect();
         places.dedup();
         places
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use gemma4c_plan::Strings;
+
+    use super::*;
+
+    /// Every byte, and Gemma's markers behind them.
+    pub fn bytes_and_markers() -> Speech {
+        let (mut tokens, mut kinds) = (Strings::default(), Vec::new());
+        for byte in 0..=255u8 {
+            assert!(tokens.push(&format!("<0x{byte:02X}>")));
+            kinds.push(TokenKind::Byte);
+        }
+        for text in ["<turn|>", "<|turn>"].into_iter().chain(Mark::SPELLED.iter().map(|(_, text)| *text)) {
+            assert!(tokens.push(text));
+            kinds.push(if text.contains("turn") { TokenKind::Control } else { TokenKind::UserDefined });
+        }
+        let stop = vec![256, 256 + 2 + 4];
+        let vocab = Vocab { tokens, kinds, stop, ..Vocab::default() };
+        let size = vocab.tokens.len() as u32;
+        Speech::of(&vocab, Sampling::default(), 100, size).unwrap()
+    }
+
+    #[test]
+    fn an_answer_begins_where_its_prompt_ends() {
+        let speech = bytes_and_markers();
+        let [open, close] = [Mark::ChannelOpen, Mark::ChannelClose].map(|mark| speech.id(mark).unwrap());
+        let (turn, end) = (speech.turn_open.unwrap(), speech.turn_close.unwrap());
+        let text = |text: &str| text.bytes().map(u32::from).collect::<Vec<u32>>();
+        let opened = [vec![turn], text("model\n")].concat();
+        for (more, start) in [
+            (vec![], Start::Content),
+            (vec![open, 116, 10, close], Start::Content),
+            (vec![open, 116, 10], Start::Thinking),
+            (vec![open], Start::Label),
+        ] {
+            assert_eq!(speech.start(&[opened.clone(), more].concat()), start);
+        }
+        let system = [vec![turn], text("system\nA"), vec![end]].concat();
+        let prompt = [system.clone(), opened.clone(), vec![open, close]].concat();
+        let places = [system.len() as u32, (system.len() + opened.len()) as u32];
+        assert_eq!(speech.snapshots(&prompt, true), places);
+        assert_eq!(speech.snapshots(&prompt, false), places[1..]);
+        assert_eq!(speech.snapshots(&text("model\n"), true), [0; 0]);
     }
 }
