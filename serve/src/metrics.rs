@@ -64,6 +64,7 @@ pub struct Metrics {
     decode: Histogram,
     request_prompt: Histogram,
     request_generation: Histogram,
+    iteration: Histogram,
 }
 
 impl Default for Metrics {
@@ -89,6 +90,7 @@ impl Default for Metrics {
             decode: times(),
             request_prompt: Histogram::new(COUNTS),
             request_generation: Histogram::new(COUNTS),
+            iteration: Histogram::new(COUNTS),
         }
     }
 }
@@ -137,6 +139,11 @@ impl Metrics {
         if tokens > 1 {
             self.per_output_token.observe(decode.as_secs_f64() / (tokens - 1) as f64);
         }
+    }
+
+    /// The engine has made a step, with so many tokens.
+    pub fn step(&self, tokens: usize) {
+        self.iteration.observe(tokens as f64);
     }
 
     /// Sequences running, and the part of the blocks that is in use.
@@ -191,9 +198,18 @@ impl Metrics {
             ("request_decode_time_seconds", &self.decode),
             ("request_prompt_tokens", &self.request_prompt),
             ("request_generation_tokens", &self.request_generation),
+            ("iteration_tokens_total", &self.iteration),
         ] {
             histogram.write(&mut text, name, &model);
         }
+        // What dashboards of llama-server look for.
+        let mut llama = |name: &str, kind: &str, value: u64| {
+            _ = writeln!(text, "# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value}");
+        };
+        llama("requests_processing", "gauge", running as u64);
+        llama("requests_deferred", "gauge", waiting as u64);
+        llama("prompt_tokens_total", "counter", load(&self.prompt_tokens));
+        llama("tokens_predicted_total", "counter", load(&self.generation_tokens));
         text
     }
 }

@@ -68,6 +68,17 @@ pub struct Worker {
     commands: mpsc::Sender<Command>,
 }
 
+/// A thread that panics leaves a server that knows of it: requests in its hands end with an error when their channels are dropped.
+struct Guard(Arc<State>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.set_health(Health::Failed("the engine's thread has panicked".into()));
+        }
+    }
+}
+
 /// What the engine says of itself when it is ready.
 #[derive(Clone, Debug)]
 pub struct Ready {
@@ -86,7 +97,22 @@ impl Worker {
     ) -> (Worker, oneshot::Receiver<Result<Ready, E>>) {
         let (commands, received) = mpsc::channel();
         let (ready, when_ready) = oneshot::channel();
-        let work = move || match open() {
+        let guard = Guard(Arc::clone(&state));
+        let work = move || {
+            let _guard = guard;
+            Worker::work(open, state, &received, ready);
+        };
+        thread::spawn(work);
+        (Worker { commands }, when_ready)
+    }
+
+    fn work<E: std::fmt::Display>(
+        open: impl FnOnce() -> Result<ServedEngine, E>,
+        state: Arc<State>,
+        received: &mpsc::Receiver<Command>,
+        ready: oneshot::Sender<Result<Ready, E>>,
+    ) {
+        match open() {
             Ok(engine) => {
                 let limits = engine.limits();
                 let facts = Ready {
@@ -99,16 +125,14 @@ impl Worker {
                 state.set_health(Health::Ready);
                 // Nobody waits any more where the server has ended in the meantime.
                 if ready.send(Ok(facts)).is_ok() {
-                    Thread { engine, state, open: BTreeMap::new(), of: BTreeMap::new() }.run(&received);
+                    Thread { engine, state, open: BTreeMap::new(), of: BTreeMap::new() }.run(received);
                 }
             }
             Err(error) => {
                 state.set_health(Health::Failed(error.to_string()));
                 _ = ready.send(Err(error));
             }
-        };
-        thread::spawn(work);
-        (Worker { commands }, when_ready)
+        }
     }
 
     pub fn submit(&self, job: Job) -> Result<(), ApiError> {
@@ -174,7 +198,13 @@ impl Thread {
                 self.obey(command);
             }
             match self.engine.step() {
-                Ok(events) => events.into_iter().for_each(|event| self.tell(event)),
+                Ok(events) => {
+                    let tokens = events.iter().filter(|event| matches!(event, Event::Token { .. })).count();
+                    if tokens > 0 {
+                        self.state.metrics.step(tokens);
+                    }
+                    events.into_iter().for_each(|event| self.tell(event));
+                }
                 Err(error) => {
                     self.fail(&error.to_string());
                     return self.refuse_all(commands);

@@ -186,6 +186,8 @@ fn the_server_says_what_it_is() {
     assert!(cached.as_u64().expect("a count") > 4, "{cached}");
     assert!(server.metric("prefix_cache_hits_total") > 4.0);
     assert_eq!(server.metric("generation_tokens_total"), 2.0);
+    assert_eq!(server.metric("iteration_tokens_total_count"), 2.0);
+    assert!(server.get("/metrics").text.contains("\nllamacpp:tokens_predicted_total 2\n"));
     let tokens = server.post("/tokenize", &json!({ "prompt": "Hi <turn|>" })).json();
     let text = server.post("/detokenize", &json!({ "tokens": tokens["tokens"] })).json();
     assert_eq!(text["prompt"], "<bos>Hi <turn|>");

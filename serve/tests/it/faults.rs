@@ -210,12 +210,14 @@ fn keys_open_what_is_not_free() {
 struct Failing {
     device: Box<dyn Device>,
     decodes_left: u32,
+    panics: bool,
 }
 
 impl Failing {
     fn count(&mut self) -> Result<(), RuntimeError> {
         self.decodes_left = self.decodes_left.saturating_sub(1);
         match self.decodes_left {
+            0 if self.panics => panic!("a fault of our own"),
             0 => Err(RuntimeError::Backend("an illegal memory access".into())),
             _ => Ok(()),
         }
@@ -276,7 +278,7 @@ impl Device for Failing {
 
 #[test]
 fn a_device_that_fails_is_told_to_everybody_at_once() {
-    let server = Server::on(options(), 2, |device| Box::new(Failing { device, decodes_left: 30 }));
+    let server = Server::on(options(), 2, |device| Box::new(Failing { device, decodes_left: 30, panics: false }));
     let body = |stream| long(stream).to_string().into_bytes();
     let send = |stream| server.send("POST", "/v1/completions", "connection: close\r\n", &body(stream));
     // One that streams, one that does not, and one that waits for its turn.
@@ -292,6 +294,15 @@ fn a_device_that_fails_is_told_to_everybody_at_once() {
     let health = server.get("/health");
     assert_eq!((health.status, &health.json()["error"]["code"]), (503, &json!("failed")));
     assert_eq!(server.post("/v1/completions", &long(false)).status, 503);
+}
+
+#[test]
+fn a_panic_is_told_too() {
+    let server = Server::on(options(), 2, |device| Box::new(Failing { device, decodes_left: 30, panics: true }));
+    let answer = server.post("/v1/completions", &long(true));
+    assert!(answer.text.contains("the engine has ended") && !answer.text.contains("[DONE]"), "{}", answer.text);
+    until("it is told", || server.get("/health").status == 503);
+    assert!(server.get("/health").text.contains("panicked"));
 }
 
 #[test]
