@@ -36,6 +36,11 @@ impl Sampler {
         (self.sampling, self.seed) = (sampling, seed);
     }
 
+    /// Another by this rule, which has been found in range, with the same tokens that are never picked.
+    pub(crate) fn by(&self, sampling: Sampling, seed: u64) -> Sampler {
+        Sampler { sampling, seed, suppress: self.suppress.clone(), candidates: Vec::new() }
+    }
+
     pub fn sampling(&self) -> Sampling {
         self.sampling
     }

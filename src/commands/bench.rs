@@ -14,6 +14,7 @@ use gemma4c_plan::Sampling;
 use gemma4c_runtime::{Asked, Request, Sampler, Session};
 
 use super::Outcome;
+use super::cached::ModelArgs;
 use super::plan_file::{self, EngineArgs, PlanArgs};
 use crate::output::print;
 use crate::{progress, random};
@@ -24,7 +25,7 @@ use report::{Report, Row, Start};
 /// Measure how fast a plan runs: prompts, generation, start, memory.
 ///
 /// Tokens are random, so it runs without a vocabulary; which token it is does not change the time. Every measurement starts with a
-/// warm-up run that does not count.
+/// warm-up run that does not count. A GGUF model will do instead of a plan: it is compiled for this machine, once.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -61,6 +62,9 @@ pub struct Args {
 
     #[command(flatten)]
     engine: EngineArgs,
+
+    #[command(flatten)]
+    model: ModelArgs,
 
     /// How often each measurement is repeated.
     #[arg(short = 'r', long = "repeat", value_name = "N", default_value_t = 5)]
@@ -112,7 +116,11 @@ impl Test {
 /// Tokens of the prompt whose first answer ends the cold start.
 const FIRST_PROMPT: u32 = 32;
 
-pub fn run(args: &Args) -> Result<Outcome> {
+pub fn run(mut args: Args) -> Result<Outcome> {
+    let sequences = args.sequences.as_deref().map(|text| numbers("--sequences", text)).transpose()?;
+    let most = sequences.and_then(|all| all.into_iter().max()).unwrap_or(1).max(1);
+    args.model.resolve(&mut args.plan, most)?;
+    let args = &args;
     let started = Instant::now();
     let (prompts, generate) = (numbers("-p", &args.prompts)?, numbers("-n", &args.generate)?);
     let depths = numbers("-d", &args.depths)?;

@@ -82,13 +82,25 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum Kv {
+pub enum Kv {
     F16,
     Bf16,
     F32,
     #[value(name = "q8_0")]
     Q8_0,
     Fp8,
+}
+
+impl Kv {
+    pub fn kv_type(self) -> KvType {
+        match self {
+            Kv::F16 => KvType::F16,
+            Kv::Bf16 => KvType::BF16,
+            Kv::F32 => KvType::F32,
+            Kv::Q8_0 => KvType::Q8_0,
+            Kv::Fp8 => KvType::Fp8,
+        }
+    }
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -116,13 +128,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     };
     ensure!(for_gpu || args.sequences == 1, "--sequences is about GPUs, but the target is the CPU");
     ensure!(for_gpu || !names_gpus, "--gpu, --arch and --sms are about GPUs, but the target is the CPU");
-    let kv = match args.kv {
-        Kv::F16 => KvType::F16,
-        Kv::Bf16 => KvType::BF16,
-        Kv::F32 => KvType::F32,
-        Kv::Q8_0 => KvType::Q8_0,
-        Kv::Fp8 => KvType::Fp8,
-    };
+    let kv = args.kv.kv_type();
     let cuda = match for_gpu {
         false => None,
         true => Some(CudaOptions {

@@ -4,7 +4,7 @@ use anyhow::Result;
 use gemma4c_codegen::nvrtc::Toolchain;
 use gemma4c_runtime::machine;
 
-use super::Outcome;
+use super::{Outcome, cached};
 use crate::output::{self, print};
 
 /// Show what gemma4c finds on this machine: processor, memory, NVIDIA driver and GPUs, NVRTC.
@@ -31,6 +31,7 @@ pub fn run(_: &Args) -> Result<Outcome> {
         Ok(found) => print(&format!("nvrtc    {found}\n"))?,
         Err(error) => print(&format!("nvrtc    {error}\n"))?,
     }
+    print(&format!("cache    {}\n", cached::described()))?;
     print("\nPlans for the cpu compile and run on this machine.\n")?;
     Ok(Outcome::Done)
 }

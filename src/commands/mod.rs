@@ -2,6 +2,8 @@
 
 mod batch;
 mod bench;
+mod cache;
+mod cached;
 mod compile;
 mod completions;
 mod demo;
@@ -10,11 +12,13 @@ mod doctor;
 mod generation;
 mod inspect;
 mod kernels;
+mod load;
 mod logits;
 mod perplexity;
 mod plan_file;
 mod profile;
 mod run;
+mod serve;
 mod synth;
 mod tokenize;
 mod verify;
@@ -33,6 +37,8 @@ pub enum Outcome {
 pub enum Command {
     Compile(compile::Args),
     Run(run::Args),
+    Serve(serve::Args),
+    Load(load::Args),
     Logits(logits::Args),
     Tokenize(tokenize::Args),
     Inspect(inspect::Args),
@@ -45,25 +51,29 @@ pub enum Command {
     Synth(synth::Args),
     Demo(demo::Args),
     Doctor(doctor::Args),
+    Cache(cache::Args),
     Completions(completions::Args),
 }
 
 pub fn run(command: Command) -> Result<Outcome> {
     match command {
         Command::Compile(args) => compile::run(&args),
-        Command::Run(args) => run::run(&args),
+        Command::Run(args) => run::run(args),
+        Command::Serve(args) => serve::run(args),
+        Command::Load(args) => load::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench(args) => bench::run(args),
         Command::Profile(args) => profile::run(&args),
         Command::Kernels(args) => kernels::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Cache(args) => cache::run(&args),
         Command::Completions(args) => completions::run(&args),
     }
 }

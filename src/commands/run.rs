@@ -10,6 +10,7 @@ use gemma4c_plan::Vocab;
 
 use super::Outcome;
 use super::batch::{self, Batch, Defaults};
+use super::cached::ModelArgs;
 use super::generation::{Generation, SamplingArgs};
 use super::plan_file::{EngineArgs, PlanArgs};
 use super::tokenize::parse_ids;
@@ -19,7 +20,7 @@ use crate::output;
 ///
 /// With -p the text is continued as it stands. With --chat it is a question: the model's own chat template is put around it,
 /// which is what instruction-tuned models need; without -p the questions are read line by line. With --file many prompts are answered
-/// together, each as if it were alone.
+/// together, each as if it were alone. A GGUF model will do instead of a plan: it is compiled for this machine, once.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -67,9 +68,18 @@ pub struct Args {
 
     #[command(flatten)]
     engine: EngineArgs,
+
+    #[command(flatten)]
+    model: ModelArgs,
 }
 
-pub fn run(args: &Args) -> Result<Outcome> {
+/// Sequences that a model is compiled for where a file of prompts does not say.
+const USUAL_SEQUENCES: u32 = 8;
+
+pub fn run(mut args: Args) -> Result<Outcome> {
+    let usual = if args.file.is_some() { USUAL_SEQUENCES } else { 1 };
+    args.model.resolve(&mut args.plan, args.sequences.unwrap_or(usual))?;
+    let args = &args;
     if let (Some(prompts), Some(answers)) = (&args.file, &args.output) {
         let (sequences, engine) = (args.sequences, args.engine);
         let batch = Batch { plan: &args.plan, prompts, answers, sequences, engine };

@@ -39,6 +39,7 @@ mod passes;
 mod perplexity;
 mod plan_faults;
 mod run;
+mod serve;
 mod targets;
 mod test_gpu;
 mod verify;

@@ -9,6 +9,7 @@
 
 mod bpe;
 mod detokenize;
+mod markers;
 mod metadata;
 mod special;
 
@@ -79,6 +80,9 @@ pub struct Tokenizer {
     fallback: Fallback,
     user_defined: Specials,
     user_defined_and_control: Specials,
+    /// Of a rendered template: its own markers, and what is recognised in the words of others.
+    markers: Specials,
+    user_defined_words: Specials,
     bos: Option<u32>,
 }
 
@@ -123,6 +127,10 @@ impl Tokenizer {
             fallback,
             user_defined: Specials::new(specials.iter().filter(|special| special.2).map(|s| (s.0, s.1))),
             user_defined_and_control: Specials::new(specials.iter().map(|s| (s.0, s.1))),
+            markers: Specials::new(specials.iter().filter(|s| !s.2 || markers::is_marker(s.0)).map(|s| (s.0, s.1))),
+            user_defined_words: Specials::new(
+                specials.iter().filter(|s| s.2 && !markers::is_marker(s.0)).map(|s| (s.0, s.1)),
+            ),
             bos: vocab.bos.filter(|_| vocab.add_bos),
         })
     }
@@ -145,15 +153,30 @@ impl Tokenizer {
         let specials = if options.parse_special { &self.user_defined_and_control } else { &self.user_defined };
         let mut ids = Vec::with_capacity(text.len() / 3);
         ids.extend(self.bos.filter(|_| options.add_bos));
+        self.encode_with(specials, text, &mut ids);
+        ids
+    }
+
+    fn encode_with(&self, specials: &Specials, text: &str, ids: &mut Vec<u32>) {
         let mut symbols = Vec::new();
         let mut rest = text;
         while let Some((place, special)) = specials.find(rest) {
-            self.encode_fragment(&rest[..place.start], &mut symbols, &mut ids);
+            self.encode_fragment(&rest[..place.start], &mut symbols, ids);
             ids.push(special);
             rest = &rest[place.end..];
         }
-        self.encode_fragment(rest, &mut symbols, &mut ids);
-        ids
+        self.encode_fragment(rest, &mut symbols, ids);
+    }
+
+    /// The bytes that a token stands for in a text. Control tokens stand for their spelling.
+    pub fn bytes(&self, id: u32) -> Result<Vec<u8>, TokenizerError> {
+        let (text, kind) = self.token(id)?;
+        Ok(match kind {
+            // `Tokenizer::new` refuses byte tokens that do not name a byte.
+            TokenKind::Byte => byte_value(text).into_iter().collect(),
+            TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined => text.as_bytes().to_vec(),
+            TokenKind::Normal | TokenKind::Unused => text.replace(SPACE, " ").into_bytes(),
+        })
     }
 
     /// The text of `ids`; control tokens such as `<turn|>` are left out unless asked for.

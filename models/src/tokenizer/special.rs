@@ -35,6 +35,11 @@ impl Specials {
         })
     }
 
+    /// Whether any of them begins with this byte.
+    pub(super) fn begins_with(&self, byte: u8) -> bool {
+        !self.by_first_byte[byte as usize].is_empty()
+    }
+
     fn longest_at(&self, text: &[u8]) -> Option<(usize, u32)> {
         let mut fitting = self.by_first_byte[text[0] as usize].clone();
         let mut longest = None;

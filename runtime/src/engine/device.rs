@@ -30,7 +30,8 @@ pub struct Limits {
     /// Positions a sequence may have.
     pub context: u32,
     pub vocab: u32,
-    /// Results worth having on their way before the first of them is read; 0 where work is done when it is queued.
+    /// Results worth having on their way before the first of them is read; 0 where work is done when it is queued. A ring has room for as many rows
+    /// beyond its window: a sequence whose rule changes goes back over what was queued.
     pub ahead: u32,
     /// The second tier, in host memory: its units, and how many of them a ring and a block take.
     pub host_units: u32,

@@ -29,7 +29,8 @@ pub use device_cpu::{CpuDevice, CpuOptions};
 use pace::{Pace, Work};
 use pool::Pool;
 use prefix::{Chain, Prefixes, Prompt};
-pub use request::{Event, Finish, Fork, Id, LONGEST_SALT, Request, RequestError};
+use rayon::prelude::*;
+pub use request::{BoxedRule, Event, Finish, Fork, Id, LONGEST_SALT, Request, RequestError, Rule};
 use sequence::{Sequence, Stage};
 
 use crate::{RuntimeError, Sampler};
@@ -372,25 +373,49 @@ impl<D: Device> Engine<D> {
 
     fn collect(&mut self) -> Result<(), RuntimeError> {
         let Some(InFlight { rows, work }) = self.in_flight.pop_front() else { return Ok(()) };
-        let picked = self.device.collect()?;
+        let mut picked = self.device.collect()?;
         let now = (self.clock)();
         self.pace.measured(now.saturating_sub(self.began), work);
         self.began = now;
+        self.pick_on_host(&rows, &mut picked);
         for (id, picked) in rows.into_iter().zip(picked) {
             self.take_token(id, picked);
         }
         Ok(())
     }
 
+    /// The tokens that the device did not pick. Each takes a pass over the vocabulary, so that several go to several cores.
+    fn pick_on_host(&mut self, rows: &[Id], picked: &mut [Picked]) {
+        if picked.iter().all(|picked| picked.logits.is_empty()) {
+            return;
+        }
+        let mut of: BTreeMap<Id, &mut Picked> = rows.iter().copied().zip(picked).collect();
+        let mut work: Vec<(&mut Sequence, &mut Picked)> = Vec::new();
+        for (id, sequence) in &mut self.sequences {
+            let is_ours = sequence.request.is_ruled() || !self.device.can_pick(&sequence.request.sampling);
+            if let Some(picked) = of.remove(id).filter(|_| is_ours && sequence.stale == 0) {
+                work.push((sequence, picked));
+            }
+        }
+        let sampler = &self.host_sampler;
+        work.par_iter_mut().for_each(|(sequence, picked)| {
+            let position = sequence.position_of_next_token() as u64;
+            let Request { sampling, seed, rule, .. } = &mut sequence.request;
+            let mut sampler = sampler.by(*sampling, *seed);
+            let rule = rule.as_mut().filter(|rule| rule.0.is_active());
+            picked.token = pick_by(&mut sampler, rule, &picked.logits, position).unwrap_or(u32::MAX);
+        });
+    }
+
     /// One token of a sequence that may have ended in the meantime.
     fn take_token(&mut self, id: Id, picked: Picked) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        let Picked { mut token, logits } = picked;
-        if !self.device.can_pick(&sequence.request.sampling) {
-            self.host_sampler.set(sequence.request.sampling, sequence.request.seed);
-            let position = sequence.position_of_next_token() as u64;
-            token = self.host_sampler.pick(&logits, position).unwrap_or(u32::MAX);
+        if sequence.stale > 0 {
+            sequence.stale -= 1;
+            return;
         }
+        let Picked { token, logits } = picked;
+        let was_ruled = sequence.request.is_ruled();
         if token >= self.limits.vocab {
             self.remove(id);
             self.events.push(Event::Failed { id, error: RuntimeError::NoPick });
@@ -403,9 +428,16 @@ impl<D: Device> Engine<D> {
         let logits = if sequence.request.logits { logits } else { Vec::new() };
         self.events.push(Event::Token { id, token, logits });
         sequence.push(token);
+        if let Some(rule) = &mut sequence.request.rule {
+            rule.0.picked(token);
+        }
         if sequence.left == 0 {
             let reason = sequence.end;
             self.finish(id, reason);
+        } else if was_ruled != sequence.request.is_ruled() {
+            // The next token is picked otherwise: what is on its way was picked by the rule before.
+            sequence.stale = self.in_flight.iter().filter(|result| result.rows.contains(&id)).count() as u32;
+            self.steady = false;
         }
     }
 
@@ -431,4 +463,12 @@ impl<D: Device> Engine<D> {
         self.pool.audit(&blocks, &slots, &rings, &self.limits)?;
         self.prefixes.audit(&self.limits)
     }
+}
+
+/// The host's pick from a row of logits, which a rule may change first.
+fn pick_by(sampler: &mut Sampler, rule: Option<&mut BoxedRule>, logits: &[f32], position: u64) -> Option<u32> {
+    let Some(rule) = rule else { return sampler.pick(logits, position) };
+    let mut changed = logits.to_vec();
+    rule.0.apply(&mut changed);
+    sampler.pick(&changed, position)
 }

@@ -1,5 +1,6 @@
 //! What an engine is asked for, and what it answers.
 
+use std::fmt;
 use std::sync::Arc;
 
 use gemma4c_plan::Sampling;
@@ -12,6 +13,37 @@ pub const LONGEST_SALT: usize = 256;
 /// A sequence, from its submission to its end. No number is given twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id(pub(super) u64);
+
+/// What a request demands of its tokens beyond sampling: a grammar, biases, penalties. Such tokens are picked by the host, from logits that the rule
+/// has changed.
+pub trait Rule: Send {
+    /// Whether the next token is subject to it. While it is not, tokens are picked as fast as without a rule.
+    fn is_active(&self) -> bool;
+
+    /// Changes the logits that the next token is picked from. A token whose logit is NaN is not picked; a row without any other ends its sequence.
+    fn apply(&mut self, logits: &mut [f32]);
+
+    /// What was picked, whether it was active or not. Stop tokens end a sequence and are not told.
+    fn picked(&mut self, token: u32);
+
+    /// The same in the same state, for a sequence of its own.
+    fn copy(&self) -> Box<dyn Rule>;
+}
+
+/// A [`Rule`] that goes with its request.
+pub struct BoxedRule(pub Box<dyn Rule>);
+
+impl Clone for BoxedRule {
+    fn clone(&self) -> BoxedRule {
+        BoxedRule(self.0.copy())
+    }
+}
+
+impl fmt::Debug for BoxedRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rule").field("active", &self.0.is_active()).finish_non_exhaustive()
+    }
+}
 
 /// A prompt to be continued.
 #[derive(Clone, Debug)]
@@ -27,8 +59,9 @@ pub struct Request {
     pub snapshot_at: Vec<u32>,
     /// Prefixes are shared by requests with the same salt alone.
     pub salt: Arc<[u8]>,
-    /// Every token comes with the logits it was picked from.
+    /// Every token comes with the model's own logits, which a rule has not changed.
     pub logits: bool,
+    pub rule: Option<BoxedRule>,
 }
 
 impl Request {
@@ -43,7 +76,13 @@ impl Request {
             snapshot_at: Vec::new(),
             salt: Arc::default(),
             logits: false,
+            rule: None,
         }
+    }
+
+    /// Whether the next token must be picked by a rule.
+    pub(super) fn is_ruled(&self) -> bool {
+        self.rule.as_ref().is_some_and(|rule| rule.0.is_active())
     }
 }
 

@@ -30,6 +30,8 @@ pub(super) struct Sequence {
     pub left: u32,
     /// Why it ends when it has generated all of them.
     pub end: Finish,
+    /// Results on their way that were queued before its rule became active: their tokens are dropped, and computed again.
+    pub stale: u32,
 }
 
 /// Whether a request could be served if it were alone.
@@ -75,7 +77,7 @@ impl Sequence {
         let prompt = request.prompt.len() as u32;
         let (left, end) = room(request.most, limits.context - prompt + 1);
         let positions = positions(&request, limits);
-        Sequence { request, chain, slot, pages, stage: Stage::Reading { read: cached }, positions, left, end }
+        Sequence { request, chain, slot, pages, stage: Stage::Reading { read: cached }, positions, left, end, stale: 0 }
     }
 
     /// The same sequence going on by other rules; slot and pages are still its parent's.
@@ -91,7 +93,7 @@ impl Sequence {
         };
         let positions = position.saturating_add(fork.most).min(limits.context);
         let (chain, stage) = (self.chain.clone(), self.stage);
-        Sequence { request, chain, slot: self.slot, pages: Vec::new(), stage, positions, left, end }
+        Sequence { request, chain, slot: self.slot, pages: Vec::new(), stage, positions, left, end, stale: 0 }
     }
 
     /// The position that is fed next.
@@ -132,7 +134,7 @@ impl Sequence {
 
     pub fn picking(&self) -> Picking {
         let Request { sampling, seed, logits, .. } = self.request;
-        Picking { sampling, seed, logits }
+        Picking { sampling, seed, logits: logits || self.request.is_ruled() }
     }
 
     /// Its next token, to be fed in the next decode.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gemma4c_plan::Sampling;
-use gemma4c_runtime::engine::{Chunk, Device, Finish, Limits, Part, Picked, Picking, Request, Row};
+use gemma4c_runtime::engine::{Chunk, Device, Finish, Limits, Part, Picked, Picking, Request, Row, Rule};
 use gemma4c_runtime::{RuntimeError, Sampler};
 
 /// Positions that a sliding layer looks back on, its own among them.
@@ -35,6 +35,30 @@ pub fn logits(row: u64, vocab: u32) -> Vec<f32> {
 pub fn pick(row: u64, vocab: u32, sampling: Sampling, seed: u64, position: u32) -> u32 {
     let mut sampler = Sampler::new(sampling, seed, vec![]).unwrap();
     sampler.pick(&logits(row, vocab), position as u64).unwrap()
+}
+
+/// After a token that three divides, an even one must come.
+#[derive(Clone, Default)]
+pub struct EvenAfterThree {
+    last: Option<u32>,
+}
+
+impl Rule for EvenAfterThree {
+    fn is_active(&self) -> bool {
+        self.last.is_some_and(|token| token.is_multiple_of(3))
+    }
+
+    fn apply(&mut self, logits: &mut [f32]) {
+        logits.iter_mut().skip(1).step_by(2).for_each(|odd| *odd = f32::NAN);
+    }
+
+    fn picked(&mut self, token: u32) {
+        self.last = Some(token);
+    }
+
+    fn copy(&self) -> Box<dyn Rule> {
+        Box::new(self.clone())
+    }
 }
 
 /// A sequence alone, without pages, rings or chunks.
@@ -65,19 +89,25 @@ impl Alone {
     /// What follows by a request's rules; `pending` is a token that is not fed yet.
     pub fn answer(mut self, request: &Request, pending: Option<u32>, limits: &Limits) -> (Vec<u32>, Finish) {
         let mut tokens = vec![];
+        let mut rule = request.rule.clone();
         if let Some(token) = pending {
             self.feed(token, true);
+            rule.iter_mut().for_each(|rule| rule.0.picked(token));
         }
         loop {
             if tokens.len() as u32 == request.most {
                 return (tokens, Finish::Length);
             }
             let position = self.rows.len() as u32;
-            let token = pick(self.rows[position as usize - 1], limits.vocab, request.sampling, request.seed, position);
+            let mut row = logits(self.rows[position as usize - 1], limits.vocab);
+            rule.iter_mut().filter(|rule| rule.0.is_active()).for_each(|rule| rule.0.apply(&mut row));
+            let mut sampler = Sampler::new(request.sampling, request.seed, vec![]).unwrap();
+            let token = sampler.pick(&row, position as u64).unwrap();
             if request.stop.contains(&token) {
                 return (tokens, Finish::Stop);
             }
             tokens.push(token);
+            rule.iter_mut().for_each(|rule| rule.0.picked(token));
             if position == limits.context && (tokens.len() as u32) < request.most {
                 return (tokens, Finish::Context);
             }
@@ -117,7 +147,7 @@ pub const DECODE_TIME: u64 = 5_000_000;
 
 impl Fake {
     pub fn new(limits: Limits) -> Fake {
-        let capacity = WINDOW + limits.chunk() as usize;
+        let capacity = WINDOW + limits.chunk().max(limits.ahead) as usize;
         Fake {
             clock: Arc::default(),
             busy_until: 0,

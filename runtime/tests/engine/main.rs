@@ -14,10 +14,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fake::{Alone, DECODE_TIME, Fake, ROW_TIME, mix};
+use fake::{Alone, DECODE_TIME, EvenAfterThree, Fake, ROW_TIME, mix};
 use gemma4c_plan::Sampling;
 use gemma4c_runtime::engine::{
-    BackendDevice, BackendOptions, Device, Engine, Event, Finish, Fork, Id, Limits, Options, Request, RequestError,
+    BackendDevice, BackendOptions, BoxedRule, Device, Engine, Event, Finish, Fork, Id, Limits, Options, Request,
+    RequestError,
 };
 
 fn limits() -> Limits {
@@ -89,6 +90,7 @@ impl Random {
             snapshot_at,
             salt: Arc::from(if self.one_in(4) { &b"another"[..] } else { b"" }),
             logits: self.one_in(10),
+            rule: self.one_in(4).then(|| BoxedRule(Box::new(EvenAfterThree::default()))),
             prompt: prompt.into(),
         }
     }

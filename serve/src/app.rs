@@ -1,0 +1,133 @@
+//! What every handler has at hand.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use gemma4c_runtime::engine::Request;
+use serde_json::{Map, Value, json};
+
+use crate::answer::Answer;
+use crate::error::ApiError;
+use crate::exchange::{Deadlines, Exchange};
+use crate::fields::Fields;
+use crate::generation::any_seed;
+use crate::grammar::Grammars;
+use crate::progress::{Progress, Usage};
+use crate::speech::Speech;
+use crate::state::State;
+use crate::worker::{Ready, Worker};
+
+/// One server.
+pub struct App {
+    pub speech: Arc<Speech>,
+    pub state: Arc<State>,
+    pub worker: Worker,
+    pub grammars: Arc<Grammars>,
+    pub model: String,
+    /// Requests may name any model, and get this one.
+    pub takes_any_model: bool,
+    pub fingerprint: String,
+    pub max_output: u32,
+    pub deadlines: Deadlines,
+    pub created: u64,
+    pub ping: Duration,
+    /// Known once the engine is open.
+    pub ready: OnceLock<Ready>,
+    /// What `/version` says of the plan.
+    pub facts: Value,
+}
+
+/// A request that was found right: what the engine is asked for, and who reads the answers.
+pub struct Prepared {
+    pub requests: Vec<Request>,
+    pub is_shared: bool,
+    pub answers: Vec<Answer>,
+    pub top_logprobs: Option<usize>,
+    pub prompt_tokens: usize,
+}
+
+impl App {
+    /// The fields of a request; names another model's request as such.
+    pub fn fields<'a>(&self, body: &'a Value) -> Result<Fields<'a>, ApiError> {
+        let Value::Object(fields) = body else {
+            return Err(ApiError::bad_request("json_parse_error", "the body must be a JSON object"));
+        };
+        let fields = Fields(fields);
+        match fields.text("model")? {
+            Some(model) if model != self.model && !self.takes_any_model => Err(self.unknown_model(model)),
+            _ => Ok(fields),
+        }
+    }
+
+    pub fn unknown_model(&self, model: &str) -> ApiError {
+        let message = format!("there is no model {model:?} here; there is {:?}", self.model);
+        let error = ApiError::refused(axum::http::StatusCode::NOT_FOUND, "model_not_found", message);
+        ApiError { param: Some("model".into()), ..error }
+    }
+
+    /// Queues a request and waits for its memory.
+    pub async fn begin(&self, prepared: Prepared) -> Result<Progress, ApiError> {
+        let Prepared { requests, is_shared, answers, top_logprobs, prompt_tokens } = prepared;
+        let begun =
+            Exchange::begin(&self.worker, &self.state, requests, is_shared, top_logprobs, self.deadlines).await?;
+        Ok(Progress::new(begun, Arc::clone(&self.speech), answers, prompt_tokens))
+    }
+
+    /// What all pieces of an answer have in common.
+    pub fn envelope(&self, prefix: &str, object: &'static str) -> Envelope {
+        Envelope {
+            id: format!("{prefix}{:016x}{:016x}", any_seed(), any_seed()),
+            object,
+            created: now(),
+            model: self.model.clone(),
+            fingerprint: self.fingerprint.clone(),
+        }
+    }
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// The fields that a whole answer and every chunk of a stream begin with.
+#[derive(Clone, Debug)]
+pub struct Envelope {
+    pub id: String,
+    pub object: &'static str,
+    pub created: u64,
+    pub model: String,
+    pub fingerprint: String,
+}
+
+impl Envelope {
+    pub fn with(&self, choices: Vec<Value>) -> Map<String, Value> {
+        let Envelope { id, object, created, model, fingerprint } = self;
+        let mut fields = Map::new();
+        fields.insert("id".into(), id.as_str().into());
+        fields.insert("object".into(), (*object).into());
+        fields.insert("created".into(), (*created).into());
+        fields.insert("model".into(), model.as_str().into());
+        fields.insert("system_fingerprint".into(), fingerprint.as_str().into());
+        fields.insert("choices".into(), choices.into());
+        fields
+    }
+
+    /// The id of a call, unique and the same whenever it is asked for.
+    pub fn call_id(&self, choice: usize, index: usize) -> String {
+        let hash = xxhash_rust::xxh3::xxh3_64(format!("{}/{choice}/{index}", self.id).as_bytes());
+        format!("call_{hash:016x}")
+    }
+}
+
+impl Usage {
+    pub fn json(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion as usize,
+            "prompt_tokens_details": { "cached_tokens": self.cached },
+            "completion_tokens_details": { "reasoning_tokens": self.reasoning },
+        })
+    }
+}

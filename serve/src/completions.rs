@@ -1,0 +1,192 @@
+//! `POST /v1/completions`: text or token ids, continued as they stand.
+
+use std::sync::Arc;
+
+use gemma4c_models::tokenizer::EncodeOptions;
+use serde_json::{Map, Value, json};
+
+use crate::answer::{Answer, Part, Whole};
+use crate::app::{App, Envelope, Prepared};
+use crate::chat::number;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::generation::{Generation, MOST_TOP_LOGPROBS};
+use crate::language::Start;
+use crate::logprobs::Logprobs;
+use crate::progress::{Update, Usage};
+use crate::prompt::Prompt;
+use crate::speech::Speech;
+use crate::sse::{Events, event};
+use crate::structure;
+use crate::tools::ToolChoice;
+
+/// Prompts of one request, at most.
+const MOST_PROMPTS: usize = 64;
+/// Tokens where nothing is said, as elsewhere.
+const USUAL: u32 = 16;
+
+/// A request that was found right.
+pub struct Completion {
+    pub generation: Generation,
+    pub prepared: Prepared,
+    /// What each choice begins with.
+    pub echoes: Vec<String>,
+}
+
+pub fn prepare(app: &App, fields: Fields<'_>) -> Result<Completion, ApiError> {
+    let mut generation = Generation::read(fields, &app.speech)?;
+    generation.top_logprobs = fields.count("logprobs", 0, MOST_TOP_LOGPROBS)?.map(|top| top as usize);
+    generation.most = generation.most.or(Some(USUAL));
+    let echo = fields.flag("echo")?;
+    if echo && generation.top_logprobs.is_some() {
+        return Err(ApiError::invalid(
+            "logprobs",
+            "logprobs of the prompt are not computed: leave out echo or logprobs",
+        ));
+    }
+    if fields.count("best_of", 1, u64::MAX)?.is_some_and(|best_of| best_of > generation.choices as u64) {
+        return Err(ApiError::invalid("best_of", "best_of must not be more than n"));
+    }
+    let value = fields.get("prompt").ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
+    let prompts = read_prompts(&app.speech, value)?;
+    let guide = structure::guide(app, structure::read(fields)?, &[], &ToolChoice::None, Start::Content, false)?;
+    let (mut requests, mut echoes) = (Vec::new(), Vec::new());
+    let prompt_tokens = prompts.iter().map(Vec::len).sum();
+    let is_shared = prompts.len() == 1;
+    for tokens in prompts {
+        let echoed = match echo {
+            true => app.speech.tokenizer.decode(&tokens, false).unwrap_or_default(),
+            false => String::new(),
+        };
+        echoes.extend(vec![echoed; generation.choices]);
+        let prompt = Prompt { tokens, snapshot_at: Vec::new() };
+        requests.extend(generation.requests(&prompt, &app.speech, app.max_output, guide.as_deref())?);
+    }
+    let answers = requests.iter().map(|_| Answer::plain(generation.stop.clone())).collect();
+    let top_logprobs = generation.top_logprobs;
+    let prepared = Prepared { requests, is_shared, answers, top_logprobs, prompt_tokens };
+    Ok(Completion { generation, prepared, echoes })
+}
+
+/// A text, ids, or a list of either.
+fn read_prompts(speech: &Speech, value: &Value) -> Result<Vec<Vec<u32>>, ApiError> {
+    let is_list_of_prompts = |list: &[Value]| list.iter().any(|item| item.is_string() || item.is_array());
+    match value {
+        Value::Array(list) if list.len() > MOST_PROMPTS && is_list_of_prompts(list) => {
+            let message = format!("prompt must have at most {MOST_PROMPTS} prompts; found {}", list.len());
+            Err(ApiError::invalid("prompt", message))
+        }
+        Value::Array(list) if is_list_of_prompts(list) => list.iter().map(|item| read_prompt(speech, item)).collect(),
+        value => Ok(vec![read_prompt(speech, value)?]),
+    }
+}
+
+fn read_prompt(speech: &Speech, value: &Value) -> Result<Vec<u32>, ApiError> {
+    match value {
+        Value::String(text) => Ok(speech.tokenizer.encode(text, EncodeOptions { add_bos: true, parse_special: false })),
+        Value::Array(ids) => read_ids("prompt", ids, speech.vocab_size),
+        _ => Err(ApiError::invalid("prompt", "prompt must be a text or a list of token ids")),
+    }
+}
+
+/// Token ids of a vocabulary.
+pub fn read_ids(param: &str, ids: &[Value], vocab: u32) -> Result<Vec<u32>, ApiError> {
+    let id = |id: &Value| {
+        let token = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id < vocab);
+        token.ok_or_else(|| ApiError::invalid(param, format!("{param}: {id} is no token id from 0 to {}", vocab - 1)))
+    };
+    ids.iter().map(id).collect()
+}
+
+/// Lists of what each token is and how likely it was; `offset` is the length of the text before.
+fn logprobs_json(speech: &Speech, logprobs: &[Logprobs], offset: &mut usize) -> Value {
+    let text = |token: u32| String::from_utf8_lossy(&speech.bytes(token)).into_owned();
+    let (mut tokens, mut values, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
+    for found in logprobs {
+        let top: Map<String, Value> =
+            found.top.iter().map(|(token, logprob)| (text(*token), number(*logprob))).collect();
+        offsets.push(*offset);
+        let token = text(found.token);
+        *offset += token.chars().count();
+        tokens.push(token);
+        values.push(number(found.logprob));
+        tops.push(Value::Object(top));
+    }
+    json!({ "tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets })
+}
+
+pub fn whole(
+    app: &App,
+    envelope: &Envelope,
+    answers: &[(Whole, &'static str)],
+    usage: Usage,
+    echoes: &[String],
+    has_logprobs: bool,
+) -> Value {
+    let choice = |(index, ((answer, finish_reason), echo)): (usize, (&(Whole, &'static str), &String))| {
+        let logprobs = match has_logprobs {
+            true => logprobs_json(&app.speech, &answer.logprobs, &mut 0),
+            false => Value::Null,
+        };
+        let text = format!("{echo}{}", answer.content);
+        json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason })
+    };
+    let choices = answers.iter().zip(echoes).enumerate().map(choice).collect();
+    let mut answer = envelope.with(choices);
+    answer.insert("usage".into(), usage.json());
+    Value::Object(answer)
+}
+
+/// Chunks of a streamed completion.
+pub struct CompletionEvents {
+    pub app: Arc<App>,
+    pub envelope: Envelope,
+    pub echoes: Vec<String>,
+    pub has_logprobs: bool,
+    pub include_usage: bool,
+    /// Length of the text so far, of each choice.
+    pub offsets: Vec<usize>,
+}
+
+impl CompletionEvents {
+    fn chunk(&self, choice: usize, text: &str, logprobs: Value, finish: Option<&str>, out: &mut String) {
+        let choice = json!({ "index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish });
+        let mut chunk = self.envelope.with(vec![choice]);
+        if self.include_usage {
+            chunk.insert("usage".into(), Value::Null);
+        }
+        event(out, &Value::Object(chunk));
+    }
+}
+
+impl Events for CompletionEvents {
+    fn begin(&mut self, out: &mut String) {
+        for (choice, echo) in self.echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
+            self.chunk(choice, echo, Value::Null, None, out);
+        }
+    }
+
+    fn update(&mut self, update: Update, out: &mut String) {
+        let choice = update.choice;
+        for part in update.parts {
+            let Part::Content { text, logprobs } = part else { continue };
+            let logprobs = match self.has_logprobs {
+                true => logprobs_json(&self.app.speech, &logprobs, &mut self.offsets[choice]),
+                false => Value::Null,
+            };
+            self.chunk(choice, &text, logprobs, None, out);
+        }
+        if update.finished.is_some() {
+            self.chunk(choice, "", Value::Null, update.finished, out);
+        }
+    }
+
+    fn end(&mut self, usage: Usage, out: &mut String) {
+        if self.include_usage {
+            let mut chunk = self.envelope.with(Vec::new());
+            chunk.insert("usage".into(), usage.json());
+            event(out, &Value::Object(chunk));
+        }
+        out.push_str("data: [DONE]\n\n");
+    }
+}

@@ -1,0 +1,176 @@
+//! How an answer is to be generated: the fields that all endpoints share, checked, and the engine's requests made from them.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use gemma4c_plan::Sampling;
+use gemma4c_runtime::engine::{BoxedRule, LONGEST_SALT, Request};
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::prompt::Prompt;
+use crate::rules::{Guide, Penalties, Rules};
+use crate::speech::Speech;
+
+/// Choices of one request, at most.
+pub const MOST_CHOICES: u64 = 16;
+/// Tokens beside each one whose log probabilities may be asked for.
+pub const MOST_TOP_LOGPROBS: u64 = 20;
+const MOST_STOPS: usize = 4;
+const MOST_BIASES: usize = 1024;
+
+/// What a request says about its answer.
+#[derive(Clone, Debug)]
+pub struct Generation {
+    pub most: Option<u32>,
+    pub sampling: Sampling,
+    pub seed: u64,
+    pub choices: usize,
+    pub stop: Vec<String>,
+    pub top_logprobs: Option<usize>,
+    penalties: Penalties,
+    ignore_eos: bool,
+    min_tokens: u32,
+    salt: Arc<[u8]>,
+    pub stream: bool,
+    pub include_usage: bool,
+}
+
+impl Generation {
+    pub fn read(fields: Fields<'_>, speech: &Speech) -> Result<Generation, ApiError> {
+        let limit = ["max_completion_tokens", "max_output_tokens", "max_tokens"];
+        let limit = limit.into_iter().find(|name| fields.get(name).is_some()).unwrap_or("max_tokens");
+        let most = fields.count(limit, 0, u32::MAX as u64)?.map(|most| most as u32);
+        let usual = speech.sampling;
+        let sampling = Sampling {
+            temperature: fields.number("temperature", 0.0, 2.0)?.map_or(usual.temperature, |n| n as f32),
+            top_p: fields.number("top_p", 0.0, 1.0)?.map_or(usual.top_p, |n| (n as f32).max(f32::MIN_POSITIVE)),
+            top_k: match fields.get("top_k").and_then(Value::as_i64) {
+                // vLLM's word for all of them.
+                Some(-1) => 0,
+                _ => fields.count("top_k", 0, u32::MAX as u64)?.map_or(usual.top_k, |k| k as u32),
+            },
+        };
+        let penalties = Penalties {
+            presence: fields.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0) as f32,
+            frequency: fields.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0) as f32,
+            repetition: fields.number("repetition_penalty", 0.01, 100.0)?.unwrap_or(1.0) as f32,
+            min_p: fields.number("min_p", 0.0, 1.0)?.unwrap_or(0.0) as f32,
+            biases: biases(fields, speech.vocab_size)?,
+        };
+        let salt = fields.text("cache_salt")?.unwrap_or_default();
+        if salt.len() > LONGEST_SALT {
+            let message = format!("cache_salt must have at most {LONGEST_SALT} bytes; found {}", salt.len());
+            return Err(ApiError::invalid("cache_salt", message));
+        }
+        let stream_options = fields.object("stream_options")?;
+        Ok(Generation {
+            most,
+            sampling,
+            seed: fields.seed()?.unwrap_or_else(any_seed),
+            choices: fields.count("n", 1, MOST_CHOICES)?.unwrap_or(1) as usize,
+            stop: fields.texts("stop", MOST_STOPS)?,
+            top_logprobs: None,
+            penalties,
+            ignore_eos: fields.flag("ignore_eos")?,
+            min_tokens: fields.count("min_tokens", 0, u32::MAX as u64)?.unwrap_or(0) as u32,
+            salt: salt.as_bytes().into(),
+            stream: fields.flag("stream")?,
+            include_usage: stream_options.map_or(Ok(false), |options| options.flag("include_usage"))?,
+        })
+    }
+
+    /// The engine's requests, one a choice. What was not limited may become `most_unasked` tokens long, as far as that fits.
+    pub fn requests(
+        &self,
+        prompt: &Prompt,
+        speech: &Speech,
+        most_unasked: u32,
+        guide: Option<&dyn Guide>,
+    ) -> Result<Vec<Request>, ApiError> {
+        let tokens = prompt.tokens.len();
+        let context = speech.context as usize;
+        let room = context.saturating_sub(tokens);
+        if tokens == 0 {
+            return Err(ApiError::bad_request("invalid_value", "the prompt is empty"));
+        }
+        if room == 0 {
+            let message = format!("the prompt has {tokens} tokens, the context has room for {context} in all");
+            return Err(ApiError::bad_request("context_length_exceeded", message));
+        }
+        let most = match self.most {
+            None => (most_unasked as usize).min(room) as u32,
+            Some(most) if most as usize > room => {
+                let message = format!(
+                    "the prompt has {tokens} tokens and {most} more were asked for; the context has room for {context} in all"
+                );
+                return Err(ApiError::bad_request("context_length_exceeded", message));
+            }
+            Some(most) => most,
+        };
+        let mut snapshot_at = prompt.snapshot_at.clone();
+        if self.choices > 1 && tokens > 1 {
+            // The other choices begin with all of the prompt but its last token, which gives the first logits.
+            snapshot_at.push(tokens as u32 - 1);
+            snapshot_at.sort_unstable();
+            snapshot_at.dedup();
+        }
+        // What must have a form ends when it has it.
+        let stop = if self.ignore_eos && guide.is_none() { Arc::default() } else { Arc::clone(&speech.stop) };
+        let rules = Rules {
+            penalties: self.penalties.clone(),
+            temperature: self.sampling.temperature,
+            least: self.min_tokens,
+            stop: Arc::clone(&stop),
+            prompt: prompt.tokens.as_slice().into(),
+            suppress: speech.suppress.as_slice().into(),
+            counts: Default::default(),
+            picked: 0,
+            guide: guide.map(Guide::copy),
+        };
+        let request = |choice: usize| Request {
+            most,
+            sampling: self.sampling,
+            seed: choice_seed(self.seed, choice),
+            stop: Arc::clone(&stop),
+            snapshot_at: snapshot_at.clone(),
+            salt: Arc::clone(&self.salt),
+            logits: self.top_logprobs.is_some(),
+            rule: rules.is_needed().then(|| BoxedRule(Box::new(rules.clone()))),
+            ..Request::greedy(prompt.tokens.as_slice(), most)
+        };
+        Ok((0..self.choices).map(request).collect())
+    }
+}
+
+/// The first choice has the request's own seed, so that asking for more choices does not change it.
+fn choice_seed(seed: u64, choice: usize) -> u64 {
+    match choice {
+        0 => seed,
+        _ => xxh3_64(&[seed.to_le_bytes(), (choice as u64).to_le_bytes()].concat()),
+    }
+}
+
+/// Some number that nobody can foresee.
+pub fn any_seed() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+fn biases(fields: Fields<'_>, vocab: u32) -> Result<Arc<[(u32, f32)]>, ApiError> {
+    let Some(Fields(biases)) = fields.object("logit_bias")? else { return Ok(Arc::default()) };
+    if biases.len() > MOST_BIASES {
+        let message = format!("logit_bias must name at most {MOST_BIASES} tokens; found {}", biases.len());
+        return Err(ApiError::invalid("logit_bias", message));
+    }
+    let bias = |(token, value): (&String, &Value)| {
+        let token: Option<u32> = token.parse().ok().filter(|token| *token < vocab);
+        let value = value.as_f64().filter(|value| (-100.0..=100.0).contains(value));
+        token.zip(value.map(|value| value as f32)).ok_or_else(|| {
+            let message = format!("logit_bias must map token ids below {vocab} to numbers from -100 to 100");
+            ApiError::invalid("logit_bias", message)
+        })
+    };
+    biases.iter().map(bias).collect()
+}

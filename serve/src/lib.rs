@@ -1,0 +1,46 @@
+//! An OpenAI server over an engine: HTTP, text and JSON on one side, token ids on the other.
+//!
+//! ```text
+//! connection ─► fields, template, tokenizer ─► engine's thread ─► tokens ─► language, stop strings ─► events or one answer
+//! ```
+//!
+//! All of tokio and HTTP is in this crate. It imports the runtime for its engine and `models` for text, and sees neither compiler nor device. It prints
+//! nothing: whoever starts it is told when it is ready.
+
+mod answer;
+mod app;
+mod call_grammar;
+mod chat;
+mod completions;
+mod error;
+mod exchange;
+mod fields;
+mod generation;
+mod grammar;
+mod guide;
+mod http;
+mod keys;
+mod language;
+mod logprobs;
+mod metrics;
+mod process;
+mod progress;
+mod prompt;
+mod responses;
+mod rules;
+mod server;
+mod speech;
+mod sse;
+mod state;
+mod structure;
+mod text;
+mod tokens;
+mod tools;
+mod worker;
+
+pub use exchange::Deadlines;
+pub use process::{Running, run, start};
+pub use server::{Options, ServeError};
+pub use speech::SpeechError;
+pub use state::QueueLimits;
+pub use worker::ServedEngine;

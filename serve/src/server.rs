@@ -1,0 +1,222 @@
+//! A server's life: it listens, loads, answers, and on a signal lets what runs come to its end.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::HeaderValue;
+use gemma4c_plan::Plan;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use serde_json::json;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::app::{App, now};
+use crate::exchange::Deadlines;
+use crate::grammar::Grammars;
+use crate::http::{Gate, router};
+use crate::keys::Keys;
+use crate::speech::{Speech, SpeechError};
+use crate::state::{QueueLimits, State};
+use crate::worker::{ServedEngine, Worker};
+
+/// What a server is told.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub host: IpAddr,
+    /// 0 takes a free one.
+    pub port: u16,
+    /// The model's name for clients.
+    pub model: String,
+    pub takes_any_model: bool,
+    /// Keys, one a line; empty for none.
+    pub api_keys: String,
+    /// The origin whose pages may call.
+    pub cors: Option<String>,
+    /// Tokens of an answer whose request does not limit it.
+    pub max_output: u32,
+    pub queue: QueueLimits,
+    pub deadlines: Deadlines,
+    /// How long running requests have when the server is told to end.
+    pub drain: Duration,
+    /// After so long without anything to say, a stream says that it lives.
+    pub ping: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            host: IpAddr::from([127, 0, 0, 1]),
+            port: 8080,
+            model: "gemma4".into(),
+            takes_any_model: false,
+            api_keys: String::new(),
+            cors: None,
+            max_output: 4096,
+            queue: QueueLimits { requests: 1024, prompt_tokens: 4 << 20 },
+            deadlines: Deadlines { queue: Duration::from_secs(300), whole: Duration::from_secs(3600) },
+            drain: Duration::from_secs(30),
+            ping: Duration::from_secs(15),
+        }
+    }
+}
+
+/// Why a server does not start, or has ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError<E> {
+    #[error("{0}")]
+    Open(E),
+    #[error(transparent)]
+    Speech(#[from] SpeechError),
+    #[error("cannot listen on {address}: {error}")]
+    Listen { address: SocketAddr, error: std::io::Error },
+    #[error("--cors {0:?} is no origin")]
+    Origin(String),
+    #[error("the plan cannot be hashed: {0}")]
+    Hash(String),
+    #[error("the server's threads cannot be started: {0}")]
+    Runtime(std::io::Error),
+    #[error("the device has failed: {0}")]
+    Device(String),
+}
+
+/// A connection may take so long to send the head of a request.
+const HEAD_TIME: Duration = Duration::from_secs(30);
+/// Connections at once, at most: each takes a file descriptor and a few kilobytes.
+const MOST_CONNECTIONS: usize = 8192;
+
+/// Serves a plan until `end` is told to: once to let running requests finish, twice to end now. `open` opens the engine, on the thread that will
+/// own it. `ready` is given the address when the first request can be answered.
+pub async fn serve<E: std::fmt::Display + Send + 'static>(
+    plan: &Plan,
+    options: Options,
+    open: impl FnOnce() -> Result<ServedEngine, E> + Send + 'static,
+    ready: impl FnOnce(SocketAddr),
+    mut end: watch::Receiver<u32>,
+) -> Result<(), ServeError<E>> {
+    let speech = Arc::new(Speech::new(plan)?);
+    let bytes = plan.to_bytes().map_err(|error| ServeError::Hash(error.to_string()))?;
+    let fingerprint = format!("{:032x}", xxh3_128(&bytes));
+    let cors = options.cors.as_ref().map(|origin| HeaderValue::from_str(origin));
+    let cors = cors.transpose().map_err(|_| ServeError::Origin(options.cors.clone().unwrap_or_default()))?;
+    let address = SocketAddr::new(options.host, options.port);
+    let listener = TcpListener::bind(address).await.map_err(|error| ServeError::Listen { address, error })?;
+    let address = listener.local_addr().map_err(|error| ServeError::Listen { address, error })?;
+
+    let state = Arc::new(State::new(options.queue));
+    let (worker, when_ready) = Worker::start(open, Arc::clone(&state));
+    let gpu = plan.cuda.as_ref().map(|cuda| cuda.program.gpu.to_string());
+    let buckets = plan.cuda.iter().flat_map(|cuda| &cuda.program.phases).map(|phase| phase.rows);
+    let grammars = Arc::new(Grammars::new(Arc::clone(&speech)));
+    let app = Arc::new(App {
+        speech,
+        state: Arc::clone(&state),
+        worker: worker.clone(),
+        grammars: Arc::clone(&grammars),
+        model: options.model.clone(),
+        takes_any_model: options.takes_any_model,
+        fingerprint,
+        max_output: options.max_output,
+        deadlines: options.deadlines,
+        created: now(),
+        ping: options.ping,
+        ready: OnceLock::new(),
+        facts: json!({ "compiled_for": gpu, "phases": buckets.collect::<Vec<_>>() }),
+    });
+    // Whoever asks for a grammar before that waits.
+    tokio::task::spawn_blocking(move || grammars.prepare());
+    let gate = Gate { keys: Arc::new(Keys::parse(&options.api_keys)), cors };
+    let router = router(Arc::clone(&app), gate);
+    let (close, closed) = watch::channel(false);
+    let accepting = tokio::spawn(accept(listener, router, closed));
+
+    let facts = tokio::select! {
+        facts = when_ready => facts,
+        _ = end.changed() => {
+            accepting.abort();
+            return Ok(());
+        }
+    };
+    match facts {
+        Ok(Ok(facts)) => _ = app.ready.set(facts),
+        Ok(Err(error)) => return Err(ServeError::Open(error)),
+        Err(_) => return Err(ServeError::Device("its thread has ended".into())),
+    }
+    ready(address);
+
+    // A sender that is gone is a signal too: nobody could give another.
+    _ = end.changed().await;
+    state.drain();
+    let has_ended = async {
+        while state.active() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let signalled = *end.borrow();
+    tokio::select! {
+        () = has_ended => {}
+        () = tokio::time::sleep(options.drain) => {}
+        () = again(&mut end, signalled) => {}
+    }
+    worker.abort();
+    // Connections that still write their last event have a moment.
+    _ = close.send(true);
+    let last_words = async {
+        while state.active() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    _ = tokio::time::timeout(Duration::from_secs(1), last_words).await;
+    accepting.abort();
+    Ok(())
+}
+
+/// Waits for another signal.
+async fn again(end: &mut watch::Receiver<u32>, before: u32) {
+    while *end.borrow_and_update() == before {
+        if end.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, router: Router, closed: watch::Receiver<bool>) {
+    let room = Arc::new(tokio::sync::Semaphore::new(MOST_CONNECTIONS));
+    loop {
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let (router, closed) = (router.clone(), closed.clone());
+                tokio::spawn(async move {
+                    connection(stream, router, closed).await;
+                    drop(permit);
+                });
+            }
+            // Too many files are open: some will be closed.
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, router: Router, mut closed: watch::Receiver<bool>) {
+    // Tokens are small: none waits for the next to fill a packet.
+    _ = stream.set_nodelay(true);
+    let service = TowerToHyperService::new(router);
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    // An error here is the client's, who is not there to hear of it.
+    tokio::select! {
+        _ = connection.as_mut() => {}
+        // The guard of what was waited for must not live on.
+        () = async { _ = closed.wait_for(|closed| *closed).await.map(|_| ()) } => {
+            connection.as_mut().graceful_shutdown();
+            _ = connection.await;
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Server-sent events, written out by ourselves: the bytes are the interface.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, Response, header};
+use futures_util::stream;
+use serde_json::Value;
+
+use crate::error::ApiError;
+use crate::progress::{Progress, Update, Usage};
+
+/// Makes the events of one endpoint.
+pub trait Events: Send + 'static {
+    /// What a stream begins with.
+    fn begin(&mut self, out: &mut String);
+
+    fn update(&mut self, update: Update, out: &mut String);
+
+    /// What it ends with.
+    fn end(&mut self, usage: Usage, out: &mut String);
+
+    fn error(&mut self, error: &ApiError, out: &mut String) {
+        event(out, &error.json());
+    }
+}
+
+/// One event: a line of JSON.
+pub fn event(out: &mut String, data: &Value) {
+    out.push_str("data: ");
+    out.push_str(&data.to_string());
+    out.push_str("\n\n");
+}
+
+struct Streaming<E> {
+    progress: Progress,
+    events: E,
+    ping: Duration,
+    ready: VecDeque<Bytes>,
+    has_ended: bool,
+}
+
+impl<E: Events> Streaming<E> {
+    async fn next(&mut self) -> Option<Bytes> {
+        if let Some(bytes) = self.ready.pop_front() {
+            return Some(bytes);
+        }
+        if self.has_ended {
+            return None;
+        }
+        let mut out = String::new();
+        match tokio::time::timeout(self.ping, self.progress.next()).await {
+            // Nothing for so long: a comment tells proxies that the connection lives.
+            Err(_) => out.push_str(": ping\n\n"),
+            Ok(Ok(updates)) if updates.is_empty() => {
+                self.events.end(self.progress.usage(), &mut out);
+                self.has_ended = true;
+            }
+            Ok(Ok(updates)) => updates.into_iter().for_each(|update| self.events.update(update, &mut out)),
+            Ok(Err(error)) => {
+                self.events.error(&error, &mut out);
+                self.has_ended = true;
+            }
+        }
+        Some(Bytes::from(out))
+    }
+}
+
+/// The response of a stream. When its body is dropped, for whatever reason, the request ends.
+pub fn response<E: Events>(progress: Progress, mut events: E, ping: Duration) -> Response<Body> {
+    let mut first = String::new();
+    events.begin(&mut first);
+    let streaming = Streaming { progress, events, ping, ready: [Bytes::from(first)].into(), has_ended: false };
+    let body = stream::unfold(Box::new(streaming), async |mut streaming| {
+        let bytes = streaming.next().await?;
+        Some((Ok::<Bytes, Infallible>(bytes), streaming))
+    });
+    let mut response = Response::new(Body::from_stream(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}

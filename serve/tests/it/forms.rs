@@ -1,0 +1,267 @@
+//! Answers that must have a form: a random model says nothing that its schema, expression, grammar or tools do not allow.
+
+use serde_json::{Map, Value, json};
+
+use crate::support::{Server, options};
+
+/// A small random number generator, so that a failure repeats.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % limit
+    }
+
+    /// A schema whose values end soon, and what is needed to check them.
+    fn schema(&mut self, depth: u32) -> Value {
+        match self.below(if depth == 0 { 5 } else { 8 }) {
+            0 => json!({ "type": "string", "maxLength": 1 + self.below(6) }),
+            1 => json!({ "type": "integer", "minimum": 0, "maximum": 10 + self.below(1000) }),
+            2 => json!({ "type": "boolean" }),
+            3 => json!({ "enum": ["red", "green é", 7, null, false] }),
+            4 => json!({ "type": ["null", "boolean"] }),
+            5 => {
+                let (items, most) = (self.schema(depth - 1), 1 + self.below(3));
+                json!({ "type": "array", "items": items, "minItems": self.below(2), "maxItems": most })
+            }
+            6 => json!({ "anyOf": [self.schema(depth - 1), self.schema(depth - 1)] }),
+            _ => self.object(depth - 1),
+        }
+    }
+
+    fn object(&mut self, depth: u32) -> Value {
+        let names = ["name", "Size", "a-b", "x_1"];
+        let count = 1 + self.below(3) as usize;
+        let properties: Map<String, Value> =
+            names[..count].iter().map(|name| (name.to_string(), self.schema(depth))).collect();
+        let required: Vec<&str> = names[..count].iter().copied().filter(|_| self.below(2) == 0).collect();
+        json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
+    }
+}
+
+/// Whether a value follows a schema of those made here.
+fn follows(value: &Value, schema: &Value) -> bool {
+    if let Some(any) = schema["anyOf"].as_array() {
+        return any.iter().any(|schema| follows(value, schema));
+    }
+    if let Some(values) = schema["enum"].as_array() {
+        return values.contains(value);
+    }
+    match (schema["type"].as_str(), value) {
+        (None, value) => value.is_null() || value.is_boolean(),
+        (Some("string"), Value::String(text)) => text.chars().count() as u64 <= schema["maxLength"].as_u64().unwrap(),
+        (Some("integer"), value) => {
+            value.as_u64().is_some_and(|number| schema["maximum"].as_u64().is_none_or(|most| number <= most))
+        }
+        (Some("boolean"), Value::Bool(_)) => true,
+        (Some("array"), Value::Array(items)) => {
+            let count = items.len() as u64;
+            (schema["minItems"].as_u64().unwrap()..=schema["maxItems"].as_u64().unwrap()).contains(&count)
+                && items.iter().all(|item| follows(item, &schema["items"]))
+        }
+        (Some("object"), Value::Object(fields)) => {
+            schema["required"].as_array().unwrap().iter().all(|name| fields.contains_key(name.as_str().unwrap()))
+                && fields
+                    .iter()
+                    .all(|(name, value)| schema["properties"].get(name).is_some_and(|schema| follows(value, schema)))
+        }
+        _ => false,
+    }
+}
+
+#[test]
+fn answers_follow_random_schemas() {
+    let server = Server::new(options(), 4);
+    let mut random = Random(5);
+    let mut ended = 0;
+    const SCHEMAS: usize = 40;
+    for seed in 0..SCHEMAS {
+        let schema = random.object(2);
+        let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "strict": true, "schema": schema } });
+        let request = json!({
+            "messages": [{ "role": "user", "content": "Hi" }], "response_format": format, "seed": seed, "max_tokens": 200,
+            "ignore_eos": true,
+        });
+        let answer = server.post("/v1/chat/completions", &request).json();
+        let text = answer["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{answer}"));
+        if answer["choices"][0]["finish_reason"] == "stop" {
+            ended += 1;
+            let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+            assert!(follows(&value, &schema), "{text} {schema}");
+        }
+    }
+    assert!(ended * 100 >= SCHEMAS * 95, "{ended} of {SCHEMAS} came to an end");
+}
+
+#[test]
+fn answers_follow_expressions_choices_and_grammars() {
+    let server = Server::new(options(), 4);
+    for (form, fits) in [
+        (
+            json!({ "structured_outputs": { "regex": "[a-c]{3}-[0-9]+x?" } }),
+            (&|text: &str| text.as_bytes()[3] == b'-') as &dyn Fn(&str) -> bool,
+        ),
+        (json!({ "structured_outputs": { "choice": ["yes", "no \"way\"", "é"] } }), &|text| {
+            ["yes", "no \"way\"", "é"].contains(&text)
+        }),
+        (json!({ "guided_choice": ["a"] }), &|text| text == "a"),
+        (json!({ "grammar": "start: \"a\" b \"c\"\nb: \"b\" | \"[\" b \"]\"" }), &|text| {
+            text.starts_with('a') && text.ends_with('c')
+        }),
+        (json!({ "structured_outputs": { "json": { "enum": [1, 2] } } }), &|text| ["1", "2"].contains(&text)),
+        (json!({ "json_schema": { "const": { "a": [] } } }), &|text| {
+            serde_json::from_str::<Value>(text).unwrap() == json!({ "a": [] })
+        }),
+    ] {
+        for seed in 0..3 {
+            let mut request = json!({ "prompt": "Say", "seed": seed, "max_tokens": 60, "n": 2, "stream": false });
+            request.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
+            let answer = server.post("/v1/completions", &request).json();
+            for choice in answer["choices"].as_array().unwrap_or_else(|| panic!("{answer}")) {
+                let is_done = choice["finish_reason"] == "stop";
+                assert!(!is_done || fits(choice["text"].as_str().unwrap()), "{choice} {form}");
+            }
+        }
+    }
+    let request = json!({ "messages": [{ "role": "user", "content": "Hi" }], "response_format": { "type": "json_object" }, "max_tokens": 20 });
+    let answer = server.post("/v1/chat/completions", &request).json();
+    assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with('{'), "{answer}");
+}
+
+#[test]
+fn forms_that_cannot_be_followed_are_refused() {
+    let server = Server::new(options(), 1);
+    let deep = (0..60).fold(json!({}), |schema, _| json!({ "type": "array", "items": schema }));
+    for (form, word) in [
+        (
+            json!({ "json_schema": { "type": "object", "unevaluatedProperties": { "type": "string" } } }),
+            "unevaluatedProperties",
+        ),
+        (json!({ "json_schema": { "type": "cat" } }), "cat"),
+        (json!({ "structured_outputs": { "regex": "(" } }), "regular expression"),
+        (json!({ "structured_outputs": { "regex": "x".repeat(300_000) } }), "bytes"),
+        (json!({ "structured_outputs": { "choice": [] } }), "choice"),
+        (json!({ "grammar": "start: nothing" }), "grammar"),
+        (json!({ "response_format": { "type": "xml" } }), "xml"),
+        (json!({ "response_format": { "type": "json_schema" } }), "schema"),
+    ] {
+        let mut request = json!({ "prompt": "Say", "max_tokens": 5 });
+        request.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
+        let response = server.post("/v1/completions", &request);
+        assert_eq!(response.status, 400, "{form} {}", response.text);
+        let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(word), "{message}");
+    }
+    // What looks costly is worked out only as far as it is needed.
+    let costly = "(((a{1,1000}){1,1000}){1,1000})b";
+    for form in [json!({ "json_schema": deep }), json!({ "structured_outputs": { "regex": costly } })] {
+        let mut request = json!({ "prompt": "x", "max_tokens": 5 });
+        request.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
+        assert_eq!(server.post("/v1/completions", &request).status, 200);
+    }
+    assert_eq!(server.get("/health").status, 200);
+}
+
+fn tools() -> Value {
+    let weather = json!({ "type": "object", "required": ["city", "days"], "properties": {
+        "days": { "type": "integer" }, "city": { "type": "string", "maxLength": 8 }, "unit": { "enum": ["C", "F"] },
+        "tags": { "type": "array", "items": { "type": "boolean" }, "maxItems": 2 },
+        "at": { "$ref": "#/$defs/point" },
+    }, "$defs": { "point": { "type": "object", "properties": { "x": { "type": "number" }, "next": { "$ref": "#/$defs/point" } } } } });
+    let function = |name: &str, parameters: Value| json!({ "type": "function", "function": { "name": name, "description": "A tool", "parameters": parameters } });
+    json!([function("weather", weather), function("now", json!({ "type": "object", "properties": {} }))])
+}
+
+fn ask(server: &Server, seed: usize, more: Value) -> Value {
+    let mut request = json!({
+        "messages": [{ "role": "user", "content": "Hi" }], "tools": tools(), "seed": seed, "max_tokens": 300,
+    });
+    request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let response = server.post("/v1/chat/completions", &request);
+    assert_eq!(response.status, 200, "{}", response.text);
+    if request["stream"] == true {
+        let mut message = json!({ "content": "", "tool_calls": [] });
+        let mut finish = Value::Null;
+        for event in response.events() {
+            let choice = &event["choices"][0];
+            for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
+                let calls = message["tool_calls"].as_array_mut().unwrap();
+                match call.get("id") {
+                    Some(_) => {
+                        assert_eq!(call["index"], calls.len());
+                        calls.push(json!({ "function": call["function"] }));
+                    }
+                    None => {
+                        let function = &mut calls[call["index"].as_u64().unwrap() as usize]["function"];
+                        assert!(call["function"].get("name").is_none(), "{call}");
+                        let text = [&function["arguments"], &call["function"]["arguments"]]
+                            .map(|text| text.as_str().unwrap())
+                            .concat();
+                        function["arguments"] = text.into();
+                    }
+                }
+            }
+            if !choice["finish_reason"].is_null() {
+                finish = choice["finish_reason"].clone();
+            }
+        }
+        return json!({ "message": message, "finish_reason": finish });
+    }
+    response.json()["choices"][0].clone()
+}
+
+/// Name and arguments of each call; checks what its schema asks for.
+fn calls(choice: &Value) -> Vec<(String, Value)> {
+    let read = |call: &Value| {
+        let arguments = call["function"]["arguments"].as_str().expect("arguments");
+        let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|error| panic!("{error}: {arguments}"));
+        let name = call["function"]["name"].as_str().expect("a name").to_owned();
+        if name == "weather" {
+            assert!(arguments["city"].as_str().is_some_and(|city| city.chars().count() <= 8), "{arguments}");
+            assert!(arguments["days"].is_i64() || arguments["days"].is_u64(), "{arguments}");
+            assert!(arguments.get("unit").is_none_or(|unit| unit == "C" || unit == "F"), "{arguments}");
+            assert!(arguments.get("at").is_none_or(Value::is_object), "{arguments}");
+        } else {
+            assert_eq!(arguments, json!({}));
+        }
+        (name, arguments)
+    };
+    choice["message"]["tool_calls"].as_array().into_iter().flatten().map(read).collect()
+}
+
+#[test]
+fn tools_are_called_as_the_request_says() {
+    let server = Server::new(options(), 4);
+    let mut done = 0;
+    for seed in 0..8 {
+        let stream = seed % 2 == 1;
+        let one =
+            ask(&server, seed, json!({ "tool_choice": "required", "parallel_tool_calls": false, "stream": stream }));
+        if one["finish_reason"] == "tool_calls" {
+            done += 1;
+            assert_eq!(calls(&one).len(), 1, "{one}");
+        }
+        let named = json!({ "type": "function", "function": { "name": "now" } });
+        let now = ask(&server, seed, json!({ "tool_choice": named, "parallel_tool_calls": false }));
+        assert_eq!((calls(&now), &now["finish_reason"]), (vec![("now".into(), json!({}))], &json!("tool_calls")));
+        assert_eq!(now["message"]["content"], Value::Null);
+        let none = ask(&server, seed, json!({ "tool_choice": "none", "max_tokens": 40 }));
+        assert!(none["message"].get("tool_calls").is_none() && none["finish_reason"] != "tool_calls", "{none}");
+    }
+    assert!(done >= 6, "{done}");
+    // The marker is likely, and everything after it follows the grammar, which begins with the marker.
+    let open = server.post("/detokenize", &json!({ "tokens": [48] })).json()["content"].clone();
+    assert_eq!(open, "<|tool_call>");
+    let bias = json!({ "48": 8 });
+    let auto = ask(&server, 3, json!({ "logit_bias": bias, "max_tokens": 500 - 40 }));
+    if auto["finish_reason"] == "tool_calls" {
+        assert!(!calls(&auto).is_empty(), "{auto}");
+    }
+    // The prompt's answer to a call, and another call in history.
+    let history = json!([{ "role": "user", "content": "Hi" },
+        { "role": "assistant", "content": null, "tool_calls": [{ "id": "a", "type": "function", "function": { "name": "now", "arguments": "{}" } }] },
+        { "role": "tool", "tool_call_id": "a", "content": "noon" }]);
+    let answered = ask(&server, 1, json!({ "messages": history, "max_tokens": 4 }));
+    assert!(answered["finish_reason"].is_string());
+}

@@ -1,0 +1,208 @@
+//! A tiny model compiled for the CPU, a server over it, and a client that sees every byte.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use gemma4c_blocks::DType;
+use gemma4c_codegen::cpu::{self, Limits};
+use gemma4c_models::gemma4::{self, Config};
+use gemma4c_models::gguf::Gguf;
+use gemma4c_models::synth::{self, Preset};
+use gemma4c_models::tokenizer::vocab_from_metadata;
+use gemma4c_plan::cuda::KvType;
+use gemma4c_plan::{Model, ModelFile, Plan, Sampling, Target, Weight};
+use gemma4c_runtime::engine::{CpuDevice, CpuOptions, Device, Engine, Options as EngineOptions};
+use gemma4c_runtime::{ModelLocation, RuntimeError};
+use gemma4c_serve::{Options, Running, start};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A plan and the folder of its model.
+pub struct Tiny {
+    folder: TempDir,
+    pub plan: Plan,
+}
+
+/// The model of all tests, made once.
+pub static TINY: LazyLock<Tiny> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("model.gguf");
+    let preset = Preset::from_name("tiny-dense").expect("a preset");
+    let options = synth::Options { layers: Some(2), seed: 4, ..synth::Options::new(preset, DType::Q8_0) };
+    synth::write(&options, &path, &|_, _| {}).expect("a model");
+    let plan = compile(&path, 512);
+    Tiny { folder, plan }
+});
+
+fn compile(path: &Path, context: u32) -> Plan {
+    let file = Gguf::open(path).expect("a model");
+    let config = Config::read(&file).expect("a config");
+    let graph = gemma4::graph(&file, &config).expect("a graph");
+    let limits = Limits { context, chunk: 16, asked: 16, kv: KvType::F32 };
+    let program = cpu::lower(&graph, limits).expect("a program");
+    let tensors: Vec<_> = graph.weights.iter().map(|w| file.tensor(&w.name).expect("a tensor")).collect();
+    let weight = |(w, t): (&gemma4c_graph::Weight, &&gemma4c_models::gguf::TensorInfo)| Weight {
+        name: w.name.clone(),
+        dtype: w.dtype,
+        dims: w.dims.clone(),
+        file: t.file as u32,
+        offset: t.offset,
+        bytes: t.len,
+    };
+    let name = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let files = file.files().iter();
+    Plan {
+        model: Model {
+            architecture: "gemma4".into(),
+            name: config.name.clone(),
+            files: files.map(|f| ModelFile { path: name(&f.path), bytes: f.len, header_bytes: f.header_len }).collect(),
+            fingerprint: file.fingerprint(tensors.iter().copied()),
+            layers: config.layers.len() as u32,
+            hidden: config.hidden,
+            vocab_size: config.vocab_size,
+            trained_context: config.context,
+        },
+        target: Target::Cpu,
+        weights: graph.weights.iter().zip(&tensors).map(weight).collect(),
+        program,
+        cuda: None,
+        others: vec![],
+        vocab: vocab_from_metadata(file.metadata()).expect("a vocabulary"),
+        sampling: Sampling::default(),
+        embedded: None,
+        report: String::new(),
+    }
+}
+
+/// A server of its own.
+pub struct Server {
+    running: Option<Running<RuntimeError>>,
+    pub address: SocketAddr,
+}
+
+pub fn options() -> Options {
+    Options { port: 0, model: "tiny".into(), ..Options::default() }
+}
+
+impl Server {
+    pub fn new(options: Options, sequences: u32) -> Server {
+        Server::on(options, sequences, |device| device)
+    }
+
+    /// With something between the engine and its device.
+    pub fn on(
+        options: Options,
+        sequences: u32,
+        wrapped: impl FnOnce(Box<dyn Device>) -> Box<dyn Device> + Send + 'static,
+    ) -> Server {
+        let plan = TINY.plan.clone();
+        let location = ModelLocation { plan: TINY.folder.path().join("plan.bin"), given: None };
+        let (opened, suppress) = (plan.clone(), plan.vocab.as_ref().expect("a vocabulary").suppress.clone());
+        let open = move || {
+            let cpu = CpuOptions { sequences, snapshots: 4, host_bytes: 0, suppress: suppress.clone() };
+            let device: Box<dyn Device> = Box::new(CpuDevice::open(opened, &location, cpu)?);
+            Engine::new(wrapped(device), EngineOptions { suppress, ..EngineOptions::default() })
+        };
+        let running = start(plan, options, open).expect("a server");
+        let address = running.address;
+        Server { running: Some(running), address }
+    }
+
+    pub fn signal(&self) {
+        self.running.as_ref().expect("it runs").signal();
+    }
+
+    pub fn wait(mut self) {
+        self.running.take().expect("it runs").wait().expect("a good end");
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).expect("a connection");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+        stream
+    }
+
+    /// Sends a request as it stands.
+    pub fn send(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> TcpStream {
+        let mut stream = self.connect();
+        let length = body.len();
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n{headers}\r\n");
+        stream.write_all(head.as_bytes()).expect("it is read");
+        stream.write_all(body).expect("it is read");
+        stream
+    }
+
+    pub fn request(&self, method: &str, path: &str, body: &[u8]) -> Response {
+        Response::read(self.send(method, path, "connection: close\r\n", body))
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> Response {
+        self.request("POST", path, body.to_string().as_bytes())
+    }
+
+    pub fn get(&self, path: &str) -> Response {
+        self.request("GET", path, b"")
+    }
+
+    /// The value of a metric without labels but the model's.
+    pub fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics").text;
+        let line = text.lines().find(|line| line.starts_with(&format!("vllm:{name}{{"))).expect("the metric");
+        line.rsplit(' ').next().expect("a value").parse().expect("a number")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(running) = self.running.take() {
+            running.signal();
+            running.signal();
+            _ = running.wait();
+        }
+    }
+}
+
+/// An answer, its chunks joined.
+#[derive(Debug)]
+pub struct Response {
+    pub status: u16,
+    pub head: String,
+    pub text: String,
+}
+
+impl Response {
+    pub fn read(mut stream: TcpStream) -> Response {
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).expect("an answer");
+        let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").expect("a head");
+        let head = String::from_utf8(bytes[..end].to_vec()).expect("UTF-8").to_lowercase();
+        let mut body = &bytes[end + 4..];
+        let mut joined = Vec::new();
+        if head.contains("transfer-encoding: chunked") {
+            while let Some(line) = body.windows(2).position(|window| window == b"\r\n") {
+                let length = std::str::from_utf8(&body[..line]).expect("a length");
+                let length = usize::from_str_radix(length, 16).expect("a length");
+                joined.extend(&body[line + 2..line + 2 + length]);
+                body = &body[line + 2 + length + 2..];
+            }
+        } else {
+            joined.extend(body);
+        }
+        let status = head.split(' ').nth(1).expect("a status").parse().expect("a number");
+        Response { status, head, text: String::from_utf8(joined).expect("UTF-8") }
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+
+    /// The data of a stream's events, without the last.
+    pub fn events(&self) -> Vec<Value> {
+        let events = self.text.split("\n\n").filter(|event| !event.is_empty() && !event.starts_with(':'));
+        let data = events.map(|event| event.strip_prefix("data: ").expect("data").to_owned());
+        data.filter(|data| data != "[DONE]").map(|data| serde_json::from_str(&data).expect("JSON")).collect()
+    }
+}

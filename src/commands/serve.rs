@@ -1,0 +1,140 @@
+//! `gemma4c serve`: an OpenAI server over a plan.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use gemma4c_plan::Plan;
+use gemma4c_serve::{Deadlines, Options, QueueLimits, ServeError};
+
+use super::Outcome;
+use super::cached::ModelArgs;
+use super::plan_file::{self, EngineArgs, EngineOptions, PlanArgs};
+use crate::output;
+
+/// Serve a plan over HTTP, to clients of OpenAI's API.
+///
+/// The first line on standard output is the server's address, printed when it is ready. SIGTERM lets running requests finish; a second one
+/// ends at once. A GGUF model will do instead of a plan: it is compiled for this machine, once.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    plan: PlanArgs,
+
+    /// The address to listen on; 0.0.0.0 for all of this machine's.
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    host: IpAddr,
+
+    /// The port to listen on; 0 takes a free one.
+    #[arg(long, default_value_t = 8080)]
+    port: u16,
+
+    /// The model's name for clients [default: the model's own]
+    #[arg(long, value_name = "NAME")]
+    alias: Option<String>,
+
+    /// Answer requests that name another model too.
+    #[arg(long)]
+    any_model: bool,
+
+    /// A file of keys, one a line: requests must have one of them.
+    #[arg(long, value_name = "FILE")]
+    api_keys: Option<PathBuf>,
+
+    /// The origin whose web pages may call, such as https://chat.example.org [default: none]
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Option<String>,
+
+    /// How many requests are worked on at once [default: what the plan was compiled for; 8 on a CPU]
+    #[arg(long, value_name = "N")]
+    sequences: Option<u32>,
+
+    /// Tokens of an answer whose request sets no limit.
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    max_output: u32,
+
+    /// Requests that may wait; one more is told to come back later.
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    max_waiting: usize,
+
+    /// Tokens of prompts that may wait.
+    #[arg(long, value_name = "N", default_value_t = 4_194_304)]
+    max_waiting_tokens: usize,
+
+    /// Seconds that a request may wait before it begins.
+    #[arg(long, value_name = "S", default_value_t = 300)]
+    queue_timeout: u64,
+
+    /// Seconds that a request may take in all.
+    #[arg(long, value_name = "S", default_value_t = 3600)]
+    deadline: u64,
+
+    /// Seconds that running requests have when the server is told to end.
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    drain: u64,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+/// Sequences that a model is compiled for where nobody says.
+const USUAL_SEQUENCES: u32 = 16;
+
+/// The gap between tokens where nobody said what it may be: a person does not notice it.
+const USUAL_GAP: Duration = Duration::from_millis(50);
+
+pub fn run(mut args: Args) -> Result<Outcome> {
+    args.model.resolve(&mut args.plan, args.sequences.unwrap_or(USUAL_SEQUENCES))?;
+    let plan = plan_file::read(&args.plan.plan)?;
+    let api_keys = match &args.api_keys {
+        None => String::new(),
+        Some(path) => {
+            let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            let is_key = |line: &str| !line.trim().is_empty() && !line.trim().starts_with('#');
+            ensure!(text.lines().any(is_key), "{} has no key: one a line is needed", path.display());
+            text
+        }
+    };
+    let options = Options {
+        host: args.host,
+        port: args.port,
+        model: args.alias.clone().unwrap_or_else(|| model_name(&plan, &args)),
+        takes_any_model: args.any_model,
+        api_keys,
+        cors: args.cors.clone(),
+        max_output: args.max_output,
+        queue: QueueLimits { requests: args.max_waiting, prompt_tokens: args.max_waiting_tokens },
+        deadlines: Deadlines {
+            queue: Duration::from_secs(args.queue_timeout),
+            whole: Duration::from_secs(args.deadline),
+        },
+        drain: Duration::from_secs(args.drain),
+        ..Options::default()
+    };
+    let suppress = plan.vocab.as_ref().map(|vocab| vocab.suppress.clone()).unwrap_or_default();
+    let engine = EngineArgs { itl: args.engine.itl.or(Some(USUAL_GAP)), ..args.engine };
+    let (plan_args, opened, sequences) = (args.plan, plan.clone(), args.sequences);
+    let open = move || plan_args.open_engine(opened, EngineOptions { engine, sequences, snapshots: None, suppress });
+    let mut printed = Ok(());
+    let served = gemma4c_serve::run(&plan, options, open, |address| {
+        printed = output::print(&format!("http://{address}\n"));
+    });
+    match served {
+        // Its causes are worth reading too.
+        Err(ServeError::Open(error)) => return Err(error),
+        served => served?,
+    }
+    printed?;
+    Ok(Outcome::Done)
+}
+
+/// As the model's file has it, or as the plan's file is called.
+fn model_name(plan: &Plan, args: &Args) -> String {
+    let of_file = || args.plan.plan.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    plan.model.name.clone().or_else(of_file).unwrap_or_else(|| "gemma4".into())
+}

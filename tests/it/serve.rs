@@ -1,0 +1,103 @@
+//! The server as a process, and the load that another process puts on it.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use crate::common::Place;
+
+/// A server and its address.
+fn start(place: &Place, line: &str) -> (Child, String) {
+    let mut server = place.command(line).stdout(Stdio::piped()).spawn().unwrap();
+    let mut url = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut url).unwrap();
+    assert!(url.starts_with("http://127.0.0.1:"), "{url}");
+    (server, url.trim().into())
+}
+
+/// Ends a server as whoever runs it would.
+fn end(mut server: Child) {
+    let id = server.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+}
+
+/// In a browser, where there is one.
+#[test]
+fn the_page_works_in_a_browser() {
+    let runs = |program: &str| Command::new(program).arg("--version").output().is_ok_and(|ran| ran.status.success());
+    if !runs("chromium") || !runs("node") {
+        eprintln!("no chromium or no node: the page was not tried");
+        return;
+    }
+    let place = Place::new();
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/austen_q4_0.gguf");
+    place.ok(&format!("compile {model} -o plan.bin --target cpu --ctx 1024"));
+    let (server, url) = start(&place, "serve plan.bin --port 0 --sequences 2");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/test-page.mjs");
+    let tried = Command::new("node").args([script, &url]).output().unwrap();
+    assert!(tried.status.success(), "{}", String::from_utf8_lossy(&tried.stderr));
+    end(server);
+}
+
+#[test]
+fn a_server_answers_load_and_ends_when_it_is_told_to() {
+    let place = Place::new();
+    place.ok("synth tiny-dense --layers 2 -q q8_0 -o model.gguf");
+    place.ok("compile model.gguf -o plan.bin --target cpu --ctx 256");
+    let (server, url) = start(&place, "serve plan.bin --port 0 --alias tiny --sequences 4");
+    let load =
+        format!("load {url} --requests 20 --concurrency 6 -p 20 -n 10 --prefix 8 --good-ttft 60000 --json load.json");
+    let told = place.ok(&load);
+    assert!(told.starts_with("20 requests in ") && told.contains(" 0 failed; 400 tokens in, 200 out\n"), "{told}");
+    let figures: Value = serde_json::from_slice(&place.read("load.json")).unwrap();
+    assert_eq!((&figures["completed"], &figures["total_output_tokens"]), (&20.into(), &200.into()));
+    assert!(figures["p99_itl_ms"].as_f64().unwrap() > 0.0 && figures["request_goodput"].as_f64().unwrap() > 0.0);
+    place.ok(&format!("load {url} --requests 4 --rate 100 -p 4 -n 2"));
+    end(server);
+    assert!(place.refused(&format!("load {url}")).contains("cannot connect"));
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_before_anybody_is_told() {
+    let place = Place::new();
+    place.ok("synth tiny-dense --layers 2 -q q8_0 -o model.gguf");
+    place.ok("compile model.gguf -o plan.bin --target cpu --ctx 64");
+    std::fs::write(place.path("keys"), "# none\n").unwrap();
+    for (line, word) in [
+        ("serve plan.bin --port 0 --api-keys keys", "has no key"),
+        ("serve plan.bin --port 0 --api-keys nowhere", "cannot read nowhere"),
+        ("serve plan.bin --port 0 --sequences 0", "--sequences 0"),
+        ("serve nowhere.bin --port 0", "nowhere.bin"),
+    ] {
+        assert!(place.refused(line).contains(word), "{line}: {}", place.refused(line));
+    }
+}
+
+/// A model runs as it is: its plan is made once, kept, and found again.
+#[test]
+fn a_model_file_is_compiled_on_the_way() {
+    let place = Place::new();
+    place.ok("synth tiny-dense --layers 2 -q q8_0 -o model.gguf");
+    let run = |line: &str| {
+        let ran = place.command(line).env("GEMMA4C_CACHE", place.path("cache")).output().unwrap();
+        let [out, told] = [ran.stdout, ran.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        assert!(ran.status.success(), "{line}: {told}");
+        (out, told)
+    };
+    let (first, told) = run("run model.gguf --tokens 5,6 -n 4 --device cpu --ctx 64");
+    assert!(told.contains("[compiled for this machine in "), "{told}");
+    let (again, told) = run("run model.gguf --tokens 5,6 -n 4 --device cpu --ctx 64");
+    assert!(!told.contains("compiled") && again == first, "{told}");
+    // Other options, another plan; a model that has moved, the same plan.
+    assert!(run("run model.gguf --tokens 5,6 -n 4 --device cpu --ctx 32").1.contains("compiled"));
+    std::fs::create_dir(place.path("moved")).unwrap();
+    std::fs::rename(place.path("model.gguf"), place.path("moved/model.gguf")).unwrap();
+    assert_eq!(run("run moved/model.gguf --tokens 5,6 -n 4 --device cpu --ctx 64").0, first);
+    assert!(run("cache").0.contains(": 2 plans and 0 kernels, "));
+    assert!(run("doctor").0.contains("\ncache "));
+    assert!(run("cache clear").0.starts_with("2 files deleted, "));
+    place.ok("compile moved/model.gguf -o plan.bin --target cpu --ctx 64");
+    assert!(place.refused("run plan.bin --tokens 5 --ctx 32").contains("--ctx is for a GGUF model"));
+}
