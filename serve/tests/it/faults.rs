@@ -108,6 +108,12 @@ fn garbage_is_refused_and_leaves_nothing_behind() {
         stream
     });
     assert_eq!((response.status, &response.json()["error"]["code"]), (413, &json!("body_too_large")));
+    // A text that cannot fit is refused before it is encoded.
+    let huge = "x ".repeat(10 << 20);
+    for body in [json!({ "prompt": huge }), json!({ "messages": [{ "role": "user", "content": huge }] })] {
+        let path = if body.get("prompt").is_some() { "/v1/completions" } else { "/v1/chat/completions" };
+        assert_eq!(server.post(path, &body).json()["error"]["code"], "context_length_exceeded");
+    }
     // Heads that are none, and connections that are cut within one.
     for bytes in [&b"\x16\x03\x01\x02"[..], b"GET / HTTP/9.9\r\n\r\n", b"POST /v1/comp"] {
         let mut stream = server.connect();
