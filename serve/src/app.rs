@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gemma4c_runtime::engine::Request;
 use serde_json::{Map, Value, json};
+use tokio::sync::Semaphore;
 
 use crate::answer::Answer;
 use crate::error::ApiError;
@@ -31,6 +32,8 @@ pub struct App {
     pub deadlines: Deadlines,
     pub created: u64,
     pub ping: Duration,
+    /// Requests that are read at once: what they ask of the template or of a grammar takes a core each.
+    pub readers: Semaphore,
     /// Known once the engine is open.
     pub ready: OnceLock<Ready>,
     /// What `/version` says of the plan.

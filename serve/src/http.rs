@@ -120,6 +120,8 @@ async fn prepare<T: Send + 'static>(
     body: Value,
     read: impl FnOnce(&App, crate::fields::Fields<'_>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
+    // The semaphore is never closed.
+    let _permit = app.readers.acquire().await;
     let app = Arc::clone(app);
     let work = tokio::task::spawn_blocking(move || read(&app, app.fields(&body)?));
     work.await.unwrap_or_else(|_| Err(ApiError::internal("reading the request has failed")))

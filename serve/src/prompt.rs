@@ -39,6 +39,9 @@ impl Conversation {
         })?;
         let has_system = self.messages.first().is_some_and(|message| is_system(&message.role));
         forget_old_thoughts(&mut self.messages);
+        for message in &self.messages {
+            speech.check_length(message.content.as_str().unwrap_or_default())?;
+        }
         let quote = |text: &str| speech.tokenizer.quote(text);
         for message in &mut self.messages {
             message.content = quoted(&message.content, &quote);
@@ -49,6 +52,7 @@ impl Conversation {
         options.insert("enable_thinking".into(), self.thinking.into());
         let rendered = template.render(&self.messages, &tools, true, &options);
         let rendered = rendered.map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+        speech.check_length(&rendered)?;
         let tokens = speech.tokenizer.encode_rendered(&rendered);
         let snapshot_at = speech.snapshots(&tokens, has_system || self.thinking || !tools.is_empty());
         Ok(Prompt { tokens, snapshot_at })

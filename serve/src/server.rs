@@ -12,7 +12,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::app::{App, now};
@@ -124,6 +124,7 @@ pub async fn serve<E: std::fmt::Display + Send + 'static>(
         deadlines: options.deadlines,
         created: now(),
         ping: options.ping,
+        readers: Semaphore::new(std::thread::available_parallelism().map_or(4, usize::from).max(2)),
         ready: OnceLock::new(),
         facts: json!({ "compiled_for": gpu, "phases": buckets.collect::<Vec<_>>() }),
     });
@@ -185,7 +186,7 @@ async fn again(end: &mut watch::Receiver<u32>, before: u32) {
 }
 
 async fn accept(listener: TcpListener, router: Router, closed: watch::Receiver<bool>) {
-    let room = Arc::new(tokio::sync::Semaphore::new(MOST_CONNECTIONS));
+    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     loop {
         let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
         match listener.accept().await {

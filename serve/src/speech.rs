@@ -7,6 +7,7 @@ use gemma4c_models::chat::{ChatError, ChatTemplate};
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
 use gemma4c_plan::{Plan, Sampling, TokenKind, Vocab};
 
+use crate::error::ApiError;
 use crate::language::{Mark, Piece, Start};
 
 /// Everything that is known of a plan without its weights.
@@ -23,6 +24,8 @@ pub struct Speech {
     pub sampling: Sampling,
     pub context: u32,
     pub vocab_size: u32,
+    /// Bytes of the longest token.
+    longest: usize,
 }
 
 /// A plan that cannot be talked to.
@@ -46,7 +49,9 @@ impl Speech {
         let tokenizer = Tokenizer::new(vocab)?;
         let marks = Mark::SPELLED.iter().filter_map(|(mark, text)| Some((tokenizer.marker(text)?, *mark)));
         let plain = EncodeOptions { add_bos: false, parse_special: false };
+        let longest = vocab.tokens.iter().map(str::len).max().unwrap_or(1);
         Ok(Speech {
+            longest,
             marks: marks.collect(),
             turn_open: tokenizer.marker("<|turn>"),
             turn_close: tokenizer.marker("<turn|>"),
@@ -80,6 +85,21 @@ impl Speech {
     /// What a token spells, for lists of log probabilities.
     pub fn bytes(&self, token: u32) -> Vec<u8> {
         self.tokenizer.bytes(token).unwrap_or_default()
+    }
+
+    /// Refuses a text that cannot fit whatever its tokens are, before anybody takes the time to find them.
+    pub fn check_length(&self, text: &str) -> Result<(), ApiError> {
+        let least = text.len() / self.longest.max(1);
+        match least > self.context as usize {
+            true => {
+                let (bytes, context) = (text.len(), self.context);
+                let message = format!(
+                    "the prompt's {bytes} bytes are at least {least} tokens; the context has room for {context}"
+                );
+                Err(ApiError::bad_request("context_length_exceeded", message))
+            }
+            false => Ok(()),
+        }
     }
 
     /// Where the answer to a prompt begins.

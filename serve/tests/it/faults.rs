@@ -108,6 +108,12 @@ fn garbage_is_refused_and_leaves_nothing_behind() {
         stream
     });
     assert_eq!((response.status, &response.json()["error"]["code"]), (413, &json!("body_too_large")));
+    // A text that cannot fit is refused before it is encoded.
+    let huge = "x ".repeat(10 << 20);
+    for body in [json!({ "prompt": huge }), json!({ "messages": [{ "role": "user", "content": huge }] })] {
+        let path = if body.get("prompt").is_some() { "/v1/completions" } else { "/v1/chat/completions" };
+        assert_eq!(server.post(path, &body).json()["error"]["code"], "context_length_exceeded");
+    }
     // Heads that are none, and connections that are cut within one.
     for bytes in [&b"\x16\x03\x01\x02"[..], b"GET / HTTP/9.9\r\n\r\n", b"POST /v1/comp"] {
         let mut stream = server.connect();
@@ -118,7 +124,7 @@ fn garbage_is_refused_and_leaves_nothing_behind() {
 
 #[test]
 fn whoever_goes_away_takes_the_request_along() {
-    let server = Server::new(options(), 2);
+    let server = slow(options(), 2);
     let body = |stream| long(stream).to_string().into_bytes();
     // In the middle of a stream, before an answer, and while waiting for a slot.
     let mut streams: Vec<_> = (0..12).map(|i| server.send("POST", "/v1/completions", "", &body(i % 2 == 0))).collect();
@@ -136,7 +142,7 @@ fn whoever_goes_away_takes_the_request_along() {
 fn a_full_queue_is_said_at_once() {
     let queue = QueueLimits { requests: 1, prompt_tokens: 1000 };
     let deadlines = Deadlines { queue: Duration::from_millis(300), whole: Duration::from_secs(60) };
-    let server = Server::new(Options { queue, deadlines, ..options() }, 1);
+    let server = slow(Options { queue, deadlines, ..options() }, 1);
     let body = long(false).to_string().into_bytes();
     let _running = server.send("POST", "/v1/completions", "", &body);
     until("the first runs", || server.metric("num_requests_running") == 1.0);
@@ -153,7 +159,7 @@ fn a_full_queue_is_said_at_once() {
 #[test]
 fn an_answer_that_takes_too_long_is_cut_with_an_error() {
     let deadlines = Deadlines { queue: Duration::from_secs(9), whole: Duration::from_millis(60) };
-    let server = Server::new(Options { deadlines, ..options() }, 1);
+    let server = slow(Options { deadlines, ..options() }, 1);
     let response = server.post("/v1/completions", &long(true));
     let events = response.events();
     assert_eq!(events.last().expect("an event")["error"]["code"], "deadline", "{}", response.text);
@@ -164,7 +170,7 @@ fn an_answer_that_takes_too_long_is_cut_with_an_error() {
 
 #[test]
 fn a_signal_lets_running_requests_finish() {
-    let server = Server::new(options(), 2);
+    let server = slow(options(), 2);
     let mut stream = server.send("POST", "/v1/completions", "connection: close\r\n", long(true).to_string().as_bytes());
     let mut first = [0; 1];
     stream.read_exact(&mut first).unwrap();
@@ -183,7 +189,7 @@ fn a_signal_lets_running_requests_finish() {
 
 #[test]
 fn a_second_signal_ends_now_with_an_error_event() {
-    let server = Server::new(options(), 1);
+    let server = slow(options(), 1);
     let mut stream = server.send("POST", "/v1/completions", "connection: close\r\n", long(true).to_string().as_bytes());
     let mut first = [0; 1];
     stream.read_exact(&mut first).unwrap();
@@ -206,17 +212,20 @@ fn keys_open_what_is_not_free() {
     assert_eq!(Response::read(server.send("GET", "/v1/models", header, b"")).status, 200);
 }
 
-/// A device that fails after some decodes.
-struct Failing {
+/// A device that takes its time, and may fail.
+struct Odd {
     device: Box<dyn Device>,
-    decodes_left: u32,
+    delay: Duration,
+    decodes_left: Option<u32>,
     panics: bool,
 }
 
-impl Failing {
+impl Odd {
     fn count(&mut self) -> Result<(), RuntimeError> {
-        self.decodes_left = self.decodes_left.saturating_sub(1);
-        match self.decodes_left {
+        thread::sleep(self.delay);
+        let Some(left) = &mut self.decodes_left else { return Ok(()) };
+        *left = left.saturating_sub(1);
+        match *left {
             0 if self.panics => panic!("a fault of our own"),
             0 => Err(RuntimeError::Backend("an illegal memory access".into())),
             _ => Ok(()),
@@ -224,7 +233,18 @@ impl Failing {
     }
 }
 
-impl Device for Failing {
+/// A server on which a long answer takes a second, however fast the machine is.
+fn slow(options: Options, sequences: u32) -> Server {
+    let delay = Duration::from_millis(3);
+    Server::on(options, sequences, move |device| Box::new(Odd { device, delay, decodes_left: None, panics: false }))
+}
+
+fn failing(panics: bool) -> Server {
+    let delay = Duration::ZERO;
+    Server::on(options(), 2, move |device| Box::new(Odd { device, delay, decodes_left: Some(30), panics }))
+}
+
+impl Device for Odd {
     fn limits(&self) -> &Limits {
         self.device.limits()
     }
@@ -278,7 +298,7 @@ impl Device for Failing {
 
 #[test]
 fn a_device_that_fails_is_told_to_everybody_at_once() {
-    let server = Server::on(options(), 2, |device| Box::new(Failing { device, decodes_left: 30, panics: false }));
+    let server = failing(false);
     let body = |stream| long(stream).to_string().into_bytes();
     let send = |stream| server.send("POST", "/v1/completions", "connection: close\r\n", &body(stream));
     // One that streams, one that does not, and one that waits for its turn.
@@ -298,7 +318,7 @@ fn a_device_that_fails_is_told_to_everybody_at_once() {
 
 #[test]
 fn a_panic_is_told_too() {
-    let server = Server::on(options(), 2, |device| Box::new(Failing { device, decodes_left: 30, panics: true }));
+    let server = failing(true);
     let answer = server.post("/v1/completions", &long(true));
     assert!(answer.text.contains("the engine has ended") && !answer.text.contains("[DONE]"), "{}", answer.text);
     until("it is told", || server.get("/health").status == 503);
