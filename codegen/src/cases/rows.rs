@@ -291,8 +291,7 @@ pub fn types() -> Vec<Case> {
         let product = OneRow::new(dtype, 19, 512, Prologue::Plain);
         let mut shapes = vec![on_cores(8, 2, 1, 2, 2)];
         if format(dtype).integer {
-            shapes.push(on_tensor_cores(8, 8, 16, 3, true, 2));
-            shapes.push(on_fewer_warps(8, 16, 16, 2, false, 1));
+            // Both kernels of tensor cores multiply by the same functions: `tiles` has the other.
             shapes.push(streamed(on_tensor_cores(8, 8, 16, 3, true, 2), 1));
         }
         Batch::new(product, 8, one(8, 1)).cases(&shapes)

@@ -130,7 +130,9 @@ impl Tensor {
         for (tile, columns) in tiles.flat_map(|tile| [16, 32, 64].map(|columns| (tile, columns))) {
             for warps in [one.lanes / 2, one.lanes / 4] {
                 let copiers = if target.arch.has_tma() { COPYING_WARPS } else { 0 };
-                if classes / warps * columns * tile / 32 > most_sums(warps + copiers) {
+                // Bytes that are made of nibbles take registers beside the sums.
+                let wide = weights.parts == 1 && columns > 32 && copiers > 0;
+                if wide || classes / warps * columns * tile / 32 > most_sums(warps + copiers) {
                     continue;
                 }
                 let row_tiles = product.rows.div_ceil(tile);
