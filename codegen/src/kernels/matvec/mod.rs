@@ -486,7 +486,7 @@ impl Product {
             NORMED: normed,
             FINE: self.unbounded && format.integer,
             JOINED: self.is_joined(),
-            SHARES_ROWS: self.is_joined() && shape.rows % 2 == 0,
+            SHARES_ROWS: self.is_joined() && shape.rows.is_multiple_of(2),
             SHARE: shape.share,
             EPSILON: self.epsilon,
             side: format.side,

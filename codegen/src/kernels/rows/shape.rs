@@ -60,6 +60,7 @@ const CORE_TILES: [u32; 4] = [8, 4, 2, 1];
 const FEWEST_TENSOR_ROWS: u32 = 5;
 /// Warps that copy.
 const COPYING_WARPS: u32 = 4;
+
 /// Cycles of an SM: the constants of the rule.
 struct Cycles {
     /// A byte of weights from memory, and of activations from L2.
@@ -74,17 +75,18 @@ struct Cycles {
     sum: f64,
 }
 
-/// As they fit 47 shapes of five products of E4B Q8_0 and 12B Q4_0 on an H200, to 11 % each.
+/// As they fit 47 shapes of five products of E4B Q8_0 and 12B Q4_0 on an H200, to 11 % each; but the cost of activations, which was measured row by row
+/// (0.13) and is an estimate for panels.
 const CYCLES: Cycles =
     Cycles { weights: 0.054, activations: 0.05, product: 2.8, columns: 9.4, step: 103.0, end: 1100.0, sum: 0.07 };
+
+/// Registers of an SM.
+const REGISTERS: u32 = 65536;
 
 /// Sums that a lane may hold in a block of that many warps: registers that what else it needs leaves over.
 fn most_sums(warps: u32) -> u32 {
     (REGISTERS / (warps * 32)).min(255).saturating_sub(96)
 }
-
-/// Of an SM.
-const REGISTERS: u32 = 65536;
 
 impl Cores {
     /// As many rows of activations as shared memory holds, and a block an SM.
