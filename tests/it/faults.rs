@@ -137,7 +137,7 @@ fn a_plan_that_cannot_be_run() {
     for name in ["absent", "archive", "newer", "cut", "cut-header", "flipped", "empty"] {
         faults.record_refusal(&format!("run {name}.bin -p hello"));
     }
-    faults.record_refusal("run model.gguf -p hello");
+    faults.record_refusal("verify model.gguf");
     faults.record_refusal("run folder -p hello");
     faults.about("another model under it");
     faults.record_refusal("run plan.bin -p hello --model folder");
