@@ -95,6 +95,42 @@ fn a_copy_is_there_after_a_wait_for_its_phase() {
     finds(one_waits_for_all::DEF, &[FaultKind::Race, FaultKind::UnfinishedCopy], "bulk copy of");
 }
 
+/// Each thread copies an element, and reads the one that another has copied.
+#[kernel(block = 64, dynamic_shared)]
+fn exchanged_copies(x: Weights<f32>, out: Output<f32>) {
+    let full = shared::<u64>(1);
+    let tile = shared::<f32>(64);
+    if thread_idx() == 0 {
+        mbarrier_init(full, 0u32, 64);
+    }
+    barrier();
+    cp_async4(tile, thread_idx(), x, thread_idx());
+    cp_async_arrive(full, 0u32);
+    mbarrier_wait(full, 0u32, 0);
+    out[thread_idx()] = tile[63 - thread_idx()];
+}
+
+#[kernel(block = 64, dynamic_shared)]
+fn exchanged_without_a_wait(x: Weights<f32>, out: Output<f32>) {
+    let full = shared::<u64>(1);
+    let tile = shared::<f32>(64);
+    if thread_idx() == 0 {
+        mbarrier_init(full, 0u32, 64);
+    }
+    barrier();
+    cp_async4(tile, thread_idx(), x, thread_idx());
+    cp_async_arrive(full, 0u32);
+    out[thread_idx()] = tile[63 - thread_idx()];
+}
+
+#[test]
+fn copies_of_threads_arrive_at_an_mbarrier() {
+    let x: Vec<f32> = (0..64).map(|i| i as f32).collect();
+    let reversed: Vec<f32> = x.iter().rev().copied().collect();
+    case(exchanged_copies::DEF).buffer("x", x).expect("out", reversed, Bound::Exact).assert();
+    finds(exchanged_without_a_wait::DEF, &[FaultKind::Race, FaultKind::UninitialisedShared], "tile[");
+}
+
 #[kernel(block = 64, dynamic_shared)]
 fn never_made(x: Weights<f32>, out: Output<f32>) {
     let full = shared::<u64>(1);
