@@ -186,8 +186,24 @@ impl BackendDevice {
     }
 
     fn write(&mut self, offset: u64, words: &[u32]) -> Result<(), RuntimeError> {
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut bytes = vec![0; 4 * words.len()];
+        bytes.as_chunks_mut().0.iter_mut().zip(words).for_each(|(bytes, word)| *bytes = word.to_le_bytes());
         self.backend.write(arena(offset, bytes.len() as u64), &bytes)
+    }
+
+    /// Writes the masks of rows that lie beside each other at once.
+    fn write_masks(&mut self, masks: &[Option<Mask>]) -> Result<(), RuntimeError> {
+        let mut first = 0;
+        for run in masks.chunk_by(|one, next| one.is_some() == next.is_some()) {
+            let mut words = Vec::new();
+            run.iter().flatten().for_each(|mask| words.extend_from_slice(mask.words()));
+            if !words.is_empty() {
+                let row_bytes = 4 * (words.len() / run.len()) as u64;
+                self.write(self.places.masks + first * row_bytes, &words)?;
+            }
+            first += run.len() as u64;
+        }
+        Ok(())
     }
 
     /// A record whose pick goes to the current entry of the history.
@@ -398,11 +414,8 @@ impl Device for BackendDevice {
         if masks.len() != picking.len() {
             return Err(RuntimeError::Backend(format!("{} masks for {} rows", masks.len(), picking.len())));
         }
+        self.write_masks(masks)?;
         for (row, mask) in (0u64..).zip(masks) {
-            if let Some(mask) = mask {
-                let words = mask.words();
-                self.write(self.places.masks + row * 4 * words.len() as u64, words)?;
-            }
             // A repeated decode keeps its records, and its rows' rules come and go.
             let said = match records == self.places.rows {
                 true => std::mem::replace(&mut self.masked[row as usize], mask.is_some()),

@@ -134,16 +134,20 @@ impl Random {
         let count = 1 + self.below(3) as usize;
         let properties: Map<String, Value> =
             names[..count].iter().map(|name| (name.to_string(), self.schema(depth))).collect();
-        let required: Vec<&str> = names[..count].iter().copied().filter(|_| self.one_in(2)).collect();
+        // Whose properties are counted has all of them.
+        let is_counted = self.one_in(3);
+        let required: Vec<&str> = names[..count].iter().copied().filter(|_| is_counted || self.one_in(2)).collect();
         let mut schema =
             json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false });
-        if self.one_in(4) {
+        if is_counted && self.one_in(2) {
             schema["patternProperties"] = json!({ "^k[0-9]$": self.schema(0) });
-            schema["maxProperties"] = json!(required.len() as u64 + 1);
-        } else if self.one_in(4) {
-            // No more than what is asked for, though others could follow a schema too.
+            (schema["minProperties"], schema["maxProperties"]) = (json!(count), json!(count + 1));
+        } else if is_counted {
+            // No more than these, though others could follow a schema too.
             schema["additionalProperties"] = json!({ "type": "boolean" });
-            (schema["minProperties"], schema["maxProperties"]) = (json!(required.len()), json!(required.len()));
+            (schema["minProperties"], schema["maxProperties"]) = (json!(count), json!(count));
+        } else if self.one_in(4) {
+            schema["patternProperties"] = json!({ "^k[0-9]$": self.schema(0) });
         }
         schema
     }
