@@ -20,7 +20,7 @@ until [[ -s $work/url ]]; do
     sleep 0.1
 done
 url=$(head -n 1 "$work/url")
-field() { python3 -c "import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])" "$1" "$2"; }
+field() { python3 -c "import json, sys; print(round(json.load(open(sys.argv[1]))[sys.argv[2]], 3))" "$1" "$2"; }
 metric() { python3 -c "
 import sys, urllib.request
 text = urllib.request.urlopen(sys.argv[1] + '/metrics').read().decode()
@@ -52,5 +52,5 @@ echo "gap, p50 and p99          $(field "$work/soak.json" median_itl_ms) ms, $(f
 echo "same bits as alone        $same of $sample"
 echo "afterwards                $running running, $waiting waiting, $blocks of all blocks in use"
 echo "host memory               $before MiB before, $after MiB after"
-[[ $(field "$work/soak.json" completed) == "$requests" && $same == "$sample" && $running == 0 && $waiting == 0 ]] || exit 1
+[[ $(field "$work/soak.json" completed) == "$requests" && $same == "$sample" && $running == 0 && $waiting == 0 && $blocks == 0 ]] || exit 1
 echo 'nothing was lost'
