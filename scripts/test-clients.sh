@@ -15,6 +15,9 @@ fi
 if [[ ! -d $folder/npm/node_modules/ai ]]; then
     (cd "$folder/npm" && npm install --no-fund --no-audit --silent openai ai @ai-sdk/openai-compatible zod)
 fi
+if [[ ! -x $folder/npm/node_modules/.bin/codex ]]; then
+    (cd "$folder/npm" && npm install --no-fund --no-audit --silent @openai/codex)
+fi
 cp scripts/clients/clients.mjs "$folder/npm/"
 
 work=$(mktemp -d)
@@ -24,13 +27,40 @@ trap '[[ -z $server ]] || kill "$server" 2>/dev/null || true; rm -rf "$work"' EX
 "$gemma4c" compile "$work/model.gguf" -o "$work/plan.bin" --target cpu --ctx 2048
 "$gemma4c" serve "$work/plan.bin" --port 0 --alias tiny >"$work/url" &
 server=$!
-for _ in $(seq 100); do
-    [[ -s $work/url ]] && break
+until [[ -s $work/url ]]; do
+    kill -0 "$server" || exit 1
     sleep 0.1
 done
 url=$(head -n 1 "$work/url")
 "$folder/venv/bin/python" scripts/clients/clients.py "$url"
 (cd "$folder/npm" && node clients.mjs "$url")
+kill "$server"
+wait "$server"
+
+# Codex, which speaks the Responses API: with a long context, and answers that a random model ends in time.
+"$gemma4c" compile "$work/model.gguf" -o "$work/long.bin" --target cpu --ctx 8192
+"$gemma4c" serve "$work/long.bin" --port 0 --alias tiny --max-output 40 >"$work/long-url" &
+server=$!
+until [[ -s $work/long-url ]]; do
+    kill -0 "$server" || exit 1
+    sleep 0.1
+done
+mkdir "$work/codex" "$work/repository"
+echo 'Be brief.' >"$work/instructions.md"
+(
+    cd "$work/repository"
+    export CODEX_HOME=$work/codex OPENAI_API_KEY=none
+    provider=(-c model_provider=ours -c 'model_providers.ours.name="ours"' -c 'model_providers.ours.wire_api="responses"'
+        -c "model_providers.ours.base_url=\"$(head -n 1 "$work/long-url")/v1\"" -c 'model_providers.ours.stream_max_retries=0')
+    # A random model seldom comes to an end, so that the turn may be cut; its message must have arrived.
+    "$folder/npm/node_modules/.bin/codex" exec --json -s read-only --skip-git-repo-check -m tiny "${provider[@]}" \
+        -c "model_instructions_file=\"$work/instructions.md\"" 'Say hi' </dev/null >"$work/codex.json" 2>/dev/null || true
+)
+grep -q '"type":"agent_message"\|"type":"turn.completed"' "$work/codex.json" || {
+    cat "$work/codex.json"
+    exit 1
+}
+echo 'codex: ok'
 kill "$server"
 wait "$server"
 server=

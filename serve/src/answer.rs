@@ -12,6 +12,8 @@ use crate::text::{Characters, Stops};
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Part {
+    /// A token of the prompt, which comes before everything else.
+    Prompt(Logprobs),
     Reasoning(String),
     /// With the log probabilities of the tokens it came from, where they are wanted.
     Content {
@@ -164,6 +166,8 @@ pub struct Whole {
     pub reasoning: String,
     pub content: String,
     pub logprobs: Vec<Logprobs>,
+    /// Of the prompt's tokens after the first, where they were wanted.
+    pub prompt: Vec<Logprobs>,
     /// Names and arguments.
     pub calls: Vec<(String, String)>,
 }
@@ -172,6 +176,7 @@ impl Whole {
     pub fn add(&mut self, parts: Vec<Part>) {
         for part in parts {
             match part {
+                Part::Prompt(logprobs) => self.prompt.push(logprobs),
                 Part::Reasoning(text) => self.reasoning.push_str(&text),
                 Part::Content { text, logprobs } => {
                     self.content.push_str(&text);

@@ -15,7 +15,7 @@ use crate::progress::{Update, Usage};
 use crate::prompt::Conversation;
 use crate::speech::Speech;
 use crate::sse::{Events, event};
-use crate::structure;
+use crate::structure::{self, Thoughts};
 use crate::tools::{self, ToolChoice};
 
 /// A chat request that was found right.
@@ -56,7 +56,8 @@ pub fn prepare_conversation(
     let thinking = conversation.thinking;
     let prompt = conversation.encode(&app.speech)?;
     let start = app.speech.start(&prompt.tokens);
-    let guide = structure::guide(app, structure, declared, choice, start, thinking)?;
+    let thoughts = Thoughts { wanted: thinking, most: generation.most_thoughts };
+    let guide = structure::guide(app, structure, declared, choice, start, thoughts)?;
     let requests = generation.requests(&prompt, &app.speech, app.max_output, guide.as_deref())?;
     let tools: Arc<[Tool]> = match choice {
         ToolChoice::None => Arc::default(),
@@ -176,6 +177,8 @@ impl ChatEvents {
     /// A part as the delta that carries it. Id and name of a call come once, then never again: clients add up what they get.
     fn delta(&self, choice: usize, part: &Part) -> (Value, Value) {
         let delta = match part {
+            // Nobody can ask for it here.
+            Part::Prompt(_) => json!({}),
             Part::Reasoning(text) => json!({ "reasoning_content": text, "reasoning": text }),
             Part::Content { text, logprobs } => {
                 let logprobs = match self.has_logprobs {

@@ -17,7 +17,7 @@ use crate::progress::{Update, Usage};
 use crate::prompt::Prompt;
 use crate::speech::Speech;
 use crate::sse::{Events, event};
-use crate::structure;
+use crate::structure::{self, Thoughts};
 use crate::tools::ToolChoice;
 
 /// Prompts of one request, at most.
@@ -30,33 +30,40 @@ pub struct Completion {
     pub generation: Generation,
     pub prepared: Prepared,
     /// What each choice begins with.
-    pub echoes: Vec<String>,
+    pub echoes: Vec<Echo>,
+}
+
+/// A prompt that is given back before what follows it.
+#[derive(Clone, Debug, Default)]
+pub struct Echo {
+    pub text: String,
+    /// Its first token, which nothing comes before: it has no probability.
+    first: Option<u32>,
 }
 
 pub fn prepare(app: &App, fields: Fields<'_>) -> Result<Completion, ApiError> {
     let mut generation = Generation::read(fields, &app.speech)?;
     generation.top_logprobs = fields.count("logprobs", 0, MOST_TOP_LOGPROBS)?.map(|top| top as usize);
     generation.most = generation.most.or(Some(USUAL));
-    let echo = fields.flag("echo")?;
-    if echo && generation.top_logprobs.is_some() {
-        return Err(ApiError::invalid(
-            "logprobs",
-            "logprobs of the prompt are not computed: leave out echo or logprobs",
-        ));
-    }
+    generation.echoes = fields.flag("echo")?;
     if fields.count("best_of", 1, u64::MAX)?.is_some_and(|best_of| best_of > generation.choices as u64) {
         return Err(ApiError::invalid("best_of", "best_of must not be more than n"));
     }
     let value = fields.get("prompt").ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
     let prompts = read_prompts(&app.speech, value)?;
-    let guide = structure::guide(app, structure::read(fields)?, &[], &ToolChoice::None, Start::Content, false)?;
+    let guide =
+        structure::guide(app, structure::read(fields)?, &[], &ToolChoice::None, Start::Content, Thoughts::default())?;
     let (mut requests, mut echoes) = (Vec::new(), Vec::new());
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
-    let is_shared = prompts.len() == 1;
+    // Prompts whose every token is looked at are read for each choice.
+    let is_shared = prompts.len() == 1 && !(generation.echoes && generation.top_logprobs.is_some());
     for tokens in prompts {
-        let echoed = match echo {
-            true => app.speech.tokenizer.decode(&tokens, false).unwrap_or_default(),
-            false => String::new(),
+        let echoed = match generation.echoes {
+            true => {
+                let text = app.speech.tokenizer.decode(&tokens, false).unwrap_or_default();
+                Echo { text, first: tokens.first().copied() }
+            }
+            false => Echo::default(),
         };
         echoes.extend(vec![echoed; generation.choices]);
         let prompt = Prompt { tokens, snapshot_at: Vec::new() };
@@ -98,10 +105,18 @@ pub fn read_ids(param: &str, ids: &[Value], vocab: u32) -> Result<Vec<u32>, ApiE
     ids.iter().map(id).collect()
 }
 
-/// Lists of what each token is and how likely it was; `offset` is the length of the text before.
-fn logprobs_json(speech: &Speech, logprobs: &[Logprobs], offset: &mut usize) -> Value {
+/// Lists of what each token is and how likely it was; `offset` is the length of the text before. `first` is a token that comes before them.
+fn logprobs_json(speech: &Speech, first: Option<u32>, logprobs: &[Logprobs], offset: &mut usize) -> Value {
     let text = |token: u32| String::from_utf8_lossy(&speech.bytes(token)).into_owned();
     let (mut tokens, mut values, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
+    if let Some(token) = first {
+        let token = text(token);
+        offsets.push(*offset);
+        *offset += token.chars().count();
+        tokens.push(token);
+        values.push(Value::Null);
+        tops.push(Value::Null);
+    }
     for found in logprobs {
         let top: Map<String, Value> =
             found.top.iter().map(|(token, logprob)| (text(*token), number(*logprob))).collect();
@@ -120,15 +135,16 @@ pub fn whole(
     envelope: &Envelope,
     answers: &[(Whole, &'static str)],
     usage: Usage,
-    echoes: &[String],
+    echoes: &[Echo],
     has_logprobs: bool,
 ) -> Value {
-    let choice = |(index, ((answer, finish_reason), echo)): (usize, (&(Whole, &'static str), &String))| {
+    let choice = |(index, ((answer, finish_reason), echo)): (usize, (&(Whole, &'static str), &Echo))| {
+        let all = || [&answer.prompt[..], &answer.logprobs].concat();
         let logprobs = match has_logprobs {
-            true => logprobs_json(&app.speech, &answer.logprobs, &mut 0),
+            true => logprobs_json(&app.speech, echo.first, &all(), &mut 0),
             false => Value::Null,
         };
-        let text = format!("{echo}{}", answer.content);
+        let text = format!("{}{}", echo.text, answer.content);
         json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason })
     };
     let choices = answers.iter().zip(echoes).enumerate().map(choice).collect();
@@ -141,7 +157,10 @@ pub fn whole(
 pub struct CompletionEvents {
     pub app: Arc<App>,
     pub envelope: Envelope,
-    pub echoes: Vec<String>,
+    /// Those that were not sent yet.
+    pub echoes: Vec<Option<Echo>>,
+    /// Log probabilities of their tokens.
+    pub prompts: Vec<Vec<Logprobs>>,
     pub has_logprobs: bool,
     pub include_usage: bool,
     /// Length of the text so far, of each choice.
@@ -149,6 +168,17 @@ pub struct CompletionEvents {
 }
 
 impl CompletionEvents {
+    /// Sends what a choice begins with, once.
+    fn echo(&mut self, choice: usize, out: &mut String) {
+        let Some(echo) = self.echoes[choice].take().filter(|echo| !echo.text.is_empty()) else { return };
+        let prompt = std::mem::take(&mut self.prompts[choice]);
+        let logprobs = match self.has_logprobs {
+            true => logprobs_json(&self.app.speech, echo.first, &prompt, &mut self.offsets[choice]),
+            false => Value::Null,
+        };
+        self.chunk(choice, &echo.text, logprobs, None, out);
+    }
+
     fn chunk(&self, choice: usize, text: &str, logprobs: Value, finish: Option<&str>, out: &mut String) {
         let choice = json!({ "index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish });
         let mut chunk = self.envelope.with(vec![choice]);
@@ -161,22 +191,32 @@ impl CompletionEvents {
 
 impl Events for CompletionEvents {
     fn begin(&mut self, out: &mut String) {
-        for (choice, echo) in self.echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
-            self.chunk(choice, echo, Value::Null, None, out);
+        // With probabilities it is sent when they are there.
+        if !self.has_logprobs {
+            (0..self.echoes.len()).for_each(|choice| self.echo(choice, out));
         }
     }
 
     fn update(&mut self, update: Update, out: &mut String) {
         let choice = update.choice;
         for part in update.parts {
-            let Part::Content { text, logprobs } = part else { continue };
+            let (text, logprobs) = match part {
+                Part::Content { text, logprobs } => (text, logprobs),
+                Part::Prompt(logprobs) => {
+                    self.prompts[choice].push(logprobs);
+                    continue;
+                }
+                _ => continue,
+            };
+            self.echo(choice, out);
             let logprobs = match self.has_logprobs {
-                true => logprobs_json(&self.app.speech, &logprobs, &mut self.offsets[choice]),
+                true => logprobs_json(&self.app.speech, None, &logprobs, &mut self.offsets[choice]),
                 false => Value::Null,
             };
             self.chunk(choice, &text, logprobs, None, out);
         }
         if update.finished.is_some() {
+            self.echo(choice, out);
             self.chunk(choice, "", Value::Null, update.finished, out);
         }
     }

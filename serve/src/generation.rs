@@ -30,6 +30,10 @@ pub struct Generation {
     pub choices: usize,
     pub stop: Vec<String>,
     pub top_logprobs: Option<usize>,
+    /// The prompt is part of the answer.
+    pub echoes: bool,
+    /// Tokens of thoughts, at most.
+    pub most_thoughts: Option<u32>,
     penalties: Penalties,
     ignore_eos: bool,
     min_tokens: u32,
@@ -73,6 +77,8 @@ impl Generation {
             choices: fields.count("n", 1, MOST_CHOICES)?.unwrap_or(1) as usize,
             stop: fields.texts("stop", MOST_STOPS)?,
             top_logprobs: None,
+            echoes: false,
+            most_thoughts: most_thoughts(fields)?,
             penalties,
             ignore_eos: fields.flag("ignore_eos")?,
             min_tokens: fields.count("min_tokens", 0, u32::MAX as u64)?.unwrap_or(0) as u32,
@@ -118,7 +124,8 @@ impl Generation {
             snapshot_at.dedup();
         }
         // What must have a form ends when it has it.
-        let stop = if self.ignore_eos && guide.is_none() { Arc::default() } else { Arc::clone(&speech.stop) };
+        let has_form = guide.is_some_and(|guide| guide.has_form());
+        let stop = if self.ignore_eos && !has_form { Arc::default() } else { Arc::clone(&speech.stop) };
         let rules = Rules {
             penalties: self.penalties.clone(),
             temperature: self.sampling.temperature,
@@ -138,6 +145,7 @@ impl Generation {
             snapshot_at: snapshot_at.clone(),
             salt: Arc::clone(&self.salt),
             logits: self.top_logprobs.is_some(),
+            prompt_logits: self.echoes && self.top_logprobs.is_some(),
             rule: rules.is_needed().then(|| BoxedRule(Box::new(rules.clone()))),
             ..Request::greedy(prompt.tokens.as_slice(), most)
         };
@@ -151,6 +159,26 @@ fn choice_seed(seed: u64, choice: usize) -> u64 {
         0 => seed,
         _ => xxh3_64(&[seed.to_le_bytes(), (choice as u64).to_le_bytes()].concat()),
     }
+}
+
+/// The limit on thoughts, in the words of vLLM, llama-server, those who pass it to the template, or OpenRouter.
+fn most_thoughts(fields: Fields<'_>) -> Result<Option<u32>, ApiError> {
+    let count = |fields: Fields<'_>, name: &str| {
+        Ok(fields.count(name, 0, u32::MAX as u64)?.map(|most| most as u32)) as Result<Option<u32>, ApiError>
+    };
+    for name in ["thinking_token_budget", "thinking_budget_tokens", "thinking_budget"] {
+        // llama-server's word for no limit.
+        let is_unlimited = fields.get(name).and_then(Value::as_i64) == Some(-1);
+        if let Some(most) = if is_unlimited { None } else { count(fields, name)? } {
+            return Ok(Some(most));
+        }
+    }
+    if let Some(options) = fields.object("chat_template_kwargs")?
+        && let Some(most) = count(options, "thinking_budget")?
+    {
+        return Ok(Some(most));
+    }
+    fields.object("reasoning").ok().flatten().map_or(Ok(None), |reasoning| count(reasoning, "max_tokens"))
 }
 
 /// Some number that nobody can foresee.

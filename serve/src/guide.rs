@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use gemma4c_runtime::engine::Mask;
 use llguidance::Matcher;
 
 use crate::language::Mark;
@@ -62,56 +63,54 @@ pub struct Guided {
     pub forbids_calls: bool,
     /// A channel may come before the answer.
     pub may_think: bool,
+    /// Tokens of thoughts, after which their channel is closed.
+    pub most_thoughts: Option<u32>,
+    /// Those that have come.
+    thoughts: u32,
     stage: Stage,
 }
 
 impl Guided {
     pub fn new(ids: Ids, is_thinking: bool) -> Guided {
         let stage = if is_thinking { Stage::Thinking } else { Stage::Answer { begun: false } };
-        Guided { ids, answer: None, calls: None, forbids_calls: false, may_think: false, stage }
+        let (answer, calls, most_thoughts) = (None, None, None);
+        Guided { ids, answer, calls, forbids_calls: false, may_think: false, most_thoughts, thoughts: 0, stage }
+    }
+
+    /// Whether there have been as many thoughts as there may be.
+    fn has_thought_enough(&self) -> bool {
+        self.ids.channel_close.is_some() && self.most_thoughts.is_some_and(|most| self.thoughts >= most)
     }
 
     /// What may come beside the text's own form.
     fn openings(&self, begun: bool) -> Vec<u32> {
         let call = self.ids.call_open.filter(|_| self.calls.is_some() && !begun);
-        let channel = self.ids.channel_open.filter(|_| self.may_think && !begun);
+        let channel = self.ids.channel_open.filter(|_| self.may_think && !begun && !self.has_thought_enough());
         call.into_iter().chain(channel).collect()
     }
 }
 
-/// Makes everything NaN but what is allowed.
-fn allow(logits: &mut [f32], is_allowed: impl Fn(u32) -> bool) {
-    logits.iter_mut().zip(0..).filter(|(_, id)| !is_allowed(*id)).for_each(|(logit, _)| *logit = f32::NAN);
+/// Allows these tokens alone.
+fn allow_only(allowed: &mut Mask, tokens: impl IntoIterator<Item = u32>) {
+    allowed.clear();
+    tokens.into_iter().for_each(|token| allowed.allow(token));
 }
 
 /// What a matcher allows, and some tokens besides; nothing where it has failed.
-fn follow(matcher: &mut Matcher, also: &[u32], logits: &mut [f32]) {
-    let kept: Vec<(usize, f32)> =
-        also.iter().filter_map(|id| Some((*id as usize, *logits.get(*id as usize)?))).collect();
+fn follow(matcher: &mut Matcher, also: &[u32], allowed: &mut Mask) {
     match matcher.compute_mask_or_eos() {
-        Err(_) => return logits.fill(f32::NAN),
+        Err(_) => allowed.clear(),
         Ok(mask) => {
-            // Most words of a mask are all zeros or all ones.
-            let words = mask.as_slice().iter().copied().chain(std::iter::repeat(0));
-            for (group, word) in logits.chunks_mut(u32::BITS as usize).zip(words) {
-                match word {
-                    0 => group.fill(f32::NAN),
-                    u32::MAX => {}
-                    _ => {
-                        let denied = group.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0);
-                        denied.for_each(|(_, logit)| *logit = f32::NAN);
-                    }
-                }
-            }
+            allowed.set(mask.as_slice());
+            also.iter().for_each(|token| allowed.allow(*token));
         }
     }
-    kept.into_iter().for_each(|(id, logit)| logits[id] = logit);
 }
 
 impl Guide for Guided {
     fn is_active(&self) -> bool {
         match &self.stage {
-            Stage::Thinking => false,
+            Stage::Thinking => self.has_thought_enough(),
             Stage::Answer { .. } => {
                 self.forbids_calls || self.answer.is_some() || self.calls.as_ref().is_some_and(|calls| calls.must)
             }
@@ -123,34 +122,36 @@ impl Guide for Guided {
         }
     }
 
-    fn restrict(&mut self, logits: &mut [f32]) {
+    fn restrict(&mut self, allowed: &mut Mask) {
         match &mut self.stage {
-            Stage::Thinking => {}
-            Stage::Call(matcher) => follow(matcher, &[], logits),
+            Stage::Thinking => allow_only(allowed, self.ids.channel_close),
+            Stage::Call(matcher) => follow(matcher, &[], allowed),
             Stage::AfterCall => {
                 let may_call = self.calls.as_ref().is_some_and(|calls| calls.parallel);
                 let call = self.ids.call_open.filter(|_| may_call);
                 // The token that says: run the tools now. Some vocabularies end by another.
                 let run = self.ids.response_open.filter(|id| self.ids.stop.contains(id));
-                let stop = &self.ids.stop;
-                allow(logits, |id| Some(id) == call || run.map_or_else(|| stop.contains(&id), |run| run == id));
+                let ends = run.map_or_else(|| self.ids.stop.to_vec(), |run| vec![run]);
+                allow_only(allowed, call.into_iter().chain(ends));
             }
             Stage::Answer { begun } => {
                 let begun = *begun;
                 let openings = self.openings(begun);
                 if self.calls.as_ref().is_some_and(|calls| calls.must) {
-                    return allow(logits, |id| openings.contains(&id));
+                    return allow_only(allowed, openings);
                 }
                 if let Some(matcher) = &mut self.answer {
-                    return follow(matcher, &openings, logits);
+                    return follow(matcher, &openings, allowed);
                 }
-                if let Some(call) = self.ids.call_open.filter(|_| self.forbids_calls)
-                    && let Some(logit) = logits.get_mut(call as usize)
-                {
-                    *logit = f32::NAN;
+                if let Some(call) = self.ids.call_open.filter(|_| self.forbids_calls) {
+                    allowed.forbid(call);
                 }
             }
         }
+    }
+
+    fn has_form(&self) -> bool {
+        self.answer.is_some() || self.calls.is_some() || self.forbids_calls
     }
 
     fn picked(&mut self, token: u32) {
@@ -169,6 +170,7 @@ impl Guide for Guided {
                 self.stage = matcher.map_or(Stage::AfterCall, Stage::Call);
             }
             Stage::Thinking => {
+                self.thoughts = self.thoughts.saturating_add(1);
                 if Some(token) == self.ids.channel_close {
                     self.may_think = false;
                     self.stage = Stage::Answer { begun: false };
@@ -199,8 +201,8 @@ impl Guide for Guided {
             Stage::AfterCall => Stage::AfterCall,
         };
         let (ids, answer) = (self.ids.clone(), self.answer.as_ref().map(Matcher::deep_clone));
-        let Guided { forbids_calls, may_think, .. } = *self;
-        Box::new(Guided { ids, answer, calls, forbids_calls, may_think, stage })
+        let Guided { forbids_calls, may_think, most_thoughts, thoughts, .. } = *self;
+        Box::new(Guided { ids, answer, calls, forbids_calls, may_think, most_thoughts, thoughts, stage })
     }
 }
 
@@ -249,10 +251,10 @@ mod tests {
 
         /// What may come next; nothing said is anything.
         fn allowed(&self, guided: &mut Guided) -> Option<Vec<u32>> {
-            let mut logits = vec![0.0; self.speech.vocab_size as usize];
+            let mut allowed = Mask::all(self.speech.vocab_size);
             guided.is_active().then(|| {
-                guided.restrict(&mut logits);
-                (0..).zip(logits).filter(|(_, logit)| !logit.is_nan()).map(|(id, _)| id).collect()
+                guided.restrict(&mut allowed);
+                (0..self.speech.vocab_size).filter(|id| allowed.allows(*id)).collect()
             })
         }
 
@@ -281,9 +283,31 @@ mod tests {
         assert_eq!(course.allowed(&mut guided), Some(course.speech.stop.to_vec()));
         // A copy goes its own way.
         other.picked(b'n'.into());
-        let mut logits = vec![0.0; course.speech.vocab_size as usize];
-        other.restrict(&mut logits);
-        assert!(!logits[b'o' as usize].is_nan() && logits[b'e' as usize].is_nan());
+        let mut allowed = Mask::all(course.speech.vocab_size);
+        other.restrict(&mut allowed);
+        assert!(allowed.allows(b'o'.into()) && !allowed.allows(b'e'.into()));
+    }
+
+    #[test]
+    fn thoughts_end_when_there_were_enough() {
+        let course = Course::new();
+        let [open, close] = [Mark::ChannelOpen, Mark::ChannelClose].map(|mark| course.id(mark));
+        let mut guided =
+            Guided { answer: course.choice(&["a"]), may_think: true, most_thoughts: Some(3), ..course.guided() };
+        assert!(course.allowed(&mut guided).unwrap().contains(&open));
+        guided.picked(open);
+        course.say(&mut guided, "hm");
+        assert_eq!(course.allowed(&mut guided), None);
+        course.say(&mut guided, "m");
+        assert_eq!(course.allowed(&mut guided), Some(vec![close]));
+        guided.picked(close);
+        assert_eq!(course.allowed(&mut guided), Some(vec![b'a'.into()]));
+        // Of an answer without a form: a channel that is opened again is closed again.
+        let mut guided = Guided { most_thoughts: Some(0), ..course.guided() };
+        assert_eq!(course.allowed(&mut guided), None);
+        guided.picked(open);
+        assert_eq!(course.allowed(&mut guided), Some(vec![close]));
+        assert!(!guided.has_form());
     }
 
     #[test]

@@ -165,8 +165,10 @@ async fn completion(app: Arc<App>, headers: HeaderMap, body: Body) -> Answered {
     let envelope = app.envelope("cmpl-", "text_completion");
     if generation.stream {
         let (ping, include_usage) = (app.ping, generation.include_usage);
-        let offsets = vec![0; echoes.len()];
-        let events = completions::CompletionEvents { app, envelope, echoes, has_logprobs, include_usage, offsets };
+        let (offsets, prompts) = (vec![0; echoes.len()], vec![Vec::new(); echoes.len()]);
+        let echoes = echoes.into_iter().map(Some).collect();
+        let events =
+            completions::CompletionEvents { app, envelope, echoes, prompts, has_logprobs, include_usage, offsets };
         return Ok(sse::response(progress, events, ping));
     }
     let (answers, usage) = progress.whole().await?;

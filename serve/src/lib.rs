@@ -33,6 +33,7 @@ mod speech;
 mod sse;
 mod state;
 mod structure;
+mod teller;
 mod text;
 mod tokens;
 mod tools;

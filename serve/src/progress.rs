@@ -79,6 +79,7 @@ impl Progress {
                 }
                 (choice, parts, finished)
             }
+            Reply::Prompt { choice, logprobs } if self.is_open[choice] => (choice, vec![Part::Prompt(logprobs)], None),
             Reply::Finished { choice, reason } if self.is_open[choice] => {
                 let (parts, word) = self.answers[choice].finish(reason);
                 (choice, parts, Some(word))

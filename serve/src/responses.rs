@@ -317,6 +317,8 @@ impl ResponseEvents {
 
     fn part(&mut self, part: Part, out: &mut String) {
         match part {
+            // Nobody can ask for it here.
+            Part::Prompt(_) => {}
             Part::Reasoning(text) => {
                 if !matches!(self.open, Some(Open::Reasoning(_))) {
                     self.open(Open::Reasoning(String::new()), out);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gemma4c_runtime::engine::Rule;
+use gemma4c_runtime::engine::{Demand, Mask, Rule};
 
 /// Penalties and biases of a request.
 #[derive(Clone, Debug)]
@@ -27,8 +27,11 @@ pub trait Guide: Send {
     /// Whether the next token is restricted.
     fn is_active(&self) -> bool;
 
-    /// Makes what may not come NaN.
-    fn restrict(&mut self, logits: &mut [f32]);
+    /// Takes from what may come.
+    fn restrict(&mut self, allowed: &mut Mask);
+
+    /// Whether an answer is complete when it has its form, and ends then.
+    fn has_form(&self) -> bool;
 
     fn picked(&mut self, token: u32);
 
@@ -69,7 +72,12 @@ impl Clone for Rules {
 impl Rules {
     /// Whether a sequence has any.
     pub fn is_needed(&self) -> bool {
-        self.guide.is_some() || self.is_active()
+        self.guide.is_some() || self.demand() != Demand::Nothing
+    }
+
+    /// Whether it must not end yet.
+    fn is_too_short(&self) -> bool {
+        self.picked < self.least && !self.stop.is_empty()
     }
 
     fn penalise(&self, logits: &mut [f32]) {
@@ -113,26 +121,31 @@ impl Rules {
 }
 
 impl Rule for Rules {
-    fn is_active(&self) -> bool {
-        self.penalties.is_needed()
-            || (self.picked < self.least && !self.stop.is_empty())
-            || self.guide.as_ref().is_some_and(|guide| guide.is_active())
+    fn demand(&self) -> Demand {
+        if self.penalties.is_needed() {
+            return Demand::Logits;
+        }
+        match self.is_too_short() || self.guide.as_ref().is_some_and(|guide| guide.is_active()) {
+            true => Demand::Mask,
+            false => Demand::Nothing,
+        }
+    }
+
+    fn restrict(&mut self, allowed: &mut Mask) {
+        let is_too_short = self.is_too_short();
+        match self.guide.as_mut().filter(|guide| guide.is_active()) {
+            Some(guide) => guide.restrict(allowed),
+            // A form that is complete may allow nothing but the end.
+            None if is_too_short => self.stop.iter().for_each(|token| allowed.forbid(*token)),
+            None => {}
+        }
     }
 
     fn apply(&mut self, logits: &mut [f32]) {
         self.penalise(logits);
-        let is_guided = self.guide.as_ref().is_some_and(|guide| guide.is_active());
-        // A form that is complete may allow nothing but the end.
-        if self.picked < self.least && !is_guided {
-            for token in self.stop.iter() {
-                if let Some(logit) = logits.get_mut(*token as usize) {
-                    *logit = f32::NAN;
-                }
-            }
-        }
-        if let Some(guide) = self.guide.as_mut().filter(|guide| guide.is_active()) {
-            guide.restrict(logits);
-        }
+        let mut allowed = Mask::all(logits.len() as u32);
+        self.restrict(&mut allowed);
+        allowed.apply(logits);
         self.leave_out_unlikely(logits);
     }
 
@@ -175,7 +188,7 @@ mod tests {
     #[test]
     fn penalties_count_what_was_picked() {
         let mut rules = rules(Penalties { presence: 1.0, frequency: 0.5, biases: [(3, -2.0)].into(), ..NONE() });
-        assert!(rules.is_active());
+        assert_eq!(rules.demand(), Demand::Logits);
         rules.picked(1);
         rules.picked(1);
         let mut logits = [4.0, 4.0, 4.0, 4.0];
@@ -189,11 +202,15 @@ mod tests {
     #[test]
     fn an_answer_may_not_end_before_its_least_length() {
         let mut rules = Rules { least: 1, ..rules(NONE()) };
+        assert_eq!(rules.demand(), Demand::Mask);
         let mut logits = [0.0; 4];
         rules.apply(&mut logits);
         assert!(logits[3].is_nan() && logits[0] == 0.0);
+        let mut allowed = Mask::all(4);
+        rules.restrict(&mut allowed);
+        assert!(!allowed.allows(3) && allowed.allows(0));
         rules.picked(0);
-        assert!(!rules.is_active());
+        assert_eq!(rules.demand(), Demand::Nothing);
     }
 
     #[test]

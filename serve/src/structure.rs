@@ -69,6 +69,14 @@ fn read_outputs(fields: Fields<'_>, names: [&str; 4]) -> Result<Option<Structure
     Ok(fields.text(grammar)?.map(|grammar| Structure::Lark(grammar.into())))
 }
 
+/// What a request says of thoughts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Thoughts {
+    pub wanted: bool,
+    /// Tokens of them, at most.
+    pub most: Option<u32>,
+}
+
 /// What keeps an answer to its form; nothing where any will do.
 pub fn guide(
     app: &App,
@@ -76,13 +84,13 @@ pub fn guide(
     tools: &[Declared],
     choice: &ToolChoice,
     start: Start,
-    may_think: bool,
+    thoughts: Thoughts,
 ) -> Result<Option<Box<dyn Guide>>, ApiError> {
-    if structure.is_none() && tools.is_empty() {
+    if structure.is_none() && tools.is_empty() && thoughts.most.is_none() {
         return Ok(None);
     }
     let mut guide = Guided::new(Ids::new(&app.speech), start != Start::Content);
-    guide.may_think = may_think;
+    (guide.may_think, guide.most_thoughts) = (thoughts.wanted, thoughts.most);
     guide.answer = structure.map(|structure| app.grammars.structure(&structure)).transpose()?;
     let named = |name: &Option<String>, tool: &Tool| name.as_ref().is_none_or(|name| *name == tool.name);
     let (allowed, must, parallel): (Vec<&Tool>, bool, bool) = match choice {

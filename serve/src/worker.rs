@@ -1,7 +1,8 @@
 //! The thread that owns the engine. Requests come to it over a channel, tokens leave it over one channel a request.
 //!
 //! Text is not its business, and it never waits for a client: a channel of replies is not bounded by itself, because what it can hold is: a
-//! request's tokens are limited when it is admitted. A client that is gone cancels its request, wherever that stands.
+//! request's tokens are limited when it is admitted. A client that is gone cancels its request, wherever that stands. Nor does it wake anybody: what a
+//! step has to tell goes to another thread (`teller.rs`) at once, so that the device gets its next step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,9 +14,10 @@ use gemma4c_runtime::engine::{Device, Engine, Event, Finish, Id, Request};
 use tokio::sync::{mpsc as replies, oneshot};
 
 use crate::error::ApiError;
-use crate::logprobs::{Logprobs, logprobs};
+use crate::logprobs::Logprobs;
 use crate::metrics::Metrics;
 use crate::state::{Health, Place, State};
+use crate::teller::{News, Teller};
 
 /// The engine of a server.
 pub type ServedEngine = Engine<Box<dyn Device>>;
@@ -39,6 +41,11 @@ pub enum Reply {
     /// Its first sequence has its memory; so many tokens of the prompt were kept from before.
     Admitted {
         cached: u32,
+    },
+    /// How likely a token of the prompt was.
+    Prompt {
+        choice: usize,
+        logprobs: Logprobs,
     },
     Token {
         choice: usize,
@@ -125,7 +132,8 @@ impl Worker {
                 state.set_health(Health::Ready);
                 // Nobody waits any more where the server has ended in the meantime.
                 if ready.send(Ok(facts)).is_ok() {
-                    Thread { engine, state, open: BTreeMap::new(), of: BTreeMap::new() }.run(received);
+                    let (open, of, news) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+                    Thread { engine, state, open, of, news, teller: Teller::start() }.run(received);
                 }
             }
             Err(error) => {
@@ -165,6 +173,8 @@ struct Open {
     running: Vec<Id>,
     submitted: Instant,
     prompt_tokens: usize,
+    /// Of each choice.
+    prompts: Vec<Arc<[u32]>>,
     times: Vec<Times>,
 }
 
@@ -182,6 +192,9 @@ struct Thread {
     state: Arc<State>,
     open: BTreeMap<u64, Open>,
     of: BTreeMap<Id, (u64, usize)>,
+    /// What is to be told of the latest step.
+    news: Vec<News>,
+    teller: Teller,
 }
 
 impl Thread {
@@ -189,6 +202,7 @@ impl Thread {
         loop {
             if self.engine.is_idle() {
                 self.observe();
+                self.publish();
                 match commands.recv() {
                     Ok(command) => self.obey(command),
                     Err(_) => return,
@@ -211,6 +225,14 @@ impl Thread {
                 }
             }
             self.observe();
+            self.publish();
+        }
+    }
+
+    /// Hands over what is to be told.
+    fn publish(&mut self) {
+        if !self.news.is_empty() {
+            self.teller.tell(std::mem::take(&mut self.news));
         }
     }
 
@@ -243,8 +265,10 @@ impl Thread {
         let Job { ticket, choices, is_shared, top_logprobs, replies, place } = job;
         let times = vec![Times::default(); choices.len()];
         let prompt_tokens = choices.first().map_or(0, |first| first.prompt.len());
+        let prompts = choices.iter().map(|choice| Arc::clone(&choice.prompt)).collect();
         let (place, submitted, running) = (Some(place), Instant::now(), Vec::new());
-        let open = Open { replies, top_logprobs, place, later: choices, running, submitted, prompt_tokens, times };
+        let open =
+            Open { replies, top_logprobs, place, later: choices, running, submitted, prompt_tokens, prompts, times };
         self.open.insert(ticket, open);
         self.submit_choices(ticket, if is_shared { 1 } else { usize::MAX });
     }
@@ -257,7 +281,7 @@ impl Thread {
         }
         self.state.metrics.finished("abort");
         if let Some(error) = error {
-            _ = open.replies.send(Reply::Failed(error));
+            self.news.push(News::reply(&open.replies, Reply::Failed(error)));
         }
     }
 
@@ -271,7 +295,13 @@ impl Thread {
                 open.times[choice].admitted = Some(now);
                 if open.place.take().is_some() {
                     metrics.admitted(open.prompt_tokens, cached as usize, now - open.submitted);
-                    _ = open.replies.send(Reply::Admitted { cached });
+                    self.news.push(News::reply(&open.replies, Reply::Admitted { cached }));
+                }
+            }
+            Event::Prompt { position, logits, .. } => {
+                if let Some(&token) = open.prompts[choice].get(position as usize + 1) {
+                    let top = open.top_logprobs.unwrap_or(0);
+                    self.news.push(News::prompt(&open.replies, choice, token, logits, top));
                 }
             }
             Event::Token { token, logits, .. } => {
@@ -285,13 +315,14 @@ impl Thread {
                 }
                 times.latest = Some(now);
                 times.tokens += 1;
-                let logprobs = open.top_logprobs.map(|top| logprobs(&logits, token, top));
-                _ = open.replies.send(Reply::Token { choice, token, logprobs });
-                self.submit_choices(ticket, usize::MAX);
+                self.news.push(News::token(&open.replies, choice, token, logits, open.top_logprobs));
+                if !open.later.is_empty() {
+                    self.submit_choices(ticket, usize::MAX);
+                }
             }
             Event::Finished { id, reason } => {
                 record_end(metrics, open, choice, reason, now);
-                _ = open.replies.send(Reply::Finished { choice, reason });
+                self.news.push(News::reply(&open.replies, Reply::Finished { choice, reason }));
                 self.finish(ticket, id);
             }
             Event::Failed { error, .. } => self.end(ticket, Some(ApiError::internal(error.to_string()))),
@@ -333,9 +364,10 @@ impl Thread {
         let message = format!("the device has failed: {error}");
         self.state.set_health(Health::Failed(message.clone()));
         for (_, open) in std::mem::take(&mut self.open) {
-            _ = open.replies.send(Reply::Failed(ApiError::internal(&message)));
+            self.news.push(News::reply(&open.replies, Reply::Failed(ApiError::internal(&message))));
         }
         self.of.clear();
+        self.publish();
     }
 
     /// Requests that were on their way when the device failed.

@@ -62,7 +62,8 @@ pub fn run(batch: &Batch<'_>, defaults: impl FnOnce(&Plan) -> Result<Defaults>) 
     );
     let tokenizer = reader.vocab.as_ref().map(Tokenizer::new).transpose()?;
     let suppress = reader.vocab.map(|vocab| vocab.suppress).unwrap_or_default();
-    let options = EngineOptions { engine: batch.engine, sequences: batch.sequences, snapshots: None, suppress };
+    let options =
+        EngineOptions { engine: batch.engine, sequences: batch.sequences, suppress, ..EngineOptions::default() };
     let mut engine = batch.plan.open_engine(plan, options)?;
     for (number, request) in &requests {
         engine.check(request).with_context(|| format!("{}, line {number}", prompts.display()))?;
@@ -99,7 +100,7 @@ fn answer(
         }
         for event in engine.step()? {
             match event {
-                Event::Admitted { .. } => {}
+                Event::Admitted { .. } | Event::Prompt { .. } => {}
                 Event::Token { id, token, .. } => {
                     tokens += 1;
                     if let Some((_, tokens)) = running.get_mut(&id) {

@@ -69,6 +69,14 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
+    /// Of a hundred requests, so many must be answered in JSON, by a schema.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    guided: usize,
+
+    /// Write the answers, one a line, in the order of the requests: what the same requests got in other company must be the same.
+    #[arg(long, value_name = "FILE")]
+    answers: Option<PathBuf>,
+
     /// The same seed gives the same requests.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -84,7 +92,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
     );
     ensure!(args.concurrency > 0, "--concurrency 0: at least one is needed");
     ensure!(args.rate.is_none_or(|rate| rate > 0.0 && rate.is_finite()), "--rate must be more than 0");
-    if let Some(path) = &args.json {
+    ensure!(args.guided <= 100, "--guided {}: no more than 100 of a hundred", args.guided);
+    for path in args.json.iter().chain(&args.answers) {
         output::may_be_written(path)?;
     }
     let server = Server::new(&args.url, args.api_key.as_deref())?;
@@ -106,13 +115,22 @@ pub fn run(args: &Args) -> Result<Outcome> {
                     let due = arrivals.get(index).copied().unwrap_or_default();
                     std::thread::sleep(due.saturating_sub(started.elapsed()));
                     let answered = server.stream("/v1/completions", body);
-                    answers.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(answered);
+                    answers.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((index, answered));
                 }
             });
         }
     });
     let duration = started.elapsed();
-    let answers = answers.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut answers = answers.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    answers.sort_by_key(|(index, _)| *index);
+    if let Some(path) = &args.answers {
+        let line = |(_, answered): &(usize, Result<Answered>)| match answered {
+            Ok(answered) => format!("{}\n", json!(answered.text)),
+            Err(_) => "null\n".to_owned(),
+        };
+        output::write_whole(path, answers.iter().map(line).collect::<String>().as_bytes())?;
+    }
+    let answers: Vec<Result<Answered>> = answers.into_iter().map(|(_, answered)| answered).collect();
     let failed: Vec<String> =
         answers.iter().filter_map(|answer| Some(format!("{:#}", answer.as_ref().err()?))).collect();
     let completed: Vec<Answered> = answers.into_iter().filter_map(Result::ok).collect();
@@ -148,11 +166,17 @@ fn bodies(args: &Args, vocab: u64, model: &str) -> Vec<String> {
     let body = |index: usize| {
         let own = tokens(args.prompt - shared.len());
         let prompt: Vec<u64> = shared.iter().chain(&own).copied().collect();
-        json!({
+        let mut body = json!({
             "model": model, "prompt": prompt, "max_tokens": args.generate, "ignore_eos": true, "stream": true, "seed": index,
             "stream_options": { "include_usage": true },
-        })
-        .to_string()
+        });
+        // Spread evenly; a list that is longer than any answer.
+        if (index + 1) * args.guided / 100 > index * args.guided / 100 {
+            let item = json!({ "type": "object", "properties": { "n": { "type": "integer" }, "s": { "type": "string" } },
+                "required": ["n", "s"], "additionalProperties": false });
+            body["json_schema"] = json!({ "type": "array", "items": item, "minItems": args.generate });
+        }
+        body.to_string()
     };
     (0..args.requests).map(body).collect()
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::{Plan, START, own_bytes};
-use gemma4c_runtime::engine::{self, BackendDevice, BackendOptions, CpuDevice, CpuOptions, Engine};
+use gemma4c_runtime::engine::{self, BackendDevice, BackendOptions, CpuDevice, CpuOptions, Engine, Gap};
 use gemma4c_runtime::{ModelLocation, OnGpu, RuntimeError, Session, machine};
 
 use crate::{output, progress, simulate};
@@ -99,10 +99,15 @@ impl PlanArgs {
                 Box::new(device?)
             }
         };
-        let EngineOptions { engine: EngineArgs { itl, .. }, suppress, .. } = options;
+        let EngineOptions { engine: EngineArgs { itl, .. }, serves, suppress, .. } = options;
+        let gap = match itl {
+            Some(itl) => Gap::Within(itl),
+            None if serves => Gap::Measured,
+            None => Gap::Any,
+        };
         // Whoever limits the gap between tokens waits for single answers.
-        let prompts_first = itl.is_none();
-        Ok(Engine::new(device, engine::Options { itl, prompts_first, suppress, ..engine::Options::default() })?)
+        let prompts_first = gap == Gap::Any;
+        Ok(Engine::new(device, engine::Options { gap, prompts_first, suppress, ..engine::Options::default() })?)
     }
 
     pub fn on_gpu(&self) -> OnGpu {
@@ -117,7 +122,8 @@ impl PlanArgs {
 /// How an engine shares the device, from the command line.
 #[derive(Clone, Copy, Default, clap::Args)]
 pub struct EngineArgs {
-    /// Of many sequences: the longest gap between tokens that the prompts of others may cause [default: prompts come first]
+    /// Of many sequences: the longest gap between tokens that the prompts of others may cause [default: prompts come first; of serve,
+    /// 20 ms or two and a half decodes]
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub itl: Option<Duration>,
 
@@ -178,6 +184,8 @@ pub struct EngineOptions {
     pub sequences: Option<u32>,
     /// Prefixes kept beside them, at most.
     pub snapshots: Option<u32>,
+    /// Somebody waits for each answer: prompts do not come first.
+    pub serves: bool,
     /// Tokens that are never picked.
     pub suppress: Vec<u32>,
 }

@@ -85,9 +85,6 @@ pub struct Args {
 /// Sequences that a model is compiled for where nobody says.
 const USUAL_SEQUENCES: u32 = 16;
 
-/// The gap between tokens where nobody said what it may be: a person does not notice it.
-const USUAL_GAP: Duration = Duration::from_millis(50);
-
 pub fn run(mut args: Args) -> Result<Outcome> {
     args.model.resolve(&mut args.plan, args.sequences.unwrap_or(USUAL_SEQUENCES))?;
     let plan = plan_file::read(&args.plan.plan)?;
@@ -117,9 +114,10 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         ..Options::default()
     };
     let suppress = plan.vocab.as_ref().map(|vocab| vocab.suppress.clone()).unwrap_or_default();
-    let engine = EngineArgs { itl: args.engine.itl.or(Some(USUAL_GAP)), ..args.engine };
-    let (plan_args, opened, sequences) = (args.plan, plan.clone(), args.sequences);
-    let open = move || plan_args.open_engine(opened, EngineOptions { engine, sequences, snapshots: None, suppress });
+    let (plan_args, opened) = (args.plan, plan.clone());
+    let engine =
+        EngineOptions { engine: args.engine, sequences: args.sequences, snapshots: None, serves: true, suppress };
+    let open = move || plan_args.open_engine(opened, engine);
     let mut printed = Ok(());
     let served = gemma4c_serve::run(&plan, options, open, |address| {
         printed = output::print(&format!("http://{address}\n"));

@@ -85,6 +85,7 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
                 history: 1280,
                 history_len: 16,
                 logits: 4096,
+                masks: 1536,
             },
             kernels,
             loads: loads(&plan),

@@ -7,6 +7,7 @@ mod chain;
 mod common;
 mod company;
 mod golden;
+mod masks;
 mod narrow;
 mod passes;
 mod random_graphs;

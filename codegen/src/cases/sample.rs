@@ -1,4 +1,4 @@
-//! Cases of the sampler: ties, NaN, suppressed tokens, vocabularies that leave threads and slices over, and picks that a
+//! Cases of the sampler: ties, NaN, suppressed and masked tokens, vocabularies that leave threads and slices over, and picks that a
 //! plain f64 sampler makes alike.
 
 use gemma4c_dsl::harness::{Bound, Case, Random};
@@ -91,10 +91,94 @@ const LARGEST: Settings = Settings { temperature: 0.0, top_k: 0, top_p: 0.0, see
 /// The tick of a case's record.
 const TICK: u32 = 13;
 
-/// A row's record, from its first five words.
+/// A row's record, from its first five words, without a mask.
 fn record(of: &Settings, first: [u32; 5]) -> Vec<u32> {
+    record_with(of, first, 0)
+}
+
+fn record_with(of: &Settings, first: [u32; 5], masked: u32) -> Vec<u32> {
     let settings = [of.temperature.to_bits(), of.top_k, of.top_p.to_bits(), of.seed as u32, (of.seed >> 32) as u32];
-    [&first[..], &settings, &[77; 6]].concat()
+    [&first[..], &settings, &[masked], &[77; 5]].concat()
+}
+
+/// A row's mask: a bit for every token.
+fn mask(vocabulary: u32, is_allowed: impl Fn(u32) -> bool) -> Vec<u32> {
+    let word = |first: u32| (0..32).filter(|bit| is_allowed(first + bit)).fold(0, |word, bit| word | 1 << bit);
+    (0..vocabulary).step_by(32).map(word).collect()
+}
+
+/// What a mask leaves of the logits: the rest is nobody, as NaN is.
+fn masked(logits: &[f32], is_allowed: impl Fn(u32) -> bool) -> Vec<f32> {
+    logits.iter().zip(0..).map(|(logit, token)| if is_allowed(token) { *logit } else { f32::NAN }).collect()
+}
+
+/// Three rows: the first and the last have masks of their own, the one between has none, although a mask lies in its place.
+fn rows_by_masks(kept: u32, vocabulary: u32) -> Case {
+    let picker = Picker { vocabulary, kept };
+    let settings = Settings { temperature: 1.0, top_k: 64, top_p: 0.95, seed: 5 };
+    let logits = Random::new(9).floats(3 * vocabulary as usize, -12.0, 12.0);
+    // The last row may only have the last token, the masks' last bit.
+    let is_allowed = |row: usize, token: u32| match row {
+        0 => token % 7 == 3,
+        1 => false,
+        _ => token == vocabulary - 1,
+    };
+    let slots = (picker.slices() * kept) as usize;
+    let (mut records, mut after, mut keys, mut masks) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut history = vec![1000u32; 4];
+    for row in 0..3 {
+        let of_row = &logits[row * vocabulary as usize..][..vocabulary as usize];
+        masks.extend(mask(vocabulary, |token| is_allowed(row, token)));
+        let left = if row == 1 { of_row.to_vec() } else { masked(of_row, |token| is_allowed(row, token)) };
+        let alone = Pick { picker, settings, logits: &left, suppress: &[3], position: 20, rows: 1 };
+        let (position, token) = alone.clear();
+        let is_masked = u32::from(row != 1);
+        records.extend(record_with(&settings, [position, 1, 5, 1, 0], is_masked));
+        after.extend(record_with(&settings, [position + 1, 1, token, 1, 1], is_masked));
+        history[row] = token;
+        keys.extend(largest(picker, &left, &[3]));
+    }
+    let name = format!("three rows, two of them with masks, {kept} kept of {vocabulary}");
+    Case::new(name, picker.pick(&[]).expect("a slice is a block"))
+        .grid([picker.slices(), 3, 1])
+        .buffer("logits", &logits[..])
+        .buffer("suppress", vec![3u32])
+        .buffer("masks", masks)
+        .buffer("largest", vec![7u64; 3 * slots])
+        .buffer("counters", vec![0u32; 3])
+        .buffer("records", records)
+        .buffer("history", vec![1000u32; 4])
+        .scalar("vocabulary", vocabulary)
+        .scalar("mask_words", vocabulary.div_ceil(32))
+        .scalar("suppressed", 1u32)
+        .scalar("history_len", 1u32)
+        .scalar("history_rows", 4u32)
+        .expect("largest", keys, Bound::Exact)
+        .expect("counters", vec![0u32; 3], Bound::Exact)
+        .expect("records", after, Bound::Exact)
+        .expect("history", history, Bound::Exact)
+}
+
+/// A pick by a mask of so many words; too few are read beyond.
+pub fn by_mask_of(words: u32) -> Case {
+    let picker = Picker { vocabulary: 70, kept: 1 };
+    Case::new(format!("a mask of {words} words for 70 tokens"), picker.pick(&[]).expect("a slice is a block"))
+        .grid([picker.slices(), 1, 1])
+        .buffer("logits", vec![1.0f32; 70])
+        .buffer("suppress", Vec::<u32>::new())
+        .buffer("masks", vec![0u32; words as usize])
+        .buffer("largest", vec![7u64; picker.slices() as usize])
+        .buffer("counters", vec![0u32])
+        .buffer("records", record_with(&LARGEST, [3, 1, 5, 0, 0], 1))
+        .buffer("history", vec![9u32])
+        .scalar("vocabulary", 70u32)
+        .scalar("mask_words", 3u32)
+        .scalar("suppressed", 0u32)
+        .scalar("history_len", 1u32)
+        .scalar("history_rows", 1u32)
+        .expect("largest", vec![0u64; picker.slices() as usize], Bound::Exact)
+        .expect("records", record_with(&LARGEST, [4, 1, u32::MAX, 0, 1], 1), Bound::Exact)
+        .expect("history", vec![u32::MAX], Bound::Exact)
 }
 
 /// Three rows, of which the second is free: each as it would be alone, with its own settings, into its own column of the history.
@@ -128,11 +212,13 @@ fn rows_apart(kept: u32) -> Case {
         .grid([picker.slices(), 3, 1])
         .buffer("logits", &logits[..])
         .buffer("suppress", Vec::<u32>::new())
+        .buffer("masks", Vec::<u32>::new())
         .buffer("largest", vec![7u64; 3 * slots])
         .buffer("counters", vec![0u32; 3])
         .buffer("records", records)
         .buffer("history", before)
         .scalar("vocabulary", vocabulary)
+        .scalar("mask_words", 0u32)
         .scalar("suppressed", 0u32)
         .scalar("history_len", 4u32)
         .scalar("history_rows", 4u32)
@@ -186,11 +272,13 @@ impl Pick<'_> {
             .grid([picker.slices(), 1, 1])
             .buffer("logits", logits)
             .buffer("suppress", suppress)
+            .buffer("masks", Vec::<u32>::new())
             .buffer("largest", vec![7u64; kept])
             .buffer("counters", vec![0u32])
             .buffer("records", record(position, 5, TICK))
             .buffer("history", before)
             .scalar("vocabulary", picker.vocabulary)
+            .scalar("mask_words", 0u32)
             .scalar("suppressed", suppress.len() as u32)
             .scalar("history_len", 8u32)
             .scalar("history_rows", 1u32)
@@ -212,11 +300,13 @@ fn squashed(picker: Picker, cap: f32) -> Case {
         .grid([picker.slices(), 1, 1])
         .buffer("logits", logits)
         .buffer("suppress", Vec::<u32>::new())
+        .buffer("masks", Vec::<u32>::new())
         .buffer("largest", vec![7u64; (picker.slices() * picker.kept) as usize])
         .buffer("counters", vec![0u32])
         .buffer("records", record(&LARGEST, [3, 1, 5, 0, 0]))
         .buffer("history", vec![9u32])
         .scalar("vocabulary", picker.vocabulary)
+        .scalar("mask_words", 0u32)
         .scalar("suppressed", 0u32)
         .scalar("history_len", 1u32)
         .scalar("history_rows", 1u32)
@@ -279,6 +369,9 @@ pub fn cases() -> Vec<Case> {
         argmax("argmax, the whole vocabulary", &random(262_144), &[]),
         rows_apart(1),
         rows_apart(64),
+        rows_by_masks(1, 5000),
+        rows_by_masks(64, 4999),
+        by_mask_of(3),
         squashed(picker(4999, 64), 30.0),
         plain("argmax, plainly", random(77)),
         plain("argmax of ties, plainly", tied(100)),

@@ -1,7 +1,7 @@
 //! Memory that outlives a phase: keys and values in rings and blocks, and what the picks work with.
 
 use gemma4c_graph::{CacheId, Graph, Group, NodeId};
-use gemma4c_plan::cuda::{Form, KvCache, KvLayout, Launch, RECORD_WORDS, Range, Region};
+use gemma4c_plan::cuda::{Form, KvCache, KvLayout, Launch, Places, RECORD_WORDS, Range, Region};
 
 use super::launch::{Span, bind_fixed};
 use super::phase::PhaseBuilder;
@@ -152,16 +152,19 @@ pub fn picks(common: &mut Common<'_>, of: Picked, kept: u32, scratch: u64) -> Re
     let arena = |offset, bytes| Span::Fixed(Range { region: Region::Arena, offset, bytes });
     let Picked { vocabulary, records, rows, history_rows } = of;
     let (places, words) = (common.places, rows as u64 * 4);
+    let mask_words = Places::mask_words(vocabulary);
     let picker = Picker { vocabulary, kept };
     let instance = picker.pick(&[])?;
     let arguments = pick::Arguments {
         logits: arena(places.logits, vocabulary as u64 * words),
         suppress: arena(places.suppress, SUPPRESSED as u64 * 4),
+        masks: arena(places.masks, mask_words as u64 * words),
         largest: arena(scratch, picker.slices() as u64 * kept as u64 * words * 2),
         counters: common.counters().take(words),
         records: arena(records, RECORD_WORDS as u64 * words),
         history: arena(places.history, HISTORY as u64 * history_rows as u64 * 4),
         vocabulary,
+        mask_words,
         suppressed: SUPPRESSED,
         history_len: HISTORY,
         history_rows,

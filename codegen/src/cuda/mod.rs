@@ -298,6 +298,7 @@ fn lower_with(
         history: reserve(HISTORY as u64 * decode_rows),
         history_len: HISTORY,
         logits: reserve(vocabulary as u64 * decode_rows),
+        masks: reserve(Places::mask_words(vocabulary) as u64 * decode_rows),
     };
     let counters = (reserve(COUNTERS * decode_rows), COUNTERS * 4 * decode_rows);
     let value_index =

@@ -165,20 +165,23 @@ pub fn place_of_pick(weights: Shared<f32>, count: u32, top_p: f32, uniform: f32)
 /// Picks the next token of each row, and leaves the row's record ready for it: its position goes on by its rows in use, token and tick
 /// are new; `history[tick % history_len][row]` = token, `history_rows` words for each tick. A row without rows in use is left as it is.
 /// A block takes a slice of THREADS * PER logits and leaves its KEPT largest in `largest`, as keys, the largest first; the last one
-/// of the row, for which the row's counter is a zero, goes on. Tokens of the list `suppress` and NaN are nobody. The slot is what
-/// happens to a logit first. The grid is (slices, rows).
+/// of the row, for which the row's counter is a zero, goes on. Tokens of the list `suppress`, tokens that the row's mask leaves out, and NaN
+/// are nobody. The slot is what happens to a logit first. The grid is (slices, rows).
 ///
 /// Words 5 to 9 of a record = temperature, top-k, top-p (bits of f32 where not whole), the seed's lower and upper half. Temperature 0
-/// takes the largest; top-k 0, or beyond KEPT, is KEPT. Where nothing can be picked the token is `u32::MAX`.
+/// takes the largest; top-k 0, or beyond KEPT, is KEPT. Where nothing can be picked the token is `u32::MAX`. Word 10 says whether the row has
+/// a mask: `mask_words` words at its place in `masks`, of which bit `token % 32` of word `token / 32` is set where the token is allowed.
 #[kernel(block = THREADS, dependent, slots(transform(value: f32, token: u32) -> f32))]
 pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
     logits: Input<f32>,
     suppress: Weights<u32>,
+    masks: Input<u32>,
     largest: InOut<u64>,
     counters: InOut<u32>,
     records: InOut<u32>,
     history: InOut<u32>,
     vocabulary: u32,
+    mask_words: u32,
     suppressed: u32,
     history_len: u32,
     history_rows: u32,
@@ -199,6 +202,8 @@ pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
         return;
     }
     let row_logits = logits.offset(row as u64 * vocabulary as u64);
+    let row_mask = masks.offset(row * mask_words);
+    let is_masked = record[10u32] != 0;
     let mut row_largest = largest.offset(row * grid_dim() * KEPT);
     let mut keys = regs(0u64, PER);
     #[unroll]
@@ -207,6 +212,9 @@ pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
         let mut allowed = token < vocabulary;
         for s in 0..suppressed {
             allowed = allowed && suppress[s] != token;
+        }
+        if is_masked && allowed {
+            allowed = row_mask[token / 32] >> (token % 32) & 1 == 1;
         }
         if allowed {
             keys[i] = key_of(transform(row_logits[token], token), token);

@@ -10,6 +10,13 @@ fn every_case_equals_its_oracle() {
     }
 }
 
+/// Whoever forgets words of a mask is found out.
+#[test]
+fn a_mask_that_is_too_short_is_read_beyond() {
+    let error = sample::by_mask_of(2).check().expect_err("the third word is missing").to_string();
+    assert!(error.contains("masks"), "{error}");
+}
+
 /// The first block of Philox 4x32-10 with counter 0 and key 0, from the generator's published test vectors.
 #[test]
 fn philox_agrees_with_its_published_vector() {

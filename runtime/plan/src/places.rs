@@ -101,6 +101,8 @@ pub mod record {
     pub const TOP_P: usize = 7;
     /// The seed's lower half, then its upper half.
     pub const SEED: usize = 8;
+    /// Whether the row's bits of [`masks`](super::Places::masks) say what may be picked; 0: anything.
+    pub const MASKED: usize = 10;
 }
 
 /// What host and device exchange: offsets in the arena. All words are u32, little-endian. Records have [`RECORD_WORDS`], which
@@ -128,4 +130,14 @@ pub struct Places {
     pub history_len: u32,
     /// Logits of the decoded rows, or those of the asked row: f32, as many as the vocabulary has tokens for each row.
     pub logits: u64,
+    /// Which tokens may be picked, for each row with logits: a bit for every token, the lowest bit of the first word is token 0.
+    /// Only rows whose record says [`record::MASKED`] look there.
+    pub masks: u64,
+}
+
+impl Places {
+    /// Words of a row of [`Places::masks`].
+    pub const fn mask_words(vocabulary: u32) -> u32 {
+        vocabulary.div_ceil(u32::BITS)
+    }
 }

@@ -2,7 +2,7 @@
 //! memory for them.
 
 use crate::Plan;
-use crate::cuda::{BLOCK_ROWS, CudaProgram, RECORD_WORDS, Range, Region};
+use crate::cuda::{BLOCK_ROWS, CudaProgram, Places, RECORD_WORDS, Range, Region};
 use crate::validate_range::check_range;
 
 /// Rings and blocks lie in their region, one kind behind the other, and every cache within its ring or block, apart from the others.
@@ -74,6 +74,7 @@ pub(crate) fn check_places(plan: &Plan, program: &CudaProgram) -> Result<(), Str
         ("suppress", places.suppress, places.suppress_len as u64),
         ("history", places.history, places.history_len as u64 * rows),
         ("logits", places.logits, plan.model.vocab_size as u64 * rows),
+        ("masks", places.masks, Places::mask_words(plan.model.vocab_size) as u64 * rows),
     ];
     for (name, offset, words) in words {
         // Kernels read a record's first four words at once.

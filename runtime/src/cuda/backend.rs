@@ -12,6 +12,7 @@ use gemma4c_plan::cuda::{self as plan, Cuda, CudaProgram, Range, Region};
 
 use super::load::{self, Loader};
 use super::load_image::load_image;
+use super::mailbox::{MAILBOX, Mailbox};
 use super::regions::Regions;
 use super::words::Words;
 use super::{Argument, CudaError, Device, Function, Graph, GraphBuilder, Launch, Node, Pinned, Stream};
@@ -22,9 +23,6 @@ use crate::feed;
 use crate::machine;
 use crate::weights::Weights;
 use crate::{ModelLocation, RuntimeError};
-
-/// Bytes in flight to the device, at most: the tokens of dozens of chunks.
-const MAILBOX: usize = 1 << 20;
 
 /// Times and sizes of opening a plan on a GPU.
 #[derive(Clone, Debug, Default)]
@@ -126,7 +124,9 @@ impl CudaBackend {
             functions[kernel] = Some(function);
         }
         let functions = functions.into_iter().map(|function| function.expect("every kernel was loaded")).collect();
-        let mailbox = Mailbox { pinned: device.pinned(MAILBOX)?, used: 0 };
+        // The masks of a whole batch go there at once.
+        let masks = 4 * plan::Places::mask_words(plan.model.vocab_size) as usize * program.decode_rows() as usize;
+        let mailbox = Mailbox::new(&device, MAILBOX.max(masks))?;
         let outbox = device.pinned((plan.model.vocab_size as usize * 4).max(MAILBOX))?;
         let words = Words::new(&device, program.decode_rows() as usize)?;
         clock.lap("the other kernels");
@@ -307,9 +307,9 @@ impl Backend for CudaBackend {
         }
         let mut address = self.regions.address(&to);
         for piece in bytes.chunks(MAILBOX) {
-            let place = self.mailbox.put(&self.device, piece)?;
+            let place = self.mailbox.put(piece)?;
             // SAFETY: the range lies in its region; the mailbox writes nothing over it before it has left.
-            unsafe { self.mailbox.pinned.copy_to(place, address, Stream::Launches) }?;
+            unsafe { self.mailbox.pinned().copy_to(place, address, Stream::Launches) }?;
             address += piece.len() as u64;
         }
         Ok(())
@@ -336,8 +336,9 @@ impl Backend for CudaBackend {
     #[allow(unsafe_code)]
     fn run(&mut self, run: Run) -> Result<(), RuntimeError> {
         let Some(graph) = self.graph(run) else {
-            let mut launches = self.launches(run)?.into_iter();
-            return Ok(launches.try_for_each(|queued| self.launch(queued.launch, true))?);
+            // The first may follow a copy or a graph, which a launch cannot overlap.
+            let mut launches = self.launches(run)?.into_iter().enumerate();
+            return Ok(launches.try_for_each(|(index, queued)| self.launch(queued.launch, index > 0))?);
         };
         // SAFETY: memory and functions live as long as the graph; each launch is as sound here as it is alone, and the plan's edges
         // were checked.
@@ -400,26 +401,6 @@ impl Drop for CudaBackend {
     fn drop(&mut self) {
         // Memory must not be freed under a running kernel; if the GPU is lost, none runs.
         let _ = self.device.synchronize();
-    }
-}
-
-/// A pinned buffer for bytes on their way to the device, so that the writer need not wait for the copy.
-struct Mailbox {
-    pinned: Pinned,
-    used: usize,
-}
-
-impl Mailbox {
-    /// Adds at most [`MAILBOX`] bytes. They stay unchanged until the buffer is emptied, which happens when it is full.
-    fn put(&mut self, device: &Device, bytes: &[u8]) -> Result<std::ops::Range<usize>, CudaError> {
-        if self.used + bytes.len() > self.pinned.len() {
-            device.synchronize()?;
-            self.used = 0;
-        }
-        let place = self.used..self.used + bytes.len();
-        self.pinned.as_mut_slice()[place.clone()].copy_from_slice(bytes);
-        self.used = place.end.next_multiple_of(16);
-        Ok(place)
     }
 }
 

@@ -12,6 +12,7 @@ mod green;
 mod launch;
 mod load;
 mod load_image;
+mod mailbox;
 mod pinned;
 mod profile;
 mod regions;

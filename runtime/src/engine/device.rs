@@ -67,6 +67,66 @@ pub struct Picking {
     pub seed: u64,
     /// The row's logits are wanted too, or instead where the device cannot pick by this rule.
     pub logits: bool,
+    /// Not every token may be picked, and which may is said by [`Device::pick`], for which the whole pass waits.
+    pub masked: bool,
+}
+
+/// Which tokens may be picked: a bit for every token, of which token 0 is the lowest of the first word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mask(Vec<u32>);
+
+impl Mask {
+    /// Everything.
+    pub fn all(vocab: u32) -> Mask {
+        Mask(vec![u32::MAX; vocab.div_ceil(u32::BITS) as usize])
+    }
+
+    pub fn words(&self) -> &[u32] {
+        &self.0
+    }
+
+    pub fn allows(&self, token: u32) -> bool {
+        self.0.get((token / u32::BITS) as usize).is_some_and(|word| word >> (token % u32::BITS) & 1 == 1)
+    }
+
+    /// A token beyond the vocabulary is nobody.
+    pub fn allow(&mut self, token: u32) {
+        if let Some(word) = self.0.get_mut((token / u32::BITS) as usize) {
+            *word |= 1 << (token % u32::BITS);
+        }
+    }
+
+    pub fn forbid(&mut self, token: u32) {
+        if let Some(word) = self.0.get_mut((token / u32::BITS) as usize) {
+            *word &= !(1 << (token % u32::BITS));
+        }
+    }
+
+    /// Nothing is allowed any more.
+    pub fn clear(&mut self) {
+        self.0.fill(0);
+    }
+
+    /// Only what these words allow; words that are missing allow nothing.
+    pub fn set(&mut self, words: &[u32]) {
+        let words = words.iter().copied().chain(std::iter::repeat(0));
+        self.0.iter_mut().zip(words).for_each(|(to, from)| *to = from);
+    }
+
+    /// Makes the logits of what is not allowed NaN.
+    pub fn apply(&self, logits: &mut [f32]) {
+        for (group, &word) in logits.chunks_mut(u32::BITS as usize).zip(&self.0) {
+            // Most words are all zeros or all ones.
+            match word {
+                0 => group.fill(f32::NAN),
+                u32::MAX => {}
+                _ => {
+                    let denied = group.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0);
+                    denied.for_each(|(_, logit)| *logit = f32::NAN);
+                }
+            }
+        }
+    }
 }
 
 /// One row of a decode.
@@ -116,6 +176,9 @@ pub trait Device {
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError>;
 
     /// Computes a chunk of a prompt. Its result has one [`Picked`] with `picking`, of the token after the chunk's last, else none.
+    ///
+    /// Where a row of this or of a decode is [masked](Picking::masked), tokens are not picked yet: [`Device::pick`] comes next, before
+    /// anything else is queued.
     fn prefill(&mut self, chunk: Chunk<'_>, picking: Option<Picking>) -> Result<(), RuntimeError>;
 
     /// Computes one token for each row. Its result has one [`Picked`] a row.
@@ -124,6 +187,10 @@ pub trait Device {
     /// Computes the rows of the latest decode once more, each at its next position and with the token it picked there. Only for
     /// rows that the device picks for, and whose logits nobody wants.
     fn decode_again(&mut self) -> Result<(), RuntimeError>;
+
+    /// Picks the tokens of the pass that waits for masks: one a row, `None` where every token may come. The pass does not wait for it, only its picks do,
+    /// so that masks are computed while the device computes logits.
+    fn pick(&mut self, masks: &[Option<Mask>]) -> Result<(), RuntimeError>;
 
     /// Waits for the oldest result that was not collected. Every prefill and every decode has one.
     fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError>;
@@ -173,6 +240,10 @@ impl<D: Device + ?Sized> Device for Box<D> {
 
     fn decode_again(&mut self) -> Result<(), RuntimeError> {
         (**self).decode_again()
+    }
+
+    fn pick(&mut self, masks: &[Option<Mask>]) -> Result<(), RuntimeError> {
+        (**self).pick(masks)
     }
 
     fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError> {

@@ -9,7 +9,7 @@ use gemma4c_plan::cuda::{KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Regio
 use gemma4c_plan::{Plan, Sampling};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::device::{Chunk, Device, Limits, Part, Picked, Picking, Row};
+use super::device::{Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
 use crate::backend::{Backend, MemoryUse, Pick, Run};
 use crate::cuda::{CudaBackend, OnGpu};
 use crate::{ModelLocation, RuntimeError};
@@ -44,8 +44,12 @@ pub struct BackendDevice {
     unit: u64,
     /// The entry of the history that the next pick writes.
     tick: u32,
-    /// The latest decode.
-    latest: Option<(Run, u32)>,
+    /// The latest decode: its run, and how its rows are picked.
+    latest: Option<(Run, Vec<Picking>)>,
+    /// Which of its records say that they have a mask.
+    masked: Vec<bool>,
+    /// What was run without its picks, which wait for masks.
+    waiting: Option<Waiting>,
     results: VecDeque<Awaited>,
 }
 
@@ -62,6 +66,15 @@ struct Shape {
 struct Picks {
     largest: bool,
     sampled: bool,
+}
+
+/// Rows with logits and without tokens.
+struct Waiting {
+    /// Without any steps.
+    run: Run,
+    picking: Vec<Picking>,
+    /// Their records.
+    records: u64,
 }
 
 /// A result on its way.
@@ -151,6 +164,8 @@ impl BackendDevice {
             unit,
             tick: 0,
             latest: None,
+            masked: Vec::new(),
+            waiting: None,
             results: VecDeque::new(),
         };
         if fits {
@@ -171,8 +186,24 @@ impl BackendDevice {
     }
 
     fn write(&mut self, offset: u64, words: &[u32]) -> Result<(), RuntimeError> {
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut bytes = vec![0; 4 * words.len()];
+        bytes.as_chunks_mut().0.iter_mut().zip(words).for_each(|(bytes, word)| *bytes = word.to_le_bytes());
         self.backend.write(arena(offset, bytes.len() as u64), &bytes)
+    }
+
+    /// Writes the masks of rows that lie beside each other at once.
+    fn write_masks(&mut self, masks: &[Option<Mask>]) -> Result<(), RuntimeError> {
+        let mut first = 0;
+        for run in masks.chunk_by(|one, next| one.is_some() == next.is_some()) {
+            let mut words = Vec::new();
+            run.iter().flatten().for_each(|mask| words.extend_from_slice(mask.words()));
+            if !words.is_empty() {
+                let row_bytes = 4 * (words.len() / run.len()) as u64;
+                self.write(self.places.masks + first * row_bytes, &words)?;
+            }
+            first += run.len() as u64;
+        }
+        Ok(())
     }
 
     /// A record whose pick goes to the current entry of the history.
@@ -192,16 +223,39 @@ impl BackendDevice {
         (words[record::TEMPERATURE], words[record::TOP_K]) = (sampling.temperature.to_bits(), sampling.top_k);
         words[record::TOP_P] = sampling.top_p.to_bits();
         (words[record::SEED], words[record::SEED + 1]) = (picking.seed as u32, (picking.seed >> 32) as u32);
+        words[record::MASKED] = picking.masked.into();
     }
 
     /// The pick that follows all of these rules at once.
-    fn pick(&self, mut rules: impl Iterator<Item = Picking>) -> Pick {
+    fn pick_for(&self, mut rules: impl Iterator<Item = Picking>) -> Pick {
         let mut pick = if self.picks.largest { Pick::Largest } else { Pick::None };
         let sampled = |rule: Picking| rule.sampling.temperature != 0.0 && self.can_pick(&rule.sampling);
         if rules.any(sampled) {
             pick = Pick::Sampled;
         }
         pick
+    }
+
+    /// Queues a run whose rows are picked by these rules: at once, or when their masks are known.
+    fn run_rows(&mut self, run: Run, picking: &[Picking], records: u64) -> Result<(), RuntimeError> {
+        if !picking.iter().any(|picking| picking.masked) {
+            return self.run_picks(run, picking);
+        }
+        self.backend.run(Run { pick: Pick::None, ..run })?;
+        let run = Run { steps: (run.steps.1, run.steps.1), ..run };
+        self.waiting = Some(Waiting { run, picking: picking.to_vec(), records });
+        Ok(())
+    }
+
+    fn run_picks(&mut self, run: Run, picking: &[Picking]) -> Result<(), RuntimeError> {
+        self.run(run, picking.len() as u32)?;
+        let wants_logits = picking.iter().any(|picking| picking.logits);
+        let result = match wants_logits {
+            true => Awaited::Read(self.read(picking)?),
+            false => Awaited::Tokens(picking.len() as u32),
+        };
+        self.results.push_back(result);
+        Ok(())
     }
 
     /// Queues a run and the way back of what it picks for so many rows.
@@ -320,11 +374,8 @@ impl Device for BackendDevice {
         let mut asked = self.record(position + rows - 1, 1, rows - 1, slot);
         self.settings(&mut asked, &picking);
         self.write(self.places.asked, &asked)?;
-        let pick = self.pick([picking].into_iter());
-        self.run(Run { phase, steps: (0, steps), pick }, 1)?;
-        let result = if picking.logits { Awaited::Read(self.read(&[picking])?) } else { Awaited::Tokens(1) };
-        self.results.push_back(result);
-        Ok(())
+        let pick = self.pick_for([picking].into_iter());
+        self.run_rows(Run { phase, steps: (0, steps), pick }, &[picking], self.places.asked)
     }
 
     fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
@@ -342,20 +393,40 @@ impl Device for BackendDevice {
         words.resize((self.phases[phase].rows * RECORD_WORDS) as usize, 0);
         self.write(self.places.rows, &words)?;
         let picking: Vec<Picking> = rows.iter().map(|row| row.picking).collect();
-        let run = Run { phase, steps: (0, self.phases[phase].steps), pick: self.pick(picking.iter().copied()) };
-        self.run(run, count)?;
-        self.latest = Some((run, count));
-        let wants_logits = picking.iter().any(|picking| picking.logits);
-        let result = if wants_logits { Awaited::Read(self.read(&picking)?) } else { Awaited::Tokens(count) };
-        self.results.push_back(result);
+        let run = Run { phase, steps: (0, self.phases[phase].steps), pick: self.pick_for(picking.iter().copied()) };
+        self.masked = picking.iter().map(|picking| picking.masked).collect();
+        self.run_rows(run, &picking, self.places.rows)?;
+        self.latest = Some((run, picking));
         Ok(())
     }
 
     fn decode_again(&mut self) -> Result<(), RuntimeError> {
-        let (run, rows) = self.latest.ok_or_else(|| RuntimeError::Backend("nothing was decoded yet".into()))?;
-        self.run(run, rows)?;
-        self.results.push_back(Awaited::Tokens(rows));
+        let latest = self.latest.take().ok_or_else(|| RuntimeError::Backend("nothing was decoded yet".into()))?;
+        self.run_rows(latest.0, &latest.1, self.places.rows)?;
+        self.latest = Some(latest);
         Ok(())
+    }
+
+    fn pick(&mut self, masks: &[Option<Mask>]) -> Result<(), RuntimeError> {
+        let waiting = self.waiting.take();
+        let Waiting { run, picking, records } =
+            waiting.ok_or_else(|| RuntimeError::Backend("no row waits for its mask".into()))?;
+        if masks.len() != picking.len() {
+            return Err(RuntimeError::Backend(format!("{} masks for {} rows", masks.len(), picking.len())));
+        }
+        self.write_masks(masks)?;
+        for (row, mask) in (0u64..).zip(masks) {
+            // A repeated decode keeps its records, and its rows' rules come and go.
+            let said = match records == self.places.rows {
+                true => std::mem::replace(&mut self.masked[row as usize], mask.is_some()),
+                false => picking[row as usize].masked,
+            };
+            if said != mask.is_some() {
+                let at = records + 4 * (row * RECORD_WORDS as u64 + record::MASKED as u64);
+                self.write(at, &[mask.is_some().into()])?;
+            }
+        }
+        self.run_picks(run, &picking)
     }
 
     fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError> {

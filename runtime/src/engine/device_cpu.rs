@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gemma4c_plan::{Plan, Sampling};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::device::{Chunk, Device, Limits, Part, Picked, Picking, Row};
+use super::device::{Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
 use crate::cpu::kv::BLOCK_ROWS;
 use crate::cpu::{Executor, Pass, Room, Span};
 use crate::{ModelLocation, RuntimeError, Sampler};
@@ -42,6 +42,8 @@ pub struct CpuDevice {
     sampler: Sampler,
     /// The rows of the latest decode, as they go on.
     latest: Vec<Row>,
+    /// Logits whose tokens wait for masks, how each row is picked, and whether the rows are those of the latest decode.
+    waiting: Option<(Vec<f32>, Vec<(Picking, u32)>, bool)>,
     results: VecDeque<Vec<Picked>>,
     /// What lies in the second tier, at the first of its units.
     host: Vec<Vec<f32>>,
@@ -86,41 +88,76 @@ impl CpuDevice {
         let executor = Executor::open(Arc::clone(&plan), location, room)?;
         let greedy = Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 };
         let sampler = Sampler::new(greedy, 0, options.suppress)?;
-        Ok(CpuDevice { plan, executor, limits, sampler, latest: vec![], results: VecDeque::new(), host: vec![] })
+        Ok(CpuDevice {
+            plan,
+            executor,
+            limits,
+            sampler,
+            latest: vec![],
+            waiting: None,
+            results: VecDeque::new(),
+            host: vec![],
+        })
     }
 
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    fn run(&mut self, pass: &Pass<'_>, picking: &[(Picking, u32)]) -> Vec<Picked> {
-        let logits = self.executor.run(pass, &mut |_, _, _| {});
-        let rows = logits.chunks_exact(self.limits.vocab as usize).zip(picking);
-        let pick = |(row, (picking, position)): (&[f32], &(Picking, u32))| {
+    /// Picks from rows of logits, each by its rule and for its position.
+    fn pick_rows(&mut self, logits: &[f32], picking: &[(Picking, u32)], masks: &[Option<Mask>]) -> Vec<Picked> {
+        let masks = masks.iter().map(Option::as_ref).chain(std::iter::repeat(None));
+        let rows = logits.chunks_exact(self.limits.vocab as usize).zip(picking).zip(masks);
+        let mut all = Vec::with_capacity(picking.len());
+        for ((row, (picking, position)), mask) in rows {
             self.sampler.set(picking.sampling, picking.seed);
-            let token = self.sampler.pick(row, *position as u64).unwrap_or(u32::MAX);
-            Picked { token, logits: if picking.logits { row.to_vec() } else { Vec::new() } }
-        };
-        rows.map(pick).collect()
+            let token = match mask {
+                None => self.sampler.pick(row, *position as u64),
+                Some(mask) => {
+                    let mut allowed = row.to_vec();
+                    mask.apply(&mut allowed);
+                    self.sampler.pick(&allowed, *position as u64)
+                }
+            };
+            let logits = if picking.logits { row.to_vec() } else { Vec::new() };
+            all.push(Picked { token: token.unwrap_or(u32::MAX), logits });
+        }
+        all
     }
 
-    fn decode_latest(&mut self) {
-        let rows = std::mem::take(&mut self.latest);
-        // More rows than the plan has activations for go through one part after another, with the same bits.
-        let at_once = self.plan.program.asked.min(self.plan.program.chunk) as usize;
-        let picked: Vec<Picked> = rows.chunks(at_once).flat_map(|rows| self.decode_part(rows)).collect();
-        let gone_on = rows.iter().zip(&picked);
-        self.latest =
-            gone_on.map(|(row, picked)| Row { position: row.position + 1, token: picked.token, ..*row }).collect();
+    /// Logits are there: their tokens are picked, now or when their masks are known.
+    fn finish(&mut self, logits: Vec<f32>, picking: Vec<(Picking, u32)>, is_decode: bool) {
+        if picking.iter().any(|(picking, _)| picking.masked) {
+            self.waiting = Some((logits, picking, is_decode));
+            return;
+        }
+        let picked = self.pick_rows(&logits, &picking, &[]);
+        self.finish_picked(picked, is_decode);
+    }
+
+    fn finish_picked(&mut self, picked: Vec<Picked>, is_decode: bool) {
+        if is_decode {
+            for (row, picked) in self.latest.iter_mut().zip(&picked) {
+                (row.position, row.token) = (row.position + 1, picked.token);
+            }
+        }
         self.results.push_back(picked);
     }
 
-    fn decode_part(&mut self, rows: &[Row]) -> Vec<Picked> {
-        let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();
-        let span = |row: &Row| Span { slot: row.slot, first_position: row.position as usize, rows: 1 };
-        let spans: Vec<Span> = rows.iter().map(span).collect();
-        let picking: Vec<(Picking, u32)> = rows.iter().map(|row| (row.picking, row.position + 1)).collect();
-        self.run(&Pass { tokens: &tokens, spans: &spans, asked: 0..rows.len() }, &picking)
+    fn decode_latest(&mut self) {
+        let rows = self.latest.clone();
+        // More rows than the plan has activations for go through one part after another, with the same bits.
+        let at_once = self.plan.program.asked.min(self.plan.program.chunk) as usize;
+        let mut logits = Vec::with_capacity(rows.len() * self.limits.vocab as usize);
+        for rows in rows.chunks(at_once) {
+            let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();
+            let span = |row: &Row| Span { slot: row.slot, first_position: row.position as usize, rows: 1 };
+            let spans: Vec<Span> = rows.iter().map(span).collect();
+            let pass = Pass { tokens: &tokens, spans: &spans, asked: 0..rows.len() };
+            logits.extend_from_slice(self.executor.run(&pass, &mut |_, _, _| {}));
+        }
+        let picking = rows.iter().map(|row| (row.picking, row.position + 1)).collect();
+        self.finish(logits, picking, true);
     }
 
     /// The page of a part, and whether it is a ring.
@@ -160,8 +197,9 @@ impl Device for CpuDevice {
         let asked = if picking.is_some() { rows - 1..rows } else { 0..0 };
         let end = chunk.position + rows as u32;
         let picking: Vec<(Picking, u32)> = picking.map(|picking| (picking, end)).into_iter().collect();
-        let picked = self.run(&Pass { tokens: chunk.tokens, spans: &spans, asked }, &picking);
-        self.results.push_back(picked);
+        let pass = Pass { tokens: chunk.tokens, spans: &spans, asked };
+        let logits = self.executor.run(&pass, &mut |_, _, _| {}).to_vec();
+        self.finish(logits, picking, false);
         Ok(())
     }
 
@@ -173,6 +211,15 @@ impl Device for CpuDevice {
 
     fn decode_again(&mut self) -> Result<(), RuntimeError> {
         self.decode_latest();
+        Ok(())
+    }
+
+    fn pick(&mut self, masks: &[Option<Mask>]) -> Result<(), RuntimeError> {
+        let waiting = self.waiting.take();
+        let (logits, picking, is_decode) =
+            waiting.ok_or_else(|| RuntimeError::Backend("no row waits for its mask".into()))?;
+        let picked = self.pick_rows(&logits, &picking, masks);
+        self.finish_picked(picked, is_decode);
         Ok(())
     }
 

@@ -18,19 +18,21 @@ mod pace;
 mod pool;
 mod prefix;
 mod request;
+mod results;
 mod sequence;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-pub use device::{Chunk, Device, Limits, Part, Picked, Picking, Row};
+pub use device::{Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
 pub use device_backend::{BackendDevice, BackendOptions};
 pub use device_cpu::{CpuDevice, CpuOptions};
+use gemma4c_plan::Sampling;
+pub use pace::Gap;
 use pace::{Pace, Work};
 use pool::Pool;
 use prefix::{Chain, Prefixes, Prompt};
-use rayon::prelude::*;
-pub use request::{BoxedRule, Event, Finish, Fork, Id, LONGEST_SALT, Request, RequestError, Rule};
+pub use request::{BoxedRule, Demand, Event, Finish, Fork, Id, LONGEST_SALT, Request, RequestError, Rule};
 use sequence::{Sequence, Stage};
 
 use crate::{RuntimeError, Sampler};
@@ -38,7 +40,7 @@ use crate::{RuntimeError, Sampler};
 /// What an engine is given besides its device.
 pub struct Options {
     /// The longest gap between tokens that the prompts of others may cause.
-    pub itl: Option<Duration>,
+    pub gap: Gap,
     /// All prompts that have room are read before the next token is decoded: nobody waits for a single answer, and full batches
     /// are the fastest.
     pub prompts_first: bool,
@@ -51,7 +53,12 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         let started = Instant::now();
-        Options { itl: None, prompts_first: false, suppress: Vec::new(), clock: Box::new(move || started.elapsed()) }
+        Options {
+            gap: Gap::Any,
+            prompts_first: false,
+            suppress: Vec::new(),
+            clock: Box::new(move || started.elapsed()),
+        }
     }
 }
 
@@ -82,6 +89,8 @@ pub struct Engine<D: Device> {
     batch: Vec<Id>,
     /// Whether the latest decode can simply be repeated.
     steady: bool,
+    /// Whether its picks wait for masks. One result is on its way then, for which the tokens before it must be known.
+    guided: bool,
     /// Whether other rows are to be decoded as soon as all tokens on their way are known.
     draining: bool,
     in_flight: VecDeque<InFlight>,
@@ -96,7 +105,14 @@ struct InFlight {
     /// Whose tokens it has.
     rows: Vec<Id>,
     work: Work,
+    /// Whether its tokens are picked by masks that are not known yet.
+    waits: bool,
+    /// The token of a prompt after which these logits come; no token was asked for.
+    prompt_at: Option<u32>,
 }
+
+/// Tokens of a prompt in one turn, where each has its logits read.
+const READ_AT_ONCE: u32 = 8;
 
 impl<D: Device> Engine<D> {
     pub fn new(device: D, options: Options) -> Result<Engine<D>, RuntimeError> {
@@ -105,7 +121,7 @@ impl<D: Device> Engine<D> {
         Ok(Engine {
             pool: Pool::new(&limits),
             prefixes: Prefixes::new(&limits),
-            pace: Pace::new(options.itl),
+            pace: Pace::new(options.gap),
             prompts_first: options.prompts_first,
             clock: options.clock,
             host_sampler: Sampler::new(greedy, 0, options.suppress)?,
@@ -115,6 +131,7 @@ impl<D: Device> Engine<D> {
             sequences: BTreeMap::new(),
             batch: Vec::new(),
             steady: false,
+            guided: false,
             draining: false,
             in_flight: VecDeque::new(),
             began: Duration::ZERO,
@@ -250,7 +267,7 @@ impl<D: Device> Engine<D> {
             let positions = sequence::positions(request, &self.limits);
             let count = self.limits.blocks_for(positions) as usize;
             let slot = self.pool.take_slot().expect("one is free");
-            let hit = self.prefixes.find(chain, &request.prompt);
+            let hit = self.prefixes.find(chain, &request.prompt).filter(|_| !request.prompt_logits);
             let (pool, device) = (&mut self.pool, &mut self.device);
             let mut admitted = None;
             if let Some(hit) = hit
@@ -285,37 +302,47 @@ impl<D: Device> Engine<D> {
         let is_anybody_decoding = unread.len() < self.sequences.len();
         let mut budget = self.pace.budget(&self.limits, is_anybody_decoding);
         for id in unread {
-            while budget > 0
+            while let Some(most) = self.pace.next_chunk(&budget, &self.limits)
                 && let Some(sequence) = self.sequences.get_mut(&id).filter(|sequence| !sequence.has_read_all())
             {
-                let chunk = sequence.next_chunk(budget);
+                let reads = sequence.request.prompt_logits;
+                let chunk = sequence.next_chunk(if reads { 1 } else { most });
                 let (position, end) = (chunk.position, chunk.position + chunk.tokens.len() as u32);
-                let mut picking = (end as usize == sequence.request.prompt.len() && sequence.request.most > 0)
-                    .then(|| sequence.picking());
-                if let Some(picking) = &mut picking {
-                    picking.logits |= !self.device.can_pick(&picking.sampling);
-                }
+                let is_last = end as usize == sequence.request.prompt.len();
+                let picking = match is_last {
+                    true => (sequence.request.most > 0).then(|| sequence.picking(&self.device)),
+                    false => reads.then_some(READING),
+                };
                 let tokens = end - position;
                 if self.in_flight.is_empty() {
                     self.began = (self.clock)();
                 }
                 self.device.prefill(chunk, picking)?;
+                if picking.is_some_and(|picking| picking.masked) {
+                    self.device.pick(&[sequence.mask(self.limits.vocab)])?;
+                }
                 let rows = picking.iter().map(|_| id).collect();
-                self.in_flight.push_back(InFlight { rows, work: Work::Prompt(tokens) });
-                budget -= tokens;
+                let prompt_at = (reads && !is_last).then_some(position);
+                self.in_flight.push_back(InFlight { rows, work: Work::Prompt(tokens), waits: false, prompt_at });
+                self.pace.spend(&mut budget, tokens, &self.limits);
                 sequence.advance(end);
                 if sequence.request.snapshot_at.contains(&end) {
                     let Sequence { chain, request, slot, pages, .. } = &*sequence;
                     let prompt = Prompt { chain, tokens: &request.prompt, slot: *slot, pages };
                     self.prefixes.keep(end, prompt, &mut self.pool, &mut self.device)?;
                 }
-                if picking.is_some() {
+                if is_last && picking.is_some() {
                     self.steady = false;
-                } else if sequence.has_read_all() {
+                } else if is_last {
                     // Nothing is to be generated.
+                    self.collect_beyond(if reads { 0 } else { self.limits.ahead as usize })?;
                     self.finish(id, Finish::Length);
                 }
                 self.collect_beyond(self.limits.ahead as usize)?;
+                // The rest of a long prompt waits for the decode, however little of it would still fit.
+                if tokens == most || (reads && end.is_multiple_of(READ_AT_ONCE)) {
+                    break;
+                }
             }
         }
         Ok(())
@@ -326,8 +353,7 @@ impl<D: Device> Engine<D> {
         let ahead = self.in_flight.iter().filter(|result| result.work == Work::Decode).count() as u32;
         if self.steady && self.batch.iter().all(|id| self.sequences[id].left > ahead) {
             self.device.decode_again()?;
-            self.in_flight.push_back(InFlight { rows: self.batch.clone(), work: Work::Decode });
-            return Ok(());
+            return self.await_decode();
         }
         // Tokens are given out as they come: others must not wait for the last of them.
         self.draining = true;
@@ -340,12 +366,12 @@ impl<D: Device> Engine<D> {
         self.draining = false;
         let mut rows = Vec::new();
         self.batch.clear();
-        self.steady = true;
+        (self.steady, self.guided) = (true, false);
         for (id, sequence) in &self.sequences {
             let Stage::Generating { pending, position } = sequence.stage else { continue };
-            let mut picking = sequence.picking();
-            picking.logits |= !self.device.can_pick(&picking.sampling);
+            let picking = sequence.picking(&self.device);
             self.steady &= !picking.logits;
+            self.guided |= picking.masked;
             rows.push(Row { slot: sequence.slot, position, token: pending, picking });
             self.batch.push(*id);
         }
@@ -353,92 +379,9 @@ impl<D: Device> Engine<D> {
         if !rows.is_empty() {
             self.began = (self.clock)();
             self.device.decode(&rows)?;
-            self.in_flight.push_back(InFlight { rows: self.batch.clone(), work: Work::Decode });
+            self.await_decode()?;
         }
         Ok(())
-    }
-
-    /// Waits until every token is known.
-    fn drain(&mut self) -> Result<(), RuntimeError> {
-        self.collect_beyond(0)
-    }
-
-    /// Waits until no more results than that are on their way.
-    fn collect_beyond(&mut self, on_their_way: usize) -> Result<(), RuntimeError> {
-        while self.in_flight.len() > on_their_way {
-            self.collect()?;
-        }
-        Ok(())
-    }
-
-    fn collect(&mut self) -> Result<(), RuntimeError> {
-        let Some(InFlight { rows, work }) = self.in_flight.pop_front() else { return Ok(()) };
-        let mut picked = self.device.collect()?;
-        let now = (self.clock)();
-        self.pace.measured(now.saturating_sub(self.began), work);
-        self.began = now;
-        self.pick_on_host(&rows, &mut picked);
-        for (id, picked) in rows.into_iter().zip(picked) {
-            self.take_token(id, picked);
-        }
-        Ok(())
-    }
-
-    /// The tokens that the device did not pick. Each takes a pass over the vocabulary, so that several go to several cores.
-    fn pick_on_host(&mut self, rows: &[Id], picked: &mut [Picked]) {
-        if picked.iter().all(|picked| picked.logits.is_empty()) {
-            return;
-        }
-        let mut of: BTreeMap<Id, &mut Picked> = rows.iter().copied().zip(picked).collect();
-        let mut work: Vec<(&mut Sequence, &mut Picked)> = Vec::new();
-        for (id, sequence) in &mut self.sequences {
-            let is_ours = sequence.request.is_ruled() || !self.device.can_pick(&sequence.request.sampling);
-            if let Some(picked) = of.remove(id).filter(|_| is_ours && sequence.stale == 0) {
-                work.push((sequence, picked));
-            }
-        }
-        let sampler = &self.host_sampler;
-        work.par_iter_mut().for_each(|(sequence, picked)| {
-            let position = sequence.position_of_next_token() as u64;
-            let Request { sampling, seed, rule, .. } = &mut sequence.request;
-            let mut sampler = sampler.by(*sampling, *seed);
-            let rule = rule.as_mut().filter(|rule| rule.0.is_active());
-            picked.token = pick_by(&mut sampler, rule, &picked.logits, position).unwrap_or(u32::MAX);
-        });
-    }
-
-    /// One token of a sequence that may have ended in the meantime.
-    fn take_token(&mut self, id: Id, picked: Picked) {
-        let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        if sequence.stale > 0 {
-            sequence.stale -= 1;
-            return;
-        }
-        let Picked { token, logits } = picked;
-        let was_ruled = sequence.request.is_ruled();
-        if token >= self.limits.vocab {
-            self.remove(id);
-            self.events.push(Event::Failed { id, error: RuntimeError::NoPick });
-            return;
-        }
-        if sequence.request.stop.contains(&token) {
-            self.finish(id, Finish::Stop);
-            return;
-        }
-        let logits = if sequence.request.logits { logits } else { Vec::new() };
-        self.events.push(Event::Token { id, token, logits });
-        sequence.push(token);
-        if let Some(rule) = &mut sequence.request.rule {
-            rule.0.picked(token);
-        }
-        if sequence.left == 0 {
-            let reason = sequence.end;
-            self.finish(id, reason);
-        } else if was_ruled != sequence.request.is_ruled() {
-            // The next token is picked otherwise: what is on its way was picked by the rule before.
-            sequence.stale = self.in_flight.iter().filter(|result| result.rows.contains(&id)).count() as u32;
-            self.steady = false;
-        }
     }
 
     fn finish(&mut self, id: Id, reason: Finish) {
@@ -465,10 +408,6 @@ impl<D: Device> Engine<D> {
     }
 }
 
-/// The host's pick from a row of logits, which a rule may change first.
-fn pick_by(sampler: &mut Sampler, rule: Option<&mut BoxedRule>, logits: &[f32], position: u64) -> Option<u32> {
-    let Some(rule) = rule else { return sampler.pick(logits, position) };
-    let mut changed = logits.to_vec();
-    rule.0.apply(&mut changed);
-    sampler.pick(&changed, position)
-}
+/// Of a token of a prompt whose logits are wanted; what is picked there is nobody's.
+const READING: Picking =
+    Picking { sampling: Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 }, seed: 0, logits: true, masked: false };

@@ -1,55 +1,118 @@
-//! How much of a prompt goes between two decodes.
+//! How much of the prompts goes between two decodes.
 //!
 //! A chunk of a prompt delays the next token of every running sequence by the time it takes. The limit on that gap, less the time of a
-//! decode, times the measured rate of prefill, is the number of tokens that may go in. Times are those between results, so
-//! that they are right for a device that works ahead of the host, too.
+//! decode, is what chunks may take together. A chunk's time is not in proportion to its tokens, since a short one reads all weights too:
+//! each size that the device has is measured by itself. Times are those between results, so that they are right for a device that works
+//! ahead of the host, too.
 
 use std::time::Duration;
 
 use super::device::Limits;
 
+/// The longest gap between two tokens of a sequence that the prompts of others may cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gap {
+    /// Any: chunks are as long as they can be.
+    #[default]
+    Any,
+    /// This, where the smallest chunk allows it.
+    Within(Duration),
+    /// [`SHORT_GAP`], or [`DECODES_A_GAP`] decodes, where these take longer: a decode that is slow makes no prompt starve.
+    Measured,
+}
+
+/// What nobody notices who reads along.
+const SHORT_GAP: f64 = 0.020;
+/// Decodes that a gap may last: one is the decode's own, the rest is for prompts.
+const DECODES_A_GAP: f64 = 2.5;
 /// Before anything was measured.
 const FIRST_GUESS: u32 = 128;
-/// Weight of the latest measurement in the running mean.
-const LATEST: f64 = 0.25;
+/// Weight of the latest measurement in the running mean: a slower one counts at once, a faster one has to last.
+const SLOWER: f64 = 0.5;
+const FASTER: f64 = 0.1;
 
-/// Rates measured so far.
+/// Times measured so far.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// The longest gap between tokens that a prompt may cause; none: whole chunks always.
-    limit: Option<Duration>,
-    seconds_per_token: Option<f64>,
-    seconds_per_decode: Option<f64>,
+    gap: Gap,
+    /// Seconds of a chunk of each size that the device has.
+    chunks: Vec<Option<f64>>,
+    decode: Option<f64>,
+}
+
+/// What may still go in before the next decode.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Budget {
+    tokens: u32,
+    seconds: f64,
+    /// Something always goes in, or a prompt would wait for as long as anybody is decoding.
+    is_first: bool,
 }
 
 impl Pace {
-    pub fn new(limit: Option<Duration>) -> Pace {
-        Pace { limit, ..Pace::default() }
+    pub fn new(gap: Gap) -> Pace {
+        Pace { gap, ..Pace::default() }
     }
 
-    /// Tokens of prompts that may go in before the next decode.
-    pub fn budget(&self, limits: &Limits, is_anybody_decoding: bool) -> u32 {
-        let most = limits.chunk();
-        let (Some(limit), true) = (self.limit, is_anybody_decoding) else { return most };
-        let fits = match self.seconds_per_token {
-            None => FIRST_GUESS,
-            Some(seconds) => {
-                let left = limit.as_secs_f64() - self.seconds_per_decode.unwrap_or(0.0);
-                (left.max(0.0) / seconds.max(1e-12)).min(most as f64) as u32
-            }
+    pub fn budget(&self, limits: &Limits, is_anybody_decoding: bool) -> Budget {
+        let decode = self.decode.unwrap_or(0.0);
+        let gap = match self.gap {
+            _ if !is_anybody_decoding => f64::INFINITY,
+            Gap::Any => f64::INFINITY,
+            Gap::Within(gap) => gap.as_secs_f64(),
+            Gap::Measured => SHORT_GAP.max(DECODES_A_GAP * decode),
         };
-        // Rows are computed by the chunk: one that is half used takes the time of a whole one. Something always goes in, or a prompt would
-        // wait for as long as anybody is decoding.
-        let smallest = limits.chunks.first().copied().unwrap_or(1);
-        limits.chunks.iter().rev().copied().find(|chunk| *chunk <= fits).unwrap_or(smallest)
+        Budget { tokens: limits.chunk(), seconds: (gap - decode).max(0.0), is_first: true }
     }
 
-    /// The device took so long for some tokens of a prompt, or for a decode.
-    pub fn measured(&mut self, time: Duration, work: Work) {
+    /// Tokens that the next chunk may have; `None` where the decode comes first.
+    pub fn next_chunk(&self, budget: &Budget, limits: &Limits) -> Option<u32> {
+        if budget.seconds == f64::INFINITY {
+            return (budget.tokens > 0).then_some(budget.tokens);
+        }
+        if self.chunks.iter().all(Option::is_none) {
+            // Rows are computed by the chunk: one that is half used takes the time of a whole one.
+            let guess = limits.chunks.iter().rev().copied().find(|rows| *rows <= FIRST_GUESS);
+            return budget.is_first.then(|| guess.unwrap_or(smallest(limits)));
+        }
+        let fits = |index: &usize| self.seconds(*index, limits) <= budget.seconds;
+        let fitting = (0..limits.chunks.len()).rev().find(fits).map(|index| limits.chunks[index]);
+        fitting.or(budget.is_first.then(|| smallest(limits)))
+    }
+
+    /// A chunk of so many tokens goes in.
+    pub fn spend(&self, budget: &mut Budget, tokens: u32, limits: &Limits) {
+        budget.is_first = false;
+        budget.tokens = budget.tokens.saturating_sub(tokens);
+        if budget.seconds.is_finite() {
+            budget.seconds = (budget.seconds - self.seconds(size_of(tokens, limits), limits)).max(0.0);
+        }
+    }
+
+    /// The time of a chunk of a size; of one that was not measured, no less than it will be.
+    fn seconds(&self, index: usize, limits: &Limits) -> f64 {
+        let of = |index: usize| self.chunks.get(index).copied().flatten();
+        if let Some(seconds) = of(index) {
+            return seconds;
+        }
+        // A larger one takes longer; a smaller one's rows no less each.
+        let larger = (index + 1..limits.chunks.len()).find_map(of);
+        let smaller = (0..index).rev().find_map(|smaller| {
+            Some(of(smaller)? * limits.chunks[index] as f64 / limits.chunks[smaller].max(1) as f64)
+        });
+        larger.into_iter().chain(smaller).fold(f64::INFINITY, f64::min)
+    }
+
+    /// The device took so long for a chunk of a prompt, or for a decode.
+    pub fn measured(&mut self, time: Duration, work: Work, limits: &Limits) {
         let time = time.as_secs_f64();
         match work {
-            Work::Decode => mix(&mut self.seconds_per_decode, time),
-            Work::Prompt(tokens) => mix(&mut self.seconds_per_token, time / tokens.max(1) as f64),
+            Work::Decode => mix(&mut self.decode, time),
+            Work::Prompt(tokens) => {
+                let size = size_of(tokens, limits);
+                self.chunks.resize(limits.chunks.len(), None);
+                mix(&mut self.chunks[size], time);
+            }
         }
     }
 }
@@ -61,8 +124,19 @@ pub(super) enum Work {
     Decode,
 }
 
+fn smallest(limits: &Limits) -> u32 {
+    limits.chunks.first().copied().unwrap_or(1)
+}
+
+/// The size of chunk that so many tokens go through.
+fn size_of(tokens: u32, limits: &Limits) -> usize {
+    let size = limits.chunks.iter().position(|rows| *rows >= tokens);
+    size.unwrap_or(limits.chunks.len().saturating_sub(1))
+}
+
 fn mix(mean: &mut Option<f64>, latest: f64) {
-    *mean = Some(mean.map_or(latest, |mean| mean + LATEST * (latest - mean)));
+    let weight = |mean: f64| if latest > mean { SLOWER } else { FASTER };
+    *mean = Some(mean.map_or(latest, |mean| mean + weight(mean) * (latest - mean)));
 }
 
 #[cfg(test)]
@@ -86,22 +160,52 @@ mod tests {
         }
     }
 
+    fn ms(time: f64) -> Duration {
+        Duration::from_secs_f64(time / 1000.0)
+    }
+
+    /// The chunks of a prompt without an end that go before a decode.
+    fn chunks(pace: &Pace, is_anybody_decoding: bool, prompt: u32) -> Vec<u32> {
+        let mut budget = pace.budget(&limits(), is_anybody_decoding);
+        let mut all = Vec::new();
+        while let Some(most) = pace.next_chunk(&budget, &limits()) {
+            all.push(most.min(prompt));
+            pace.spend(&mut budget, most.min(prompt), &limits());
+        }
+        all
+    }
+
     #[test]
-    fn the_chunk_follows_the_limit_and_the_rate() {
-        let ms = Duration::from_millis;
-        let mut pace = Pace::new(Some(ms(50)));
-        assert_eq!(pace.budget(&limits(), false), 2048, "nobody waits");
-        assert_eq!(pace.budget(&limits(), true), 128, "a guess");
-        // 0.1 ms a token, and decodes of 10 ms: 400 tokens fit.
-        pace.measured(ms(10), Work::Decode);
-        pace.measured(ms(20), Work::Prompt(200));
-        assert_eq!(pace.budget(&limits(), true), 128);
-        // Five times as fast.
-        (0..40).for_each(|_| pace.measured(ms(20), Work::Prompt(1000)));
-        assert_eq!(pace.budget(&limits(), true), 512);
+    fn chunks_follow_the_gap_and_their_own_times() {
+        let mut pace = Pace::new(Gap::Within(ms(50.0)));
+        assert_eq!(chunks(&pace, false, 4000), [2048], "nobody waits");
+        assert_eq!(chunks(&pace, true, 4000), [128], "a guess");
+        let mut measured = |time, work| pace.measured(ms(time), work, &limits());
+        measured(10.0, Work::Decode);
+        measured(8.0, Work::Prompt(100));
+        // 40 ms are left. 512 may take 32, as far as is known.
+        assert_eq!(chunks(&pace, true, 4000), [512, 128]);
+        (0..40).for_each(|_| pace.measured(ms(19.0), Work::Prompt(512), &limits()));
+        assert_eq!(chunks(&pace, true, 4000), [512, 512]);
+        // Short prompts take the time of the chunk that they go through: five of 8 ms.
+        assert_eq!(chunks(&pace, true, 100), [100; 5]);
+        // A slower one counts at once.
+        (0..3).for_each(|_| pace.measured(ms(60.0), Work::Prompt(512), &limits()));
+        assert_eq!(chunks(&pace, true, 4000), [128; 5]);
         // Too slow for anything: the smallest chunk still goes in.
-        (0..40).for_each(|_| pace.measured(ms(1000), Work::Prompt(10)));
-        assert_eq!(pace.budget(&limits(), true), 32);
-        assert_eq!(Pace::new(None).budget(&limits(), true), 2048);
+        (0..9).for_each(|_| pace.measured(ms(60.0), Work::Decode, &limits()));
+        assert_eq!(chunks(&pace, true, 4000), [32]);
+        assert_eq!(chunks(&Pace::new(Gap::Any), true, 4000), [2048]);
+    }
+
+    #[test]
+    fn a_slow_decode_makes_no_prompt_starve() {
+        let mut pace = Pace::new(Gap::Measured);
+        pace.measured(ms(25.0), Work::Prompt(512), &limits());
+        pace.measured(ms(8.0), Work::Prompt(128), &limits());
+        pace.measured(ms(5.0), Work::Decode, &limits());
+        assert_eq!(chunks(&pace, true, 4000), [128], "15 ms are left");
+        (0..9).for_each(|_| pace.measured(ms(20.0), Work::Decode, &limits()));
+        assert_eq!(chunks(&pace, true, 4000), [512], "30 ms are left");
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gemma4c_plan::Sampling;
 
+use super::device::Mask;
 use crate::RuntimeError;
 
 /// The longest salt.
@@ -14,16 +15,29 @@ pub const LONGEST_SALT: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id(pub(super) u64);
 
-/// What a request demands of its tokens beyond sampling: a grammar, biases, penalties. Such tokens are picked by the host, from logits that the rule
-/// has changed.
-pub trait Rule: Send {
-    /// Whether the next token is subject to it. While it is not, tokens are picked as fast as without a rule.
-    fn is_active(&self) -> bool;
+/// What a rule demands of the next token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Demand {
+    /// Nothing: tokens are picked as fast as without a rule.
+    Nothing,
+    /// That it is among some. The device picks it; they are found out while it computes the logits.
+    Mask,
+    /// That it is picked from other logits than the model's. The host does that, from logits that come all the way.
+    Logits,
+}
 
-    /// Changes the logits that the next token is picked from. A token whose logit is NaN is not picked; a row without any other ends its sequence.
+/// What a request demands of its tokens beyond sampling: a grammar, biases, penalties.
+pub trait Rule: Send {
+    fn demand(&self) -> Demand;
+
+    /// Takes from a mask that allows everything what may not come next. A row without any token left ends its sequence. Only where it demands a mask.
+    fn restrict(&mut self, allowed: &mut Mask);
+
+    /// Changes the logits that the next token is picked from, as far as it demands anything. A token whose logit is NaN is not picked; a row without
+    /// any other ends its sequence.
     fn apply(&mut self, logits: &mut [f32]);
 
-    /// What was picked, whether it was active or not. Stop tokens end a sequence and are not told.
+    /// What was picked, whatever it has demanded. Stop tokens end a sequence and are not told.
     fn picked(&mut self, token: u32);
 
     /// The same in the same state, for a sequence of its own.
@@ -41,7 +55,7 @@ impl Clone for BoxedRule {
 
 impl fmt::Debug for BoxedRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rule").field("active", &self.0.is_active()).finish_non_exhaustive()
+        f.debug_struct("Rule").field("demand", &self.0.demand()).finish_non_exhaustive()
     }
 }
 
@@ -61,6 +75,9 @@ pub struct Request {
     pub salt: Arc<[u8]>,
     /// Every token comes with the model's own logits, which a rule has not changed.
     pub logits: bool,
+    /// The logits after each token of the prompt but the last come too. Token by token, since a device has room for the logits of one row; what is
+    /// kept of such a prompt is not used.
+    pub prompt_logits: bool,
     pub rule: Option<BoxedRule>,
 }
 
@@ -76,13 +93,14 @@ impl Request {
             snapshot_at: Vec::new(),
             salt: Arc::default(),
             logits: false,
+            prompt_logits: false,
             rule: None,
         }
     }
 
-    /// Whether the next token must be picked by a rule.
-    pub(super) fn is_ruled(&self) -> bool {
-        self.rule.as_ref().is_some_and(|rule| rule.0.is_active())
+    /// What is demanded of the next token.
+    pub(super) fn demand(&self) -> Demand {
+        self.rule.as_ref().map_or(Demand::Nothing, |rule| rule.0.demand())
     }
 }
 
@@ -127,6 +145,12 @@ pub enum Event {
         id: Id,
         cached: u32,
     },
+    /// The logits after a token of the prompt.
+    Prompt {
+        id: Id,
+        position: u32,
+        logits: Vec<f32>,
+    },
     /// `logits` is empty unless the request wanted them.
     Token {
         id: Id,
@@ -148,6 +172,7 @@ impl Event {
     pub fn id(&self) -> Id {
         match self {
             Event::Admitted { id, .. }
+            | Event::Prompt { id, .. }
             | Event::Token { id, .. }
             | Event::Finished { id, .. }
             | Event::Failed { id, .. } => *id,

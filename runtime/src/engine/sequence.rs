@@ -2,9 +2,9 @@
 
 use gemma4c_plan::Sampling;
 
-use super::device::{Chunk, Limits, Picking};
+use super::device::{Chunk, Device, Limits, Mask, Picking};
 use super::prefix::Chain;
-use super::request::{Finish, Fork, LONGEST_SALT, Request, RequestError};
+use super::request::{Demand, Finish, Fork, LONGEST_SALT, Request, RequestError};
 use crate::Sampler;
 
 /// What a sequence is about to do.
@@ -132,9 +132,23 @@ impl Sequence {
         self.stage = Stage::Reading { read };
     }
 
-    pub fn picking(&self) -> Picking {
+    /// How a device picks its next token, if the host does not.
+    pub fn picking(&self, device: &impl Device) -> Picking {
         let Request { sampling, seed, logits, .. } = self.request;
-        Picking { sampling, seed, logits: logits || self.request.is_ruled() }
+        let on_host = self.is_picked_on_host(device);
+        Picking { sampling, seed, logits: logits || on_host, masked: !on_host && self.request.demand() == Demand::Mask }
+    }
+
+    pub fn is_picked_on_host(&self, device: &impl Device) -> bool {
+        self.request.demand() == Demand::Logits || !device.can_pick(&self.request.sampling)
+    }
+
+    /// What its next token may be, where the device picks it by a mask.
+    pub fn mask(&mut self, vocab: u32) -> Option<Mask> {
+        let rule = self.request.rule.as_mut().filter(|rule| rule.0.demand() == Demand::Mask)?;
+        let mut mask = Mask::all(vocab);
+        rule.0.restrict(&mut mask);
+        Some(mask)
     }
 
     /// Its next token, to be fed in the next decode.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gemma4c_plan::Sampling;
-use gemma4c_runtime::engine::{Chunk, Device, Finish, Limits, Part, Picked, Picking, Request, Row, Rule};
+use gemma4c_runtime::engine::{Chunk, Demand, Device, Finish, Limits, Mask, Part, Picked, Picking, Request, Row, Rule};
 use gemma4c_runtime::{RuntimeError, Sampler};
 
 /// Positions that a sliding layer looks back on, its own among them.
@@ -32,24 +32,47 @@ pub fn logits(row: u64, vocab: u32) -> Vec<f32> {
     (0..vocab as u64).map(|token| (mix(row, token) % 1000) as f32 / 200.0).collect()
 }
 
-pub fn pick(row: u64, vocab: u32, sampling: Sampling, seed: u64, position: u32) -> u32 {
+pub fn pick(row: u64, sampling: Sampling, seed: u64, position: u32, allowed: &Mask, vocab: u32) -> u32 {
     let mut sampler = Sampler::new(sampling, seed, vec![]).unwrap();
-    sampler.pick(&logits(row, vocab), position as u64).unwrap()
+    let mut logits = logits(row, vocab);
+    allowed.apply(&mut logits);
+    sampler.pick(&logits, position as u64).unwrap()
 }
 
-/// After a token that three divides, an even one must come.
-#[derive(Clone, Default)]
+/// After a token that three divides, an even one must come; which of them is allowed depends on the token.
+#[derive(Clone)]
 pub struct EvenAfterThree {
     last: Option<u32>,
+    /// What it demands then.
+    demand: Demand,
+}
+
+impl EvenAfterThree {
+    pub fn by(demand: Demand) -> EvenAfterThree {
+        EvenAfterThree { last: None, demand }
+    }
+
+    fn allows(&self, token: u32) -> bool {
+        token.is_multiple_of(2) && self.last.is_none_or(|last| token != last && !(token + last).is_multiple_of(10))
+    }
 }
 
 impl Rule for EvenAfterThree {
-    fn is_active(&self) -> bool {
-        self.last.is_some_and(|token| token.is_multiple_of(3))
+    fn demand(&self) -> Demand {
+        match self.last.is_some_and(|token| token.is_multiple_of(3)) {
+            true => self.demand,
+            false => Demand::Nothing,
+        }
+    }
+
+    fn restrict(&mut self, allowed: &mut Mask) {
+        assert_eq!(self.demand(), Demand::Mask);
+        (0..1000).filter(|token| !self.allows(*token)).for_each(|token| allowed.forbid(token));
     }
 
     fn apply(&mut self, logits: &mut [f32]) {
-        logits.iter_mut().skip(1).step_by(2).for_each(|odd| *odd = f32::NAN);
+        let denied = logits.iter_mut().zip(0..).filter(|(_, token)| !self.allows(*token));
+        denied.for_each(|(logit, _)| *logit = f32::NAN);
     }
 
     fn picked(&mut self, token: u32) {
@@ -81,6 +104,11 @@ impl Alone {
         alone
     }
 
+    /// The logits after every token but the last.
+    pub fn read(&self, vocab: u32) -> Vec<Vec<f32>> {
+        self.rows.iter().take(self.rows.len() - 1).map(|row| logits(*row, vocab)).collect()
+    }
+
     /// Feeds generated tokens.
     pub fn decode(&mut self, tokens: &[u32]) {
         tokens.iter().for_each(|token| _ = self.feed(*token, true));
@@ -100,7 +128,8 @@ impl Alone {
             }
             let position = self.rows.len() as u32;
             let mut row = logits(self.rows[position as usize - 1], limits.vocab);
-            rule.iter_mut().filter(|rule| rule.0.is_active()).for_each(|rule| rule.0.apply(&mut row));
+            let demanding = rule.iter_mut().filter(|rule| rule.0.demand() != Demand::Nothing);
+            demanding.for_each(|rule| rule.0.apply(&mut row));
             let mut sampler = Sampler::new(request.sampling, request.seed, vec![]).unwrap();
             let token = sampler.pick(&row, position as u64).unwrap();
             if request.stop.contains(&token) {
@@ -127,6 +156,8 @@ pub struct Fake {
     host: Vec<Vec<u64>>,
     pages: Vec<Vec<u32>>,
     latest: Vec<Row>,
+    /// Rows whose picks wait for masks, the time when they have logits, and whether they are the latest decode's.
+    waiting: Option<(Vec<(u64, Picking, u32)>, u64, bool)>,
     results: VecDeque<(u64, Vec<Picked>)>,
     pub counts: Counts,
 }
@@ -139,6 +170,9 @@ pub struct Counts {
     pub saved: u64,
     pub loaded: u64,
     pub most_on_their_way: usize,
+    /// Decodes whose picks waited for masks, while others were on their way.
+    pub guided: u64,
+    pub guided_behind_others: u64,
 }
 
 /// Nanoseconds of a row of a prompt, and of a decode.
@@ -156,6 +190,7 @@ impl Fake {
             host: vec![vec![]; limits.host_units as usize],
             pages: vec![vec![]; limits.slots as usize],
             latest: vec![],
+            waiting: None,
             results: VecDeque::new(),
             counts: Counts::default(),
             limits,
@@ -181,9 +216,11 @@ impl Fake {
         value
     }
 
-    fn picked(&self, value: u64, picking: Picking, position: u32) -> Picked {
+    fn picked(&self, (value, picking, position): (u64, Picking, u32), mask: Option<&Mask>) -> Picked {
+        let all = Mask::all(self.limits.vocab);
+        let allowed = mask.unwrap_or(&all);
         let token = match self.can_pick(&picking.sampling) {
-            true => pick(value, self.limits.vocab, picking.sampling, picking.seed, position),
+            true => pick(value, picking.sampling, picking.seed, position, allowed, self.limits.vocab),
             // What nobody may look at.
             false => 0,
         };
@@ -192,23 +229,39 @@ impl Fake {
         Picked { token, logits }
     }
 
-    fn take_time(&mut self, time: u64, picked: Vec<Picked>) {
+    /// Rows have logits after so much time: they are picked, or wait for masks.
+    fn take_time(&mut self, time: u64, rows: Vec<(u64, Picking, u32)>, is_decode: bool) {
+        assert!(self.waiting.is_none(), "the picks before come first");
         self.busy_until = self.busy_until.max(self.clock.load(Ordering::Relaxed)) + time;
-        self.results.push_back((self.busy_until, picked));
+        if rows.iter().any(|(_, picking, _)| picking.masked) {
+            self.counts.guided += 1;
+            self.counts.guided_behind_others += u64::from(!self.results.is_empty());
+            self.waiting = Some((rows, self.busy_until, is_decode));
+        } else {
+            self.finish(rows, &[], self.busy_until, is_decode);
+        }
+    }
+
+    fn finish(&mut self, rows: Vec<(u64, Picking, u32)>, masks: &[Option<Mask>], time: u64, is_decode: bool) {
+        let mask = |row: usize| masks.get(row).and_then(Option::as_ref);
+        let picked: Vec<Picked> = rows.into_iter().enumerate().map(|(at, row)| self.picked(row, mask(at))).collect();
+        if is_decode {
+            for (row, picked) in self.latest.iter_mut().zip(&picked) {
+                (row.position, row.token) = (row.position + 1, picked.token);
+            }
+        }
+        self.results.push_back((time, picked));
         self.counts.most_on_their_way = self.counts.most_on_their_way.max(self.results.len());
     }
 
     fn run(&mut self) {
-        let mut results = vec![];
+        let mut rows = vec![];
         for row in self.latest.clone() {
             let value = self.feed(row.slot, row.position, row.token, true);
-            results.push(self.picked(value, row.picking, row.position + 1));
-        }
-        for (row, picked) in self.latest.iter_mut().zip(&results) {
-            (row.position, row.token) = (row.position + 1, picked.token);
+            rows.push((value, row.picking, row.position + 1));
         }
         self.counts.decodes += 1;
-        self.take_time(DECODE_TIME, results);
+        self.take_time(DECODE_TIME, rows, true);
     }
 
     fn part(&mut self, part: Part) -> &mut Vec<u64> {
@@ -256,10 +309,10 @@ impl Device for Fake {
             value = self.feed(chunk.slot, position, *token, false);
         }
         let end = chunk.position + chunk.tokens.len() as u32;
-        let picked = picking.map(|picking| self.picked(value, picking, end));
+        let asked = picking.map(|picking| (value, picking, end));
         self.counts.prompt_tokens += chunk.tokens.len() as u64;
         let rows = self.limits.chunks.iter().find(|rows| **rows as usize >= chunk.tokens.len()).unwrap();
-        self.take_time(*rows as u64 * ROW_TIME, picked.into_iter().collect());
+        self.take_time(*rows as u64 * ROW_TIME, asked.into_iter().collect(), false);
         Ok(())
     }
 
@@ -274,6 +327,13 @@ impl Device for Fake {
         assert!(self.latest.iter().all(|row| !row.picking.logits));
         self.counts.repeated += 1;
         self.run();
+        Ok(())
+    }
+
+    fn pick(&mut self, masks: &[Option<Mask>]) -> Result<(), RuntimeError> {
+        let (rows, time, is_decode) = self.waiting.take().expect("rows wait for masks");
+        assert_eq!(masks.len(), rows.len());
+        self.finish(rows, masks, time, is_decode);
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range as Bytes;
 
 use gemma4c_plan::cuda::{BLOCK_ROWS, KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, record};
 use gemma4c_plan::{Plan, Sampling};
-use gemma4c_runtime::engine::{BackendDevice, BackendOptions};
+use gemma4c_runtime::engine::{BackendDevice, BackendOptions, Mask};
 use gemma4c_runtime::{Backend, Pick, Run, RuntimeError};
 
 use crate::fake::{WINDOW, logits, pick, row};
@@ -42,6 +42,7 @@ pub fn plan() -> Plan {
         history: reserve(8 * rows),
         history_len: 8,
         logits: reserve(rows * VOCAB),
+        masks: reserve(rows * Places::mask_words(VOCAB)),
     };
     let ring_bytes = (WINDOW as u64 + PREFILL[2] as u64) * ROW;
     program.kv_layout = KvLayout {
@@ -77,6 +78,7 @@ pub fn device(sequences: Option<u32>, host_bytes: u64) -> BackendDevice {
         layout: program.kv_layout.clone(),
         phases: program.phases.iter().map(|p| (p.kind, p.rows, p.asked_from as usize, p.steps.len())).collect(),
         on_their_way: VecDeque::new(),
+        values: vec![],
     };
     BackendDevice::new(&plan, Box::new(launches), BackendOptions { sequences, host_bytes, suppress: vec![] }).unwrap()
 }
@@ -89,6 +91,8 @@ struct Launches {
     layout: KvLayout,
     phases: Vec<(PhaseKind, u32, usize, usize)>,
     on_their_way: VecDeque<Range>,
+    /// What the rows of the latest run have computed.
+    values: Vec<(u64, u32, u64)>,
 }
 
 fn place(range: Range) -> Bytes<usize> {
@@ -145,13 +149,20 @@ impl Launches {
         value
     }
 
-    /// Leaves a row's logits, and its token where one is picked.
-    fn finish(&mut self, value: u64, at: u64, index: u32, rule: Pick) {
-        let mut words = self.words(at, RECORD_WORDS as usize);
+    /// Leaves a row's logits.
+    fn finish(&mut self, value: u64, at: u64, index: u32) {
         let bits: Vec<u32> = logits(value, VOCAB).iter().map(|value| value.to_bits()).collect();
         self.set(self.places.logits + (4 * index * VOCAB) as u64, &bits);
-        if rule == Pick::None {
-            return;
+        self.values.push((at, index, value));
+    }
+
+    /// Picks a row's token.
+    fn pick(&mut self, value: u64, at: u64, index: u32, rule: Pick) {
+        let mut words = self.words(at, RECORD_WORDS as usize);
+        let mut allowed = Mask::all(VOCAB);
+        if words[record::MASKED] != 0 {
+            let count = Places::mask_words(VOCAB);
+            allowed.set(&self.words(self.places.masks + (4 * index * count) as u64, count as usize));
         }
         let sampling = Sampling {
             temperature: if rule == Pick::Largest { 0.0 } else { f32::from_bits(words[record::TEMPERATURE]) },
@@ -160,11 +171,42 @@ impl Launches {
         };
         let seed = words[record::SEED] as u64 | (words[record::SEED + 1] as u64) << 32;
         words[record::POSITION] += words[record::ROWS];
-        words[record::TOKEN] = pick(value, VOCAB, sampling, seed, words[record::POSITION]);
+        words[record::TOKEN] = pick(value, sampling, seed, words[record::POSITION], &allowed, VOCAB);
         let entry = words[record::TICK] % self.places.history_len * DECODE[2] + index;
         self.set(self.places.history + 4 * entry as u64, &[words[record::TOKEN]]);
         words[record::TICK] += 1;
         self.set(at, &words);
+    }
+
+    fn compute(&mut self, kind: PhaseKind, rows: u32, (asked_from, end): (usize, usize), steps: (usize, usize)) {
+        if kind == PhaseKind::Decode {
+            assert_eq!(steps, (0, end));
+            for index in 0..rows {
+                let (at, words) = self.record(self.places.rows, index);
+                if words[record::ROWS] == 0 {
+                    continue;
+                }
+                let [position, _, token, slot] = words[..4] else { unreachable!() };
+                let value = self.feed(slot, position, token, true);
+                self.finish(value, at, index);
+            }
+            return;
+        }
+        let (_, words) = self.record(self.places.chunk, 0);
+        let [position, count, first, slot] = words[..4] else { unreachable!() };
+        assert!(count <= rows && steps.0 == 0);
+        let tokens = self.words(self.places.tokens, count as usize);
+        assert_eq!(tokens[0], first);
+        let values: Vec<u64> =
+            (position..).zip(tokens).map(|(position, token)| self.feed(slot, position, token, false)).collect();
+        if steps.1 == end {
+            let (at, asked) = self.record(self.places.asked, 0);
+            let index = asked[record::TOKEN];
+            assert_eq!((asked[record::POSITION], asked[record::SLOT]), (position + index, slot));
+            self.finish(values[index as usize], at, 0);
+        } else {
+            assert_eq!(steps.1, asked_from);
+        }
     }
 }
 
@@ -185,33 +227,15 @@ impl Backend for Launches {
 
     fn run(&mut self, run: Run) -> Result<(), RuntimeError> {
         let (kind, rows, asked_from, end) = self.phases[run.phase];
-        if kind == PhaseKind::Decode {
-            assert_eq!(run.steps, (0, end));
-            for index in 0..rows {
-                let (at, words) = self.record(self.places.rows, index);
-                if words[record::ROWS] == 0 {
-                    continue;
-                }
-                let [position, _, token, slot] = words[..4] else { unreachable!() };
-                let value = self.feed(slot, position, token, true);
-                self.finish(value, at, index, run.pick);
-            }
-            return Ok(());
+        // Picks alone are of what was computed last.
+        if run.steps != (end, end) {
+            self.values.clear();
+            self.compute(kind, rows, (asked_from, end), run.steps);
         }
-        let (_, words) = self.record(self.places.chunk, 0);
-        let [position, count, first, slot] = words[..4] else { unreachable!() };
-        assert!(count <= rows && run.steps.0 == 0);
-        let tokens = self.words(self.places.tokens, count as usize);
-        assert_eq!(tokens[0], first);
-        let values: Vec<u64> =
-            (position..).zip(tokens).map(|(position, token)| self.feed(slot, position, token, false)).collect();
-        if run.steps.1 == end {
-            let (at, asked) = self.record(self.places.asked, 0);
-            let index = asked[record::TOKEN];
-            assert_eq!((asked[record::POSITION], asked[record::SLOT]), (position + index, slot));
-            self.finish(values[index as usize], at, 0, run.pick);
-        } else {
-            assert_eq!(run.steps.1, asked_from);
+        if run.pick != Pick::None {
+            for (at, index, value) in std::mem::take(&mut self.values) {
+                self.pick(value, at, index, run.pick);
+            }
         }
         Ok(())
     }

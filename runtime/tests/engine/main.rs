@@ -17,8 +17,8 @@ use std::time::Duration;
 use fake::{Alone, DECODE_TIME, EvenAfterThree, Fake, ROW_TIME, mix};
 use gemma4c_plan::Sampling;
 use gemma4c_runtime::engine::{
-    BackendDevice, BackendOptions, BoxedRule, Device, Engine, Event, Finish, Fork, Id, Limits, Options, Request,
-    RequestError,
+    BackendDevice, BackendOptions, BoxedRule, Demand, Device, Engine, Event, Finish, Fork, Gap, Id, Limits, Options,
+    Request, RequestError,
 };
 
 fn limits() -> Limits {
@@ -38,12 +38,12 @@ fn limits() -> Limits {
     }
 }
 
-fn engine(limits: Limits, itl: Option<Duration>) -> Engine<Fake> {
+fn engine(limits: Limits, gap: Gap) -> Engine<Fake> {
     // One storm is an offline batch.
     let prompts_first = limits.ahead == 2;
     let fake = Fake::new(limits);
     let clock = fake.clock();
-    Engine::new(fake, Options { itl, clock, prompts_first, ..Options::default() }).unwrap()
+    Engine::new(fake, Options { gap, clock, prompts_first, ..Options::default() }).unwrap()
 }
 
 struct Random(u64);
@@ -71,6 +71,11 @@ impl Random {
         }
     }
 
+    fn rule(&mut self) -> Option<BoxedRule> {
+        let demand = [Demand::Mask, Demand::Mask, Demand::Logits].get(self.below(9) as usize).copied();
+        demand.map(|demand| BoxedRule(Box::new(EvenAfterThree::by(demand))))
+    }
+
     /// A prompt that begins like some others, with snapshots where they part and elsewhere.
     fn request(&mut self, beginnings: &[Vec<u32>]) -> Request {
         let beginning = &beginnings[self.below(beginnings.len() as u64) as usize];
@@ -90,7 +95,8 @@ impl Random {
             snapshot_at,
             salt: Arc::from(if self.one_in(4) { &b"another"[..] } else { b"" }),
             logits: self.one_in(10),
-            rule: self.one_in(4).then(|| BoxedRule(Box::new(EvenAfterThree::default()))),
+            prompt_logits: self.one_in(25),
+            rule: self.rule(),
             prompt: prompt.into(),
         }
     }
@@ -102,6 +108,8 @@ struct Told {
     /// Of a fork: what its parent had fed, and the token it had not.
     from: Option<(Alone, u32)>,
     tokens: Vec<u32>,
+    /// Logits after tokens of its prompt.
+    read: Vec<Vec<f32>>,
     admitted: Option<u32>,
     finished: Option<Finish>,
 }
@@ -112,6 +120,9 @@ impl Told {
             Some((alone, pending)) => (alone.clone(), Some(*pending)),
             None => (Alone::prompt(&self.request.prompt), None),
         };
+        if self.request.prompt_logits && self.from.is_none() && self.finished != Some(Finish::Cancelled) {
+            assert_eq!(self.read, alone.read(limits.vocab), "{:?}", self.request);
+        }
         let (tokens, reason) = alone.answer(&self.request, pending, limits);
         match self.finished {
             Some(Finish::Cancelled) => assert!(tokens.starts_with(&self.tokens)),
@@ -139,7 +150,10 @@ fn take(told: &mut BTreeMap<Id, Told>, forks: &mut BTreeMap<Id, (Id, Fork)>, eve
             let Fork { most, sampling, seed } = fork;
             let request = Request { most, sampling, seed, snapshot_at: vec![], ..request.clone() };
             let from = Some((alone, pending));
-            told.insert(id, Told { request, from, tokens: vec![], admitted: Some(cached), finished: None });
+            told.insert(
+                id,
+                Told { request, from, tokens: vec![], read: vec![], admitted: Some(cached), finished: None },
+            );
             continue;
         }
         let one = told.get_mut(&id).unwrap();
@@ -148,6 +162,11 @@ fn take(told: &mut BTreeMap<Id, Told>, forks: &mut BTreeMap<Id, (Id, Fork)>, eve
             Event::Admitted { cached, .. } => {
                 assert!((cached as usize) < one.request.prompt.len(), "at least one token is computed");
                 assert!(one.admitted.replace(cached).is_none());
+            }
+            Event::Prompt { position, logits, .. } => {
+                assert!(one.request.prompt_logits && one.tokens.is_empty());
+                assert_eq!(position as usize, one.read.len());
+                one.read.push(logits);
             }
             Event::Token { token, logits, .. } => {
                 assert_eq!(logits.is_empty(), !one.request.logits);
@@ -162,7 +181,7 @@ fn take(told: &mut BTreeMap<Id, Told>, forks: &mut BTreeMap<Id, (Id, Fork)>, eve
 /// Random arrivals, cancellations and forks; after every step nothing is lost or owned twice, and in the end every answer is what its
 /// request gets alone. Returns how many prompt tokens were cached.
 fn storm(seed: u64, requests: usize, limits: Limits) -> (u64, Engine<Fake>) {
-    storm_on(engine(limits, Some(Duration::from_millis(8))), seed, requests, [90, 64, 33, 20, 5])
+    storm_on(engine(limits, Gap::Within(Duration::from_millis(8))), seed, requests, [90, 64, 33, 20, 5])
 }
 
 /// The same on any device, with prompts that begin with so many tokens.
@@ -176,7 +195,7 @@ fn storm_on<D: Device>(mut engine: Engine<D>, seed: u64, requests: usize, beginn
         while submitted < requests && random.one_in(3) {
             let request = random.request(&beginnings);
             let id = engine.submit(request.clone()).unwrap();
-            let one = Told { request, from: None, tokens: vec![], admitted: None, finished: None };
+            let one = Told { request, from: None, tokens: vec![], read: vec![], admitted: None, finished: None };
             told.insert(id, one);
             submitted += 1;
         }
@@ -217,6 +236,8 @@ fn answers_do_not_depend_on_company_prefixes_or_memory() {
     assert!(cached > 20_000, "prefixes were used: {cached} tokens");
     assert!(counts.saved > 100 && counts.loaded > 50 && counts.repeated > 500, "{counts:?}");
     assert!(counts.most_on_their_way >= 4, "{counts:?}");
+    // Logits are computed while masks are: the tokens before are still on their way when a pass is queued.
+    assert!(counts.guided > 200 && counts.guided_behind_others > 50, "{counts:?}");
 }
 
 #[test]
@@ -276,7 +297,7 @@ fn cached(events: &[Event], of: Id) -> u32 {
 
 #[test]
 fn a_prompt_starts_from_the_longest_snapshot_it_begins_with() {
-    let mut engine = engine(limits(), None);
+    let mut engine = engine(limits(), Gap::Any);
     let tokens = Random(3).tokens(100);
     let request = |prompt: &[u32], at: &[u32], salt: &[u8]| Request {
         snapshot_at: at.to_vec(),
@@ -306,7 +327,7 @@ fn a_prompt_starts_from_the_longest_snapshot_it_begins_with() {
 fn a_chat_goes_on_from_its_latest_turn_and_keeps_its_system_prompt() {
     for (snapshots, host_units, system_stays) in [(1, 0, false), (2, 0, true), (1, 4, true), (0, 0, false)] {
         let limits = Limits { slots: 1, rows: 1, rings: 1 + snapshots, host_units, ..limits() };
-        let mut engine = engine(limits, None);
+        let mut engine = engine(limits, Gap::Any);
         let mut random = Random(12);
         let system = random.tokens(40);
         let mut conversation = system.clone();
@@ -336,7 +357,7 @@ fn a_chat_goes_on_from_its_latest_turn_and_keeps_its_system_prompt() {
 /// Rows that decode wrote are never part of a prefix: the second turn reads the first answer as a prompt.
 #[test]
 fn generated_rows_are_not_reused() {
-    let mut engine = engine(limits(), None);
+    let mut engine = engine(limits(), Gap::Any);
     let prompt = Random(5).tokens(40);
     let first = Request { snapshot_at: vec![38], ..Request::greedy(prompt.clone(), 20) };
     let id = engine.submit(first).unwrap();
@@ -362,7 +383,7 @@ fn generated_rows_are_not_reused() {
 
 #[test]
 fn requests_are_served_in_the_order_they_came() {
-    let mut engine = engine(Limits { blocks: 10, ..limits() }, None);
+    let mut engine = engine(Limits { blocks: 10, ..limits() }, Gap::Any);
     let mut random = Random(9);
     // The second needs more than the first leaves; the third would fit, and waits its turn.
     let ids: Vec<Id> = [(60, 40), (90, 60), (5, 2)]
@@ -377,8 +398,8 @@ fn requests_are_served_in_the_order_they_came() {
 #[test]
 fn a_prompt_does_not_hold_up_the_tokens_of_others() {
     let wide = Limits { chunks: vec![4, 8, 16, 32, 64], context: 2000, blocks: 200, ..limits() };
-    let gaps = |itl: Option<Duration>| {
-        let mut engine = engine(wide.clone(), itl);
+    let gaps = |gap: Gap| {
+        let mut engine = engine(wide.clone(), gap);
         let mut random = Random(11);
         let running = engine.submit(Request::greedy(random.tokens(10), 300)).unwrap();
         let clock = engine.device().clock();
@@ -398,16 +419,48 @@ fn a_prompt_does_not_hold_up_the_tokens_of_others() {
         times.windows(2).skip(45).map(|pair| pair[1] - pair[0]).max().unwrap()
     };
     let chunk = |rows: u64| Duration::from_nanos(DECODE_TIME + rows * ROW_TIME);
-    assert_eq!(gaps(None), chunk(64));
-    assert_eq!(gaps(Some(Duration::from_micros(9_000))), chunk(32));
-    assert_eq!(gaps(Some(Duration::from_micros(7_000))), chunk(16));
-    assert_eq!(gaps(Some(Duration::from_micros(1_000))), chunk(4), "something always goes in");
+    let within = |micros| Gap::Within(Duration::from_micros(micros));
+    assert_eq!(gaps(Gap::Any), chunk(64));
+    assert_eq!(gaps(within(9_000)), chunk(32));
+    assert_eq!(gaps(within(7_000)), chunk(16));
+    assert_eq!(gaps(within(1_000)), chunk(4), "something always goes in");
+    assert_eq!(gaps(Gap::Measured), chunk(64), "20 ms are enough for all of a chunk");
+}
+
+/// Many short prompts come while another sequence is generating: together they take no more time than one long chunk may.
+#[test]
+fn short_prompts_do_not_hold_up_the_tokens_of_others_either() {
+    let wide = Limits { slots: 40, rings: 40, rows: 40, blocks: 400, chunks: vec![4, 8, 16, 32, 64], ..limits() };
+    let gap = Duration::from_micros(7_000);
+    let mut engine = engine(wide, Gap::Within(gap));
+    let mut random = Random(12);
+    let running = engine.submit(Request::greedy(random.tokens(10), 120)).unwrap();
+    let clock = engine.device().clock();
+    let (mut times, mut first_tokens, mut submitted) = (vec![], std::collections::BTreeSet::new(), false);
+    while !engine.is_idle() {
+        if times.len() == 40 && !std::mem::replace(&mut submitted, true) {
+            (0..30).for_each(|_| _ = engine.submit(Request::greedy(random.tokens(4), 2)).unwrap());
+        }
+        for event in engine.step().unwrap() {
+            match event {
+                Event::Token { id, .. } if id == running => times.push(clock()),
+                Event::Token { id, .. } => _ = first_tokens.insert(id),
+                _ => {}
+            }
+        }
+    }
+    assert_eq!(first_tokens.len(), 30);
+    // What the first of them takes is not known yet.
+    let gaps: Vec<Duration> = times.windows(2).skip(41).map(|pair| pair[1] - pair[0]).collect();
+    assert!(gaps.iter().all(|found| *found <= gap), "{gaps:?}");
+    // Five chunks of 0.4 ms beside a decode of 5 ms.
+    assert!(gaps.contains(&gap), "{gaps:?}");
 }
 
 /// What is wrong with one request is said once, and others go on.
 #[test]
 fn what_cannot_be_served_is_refused_and_disturbs_nobody() {
-    let mut engine = engine(Limits { blocks: 5, ..limits() }, None);
+    let mut engine = engine(Limits { blocks: 5, ..limits() }, Gap::Any);
     let good = Request::greedy(Random(13).tokens(30), 10);
     let id = engine.submit(good.clone()).unwrap();
     let mut events = engine.step().unwrap();
@@ -449,7 +502,7 @@ fn what_cannot_be_served_is_refused_and_disturbs_nobody() {
 
 #[test]
 fn a_cancelled_sequence_frees_its_memory_at_once() {
-    let mut engine = engine(limits(), None);
+    let mut engine = engine(limits(), Gap::Any);
     let mut random = Random(17);
     let ids: Vec<Id> = (0..6).map(|_| engine.submit(Request::greedy(random.tokens(20), 100)).unwrap()).collect();
     for _ in 0..5 {

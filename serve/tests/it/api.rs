@@ -133,6 +133,38 @@ fn stop_strings_end_an_answer_and_are_not_in_it() {
     assert_eq!(server.post("/v1/completions", &request).json()["choices"][0]["finish_reason"], "length");
 }
 
+/// What the prompt's own tokens have is what they would have had as answers.
+#[test]
+fn an_echoed_prompt_has_log_probabilities() {
+    let server = Server::new(options(), 2);
+    let ids = [2, 500, 501, 502, 503, 504, 505, 506, 507, 508, 509];
+    let mut request = json!({ "prompt": ids, "echo": true, "logprobs": 2, "max_tokens": 3, "seed": 1, "n": 2 });
+    let answer = server.post("/v1/completions", &request).json();
+    let logprobs = &answer["choices"][1]["logprobs"];
+    let values = logprobs["token_logprobs"].as_array().unwrap_or_else(|| panic!("{answer}")).clone();
+    assert_eq!((values.len(), &values[0], &logprobs["top_logprobs"][0]), (ids.len() + 3, &Value::Null, &Value::Null));
+    assert_eq!(logprobs["top_logprobs"][1].as_object().unwrap().len(), 2);
+    for at in 1..ids.len() {
+        let mut bias = serde_json::Map::new();
+        bias.insert(ids[at].to_string(), json!(100));
+        let alone =
+            json!({ "prompt": ids[..at], "logit_bias": bias, "logprobs": 0, "max_tokens": 1, "temperature": 0 });
+        let alone = server.post("/v1/completions", &alone).json();
+        assert_eq!(values[at], alone["choices"][0]["logprobs"]["token_logprobs"][0], "token {at}");
+    }
+    // In a stream they come with the prompt, before anything else.
+    (request["stream"], request["n"]) = (json!(true), json!(1));
+    let streamed = server.post("/v1/completions", &request).events();
+    let echoed = &streamed[0]["choices"][0]["logprobs"];
+    assert_eq!(echoed["token_logprobs"].as_array().unwrap()[..], values[..ids.len()]);
+    assert_eq!(streamed[1]["choices"][0]["logprobs"]["text_offset"][0], logprobs["text_offset"][ids.len()]);
+    // Of the prompt alone.
+    let nothing = json!({ "prompt": ids, "echo": true, "logprobs": 0, "max_tokens": 0 });
+    let nothing = server.post("/v1/completions", &nothing).json();
+    assert_eq!(nothing["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap()[..], values[..ids.len()]);
+    assert_eq!(nothing["choices"][0]["finish_reason"], "length");
+}
+
 #[test]
 fn log_probabilities_are_of_the_models_own_distribution() {
     let server = Server::new(options(), 2);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gemma4c_plan::Sampling;
 use gemma4c_runtime::RuntimeError;
-use gemma4c_runtime::engine::{Chunk, Device, Limits, Part, Picked, Picking, Row};
+use gemma4c_runtime::engine::{Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
 use gemma4c_serve::{Deadlines, Options, QueueLimits};
 use serde_json::{Value, json};
 
@@ -277,6 +277,10 @@ impl Device for Odd {
     fn decode_again(&mut self) -> Result<(), RuntimeError> {
         self.count()?;
         self.device.decode_again()
+    }
+
+    fn pick(&mut self, masks: &[Option<Mask>]) -> Result<(), RuntimeError> {
+        self.device.pick(masks)
     }
 
     fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError> {

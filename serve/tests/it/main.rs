@@ -6,4 +6,5 @@ mod api;
 mod faults;
 mod forms;
 mod responses;
+mod schemas;
 mod support;

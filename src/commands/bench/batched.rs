@@ -66,7 +66,7 @@ pub fn run(batched: &Batched<'_>) -> Result<Report> {
     let model = plan.model.name.clone().unwrap_or_else(|| plan.model.architecture.clone());
     let engine = batched.engine;
     // Of random prompts nothing is worth keeping.
-    let options = EngineOptions { engine, sequences: Some(most), snapshots: Some(0), suppress: Vec::new() };
+    let options = EngineOptions { engine, sequences: Some(most), snapshots: Some(0), ..EngineOptions::default() };
     let mut engine = batched.plan.open_engine(plan, options)?;
     for test in &tests {
         let needed = engine.limits().blocks_for(test.prompt + test.generate) * test.sequences;

@@ -24,6 +24,7 @@ pub struct Answered {
     /// Between one token and the next.
     pub gaps: Vec<Duration>,
     pub whole: Duration,
+    pub text: String,
 }
 
 impl Answered {
@@ -76,6 +77,7 @@ impl Server {
         let mut body = Body::new(self.send("POST", path, body)?)?;
         let (mut text, mut latest, mut first) = (Vec::new(), started, None);
         let (mut gaps, mut usage, mut is_done) = (Vec::new(), Value::Null, false);
+        let mut said = String::new();
         while let Some(piece) = body.piece()? {
             let now = Instant::now();
             text.extend(piece);
@@ -97,6 +99,7 @@ impl Server {
                     usage = data["usage"].clone();
                 }
                 let text = data["choices"][0]["text"].as_str().unwrap_or_default();
+                said.push_str(text);
                 if !text.is_empty() {
                     match first {
                         None => first = Some(now - started),
@@ -115,6 +118,7 @@ impl Server {
             first: first.unwrap_or(whole),
             gaps,
             whole,
+            text: said,
         })
     }
 }

@@ -188,7 +188,7 @@ fn answer<D: Device>(
                     neighbours.remove(&id);
                 }
                 Event::Failed { error, .. } => return Err(error.into()),
-                Event::Admitted { .. } => {}
+                Event::Admitted { .. } | Event::Prompt { .. } => {}
             }
         }
     }

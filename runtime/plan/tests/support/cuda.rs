@@ -42,6 +42,7 @@ pub fn with_cuda(plan: Plan) -> Plan {
         history: 576,
         history_len: 16,
         logits: 512,
+        masks: 640,
     };
     let kv_layout = KvLayout {
         slots: 1,

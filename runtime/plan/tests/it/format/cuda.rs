@@ -35,7 +35,7 @@ fn to(part: &mut LoadPart) -> &mut Range {
 }
 
 /// Each edits the plan into a contradiction.
-pub const CONTRADICTIONS: [(&str, Edit); 56] = [
+pub const CONTRADICTIONS: [(&str, Edit); 57] = [
     ("a GPU plan without a program", |p| p.cuda = None),
     ("a CPU plan with a program for GPUs", |p| p.target = gemma4c_plan::Target::Cpu),
     ("weights larger than any GPU", |p| program(p).memory.weights = 1 << 43),
@@ -72,6 +72,7 @@ pub const CONTRADICTIONS: [(&str, Edit); 56] = [
     ("a history beyond the arena", |p| program(p).places.history_len = 10_000),
     ("a history of no tokens", |p| program(p).places.history_len = 0),
     ("logits beyond the arena", |p| program(p).places.logits = 8192 - 44),
+    ("masks beyond the arena", |p| program(p).places.masks = 8192),
     ("a table beyond the weights", |p| program(p).constants[0].to.offset = 1 << 16),
     ("a table of another length", |p| program(p).constants[0].values.push(0.0)),
     ("a table whose end overflows", |p| {
