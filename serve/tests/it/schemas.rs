@@ -13,8 +13,10 @@ use crate::support::{Server, options};
 /// A small random number generator, so that a failure repeats.
 struct Random(u64);
 
+type Meaning = fn(&str) -> bool;
+
 /// Patterns, and what they mean.
-const PATTERNS: [(&str, fn(&str) -> bool); 4] = [
+const PATTERNS: [(&str, Meaning); 4] = [
     ("^[a-c]{1,4}$", |text| (1..=4).contains(&text.len()) && text.bytes().all(|b| (b'a'..=b'c').contains(&b))),
     ("^(ab|cd){1,3}$", |text| {
         let pairs = text.as_bytes().chunks(2);
