@@ -147,6 +147,9 @@ impl Alone {
     }
 }
 
+/// What a row has seen, as a hash, how its token is picked, and at which position.
+type Unpicked = (u64, Picking, u32);
+
 pub struct Fake {
     limits: Limits,
     clock: Arc<AtomicU64>,
@@ -157,7 +160,7 @@ pub struct Fake {
     pages: Vec<Vec<u32>>,
     latest: Vec<Row>,
     /// Rows whose picks wait for masks, the time when they have logits, and whether they are the latest decode's.
-    waiting: Option<(Vec<(u64, Picking, u32)>, u64, bool)>,
+    waiting: Option<(Vec<Unpicked>, u64, bool)>,
     results: VecDeque<(u64, Vec<Picked>)>,
     pub counts: Counts,
 }
@@ -230,7 +233,7 @@ impl Fake {
     }
 
     /// Rows have logits after so much time: they are picked, or wait for masks.
-    fn take_time(&mut self, time: u64, rows: Vec<(u64, Picking, u32)>, is_decode: bool) {
+    fn take_time(&mut self, time: u64, rows: Vec<Unpicked>, is_decode: bool) {
         assert!(self.waiting.is_none(), "the picks before come first");
         self.busy_until = self.busy_until.max(self.clock.load(Ordering::Relaxed)) + time;
         if rows.iter().any(|(_, picking, _)| picking.masked) {
