@@ -16,13 +16,12 @@ use gemma4c_plan::cuda::KvType;
 pub const SIZES: [Preset; 5] = [Preset::E2b, Preset::E4b, Preset::Dense12b, Preset::Moe26bA4b, Preset::Dense31b];
 /// Types of the common files.
 const COMMON: [DType; 5] = [DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q6K, DType::BF16];
-/// Architectures that are looked at for fewer types, because compiling takes most of the tests' time. Their texts are those of sm_89 but
-/// for the shared memory and the clusters that attention may have; registers are another matter, so all five sizes are there.
-pub const FEWER_TYPES: [Arch; 2] = [Arch::Sm80, Arch::Sm120a];
+/// Architectures that are looked at for fewer types, because compiling takes most of the tests' time.
+pub const FEWER_TYPES: [Arch; 1] = [Arch::Sm89];
 
-/// Architectures that one or two plans stand for: their texts are those of sm_90a without bf16 copies, so that what is left to find out is whether
-/// they compile, and with which registers.
-pub const FEWEST: [Arch; 2] = [Arch::Sm100a, Arch::Sm103a];
+/// Architectures that one or two plans stand for. The texts of sm_80 and sm_120a are those of sm_89 but for the shared memory and the clusters that attention may have, those of sm_100a and sm_103a are
+/// sm_90a's without bf16 copies: what is left to find out is whether they compile, and with which registers.
+pub const FEWEST: [Arch; 4] = [Arch::Sm80, Arch::Sm120a, Arch::Sm100a, Arch::Sm103a];
 
 /// One plan: what a user would tell `gemma4c compile`.
 #[derive(Clone, Debug)]
@@ -80,7 +79,7 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
     let fewer = FEWER_TYPES.contains(&arch);
     let of = |preset, types| Recipe::new(preset, types, arch);
     if FEWEST.contains(&arch) {
-        let mixture = (arch == FEWEST[0]).then(|| of(Preset::Moe26bA4b, Types::All(DType::Q4_0)));
+        let mixture = (arch != Arch::Sm103a).then(|| of(Preset::Moe26bA4b, Types::All(DType::Q4_0)));
         return [of(Preset::E4b, Types::All(DType::Q8_0))].into_iter().chain(mixture).collect();
     }
     let mut all = Vec::new();

@@ -34,6 +34,14 @@ impl Default for CpuOptions {
 
 const MOST_SEQUENCES: u32 = 1024;
 
+/// Rows whose tokens wait for masks.
+struct Unpicked {
+    logits: Vec<f32>,
+    picking: Vec<(Picking, u32)>,
+    /// They are those of the latest decode.
+    is_decode: bool,
+}
+
 /// A plan on this machine's processor.
 pub struct CpuDevice {
     plan: Arc<Plan>,
@@ -42,19 +50,10 @@ pub struct CpuDevice {
     sampler: Sampler,
     /// The rows of the latest decode, as they go on.
     latest: Vec<Row>,
-    waiting: Option<Waiting>,
+    waiting: Option<Unpicked>,
     results: VecDeque<Vec<Picked>>,
     /// What lies in the second tier, at the first of its units.
     host: Vec<Vec<f32>>,
-}
-
-/// Logits whose tokens wait for masks.
-struct Waiting {
-    logits: Vec<f32>,
-    /// How each row is picked, and the position of its token.
-    picking: Vec<(Picking, u32)>,
-    /// The rows are those of the latest decode.
-    is_decode: bool,
 }
 
 impl CpuDevice {
@@ -136,7 +135,7 @@ impl CpuDevice {
     /// Logits are there: their tokens are picked, now or when their masks are known.
     fn finish(&mut self, logits: Vec<f32>, picking: Vec<(Picking, u32)>, is_decode: bool) {
         if picking.iter().any(|(picking, _)| picking.masked) {
-            self.waiting = Some(Waiting { logits, picking, is_decode });
+            self.waiting = Some(Unpicked { logits, picking, is_decode });
             return;
         }
         let picked = self.pick_rows(&logits, &picking, &[]);
@@ -224,7 +223,7 @@ impl Device for CpuDevice {
 
     fn pick(&mut self, masks: &[Option<Mask>]) -> Result<(), RuntimeError> {
         let waiting = self.waiting.take();
-        let Waiting { logits, picking, is_decode } =
+        let Unpicked { logits, picking, is_decode } =
             waiting.ok_or_else(|| RuntimeError::Backend("no row waits for its mask".into()))?;
         let picked = self.pick_rows(&logits, &picking, masks);
         self.finish_picked(picked, is_decode);

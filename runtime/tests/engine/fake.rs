@@ -147,8 +147,8 @@ impl Alone {
     }
 }
 
-/// A row with logits: its value, how it is picked, and the position of its token.
-type Asked = (u64, Picking, u32);
+/// What a row has seen, as a hash, how its token is picked, and at which position.
+type Unpicked = (u64, Picking, u32);
 
 pub struct Fake {
     limits: Limits,
@@ -160,7 +160,7 @@ pub struct Fake {
     pages: Vec<Vec<u32>>,
     latest: Vec<Row>,
     /// Rows whose picks wait for masks, the time when they have logits, and whether they are the latest decode's.
-    waiting: Option<(Vec<Asked>, u64, bool)>,
+    waiting: Option<(Vec<Unpicked>, u64, bool)>,
     results: VecDeque<(u64, Vec<Picked>)>,
     pub counts: Counts,
 }
@@ -219,7 +219,7 @@ impl Fake {
         value
     }
 
-    fn picked(&self, (value, picking, position): Asked, mask: Option<&Mask>) -> Picked {
+    fn picked(&self, (value, picking, position): (u64, Picking, u32), mask: Option<&Mask>) -> Picked {
         let all = Mask::all(self.limits.vocab);
         let allowed = mask.unwrap_or(&all);
         let token = match self.can_pick(&picking.sampling) {
@@ -233,7 +233,7 @@ impl Fake {
     }
 
     /// Rows have logits after so much time: they are picked, or wait for masks.
-    fn take_time(&mut self, time: u64, rows: Vec<Asked>, is_decode: bool) {
+    fn take_time(&mut self, time: u64, rows: Vec<Unpicked>, is_decode: bool) {
         assert!(self.waiting.is_none(), "the picks before come first");
         self.busy_until = self.busy_until.max(self.clock.load(Ordering::Relaxed)) + time;
         if rows.iter().any(|(_, picking, _)| picking.masked) {
@@ -245,7 +245,7 @@ impl Fake {
         }
     }
 
-    fn finish(&mut self, rows: Vec<Asked>, masks: &[Option<Mask>], time: u64, is_decode: bool) {
+    fn finish(&mut self, rows: Vec<(u64, Picking, u32)>, masks: &[Option<Mask>], time: u64, is_decode: bool) {
         let mask = |row: usize| masks.get(row).and_then(Option::as_ref);
         let picked: Vec<Picked> = rows.into_iter().enumerate().map(|(at, row)| self.picked(row, mask(at))).collect();
         if is_decode {

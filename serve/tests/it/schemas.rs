@@ -13,10 +13,10 @@ use crate::support::{Server, options};
 /// A small random number generator, so that a failure repeats.
 struct Random(u64);
 
-/// A pattern, and what it means.
-type Pattern = (&'static str, fn(&str) -> bool);
+type Meaning = fn(&str) -> bool;
 
-const PATTERNS: [Pattern; 4] = [
+/// Patterns, and what they mean.
+const PATTERNS: [(&str, Meaning); 4] = [
     ("^[a-c]{1,4}$", |text| (1..=4).contains(&text.len()) && text.bytes().all(|b| (b'a'..=b'c').contains(&b))),
     ("^(ab|cd){1,3}$", |text| {
         let pairs = text.as_bytes().chunks(2);
