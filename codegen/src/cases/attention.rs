@@ -213,11 +213,11 @@ impl Scene {
         extrema.resize(all, F32x2::default());
         values.resize(all * dim, 0.0);
         let mut case = Case::new(self.name, instance).grid([self.layer.kv_heads, self.splits, self.launched]);
-        case = self
-            .inputs(case)
-            .scalar("record_stride", 0u32)
-            .scalar("segment", self.segment)
-            .expect("extrema", extrema, split_bound(self.layer.kv));
+        case = self.inputs(case).scalar("record_stride", 0u32).scalar("segment", self.segment).expect(
+            "extrema",
+            extrema,
+            split_bound(self.layer.kv),
+        );
         if written < all {
             case = case.except(written..all);
         }

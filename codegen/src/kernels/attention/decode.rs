@@ -14,7 +14,7 @@ use super::Attention;
 use super::address::{page_start, record_of, row_of_record};
 use super::codes::{leave_columns, load_code_queries, mix_codes, score_codes};
 use super::floats::{leave_floats, mix_floats, score_floats, weigh_floats};
-use super::narrow::{code_row, copy_both, head_len, operands_slot, patch_codes};
+use super::narrow::{code_row, copy_codes, head_len, operands_slot, patch_codes};
 use super::plain::first_visible;
 use super::tensor::{leave_tensor, leave_totals, load_queries, mix_tensor, score_tensor, weigh_tensor};
 use crate::measured::{H200, Question};
@@ -211,7 +211,8 @@ pub fn attend<
 }
 
 /// [`attend`] over a cache of 8 bits. `even` and `odd` have the codes of a tile's keys and behind them those of its values: one tile is
-/// multiplied while the next comes. The first is on its way to `even`, as one group of copies.
+/// multiplied while the next comes, and some of the one after it: a tile takes longer to come than to be multiplied. The first is on its way to `even`, keys and values each as a group of
+/// copies.
 #[device(slots(operands(eight: U32x4) -> U32x4))]
 pub fn attend_narrow<
     const D: u32,
@@ -258,40 +259,61 @@ pub fn attend_narrow<
     let mut sums = regs(F32x4::ZERO, D * 2 / THREADS * SETS);
     load_code_queries(work, weights, &mut fragments, &mut offsets);
     let values = KEYS * code_row();
-    let mut is_odd = false;
     let mut of_lanes = regs(0.0f32, (G * 32 + THREADS - 1) / THREADS);
+    let mut is_odd = false;
     let mut at = start;
     let mut limit = start + segment;
+    // The tile after, all of which is on its way while this one is multiplied.
+    let mut next = next_tile(at, limit, segment, splits);
+    let mut next_ends = next_limit(at, limit, segment, splits);
+    let second_page = page_start(pages, slot, next.min(position), window, max_pages, page_stride);
+    if next <= position {
+        let end = tile_end(next, position, next_ends);
+        copy_codes(odd, k_head.offset(second_page), next, end, stored, kv_row, capacity);
+    }
+    // An empty group too: the waits count groups.
+    cp_async_commit();
+    if next <= position {
+        let end = tile_end(next, position, next_ends);
+        copy_codes(odd.offset(values), v_head.offset(second_page), next, end, stored, kv_row, capacity);
+    }
+    cp_async_commit();
     while at <= position {
         let end = tile_end(at, position, limit);
-        let next = next_tile(at, limit, segment, splits);
-        limit = next_limit(at, limit, segment, splits);
-        let next_end = tile_end(next, position, limit);
-        let next_page = page_start(pages, slot, next.min(position), window, max_pages, page_stride);
+        // What comes after that takes the place of what this tile has done with, keys and values each as soon as they may.
+        let third = next_tile(next, next_ends, segment, splits);
+        let third_ends = next_limit(next, next_ends, segment, splits);
+        let third_end = tile_end(third, position, third_ends);
+        let third_page = page_start(pages, slot, third.min(position), window, max_pages, page_stride);
         let codes = if is_odd { odd } else { even };
-        let ahead = if is_odd { even } else { odd };
-        if next <= position {
-            let k_page = k_head.offset(next_page);
-            let v_page = v_head.offset(next_page);
-            copy_both(ahead, k_page, v_page, next, next_end, stored, kv_row, capacity);
-        }
-        // An empty group too: the waits count groups.
-        cp_async_commit();
-        cp_async_wait(1);
+        cp_async_wait(3);
         if end > stored {
             patch_codes(codes, new_key, stored - at);
-            patch_codes(codes.offset(values), new_value, stored - at);
         }
         barrier();
         score_codes(operands, &mut fragments, &mut offsets, codes, work);
         barrier();
+        if third <= position {
+            copy_codes(codes, k_head.offset(third_page), third, third_end, stored, kv_row, capacity);
+        }
+        cp_async_commit();
         weigh_tensor(work, weights, largest, &mut of_lanes, factors, end - at);
+        cp_async_wait(3);
+        if end > stored {
+            patch_codes(codes.offset(values), new_value, stored - at);
+        }
         barrier();
         mix_codes(operands, weights, factors, codes.offset(values), &mut sums);
-        // What comes next takes this tile's place.
         barrier();
+        if third <= position {
+            copy_codes(codes.offset(values), v_head.offset(third_page), third, third_end, stored, kv_row, capacity);
+        }
+        cp_async_commit();
         is_odd = !is_odd;
         at = next;
+        limit = next_ends;
+        next = third;
+        next_ends = third_ends;
     }
     leave_totals(&mut of_lanes, totals);
     leave_columns(&mut sums, work);
@@ -340,16 +362,8 @@ pub fn attention_decode<
         G * (D + 8)
     });
     // Keys, and values; of 8 bits, the codes of both of one tile, and of another.
-    let keys = shared::<KV>(if NARROW {
-        2 * KEYS * (D / 2 + 16)
-    } else {
-        KEYS * (D + 8)
-    });
-    let mixed = shared::<KV>(if NARROW {
-        2 * KEYS * (D / 2 + 16)
-    } else {
-        KEYS * (D + 8)
-    });
+    let keys = shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { KEYS * (D + 8) });
+    let mixed = shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { KEYS * (D + 8) });
     let weights = shared::<KV>(if TENSOR { SETS * 16 * (KEYS + 8) } else { 1 });
     let scores = shared::<f32>(if TENSOR { 1 } else { G * KEYS });
     let largest = shared::<f32>(G);
@@ -383,15 +397,17 @@ pub fn attention_decode<
     let end = tile_end(at, position, at + segment);
     let page = page_start(pages, record.w, at, window, max_pages, page_stride);
     if NARROW {
-        copy_both(keys, k_head.offset(page), v_head.offset(page), at, end, end, kv_row, capacity);
+        copy_codes(keys, k_head.offset(page), at, end, end, kv_row, capacity);
     } else {
         copy_tile(keys, k_head.offset(page), at, end, end, kv_row, capacity);
     }
     cp_async_commit();
-    if !NARROW {
+    if NARROW {
+        copy_codes(keys.offset(KEYS * code_row()), v_head.offset(page), at, end, end, kv_row, capacity);
+    } else {
         copy_tile(mixed, v_head.offset(page), at, end, end, kv_row, capacity);
-        cp_async_commit();
     }
+    cp_async_commit();
     for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
         store(work, i / D * (D + 8) + i % D, load::<F32x4>(q, head * D + i));
     }

@@ -151,12 +151,11 @@ pub fn value_at<const NARROW: bool, const SCALED: bool, KV: Float>(head: Input<K
     head[i].to_f32()
 }
 
-/// Starts to copy 16 bytes of a key's codes, or scales, and of its value's, if the cache has them. Behind the last key they become zero.
+/// Starts to copy 16 bytes of a key's codes, or scales, if the cache has them. Behind the last key they become zero.
 #[device]
-pub fn copy_piece<const D: u32, const KEYS: u32, KV: Float>(
+pub fn copy_piece<const D: u32, KV: Float>(
     codes: Shared<KV>,
-    keys: Input<KV>,
-    values: Input<KV>,
+    cache: Input<KV>,
     key: u32,
     place: u32,
     first: u32,
@@ -165,25 +164,21 @@ pub fn copy_piece<const D: u32, const KEYS: u32, KV: Float>(
     kv_row: u32,
     capacity: u32,
 ) {
-    let to = key * code_row() + place;
     let row = first + key;
     let wrapped = if row < capacity { row } else { row - capacity };
     if key < ready {
-        cp_async16(codes, to, keys, wrapped * kv_row + place);
-        cp_async16(codes, KEYS * code_row() + to, values, wrapped * kv_row + place);
+        cp_async16(codes, key * code_row() + place, cache, wrapped * kv_row + place);
     } else if key >= count {
-        store(codes, to, U32x4::ZERO);
-        store(codes, KEYS * code_row() + to, U32x4::ZERO);
+        store(codes, key * code_row() + place, U32x4::ZERO);
     }
 }
 
-/// Starts to copy the codes of a tile's keys, positions `at..end` of one head, and behind them those of its values, as
-/// [`super::decode::copy_tile`] does of wider ones, to rows of [`code_row`]. Of most tiles the cache has all keys, in one piece: they are copied without asking for each.
+/// Starts to copy the codes of a tile's keys (or values), positions `at..end` of one head, as [`super::decode::copy_tile`] does of wider ones, to rows of
+/// [`code_row`]. Of most tiles the cache has all keys, in one piece: they are copied without asking for each.
 #[device]
-pub fn copy_both<const D: u32, const KEYS: u32, const THREADS: u32, const SCALED: bool, KV: Float>(
+pub fn copy_codes<const D: u32, const KEYS: u32, const THREADS: u32, const SCALED: bool, KV: Float>(
     codes: Shared<KV>,
-    keys: Input<KV>,
-    values: Input<KV>,
+    cache: Input<KV>,
     at: u32,
     end: u32,
     stored: u32,
@@ -201,34 +196,29 @@ pub fn copy_both<const D: u32, const KEYS: u32, const THREADS: u32, const SCALED
     let pieces = (D + 255) / 256;
     if ready == KEYS && first + KEYS <= capacity {
         // Pointers first: what is added to them is one multiplication.
-        let from = (first + key) * kv_row + place;
-        let of_keys = keys.offset(from);
-        let of_values = values.offset(from);
+        let from = cache.offset((first + key) * kv_row + place);
         let to = codes.offset(key * code_row() + place);
         #[unroll]
         for i in 0..KEYS * D / (THREADS * 16) {
-            cp_async16(to, i * at_once * code_row(), of_keys, i * at_once * kv_row);
-            cp_async16(to, (KEYS + i * at_once) * code_row(), of_values, i * at_once * kv_row);
+            cp_async16(to, i * at_once * code_row(), from, i * at_once * kv_row);
         }
         if SCALED {
             #[unroll(1)]
             for i in (thread_idx()..KEYS * pieces).by(THREADS) {
-                let of_key = i / pieces;
                 let scales = D / 2 + i % pieces * 8;
-                cp_async16(codes, of_key * code_row() + scales, keys, (first + of_key) * kv_row + scales);
-                cp_async16(codes, (KEYS + of_key) * code_row() + scales, values, (first + of_key) * kv_row + scales);
+                cp_async16(codes, i / pieces * code_row() + scales, cache, (first + i / pieces) * kv_row + scales);
             }
         }
     } else {
         #[unroll(1)]
         for i in (0..KEYS).by(THREADS * 16 / D) {
-            copy_piece(codes, keys, values, key + i, place, first, ready, end - at, kv_row, capacity);
+            copy_piece(codes, cache, key + i, place, first, ready, end - at, kv_row, capacity);
         }
         if SCALED {
             #[unroll(1)]
             for i in (thread_idx()..KEYS * pieces).by(THREADS) {
                 let scales = D / 2 + i % pieces * 8;
-                copy_piece(codes, keys, values, i / pieces, scales, first, ready, end - at, kv_row, capacity);
+                copy_piece(codes, cache, i / pieces, scales, first, ready, end - at, kv_row, capacity);
             }
         }
     }

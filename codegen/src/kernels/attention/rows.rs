@@ -95,16 +95,10 @@ pub fn attention_rows<
             + if TENSOR && THREADS / 32 * (KEYS + 8) > D + 8 { G * (THREADS / 32) * (KEYS + 8) } else { G * (D + 8) },
     );
     // Keys, and values; with AHEAD, both of one tile and of another.
-    let keys = shared::<KV>(if NARROW {
-        2 * KEYS * (D / 2 + 16)
-    } else {
-        (if AHEAD { 2 } else { 1 }) * KEYS * (D + 8)
-    });
-    let mixed = shared::<KV>(if NARROW {
-        2 * KEYS * (D / 2 + 16)
-    } else {
-        (if AHEAD { 2 } else { 1 }) * KEYS * (D + 8)
-    });
+    let keys =
+        shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { (if AHEAD { 2 } else { 1 }) * KEYS * (D + 8) });
+    let mixed =
+        shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { (if AHEAD { 2 } else { 1 }) * KEYS * (D + 8) });
     let new_key = shared::<KV>(D);
     let new_value = shared::<KV>(D);
     let weights = shared::<KV>(if TENSOR { SETS * 16 * (KEYS + 8) } else { 1 });

@@ -6,7 +6,7 @@ use super::address::page_start;
 use super::codes::{leave_columns, mix_codes, score_codes};
 use super::decode::{copy_tile, next_limit, next_tile, patch_tile, tile_end};
 use super::floats::{add_scaled, leave_floats, mix_floats, score_floats, weigh_floats};
-use super::narrow::{code_row, copy_both, patch_codes};
+use super::narrow::{code_row, copy_codes, patch_codes};
 use super::tensor::{leave_tensor, leave_totals, mix_tensor, score_tensor, weigh_tensor};
 
 /// What a row sees, how it is cut, and where it lies.
@@ -77,7 +77,8 @@ pub fn start_both<
         let k_page = k_head.offset(page);
         let v_page = v_head.offset(page);
         if NARROW {
-            copy_both(tile, k_page, v_page, at, end, seen.stored, seen.kv_row, seen.capacity);
+            copy_codes(tile, k_page, at, end, seen.stored, seen.kv_row, seen.capacity);
+            copy_codes(tile.offset(KEYS * code_row()), v_page, at, end, seen.stored, seen.kv_row, seen.capacity);
         } else {
             copy_tile(tile, k_page, at, end, seen.stored, seen.kv_row, seen.capacity);
             copy_tile(tile.offset(KEYS * (D + 8)), v_page, at, end, seen.stored, seen.kv_row, seen.capacity);
@@ -148,7 +149,16 @@ pub fn attend_split<
     after: u32,
     seen: Seen,
 ) {
-    let mut sums = regs(F32x4::ZERO, if NARROW { D * 2 / THREADS * SETS } else if TENSOR { D * 4 / THREADS } else { G });
+    let mut sums = regs(
+        F32x4::ZERO,
+        if NARROW {
+            D * 2 / THREADS * SETS
+        } else if TENSOR {
+            D * 4 / THREADS
+        } else {
+            G
+        },
+    );
     let mut of_lanes = regs(0.0f32, (G * 32 + THREADS - 1) / THREADS);
     let mut at = start;
     let mut limit = start + seen.segment;

@@ -205,19 +205,15 @@ pub fn multiply_window<
             }
         }
         if row_ends {
-            let sum = twin_sums(32, of_rows[0], of_rows[1]);
-            if lane_id() % 16 == 0 {
-                joined[turn + i * 64 + lane_id() / 16 * 32 + output] = sum;
-            }
-            if i + 1 < task.count {
-                let second = twin_sums(32, of_rows[2], of_rows[3]);
-                if lane_id() % 16 == 0 {
-                    joined[turn + (i + 1) * 64 + lane_id() / 16 * 32 + output] = second;
-                }
-            }
+            // Of both, be there one or two: their shuffles overlap.
             #[unroll]
-            for k in 0u32..4 {
-                of_rows[k] = 0.0;
+            for k in 0u32..2 {
+                let sum = twin_sums(32, of_rows[k * 2], of_rows[k * 2 + 1]);
+                if lane_id() % 16 == 0 && i + k < task.count {
+                    joined[turn + (i + k) * 64 + lane_id() / 16 * 32 + output] = sum;
+                }
+                of_rows[k * 2] = 0.0;
+                of_rows[k * 2 + 1] = 0.0;
             }
         }
         if windows > 1 {
