@@ -2,8 +2,9 @@
 //!
 //! Two types, for a head's values in order:
 //!
-//! - q8_0: groups of 32 values have an int8 code each and one f16 scale. A value is read as code times scale, rounded to f16: that is
-//!   the number that tensor cores multiply. The scale is the group's largest magnitude / 127; codes are taken relative to the scale
+//! - q8_0: groups of 32 values have an int8 code each and one f16 scale. A code is stored as a byte that is 128 more, so that kernels widen
+//!   it without a sign. A value is read as code times scale, rounded to f16: that is the number that a chunk's tensor cores multiply (decoded rows
+//!   multiply codes, and then the sums by scales). The scale is the group's largest magnitude / 127; codes are taken relative to the scale
 //!   as it is stored, so that its own rounding costs nothing. A group that holds something that is not finite is read as NaN, all of it:
 //!   a fault stays visible.
 //! - fp8: e4m3, saturating, without a scale. Heads are RMS-normed before they are stored, so no value exceeds the root of the head's
@@ -21,6 +22,9 @@ pub const GROUP: usize = 32;
 /// The largest magnitude of a code.
 const LARGEST_CODE: f32 = 127.0;
 
+/// What tells a stored byte from its code: 128 more is the same as the other sign.
+const SIGN: u8 = 0x80;
+
 /// The largest number of e4m3.
 const LARGEST_FP8: f32 = 448.0;
 
@@ -31,7 +35,7 @@ pub fn q8_0_from_f32(values: &[f32], codes: &mut [u8]) -> f16 {
     let scale = f16::from_f32(largest / LARGEST_CODE);
     let per_unit = if scale.to_f32() > 0.0 { 1.0 / scale.to_f32() } else { 0.0 };
     for (code, value) in codes.iter_mut().zip(values) {
-        *code = (value * per_unit).round_ties_even().clamp(-LARGEST_CODE, LARGEST_CODE) as i8 as u8;
+        *code = (value * per_unit).round_ties_even().clamp(-LARGEST_CODE, LARGEST_CODE) as i8 as u8 ^ SIGN;
     }
     scale
 }
@@ -43,7 +47,7 @@ pub fn scale_from(bytes: [u8; 2]) -> f16 {
 
 /// The value of a code.
 pub fn q8_0_to_f32(code: u8, scale: f16) -> f32 {
-    f16::from_f32(f32::from(code as i8) * scale.to_f32()).to_f32()
+    f16::from_f32(f32::from((code ^ SIGN) as i8) * scale.to_f32()).to_f32()
 }
 
 /// To the nearest e4m3, ties to even; beyond the largest, the largest; NaN stays NaN.
@@ -81,7 +85,7 @@ mod tests {
         let mut codes = vec![0; values.len()];
         let scale = q8_0_from_f32(values, &mut codes);
         let read = codes.iter().map(|code| q8_0_to_f32(*code, scale)).collect();
-        (scale, codes.into_iter().map(|code| code as i8).collect(), read)
+        (scale, codes.into_iter().map(|code| (code ^ SIGN) as i8).collect(), read)
     }
 
     #[test]

@@ -32,7 +32,7 @@ macro_rules! table {
 
 table! {
     ids: thread_idx block_dim block_idx block_idx_y block_idx_z grid_dim grid_dim_y grid_dim_z lane_id warp_id;
-    warp: barrier warp_barrier shfl_xor shfl_down shfl_idx ballot warp_any warp_all warp_sum warp_max warp_min block_sum block_max;
+    warp: barrier warp_barrier shfl_xor shfl_down shfl_idx ballot warp_any warp_all warp_sum warp_max warp_largest warp_min block_sum block_max;
     atomics: atomic_add atomic_max atomic_min last_block last_block_of;
     loads: load load_streamed read_only store store_floats4 prefetch_l2;
     ordered: atomic_load_relaxed atomic_store_relaxed atomic_add_release atomic_load_acquire atomic_wait_acquire;
@@ -40,7 +40,7 @@ table! {
     mbarrier: mbarrier_init mbarrier_arrive mbarrier_arrive_expect cp_async_arrive mbarrier_wait;
     bulk: bulk_load bulk_store bulk_commit bulk_wait_read bulk_wait;
     bits: byte_of signed_byte_of nibble_of pack_bytes byte_perm dp4a sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16;
-    narrow: widen_int8 widen_e4m3 pack_e4m3;
+    narrow: widen_int8 multiply_f16 widen_e4m3 pack_e4m3;
     math: rsqrt recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast;
     tensor: ldmatrix_x1 ldmatrix_x2 ldmatrix_x4 ldmatrix_x2_trans ldmatrix_x4_trans mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k16_s8 mma_m16n8k32_s8;
     warpgroup: wgmma_bf16 wgmma_fence wgmma_commit wgmma_wait fence_proxy_async;

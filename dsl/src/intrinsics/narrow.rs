@@ -1,4 +1,4 @@
-//! Numbers of 8 bits, widened to pairs of f16 and made from f32: int8 codes with a scale, and e4m3 floats.
+//! Numbers of 8 bits, widened to pairs of f16 and made from f32: int8 codes with a scale, and e4m3 floats. And the product of such pairs.
 //!
 //! A word has four of them. The hardware converts e4m3 from Ada (8.9) on.
 
@@ -32,21 +32,33 @@ fn f16_of_e4m3(code: u32) -> u32 {
     u32::from(F16::from_f32(if code & 0x80 == 0 { magnitude } else { -magnitude }).to_bits())
 }
 
-/// The f16 of an int8 code times a scale.
-fn f16_of_int8(code: u32, scale: u32) -> u32 {
-    let value = f32::from(code as i8) * F16::from_bits(scale as u16).to_f32();
+/// The f16 of an int8 code, stored as 128 more, times a scale.
+fn f16_of_int8(byte: u32, scale: u32) -> u32 {
+    let value = (byte as f32 - 128.0) * F16::from_bits(scale as u16).to_f32();
     u32::from(F16::from_f32(value).to_bits())
 }
 
 intrinsic! {
-    /// Four signed bytes, each times an f16 and rounded to f16, as two pairs. `scale` has an f16 for the first of each pair, and one for the
+    /// Four bytes less 128, each times an f16 and rounded to f16, as two pairs. `scale` has an f16 for the first of each pair, and one for the
     /// second in its upper half.
     Thread fn widen_int8(codes: u32, scale: u32) -> U32x2 {
         let wide = |index: u32| f16_of_int8(codes >> (8 * index) & 0xff, scale >> (16 * (index % 2)));
         U32x2 { x: wide(0) | wide(1) << 16, y: wide(2) | wide(3) << 16 }
     }
     // A byte of 0 to 255 behind the upper byte of 1024 is 1024 more than itself.
-    cuda "u32 biased = codes ^ 0x80808080u; U32x2 wide = {__byte_perm(biased, 0x64646464u, 0x4140u), __byte_perm(biased, 0x64646464u, 0x4342u)}; asm(\"sub.rn.f16x2 %0, %0, %2; sub.rn.f16x2 %1, %1, %2; mul.rn.f16x2 %0, %0, %3; mul.rn.f16x2 %1, %1, %3;\" : \"+r\"(wide.x), \"+r\"(wide.y) : \"r\"(0x64806480u), \"r\"(scale)); return wide;"
+    cuda "U32x2 wide = {__byte_perm(codes, 0x64646464u, 0x4140u), __byte_perm(codes, 0x64646464u, 0x4342u)}; asm(\"sub.rn.f16x2 %0, %0, %2; sub.rn.f16x2 %1, %1, %2; mul.rn.f16x2 %0, %0, %3; mul.rn.f16x2 %1, %1, %3;\" : \"+r\"(wide.x), \"+r\"(wide.y) : \"r\"(0x64806480u), \"r\"(scale)); return wide;"
+}
+
+intrinsic! {
+    /// Two pairs of f16, multiplied and rounded to f16.
+    Thread fn multiply_f16(a: u32, b: u32) -> u32 {
+        let product = |half: u32| {
+            let value = |word: u32| F16::from_bits((word >> (16 * half)) as u16).to_f32();
+            u32::from(F16::from_f32(value(a) * value(b)).to_bits()) << (16 * half)
+        };
+        product(0) | product(1)
+    }
+    cuda "u32 product; asm(\"mul.rn.f16x2 %0, %1, %2;\" : \"=r\"(product) : \"r\"(a), \"r\"(b)); return product;"
 }
 
 intrinsic! {

@@ -187,6 +187,12 @@ template <class T> __device__ __forceinline__ T warp_max(T value) {
     host same
 }
 
+intrinsic! {
+    /// The largest word over the warp's lanes, in one instruction: [`warp_max`] takes five shuffles.
+    Warp fn warp_largest(value: u32) -> u32 { reduce_warp("warp_largest", value, u32::max) }
+    cuda "return __reduce_max_sync(0xffffffffu, value);"
+}
+
 /// The smallest over the warp's lanes.
 #[track_caller]
 pub fn warp_min<T: Reduce>(value: T) -> T {

@@ -19,7 +19,7 @@ fn shuffles(x: Input<i32>, out: Output<i32>) {
     out[lane * 7 + 3] = ballot(v > 0) as i32;
     out[lane * 7 + 4] = warp_any(v == 7) as i32;
     out[lane * 7 + 5] = warp_all(v > -1000) as i32;
-    out[lane * 7 + 6] = warp_max(v) - warp_min(v) + warp_sum(v);
+    out[lane * 7 + 6] = warp_max(v) - warp_min(v) + warp_sum(v) + warp_largest(v as u32) as i32;
 }
 
 #[test]
@@ -27,6 +27,8 @@ fn lanes_see_each_other() {
     let x: Vec<i32> = (0..32).map(|i| (i * 37 + 11) % 64 - 32).collect();
     let vote = x.iter().enumerate().fold(0u32, |mask, (i, &v)| mask | u32::from(v > 0) << i);
     let spread = x.iter().max().unwrap() - x.iter().min().unwrap() + x.iter().sum::<i32>();
+    // As words, negative numbers are above all others.
+    let spread = spread + x.iter().map(|v| *v as u32).max().unwrap() as i32;
     let any = i32::from(x.contains(&7));
     let expected: Vec<i32> = (0..32)
         .flat_map(|i| [x[i ^ 5], x[if i + 3 < 32 { i + 3 } else { i }], x[31 - i], vote as i32, any, 1, spread])

@@ -18,6 +18,12 @@ fn widened(codes: Input<u32>, scales: Input<u32>, floats: Output<u32>, first: Ou
     second[i * 2 + 1] = by_second.y;
 }
 
+/// Pairs of f16 times other pairs.
+#[kernel(block = 32)]
+fn multiplied(a: Input<u32>, b: Input<u32>, out: Output<u32>) {
+    out[thread_idx()] = multiply_f16(a[thread_idx()], b[thread_idx()]);
+}
+
 #[kernel(block = 32)]
 fn packed_e4m3(x: Input<f32>, out: Output<u32>, count: u32) {
     for i in (thread_idx()..count).by(32) {
@@ -44,7 +50,7 @@ fn every_code_is_widened() {
     let codes: Vec<u8> = (0..=255u8).map(|code| if code & 0x7f == 0x7f { 0 } else { code }).collect();
     let scales = [F16::from_f32(0.0123), F16::from_f32(3e-6)];
     let by = |[even, odd]: [F16; 2]| {
-        let scaled = |(at, code): (usize, &u8)| f64::from(*code as i8) * f64::from([even, odd][at % 2].to_f32());
+        let scaled = |(at, code): (usize, &u8)| (f64::from(*code) - 128.0) * f64::from([even, odd][at % 2].to_f32());
         words(codes.iter().enumerate().map(scaled))
     };
     let pair = |[low, high]: [F16; 2]| u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16;
@@ -55,6 +61,25 @@ fn every_code_is_widened() {
         .expect("floats", words(codes.iter().map(|code| e4m3(*code))), Bound::Exact)
         .expect("first", by(first), Bound::Exact)
         .expect("second", by(second), Bound::Exact)
+        .assert();
+}
+
+#[test]
+fn pairs_are_multiplied_and_rounded_once() {
+    // Normal numbers, and products that are subnormal, zero and beyond the largest.
+    let numbers = |seed: usize| -> Vec<F16> {
+        let magnitudes = [1.0f32, 0.333, 64.0, 3e-4, 2.1e-6, 500.0, 0.0, 65504.0];
+        (0..64).map(|i| F16::from_f32(magnitudes[(i * seed + i / 8) % 8] * (1.0 - 0.0137 * i as f32))).collect()
+    };
+    let (a, b) = (numbers(3), numbers(5));
+    let pairs = |all: &[F16]| -> Vec<u32> {
+        all.chunks(2).map(|pair| u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16).collect()
+    };
+    let products = a.iter().zip(&b).map(|(a, b)| f64::from(a.to_f32()) * f64::from(b.to_f32()));
+    Case::new("pairs", multiplied::Chosen {}.build().expect("an instance"))
+        .buffer("a", pairs(&a))
+        .buffer("b", pairs(&b))
+        .expect("out", words(products), Bound::Exact)
         .assert();
 }
 

@@ -180,7 +180,9 @@ impl Step {
         extrema.extend(vec![F32x2 { x: f32::NAN, y: f32::NAN }; groups]);
         values.extend(vec![f32::NAN; groups * dim]);
         let case = self.scratch(self.launch(", partials", StepOut::Partials));
-        let mut case = case.expect("extrema", extrema, BOUND).expect("values", values, BOUND);
+        let kv = self.scene.layer.kv;
+        let of_split = if kv == KvType::Q8_0 { super::split_bound(kv) } else { BOUND };
+        let mut case = case.expect("extrema", extrema, BOUND).expect("values", values, of_split);
         for at in empty {
             case = case.except(at * dim..(at + 1) * dim);
         }

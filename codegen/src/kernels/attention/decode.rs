@@ -12,11 +12,11 @@ use gemma4c_plan::cuda::KvType;
 
 use super::Attention;
 use super::address::{page_start, record_of, row_of_record};
-use super::codes::{leave_columns, mix_codes, score_codes};
+use super::codes::{leave_columns, load_code_queries, mix_codes, score_codes};
 use super::floats::{leave_floats, mix_floats, score_floats, weigh_floats};
-use super::narrow::{copy_both, head_len, patch_codes, widen_slot};
+use super::narrow::{code_row, copy_codes, head_len, operands_slot, patch_codes};
 use super::plain::first_visible;
-use super::tensor::{leave_tensor, load_queries, mix_tensor, score_tensor, weigh_tensor};
+use super::tensor::{leave_tensor, leave_totals, load_queries, mix_tensor, score_tensor, weigh_tensor};
 use crate::measured::{H200, Question};
 
 /// Shared memory of a block that has an SM for itself, and its threads where it has much to merge.
@@ -34,19 +34,22 @@ pub(super) fn clustered_multiprocessors(multiprocessors: u32) -> u32 {
     multiprocessors * H200.fastest(Question::ClusterBlocks) / H200.multiprocessors
 }
 
-/// Where the tile of keys after the one at `at` starts: in the same segment, or in the split's next one. Segments count from
-/// `first`, the first position that the row sees.
+/// Where the tile of keys after the one at `at` starts: in the same segment, or in the split's next one. `limit` is where its segment ends.
 #[device]
-pub fn next_tile<const KEYS: u32>(at: u32, first: u32, segment: u32, splits: u32) -> u32 {
-    let mine = (at - first) / segment;
-    let next = at + KEYS;
-    if (next - first) / segment == mine { next } else { first + (mine + splits) * segment }
+pub fn next_tile<const KEYS: u32>(at: u32, limit: u32, segment: u32, splits: u32) -> u32 {
+    if at + KEYS < limit { at + KEYS } else { limit + (splits - 1) * segment }
+}
+
+/// Where the segment of that tile ends. Counted on from tile to tile: a division would take as long as a tenth of a tile.
+#[device]
+pub fn next_limit<const KEYS: u32>(at: u32, limit: u32, segment: u32, splits: u32) -> u32 {
+    if at + KEYS < limit { limit } else { limit + splits * segment }
 }
 
 /// Where the tile at `at` ends: with its segment, or with the last position.
 #[device]
-pub fn tile_end<const KEYS: u32>(at: u32, position: u32, first: u32, segment: u32) -> u32 {
-    (at + KEYS).min(first + ((at - first) / segment + 1) * segment).min(position + 1)
+pub fn tile_end<const KEYS: u32>(at: u32, position: u32, limit: u32) -> u32 {
+    (at + KEYS).min(limit).min(position + 1)
 }
 
 /// Starts to copy the keys (or values) of a tile's positions `at..end`, of one head. The cache holds those before `stored`;
@@ -62,16 +65,30 @@ pub fn copy_tile<const D: u32, const KEYS: u32, const THREADS: u32, const VECTOR
     kv_row: u32,
     capacity: u32,
 ) {
+    require!(THREADS * VECTOR % D == 0 && KEYS * D % (THREADS * VECTOR) == 0);
     let start = at % capacity;
-    #[unroll(4)]
-    for i in (0..KEYS * D).by(THREADS * VECTOR) {
-        let to = i + thread_idx() * VECTOR;
-        let row = start + to / D;
-        let wrapped = if row < capacity { row } else { row - capacity };
-        if at + to / D < end.min(stored) {
-            cp_async16(tile, to / D * (D + 8) + to % D, cache, wrapped * kv_row + to % D);
-        } else if at + to / D >= end {
-            store(tile, to / D * (D + 8) + to % D, U32x4::ZERO);
+    let at_once = THREADS * VECTOR / D;
+    let key = thread_idx() * VECTOR / D;
+    let column = thread_idx() * VECTOR % D;
+    if at + KEYS <= end.min(stored) && start + KEYS <= capacity {
+        // Most tiles: the cache has all of it, in one piece. Pointers first: what is added to them is one multiplication.
+        let from = cache.offset((start + key) * kv_row + column);
+        let to = tile.offset(key * (D + 8) + column);
+        #[unroll]
+        for i in 0..KEYS * D / (THREADS * VECTOR) {
+            cp_async16(to, i * at_once * (D + 8), from, i * at_once * kv_row);
+        }
+    } else {
+        #[unroll(1)]
+        for i in (0..KEYS).by(THREADS * VECTOR / D) {
+            let row = start + key + i;
+            let wrapped = if row < capacity { row } else { row - capacity };
+            let to = (key + i) * (D + 8) + column;
+            if at + key + i < end.min(stored) {
+                cp_async16(tile, to, cache, wrapped * kv_row + column);
+            } else if at + key + i >= end {
+                store(tile, to, U32x4::ZERO);
+            }
         }
     }
 }
@@ -88,7 +105,7 @@ pub fn patch_tile<const D: u32, const THREADS: u32, const VECTOR: u32, KV: Float
     }
 }
 
-/// The attention of a split of the positions from `first` on: its tiles from `start` on, of which the keys and the values are
+/// The attention of a split, whose first segment starts at `start`; the keys and the values of its first tile are
 /// on their way already, each as a group of copies. `stored` is the number of positions that the cache holds: the last may be in `new_key` and `new_value`
 /// instead. `work` has the queries, rows of D + 8, and in the end their sums; `largest` and `totals` what goes with them.
 #[device]
@@ -116,7 +133,6 @@ pub fn attend<
     k_head: Input<KV>,
     v_head: Input<KV>,
     start: u32,
-    first: u32,
     position: u32,
     stored: u32,
     segment: u32,
@@ -139,11 +155,14 @@ pub fn attend<
     if TENSOR {
         load_queries(work, weights, &mut fragments);
     }
+    let mut of_lanes = regs(0.0f32, (G * 32 + THREADS - 1) / THREADS);
     let mut at = start;
+    let mut limit = start + segment;
     while at <= position {
-        let end = tile_end(at, position, first, segment);
-        let next = next_tile(at, first, segment, splits);
-        let next_end = tile_end(next, position, first, segment);
+        let end = tile_end(at, position, limit);
+        let next = next_tile(at, limit, segment, splits);
+        limit = next_limit(at, limit, segment, splits);
+        let next_end = tile_end(next, position, limit);
         let next_page = page_start(pages, slot, next.min(position), window, max_pages, page_stride);
         cp_async_wait(1);
         if end > stored {
@@ -162,7 +181,7 @@ pub fn attend<
         // An empty group too: the waits count groups.
         cp_async_commit();
         if TENSOR {
-            weigh_tensor(work, weights, largest, totals, factors, end - at);
+            weigh_tensor(work, weights, largest, &mut of_lanes, factors, end - at);
         } else {
             weigh_floats(scores, largest, totals, factors, end - at);
         }
@@ -184,6 +203,7 @@ pub fn attend<
         at = next;
     }
     if TENSOR {
+        leave_totals(&mut of_lanes, totals);
         leave_tensor(&mut sums, work);
     } else {
         leave_floats(&mut sums, work);
@@ -191,8 +211,9 @@ pub fn attend<
 }
 
 /// [`attend`] over a cache of 8 bits. `even` and `odd` have the codes of a tile's keys and behind them those of its values: one tile is
-/// multiplied while the next comes. The first is on its way to `even`, as one group of copies.
-#[device(slots(widen(eight: U32x4, scale: u32) -> U32x4))]
+/// multiplied while the next comes, and some of the one after it: a tile takes longer to come than to be multiplied. The first is on its way to `even`, keys and values each as a group of
+/// copies.
+#[device(slots(operands(eight: U32x4) -> U32x4))]
 pub fn attend_narrow<
     const D: u32,
     const G: u32,
@@ -216,7 +237,6 @@ pub fn attend_narrow<
     k_head: Input<KV>,
     v_head: Input<KV>,
     start: u32,
-    first: u32,
     position: u32,
     stored: u32,
     segment: u32,
@@ -235,41 +255,67 @@ pub fn attend_narrow<
     }
     barrier();
     let mut fragments = regs(U32x4::ZERO, D * 2 / THREADS * SETS);
-    let mut sums = regs(F32x4::ZERO, D * 4 / THREADS);
-    load_queries(work, weights, &mut fragments);
-    let values = KEYS * head_len(D);
+    let mut offsets = regs(F32x4::ZERO, (D * 2 / THREADS + 1) / 2 * SETS);
+    let mut sums = regs(F32x4::ZERO, D * 2 / THREADS * SETS);
+    load_code_queries(work, weights, &mut fragments, &mut offsets);
+    let values = KEYS * code_row();
+    let mut of_lanes = regs(0.0f32, (G * 32 + THREADS - 1) / THREADS);
     let mut is_odd = false;
     let mut at = start;
+    let mut limit = start + segment;
+    // The tile after, all of which is on its way while this one is multiplied.
+    let mut next = next_tile(at, limit, segment, splits);
+    let mut next_ends = next_limit(at, limit, segment, splits);
+    let second_page = page_start(pages, slot, next.min(position), window, max_pages, page_stride);
+    if next <= position {
+        let end = tile_end(next, position, next_ends);
+        copy_codes(odd, k_head.offset(second_page), next, end, stored, kv_row, capacity);
+    }
+    // An empty group too: the waits count groups.
+    cp_async_commit();
+    if next <= position {
+        let end = tile_end(next, position, next_ends);
+        copy_codes(odd.offset(values), v_head.offset(second_page), next, end, stored, kv_row, capacity);
+    }
+    cp_async_commit();
     while at <= position {
-        let end = tile_end(at, position, first, segment);
-        let next = next_tile(at, first, segment, splits);
-        let next_end = tile_end(next, position, first, segment);
-        let next_page = page_start(pages, slot, next.min(position), window, max_pages, page_stride);
+        let end = tile_end(at, position, limit);
+        // What comes after that takes the place of what this tile has done with, keys and values each as soon as they may.
+        let third = next_tile(next, next_ends, segment, splits);
+        let third_ends = next_limit(next, next_ends, segment, splits);
+        let third_end = tile_end(third, position, third_ends);
+        let third_page = page_start(pages, slot, third.min(position), window, max_pages, page_stride);
         let codes = if is_odd { odd } else { even };
-        let ahead = if is_odd { even } else { odd };
-        if next <= position {
-            let k_page = k_head.offset(next_page);
-            let v_page = v_head.offset(next_page);
-            copy_both(ahead, k_page, v_page, next, next_end, stored, kv_row, capacity);
-        }
-        // An empty group too: the waits count groups.
-        cp_async_commit();
-        cp_async_wait(1);
+        cp_async_wait(3);
         if end > stored {
             patch_codes(codes, new_key, stored - at);
+        }
+        barrier();
+        score_codes(operands, &mut fragments, &mut offsets, codes, work);
+        barrier();
+        if third <= position {
+            copy_codes(codes, k_head.offset(third_page), third, third_end, stored, kv_row, capacity);
+        }
+        cp_async_commit();
+        weigh_tensor(work, weights, largest, &mut of_lanes, factors, end - at);
+        cp_async_wait(3);
+        if end > stored {
             patch_codes(codes.offset(values), new_value, stored - at);
         }
         barrier();
-        score_codes(widen, &mut fragments, codes, work);
+        mix_codes(operands, weights, factors, codes.offset(values), &mut sums);
         barrier();
-        weigh_tensor(work, weights, largest, totals, factors, end - at);
-        barrier();
-        mix_codes(widen, weights, factors, codes.offset(values), &mut sums);
-        // What comes next takes this tile's place.
-        barrier();
+        if third <= position {
+            copy_codes(codes.offset(values), v_head.offset(third_page), third, third_end, stored, kv_row, capacity);
+        }
+        cp_async_commit();
         is_odd = !is_odd;
         at = next;
+        limit = next_ends;
+        next = third;
+        next_ends = third_ends;
     }
+    leave_totals(&mut of_lanes, totals);
     leave_columns(&mut sums, work);
 }
 
@@ -277,7 +323,7 @@ pub fn attend_narrow<
 /// sum of values (`values`), by [row][query head][split]. A split without a visible position leaves a sum of zero and no
 /// values. The grid is (key-value heads, splits, rows); `window` is `u32::MAX` for a full layer.
 #[kernel(block = THREADS, min_blocks = RESIDENT, dependent, dynamic_shared, slots(
-    widen(eight: U32x4, scale: u32) -> U32x4
+    operands(eight: U32x4) -> U32x4
 ))]
 pub fn attention_decode<
     const D: u32,
@@ -316,16 +362,8 @@ pub fn attention_decode<
         G * (D + 8)
     });
     // Keys, and values; of 8 bits, the codes of both of one tile, and of another.
-    let keys = shared::<KV>(if NARROW {
-        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
-    } else {
-        KEYS * (D + 8)
-    });
-    let mixed = shared::<KV>(if NARROW {
-        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
-    } else {
-        KEYS * (D + 8)
-    });
+    let keys = shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { KEYS * (D + 8) });
+    let mixed = shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { KEYS * (D + 8) });
     let weights = shared::<KV>(if TENSOR { SETS * 16 * (KEYS + 8) } else { 1 });
     let scores = shared::<f32>(if TENSOR { 1 } else { G * KEYS });
     let largest = shared::<f32>(G);
@@ -356,24 +394,26 @@ pub fn attention_decode<
     let kv_row = grid_dim() * head_len(D);
     let k_head = k.offset(block_idx() * head_len(D));
     let v_head = v.offset(block_idx() * head_len(D));
-    let end = tile_end(at, position, first, segment);
+    let end = tile_end(at, position, at + segment);
     let page = page_start(pages, record.w, at, window, max_pages, page_stride);
     if NARROW {
-        copy_both(keys, k_head.offset(page), v_head.offset(page), at, end, end, kv_row, capacity);
+        copy_codes(keys, k_head.offset(page), at, end, end, kv_row, capacity);
     } else {
         copy_tile(keys, k_head.offset(page), at, end, end, kv_row, capacity);
     }
     cp_async_commit();
-    if !NARROW {
+    if NARROW {
+        copy_codes(keys.offset(KEYS * code_row()), v_head.offset(page), at, end, end, kv_row, capacity);
+    } else {
         copy_tile(mixed, v_head.offset(page), at, end, end, kv_row, capacity);
-        cp_async_commit();
     }
+    cp_async_commit();
     for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
         store(work, i / D * (D + 8) + i % D, load::<F32x4>(q, head * D + i));
     }
     if NARROW {
         attend_narrow(
-            widen,
+            operands,
             work,
             keys,
             mixed,
@@ -386,7 +426,6 @@ pub fn attention_decode<
             k_head,
             v_head,
             at,
-            first,
             position,
             position + 1,
             segment,
@@ -414,7 +453,6 @@ pub fn attention_decode<
             k_head,
             v_head,
             at,
-            first,
             position,
             position + 1,
             segment,
@@ -531,7 +569,7 @@ impl Attention {
             NARROW: self.kv.is_narrow(),
             SCALED: self.kv == KvType::Q8_0,
             KV: self.element(),
-            widen: widen_slot(self.kv),
+            operands: operands_slot(self.kv),
         }
         .build()
     }

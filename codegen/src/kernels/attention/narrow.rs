@@ -4,12 +4,12 @@
 //! SCALED, an f16 scale for each 32 values; then nothing up to a multiple of 16 bytes. So a head is one run of 16-byte copies, and rows
 //! and pages differ from those of 16 bits in their length alone. The roundings are those of `gemma4c_blocks::narrow`, bit by bit.
 //!
-//! Codes come to shared memory as they lie in memory. Decoded rows widen them in registers (`codes.rs`). Chunks (`flash.rs`) widen a tile
+//! Codes come to shared memory as they lie in memory. Decoded rows multiply them out of registers (`codes.rs`). Chunks (`flash.rs`) widen a tile
 //! once for all of their rows, into the tile that the tensor cores read.
 //!
-//! Two slots have what differs between types: `narrow` makes a lane's code and the scale of its warp's 32 values (code | scale << 16), `widen` makes
-//! eight f16 of eight codes (in x and y) and their scale: the lower half of a word is for the even ones, the upper half for the odd ones. Kernels for
-//! wider caches leave both empty.
+//! Three slots have what differs between types: `narrow` makes a lane's code and the scale of its warp's 32 values (code | scale << 16), `widen` makes
+//! eight f16 of eight codes (in x and y) and their scale: the lower half of a word is for the even ones, the upper half for the odd ones. `operands` makes eight f16
+//! of eight codes without their scale, which are what `codes.rs` says. Kernels for wider caches leave them empty.
 
 use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;
@@ -19,12 +19,13 @@ use gemma4c_plan::cuda::KvType;
 #[device]
 pub fn narrow_q8_0(bits: u32) -> u32 {
     // As integers, magnitudes are ordered like the floats, and NaN is above all of them: it is not lost in a maximum.
-    let largest = f32::from_bits(warp_max(bits & 0x7fff_ffff));
+    let largest = f32::from_bits(warp_largest(bits & 0x7fff_ffff));
     let scale = pack_f16(largest / 127.0, 0.0);
     let stored = f16_lo(scale);
     let per_unit = if stored > 0.0 { recip(stored) } else { 0.0 };
     let code = round_to_i32(f32::from_bits(bits) * per_unit).clamp(-127, 127);
-    code as u32 & 0xff | scale << 16
+    // Stored as 128 more.
+    (code as u32 ^ 0x80) & 0xff | scale << 16
 }
 
 /// Of e4m3, which has no scale.
@@ -47,6 +48,24 @@ pub fn widen_fp8(eight: U32x4, scale: u32) -> U32x4 {
     u32x4(low.x, low.y, high.x, high.y)
 }
 
+/// Bytes with zeros above them.
+#[device]
+pub fn operands_q8_0(eight: U32x4) -> U32x4 {
+    u32x4(
+        byte_perm(eight.x, 0, 0x4140),
+        byte_perm(eight.x, 0, 0x4342),
+        byte_perm(eight.y, 0, 0x4140),
+        byte_perm(eight.y, 0, 0x4342),
+    )
+}
+
+#[device]
+pub fn operands_fp8(eight: U32x4) -> U32x4 {
+    let low = widen_e4m3(eight.x);
+    let high = widen_e4m3(eight.y);
+    u32x4(low.x, low.y, high.x, high.y)
+}
+
 /// What fills the slot `narrow`.
 pub fn narrow_slot(kv: KvType) -> Vec<&'static DeviceDef> {
     match kv {
@@ -63,6 +82,22 @@ pub fn widen_slot(kv: KvType) -> Vec<&'static DeviceDef> {
         KvType::Fp8 => vec![widen_fp8::DEF],
         _ => vec![],
     }
+}
+
+/// What fills the slot `operands`.
+pub fn operands_slot(kv: KvType) -> Vec<&'static DeviceDef> {
+    match kv {
+        KvType::Q8_0 => vec![operands_q8_0::DEF],
+        KvType::Fp8 => vec![operands_fp8::DEF],
+        _ => vec![],
+    }
+}
+
+/// Elements of one head's row in a tile of codes: 32 bytes more than its codes, in which scales have room. Rows are eight banks apart then, so that lanes
+/// that read four or eight of them meet in none.
+#[device]
+pub fn code_row<const D: u32>() -> u32 {
+    D / 2 + 16
 }
 
 /// Elements of one head's row in the cache.
@@ -116,60 +151,87 @@ pub fn value_at<const NARROW: bool, const SCALED: bool, KV: Float>(head: Input<K
     head[i].to_f32()
 }
 
-/// Starts to copy the codes of a tile's keys, positions `at..end` of one head, and behind them those of its values, as
-/// [`super::decode::copy_tile`] does of wider ones. A thread counts keys and places on as it goes: a head's length is no power of two, and
-/// dividing by it takes longer than the copies.
+/// Starts to copy 16 bytes of a key's codes, or scales, if the cache has them. Behind the last key they become zero.
 #[device]
-pub fn copy_both<
-    const D: u32,
-    const KEYS: u32,
-    const THREADS: u32,
-    const NARROW: bool,
-    const SCALED: bool,
-    KV: Float,
->(
+pub fn copy_piece<const D: u32, KV: Float>(
     codes: Shared<KV>,
-    keys: Input<KV>,
-    values: Input<KV>,
+    cache: Input<KV>,
+    key: u32,
+    place: u32,
+    first: u32,
+    ready: u32,
+    count: u32,
+    kv_row: u32,
+    capacity: u32,
+) {
+    let row = first + key;
+    let wrapped = if row < capacity { row } else { row - capacity };
+    if key < ready {
+        cp_async16(codes, key * code_row() + place, cache, wrapped * kv_row + place);
+    } else if key >= count {
+        store(codes, key * code_row() + place, U32x4::ZERO);
+    }
+}
+
+/// Starts to copy the codes of a tile's keys (or values), positions `at..end` of one head, as [`super::decode::copy_tile`] does of wider ones, to rows of
+/// [`code_row`]. Of most tiles the cache has all keys, in one piece: they are copied without asking for each.
+#[device]
+pub fn copy_codes<const D: u32, const KEYS: u32, const THREADS: u32, const SCALED: bool, KV: Float>(
+    codes: Shared<KV>,
+    cache: Input<KV>,
     at: u32,
     end: u32,
     stored: u32,
     kv_row: u32,
     capacity: u32,
 ) {
-    let len = head_len(D);
+    require!(THREADS * 16 % D == 0 && KEYS % (THREADS * 16 / D) == 0 && D <= 512);
     let first = at % capacity;
-    let mut key = thread_idx() * 8 / len;
-    let mut place = thread_idx() * 8 % len;
-    #[unroll]
-    for start in (0..KEYS * head_len(D)).by(THREADS * 8) {
-        let to = start + thread_idx() * 8;
-        let row = first + key;
-        let wrapped = if row < capacity { row } else { row - capacity };
-        if at + key < end.min(stored) {
-            cp_async16(codes, to, keys, wrapped * kv_row + place);
-            cp_async16(codes, KEYS * len + to, values, wrapped * kv_row + place);
-        } else if at + key >= end && key < KEYS {
-            store(codes, to, U32x4::ZERO);
-            store(codes, KEYS * len + to, U32x4::ZERO);
+    // Keys that the cache has; it may lack the last.
+    let ready = end.min(stored) - at;
+    let at_once = THREADS * 16 / D;
+    let key = thread_idx() / (D / 16);
+    let place = thread_idx() % (D / 16) * 8;
+    // 16 bytes are the scales of 256 values.
+    let pieces = (D + 255) / 256;
+    if ready == KEYS && first + KEYS <= capacity {
+        // Pointers first: what is added to them is one multiplication.
+        let from = cache.offset((first + key) * kv_row + place);
+        let to = codes.offset(key * code_row() + place);
+        #[unroll]
+        for i in 0..KEYS * D / (THREADS * 16) {
+            cp_async16(to, i * at_once * code_row(), from, i * at_once * kv_row);
         }
-        place = place + THREADS * 8 % len;
-        key = key + THREADS * 8 / len;
-        if place >= len {
-            place = place - len;
-            key = key + 1;
+        if SCALED {
+            #[unroll(1)]
+            for i in (thread_idx()..KEYS * pieces).by(THREADS) {
+                let scales = D / 2 + i % pieces * 8;
+                cp_async16(codes, i / pieces * code_row() + scales, cache, (first + i / pieces) * kv_row + scales);
+            }
+        }
+    } else {
+        #[unroll(1)]
+        for i in (0..KEYS).by(THREADS * 16 / D) {
+            copy_piece(codes, cache, key + i, place, first, ready, end - at, kv_row, capacity);
+        }
+        if SCALED {
+            #[unroll(1)]
+            for i in (thread_idx()..KEYS * pieces).by(THREADS) {
+                let scales = D / 2 + i % pieces * 8;
+                copy_piece(codes, cache, i / pieces, scales, first, ready, end - at, kv_row, capacity);
+            }
         }
     }
 }
 
 /// Puts the codes of a position that the cache does not hold into their place in a tile.
 #[device]
-pub fn patch_codes<const D: u32, const THREADS: u32, const NARROW: bool, const SCALED: bool, KV: Float>(
+pub fn patch_codes<const D: u32, const THREADS: u32, const SCALED: bool, KV: Float>(
     codes: Shared<KV>,
     row: Shared<KV>,
     place: u32,
 ) {
-    let to = codes.offset(place * head_len(D));
+    let to = codes.offset(place * code_row());
     for i in (thread_idx() * 8..D / 2).by(THREADS * 8) {
         store(to, i, load::<U32x4>(row, i));
     }

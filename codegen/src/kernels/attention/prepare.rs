@@ -105,13 +105,26 @@ pub fn prepare_heads<
     }
     if NARROW && OWN && fresh {
         barrier();
-        // A warp has the values of a scale. All warps share them out: one after the other in one warp's registers is a long text.
-        for first in (warp_id() * 32..2 * D).by(THREADS) {
-            let word = word_of(narrow, load::<f32>(room, (first + lane_id()) * 2));
-            if first < D {
-                store_new(k_row, new_key, first + lane_id(), word);
-            } else {
-                store_new(v_row, new_value, first - D + lane_id(), word);
+        // A warp has the values of a scale. All warps share them out: one after the other in one warp's registers is a long text. A store would hold back
+        // the loads after it, so these come first.
+        let mut values = regs(0.0f32, (2 * D + THREADS - 1) / THREADS);
+        #[unroll]
+        for i in 0..(2 * D + THREADS - 1) / THREADS {
+            let at = i * THREADS + thread_idx();
+            if 2 * D % THREADS == 0 || at < 2 * D {
+                values[i] = load::<f32>(room, at * 2);
+            }
+        }
+        #[unroll]
+        for i in 0..(2 * D + THREADS - 1) / THREADS {
+            let first = i * THREADS + warp_id() * 32;
+            if 2 * D % THREADS == 0 || first < 2 * D {
+                let word = word_of(narrow, values[i]);
+                if first < D {
+                    store_new(k_row, new_key, first + lane_id(), word);
+                } else {
+                    store_new(v_row, new_value, first - D + lane_id(), word);
+                }
             }
         }
     }

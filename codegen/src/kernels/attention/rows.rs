@@ -19,8 +19,9 @@ use gemma4c_plan::cuda::KvType;
 
 use super::Attention;
 use super::address::{page_start, record_of};
+use super::codes::load_code_queries;
 use super::decode::clustered_multiprocessors;
-use super::narrow::{head_len, narrow_slot, widen_slot};
+use super::narrow::{head_len, narrow_slot, operands_slot};
 use super::plain::first_visible;
 use super::prepare::{load_heads, prepare_heads};
 use super::step::{keep_floats, keep_int8, merge_clusters};
@@ -34,7 +35,7 @@ use crate::kernels::heads::cos_sin;
 #[kernel(block = THREADS, min_blocks = RESIDENT, cluster = PEERS, dependent, dynamic_shared, slots(
     keep(value: F32x4, at: u32) -> F32x4,
     narrow(bits: u32) -> u32,
-    widen(eight: U32x4, scale: u32) -> U32x4
+    operands(eight: U32x4) -> U32x4
 ))]
 pub fn attention_rows<
     const D: u32,
@@ -94,16 +95,10 @@ pub fn attention_rows<
             + if TENSOR && THREADS / 32 * (KEYS + 8) > D + 8 { G * (THREADS / 32) * (KEYS + 8) } else { G * (D + 8) },
     );
     // Keys, and values; with AHEAD, both of one tile and of another.
-    let keys = shared::<KV>(if NARROW {
-        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
-    } else {
-        (if AHEAD { 2 } else { 1 }) * KEYS * (D + 8)
-    });
-    let mixed = shared::<KV>(if NARROW {
-        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
-    } else {
-        (if AHEAD { 2 } else { 1 }) * KEYS * (D + 8)
-    });
+    let keys =
+        shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { (if AHEAD { 2 } else { 1 }) * KEYS * (D + 8) });
+    let mixed =
+        shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { (if AHEAD { 2 } else { 1 }) * KEYS * (D + 8) });
     let new_key = shared::<KV>(D);
     let new_value = shared::<KV>(D);
     let weights = shared::<KV>(if TENSOR { SETS * 16 * (KEYS + 8) } else { 1 });
@@ -171,15 +166,16 @@ pub fn attention_rows<
     let k_head = read_only(k_cache).offset(block_idx() * head_len(D));
     let v_head = read_only(v_cache).offset(block_idx() * head_len(D));
     let mut fragments = regs(U32x4::ZERO, D * 2 / THREADS * SETS);
+    let mut offsets = regs(F32x4::ZERO, if SCALED { (D * 2 / THREADS + 1) / 2 * SETS } else { 1 });
     let mut is_odd = false;
     let start = split_start(cluster * (PEERS * TURNS) + rank, seen);
     if start <= position {
         let page = page_start(pages, record.w, start, window, max_pages, page_stride);
         if AHEAD {
-            start_both(keys, k_head, v_head, page, start, seen);
+            start_both(keys, k_head, v_head, page, start, start + segment, seen);
         } else {
-            start_tile(keys, k_head, page, start, seen);
-            start_tile(mixed, v_head, page, start, seen);
+            start_tile(keys, k_head, page, start, start + segment, seen);
+            start_tile(mixed, v_head, page, start, start + segment, seen);
         }
         #[unroll]
         for n in 0..(D / 2 + THREADS - 1) / THREADS {
@@ -198,7 +194,9 @@ pub fn attention_rows<
             narrow, &mut low, &mut high, norms, turns, work, mixed, new_key, new_value, k_row, v_row, fresh, epsilon,
         );
         barrier();
-        if TENSOR {
+        if NARROW {
+            load_code_queries(work, weights, &mut fragments, &mut offsets);
+        } else if TENSOR {
             load_queries(work, weights, &mut fragments);
         }
     }
@@ -216,8 +214,9 @@ pub fn attention_rows<
             let following = if turn + 1 < TURNS { split + PEERS } else { (group + clusters) * (PEERS * TURNS) + rank };
             if split < used {
                 attend_split(
-                    widen,
+                    operands,
                     &mut fragments,
+                    &mut offsets,
                     &mut is_odd,
                     work,
                     keys,
@@ -359,7 +358,7 @@ impl Attention {
             KV: self.element(),
             keep: if int8 { vec![keep_int8::DEF] } else { vec![keep_floats::DEF] },
             narrow: narrow_slot(self.kv),
-            widen: widen_slot(self.kv),
+            operands: operands_slot(self.kv),
         }
         .build()
     }

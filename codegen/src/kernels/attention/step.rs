@@ -21,7 +21,7 @@ use super::address::{page_start, record_of};
 use super::combine::{merge_four, run_of, weigh_parts};
 use super::decode::{attend, attend_narrow, copy_tile, tile_end};
 use super::floats::add_scaled;
-use super::narrow::{copy_both, head_len, narrow_slot, widen_slot};
+use super::narrow::{code_row, copy_codes, head_len, narrow_slot, operands_slot};
 use super::plain::first_visible;
 use super::prepare::{load_heads, prepare_heads};
 use crate::kernels::heads::cos_sin;
@@ -113,7 +113,7 @@ pub fn merge_clusters<const D: u32, const G: u32>(values: Input<f32>, share: f32
 #[kernel(block = THREADS, min_blocks = RESIDENT, cluster = PEERS, dependent, dynamic_shared, slots(
     keep(value: F32x4, at: u32) -> F32x4,
     narrow(bits: u32) -> u32,
-    widen(eight: U32x4, scale: u32) -> U32x4
+    operands(eight: U32x4) -> U32x4
 ))]
 pub fn attention_step<
     const D: u32,
@@ -168,16 +168,8 @@ pub fn attention_step<
         G * (D + 8)
     });
     // Keys, and values; of 8 bits, the codes of both of one tile, and of another.
-    let keys = shared::<KV>(if NARROW {
-        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
-    } else {
-        KEYS * (D + 8)
-    });
-    let mixed = shared::<KV>(if NARROW {
-        2 * KEYS * ((D / 2 + if SCALED { D / 32 } else { 0 }).div_ceil(8) * 8)
-    } else {
-        KEYS * (D + 8)
-    });
+    let keys = shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { KEYS * (D + 8) });
+    let mixed = shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { KEYS * (D + 8) });
     let new_key = shared::<KV>(D);
     let new_value = shared::<KV>(D);
     let weights = shared::<KV>(if TENSOR { SETS * 16 * (KEYS + 8) } else { 1 });
@@ -244,18 +236,20 @@ pub fn attention_step<
     let k_head = read_only(k_cache).offset(block_idx() * head_len(D));
     let v_head = read_only(v_cache).offset(block_idx() * head_len(D));
     if sees {
-        let end = tile_end(at, position, first, segment);
+        let end = tile_end(at, position, at + segment);
         let page = page_start(pages, record.w, at, window, max_pages, page_stride);
         if NARROW {
-            copy_both(keys, k_head.offset(page), v_head.offset(page), at, end, stored, kv_row, capacity);
+            copy_codes(keys, k_head.offset(page), at, end, stored, kv_row, capacity);
         } else {
             copy_tile(keys, k_head.offset(page), at, end, stored, kv_row, capacity);
         }
         cp_async_commit();
-        if !NARROW {
+        if NARROW {
+            copy_codes(keys.offset(KEYS * code_row()), v_head.offset(page), at, end, stored, kv_row, capacity);
+        } else {
             copy_tile(mixed, v_head.offset(page), at, end, stored, kv_row, capacity);
-            cp_async_commit();
         }
+        cp_async_commit();
 
         #[unroll]
         for n in 0..(D / 2 + THREADS - 1) / THREADS {
@@ -273,7 +267,7 @@ pub fn attention_step<
         );
         if NARROW {
             attend_narrow(
-                widen,
+                operands,
                 work,
                 keys,
                 mixed,
@@ -286,7 +280,6 @@ pub fn attention_step<
                 k_head,
                 v_head,
                 at,
-                first,
                 position,
                 stored,
                 segment,
@@ -314,7 +307,6 @@ pub fn attention_step<
                 k_head,
                 v_head,
                 at,
-                first,
                 position,
                 stored,
                 segment,
@@ -469,7 +461,7 @@ impl Attention {
             KV: self.element(),
             keep,
             narrow: narrow_slot(self.kv),
-            widen: widen_slot(self.kv),
+            operands: operands_slot(self.kv),
         }
         .build()
     }

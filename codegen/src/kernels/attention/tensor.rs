@@ -8,7 +8,7 @@
 
 use gemma4c_dsl::prelude::*;
 
-use super::codes::code_place;
+use super::codes::weight_place;
 use super::flash::{pack_pair, tensor_product};
 
 /// Two floats as two pairs of 16-bit floats: rounded (x), and what that left (y).
@@ -40,7 +40,6 @@ pub fn load_queries<
     const THREADS: u32,
     const SETS: u32,
     const BF: bool,
-    const NARROW: bool,
     KV: Float,
 >(
     queries: Shared<f32>,
@@ -48,19 +47,16 @@ pub fn load_queries<
     fragments: &mut Regs<U32x4>,
 ) {
     let head = lane_id() / 4;
-    // Keys of 8 bits are multiplied in the order of their codes.
-    let apart = if NARROW { 2u32 } else { 8u32 };
     #[unroll]
     for step in 0..D * 2 / THREADS {
-        let in_order = warp_id() * (D * 32 / THREADS) + step * 16 + lane_id() % 4 * 2;
-        let at = if NARROW { code_place(step) } else { in_order };
+        let at = warp_id() * (D * 32 / THREADS) + step * 16 + lane_id() % 4 * 2;
         let near = query_parts(queries, head, at);
-        let far = query_parts(queries, head, at + apart);
+        let far = query_parts(queries, head, at + 8);
         if G <= 8 {
             fragments[step] = u32x4(near.x, near.y, far.x, far.y);
         } else {
             let lower_near = query_parts(queries, head + 8, at);
-            let lower_far = query_parts(queries, head + 8, at + apart);
+            let lower_far = query_parts(queries, head + 8, at + 8);
             fragments[step * 2] = u32x4(near.x, lower_near.x, far.x, lower_far.x);
             fragments[step * 2 + 1] = u32x4(near.y, lower_near.y, far.y, lower_far.y);
         }
@@ -124,57 +120,100 @@ pub fn score_tensor<const D: u32, const G: u32, const KEYS: u32, const THREADS: 
     leave_scores(&mut sums, parts);
 }
 
-/// One step of the online softmax: scores become weights relative to the largest score so far, in parts, and each head's sums
-/// so far get the factor that makes them relative to it too. A warp takes a head.
+/// A word for each float, in the same order: what is not a number is above all others, or below.
 #[device]
-pub fn weigh_tensor<const G: u32, const KEYS: u32, const THREADS: u32, KV: Float>(
+pub fn order_of(value: f32) -> u32 {
+    let bits = value.to_bits();
+    if bits >> 31 == 1 { bits ^ 0xffff_ffff } else { bits ^ 0x8000_0000 }
+}
+
+/// The float of a word of [`order_of`].
+#[device]
+pub fn float_of(word: u32) -> f32 {
+    f32::from_bits(if word >> 31 == 1 { word ^ 0x8000_0000 } else { word ^ 0xffff_ffff })
+}
+
+/// One step of the online softmax: scores become weights relative to the largest score so far, in parts, and each head's sums
+/// so far get the factor that makes them relative to it too. A warp takes a head, and its lanes sum what they have seen of its weights: they meet when all tiles are done. With NARROW, parts and weights lie as `codes.rs` has them; with
+/// SCALED weights are 64 times as large, so that times a small scale they are still normal numbers.
+#[device]
+pub fn weigh_tensor<
+    const G: u32,
+    const KEYS: u32,
+    const THREADS: u32,
+    const NARROW: bool,
+    const SCALED: bool,
+    KV: Float,
+>(
     parts: Shared<f32>,
     weights: Shared<KV>,
     largest: Shared<f32>,
-    totals: Shared<f32>,
+    of_lanes: &mut Regs<f32>,
     factors: Shared<f32>,
     visible: u32,
 ) {
-    for head in (warp_id()..G).by(THREADS / 32) {
-        let mut scores = regs(f32::NEG_INFINITY, (KEYS + 31) / 32);
-        let before = largest[head];
-        let total = totals[head];
-        let mut now = before;
-        #[unroll]
-        for i in 0..(KEYS + 31) / 32 {
-            let key = lane_id() + i * 32;
-            if key < visible {
+    #[unroll]
+    for round in 0..(G * 32 + THREADS - 1) / THREADS {
+        let head = warp_id() + round * (THREADS / 32);
+        if head < G {
+            let mut scores = regs(f32::NEG_INFINITY, (KEYS + 31) / 32);
+            let before = largest[head];
+            let mut now = before;
+            let stride = if NARROW { KEYS + 4 } else { KEYS + 8 };
+            #[unroll]
+            for i in 0..(KEYS + 31) / 32 {
+                // Keys that are not visible have scores too, of zeros, so that nobody waits for a branch.
+                let key = lane_id() + i * 32;
+                let there = if KEYS % 32 == 0 { key } else { key.min(KEYS - 1) };
                 let mut sum = 0.0f32;
                 #[unroll]
                 for warp in 0..THREADS / 32 {
-                    sum = sum + parts[(warp * G + head) * (KEYS + 8) + key];
+                    sum = sum + parts[(warp * G + head) * stride + there];
                 }
-                scores[i] = sum;
-                now = now.max(sum);
+                scores[i] = if key < visible { sum } else { f32::NEG_INFINITY };
+                now = now.max(scores[i]);
             }
-        }
-        // All lanes have read what one of them will replace when the sum of the weights is known.
-        now = warp_max(now);
-        let mut sum = 0.0f32;
-        #[unroll]
-        for i in 0..(KEYS + 31) / 32 {
-            let key = lane_id() + i * 32;
-            let weight = (scores[i] - now).exp();
-            sum = sum + weight;
-            if KEYS % 32 == 0 || key < KEYS {
-                let rounded = KV::from_f32(weight);
-                let low_row = if G <= 8 { head + 8 } else { head + 16 };
-                weights[head * (KEYS + 8) + key] = rounded;
-                weights[low_row * (KEYS + 8) + key] = KV::from_f32(weight - rounded.to_f32());
-            }
-        }
-        sum = warp_sum(sum);
-        warp_barrier();
-        if lane_id() == 0 {
+            now = float_of(warp_largest(order_of(now)));
             let factor = (before - now).exp();
-            largest[head] = now;
-            totals[head] = total.mul_add(factor, sum);
-            factors[head] = factor;
+            let mut sum = 0.0f32;
+            #[unroll]
+            for i in 0..(KEYS + 31) / 32 {
+                let key = lane_id() + i * 32;
+                let weight = (scores[i] - now).exp();
+                sum = sum + weight;
+                if KEYS % 32 == 0 || key < KEYS {
+                    let kept = if SCALED { weight * 64.0 } else { weight };
+                    let place = if NARROW { weight_place(key) } else { key };
+                    let rounded = KV::from_f32(kept);
+                    weights[head * (KEYS + 8) + place] = rounded;
+                    if !SCALED {
+                        let low_row = if G <= 8 { head + 8 } else { head + 16 };
+                        weights[low_row * (KEYS + 8) + place] = KV::from_f32(kept - rounded.to_f32());
+                    }
+                }
+            }
+            of_lanes[round] = of_lanes[round].mul_add(factor, sum);
+            // All lanes have read what one of them replaces.
+            warp_barrier();
+            if lane_id() == 0 {
+                largest[head] = now;
+                factors[head] = factor;
+            }
+        }
+    }
+}
+
+/// Leaves each head's total, which its warp has summed lane by lane.
+#[device]
+pub fn leave_totals<const G: u32, const THREADS: u32>(of_lanes: &mut Regs<f32>, totals: Shared<f32>) {
+    #[unroll]
+    for round in 0..(G * 32 + THREADS - 1) / THREADS {
+        let head = warp_id() + round * (THREADS / 32);
+        if head < G {
+            let total = warp_sum(of_lanes[round]);
+            if lane_id() == 0 {
+                totals[head] = total;
+            }
         }
     }
 }

@@ -4,10 +4,10 @@ use gemma4c_dsl::prelude::*;
 
 use super::address::page_start;
 use super::codes::{leave_columns, mix_codes, score_codes};
-use super::decode::{copy_tile, next_tile, patch_tile, tile_end};
+use super::decode::{copy_tile, next_limit, next_tile, patch_tile, tile_end};
 use super::floats::{add_scaled, leave_floats, mix_floats, score_floats, weigh_floats};
-use super::narrow::{copy_both, head_len, patch_codes};
-use super::tensor::{leave_tensor, mix_tensor, score_tensor, weigh_tensor};
+use super::narrow::{code_row, copy_codes, patch_codes};
+use super::tensor::{leave_tensor, leave_totals, mix_tensor, score_tensor, weigh_tensor};
 
 /// What a row sees, how it is cut, and where it lies.
 #[registers]
@@ -35,7 +35,7 @@ pub fn split_start(split: u32, seen: Seen) -> u32 {
     if split < seen.used { seen.first + split * seen.segment } else { seen.position + 1 }
 }
 
-/// Starts to copy the keys (or values) of the tile at `at`, as a group of copies. There may be no such tile: the group is empty then, since
+/// Starts to copy the keys (or values) of the tile at `at`, whose segment ends at `limit`, as a group of copies. There may be no such tile: the group is empty then, since
 /// waits count groups.
 #[device]
 pub fn start_tile<const D: u32, const KEYS: u32, const THREADS: u32, const VECTOR: u32, KV: Float>(
@@ -43,10 +43,11 @@ pub fn start_tile<const D: u32, const KEYS: u32, const THREADS: u32, const VECTO
     head: Input<KV>,
     page: u64,
     at: u32,
+    limit: u32,
     seen: Seen,
 ) {
     if at <= seen.position {
-        let end = tile_end(at, seen.position, seen.first, seen.segment);
+        let end = tile_end(at, seen.position, limit);
         copy_tile(tile, head.offset(page), at, end, seen.stored, seen.kv_row, seen.capacity);
     }
     cp_async_commit();
@@ -68,14 +69,16 @@ pub fn start_both<
     v_head: Input<KV>,
     page: u64,
     at: u32,
+    limit: u32,
     seen: Seen,
 ) {
     if at <= seen.position {
-        let end = tile_end(at, seen.position, seen.first, seen.segment);
+        let end = tile_end(at, seen.position, limit);
         let k_page = k_head.offset(page);
         let v_page = v_head.offset(page);
         if NARROW {
-            copy_both(tile, k_page, v_page, at, end, seen.stored, seen.kv_row, seen.capacity);
+            copy_codes(tile, k_page, at, end, seen.stored, seen.kv_row, seen.capacity);
+            copy_codes(tile.offset(KEYS * code_row()), v_page, at, end, seen.stored, seen.kv_row, seen.capacity);
         } else {
             copy_tile(tile, k_page, at, end, seen.stored, seen.kv_row, seen.capacity);
             copy_tile(tile.offset(KEYS * (D + 8)), v_page, at, end, seen.stored, seen.kv_row, seen.capacity);
@@ -110,7 +113,7 @@ pub fn patch_new<
 /// keys and values; or with AHEAD, where a tile is multiplied while all of the next one comes, both of one tile and of the next. `is_odd`: the first
 /// is in `mixed`. The split's sums go to
 /// `result`, rows of D + 8.
-#[device(slots(widen(eight: U32x4, scale: u32) -> U32x4))]
+#[device(slots(operands(eight: U32x4) -> U32x4))]
 pub fn attend_split<
     const D: u32,
     const G: u32,
@@ -126,6 +129,7 @@ pub fn attend_split<
     KV: Float,
 >(
     fragments: &mut Regs<U32x4>,
+    offsets: &mut Regs<F32x4>,
     is_odd: &mut bool,
     parts: Shared<f32>,
     keys: Shared<KV>,
@@ -145,20 +149,33 @@ pub fn attend_split<
     after: u32,
     seen: Seen,
 ) {
-    let mut sums = regs(F32x4::ZERO, if TENSOR { D * 4 / THREADS } else { G });
+    let mut sums = regs(
+        F32x4::ZERO,
+        if NARROW {
+            D * 2 / THREADS * SETS
+        } else if TENSOR {
+            D * 4 / THREADS
+        } else {
+            G
+        },
+    );
+    let mut of_lanes = regs(0.0f32, (G * 32 + THREADS - 1) / THREADS);
     let mut at = start;
+    let mut limit = start + seen.segment;
     while at <= seen.position {
-        let end = tile_end(at, seen.position, seen.first, seen.segment);
-        let of_split = next_tile(at, seen.first, seen.segment, seen.splits);
+        let end = tile_end(at, seen.position, limit);
+        let of_split = next_tile(at, limit, seen.segment, seen.splits);
+        limit = next_limit(at, limit, seen.segment, seen.splits);
         let next = if of_split <= seen.position { of_split } else { after };
+        let ends = if of_split <= seen.position { limit } else { after + seen.segment };
         let page_of = next.min(seen.position);
         let next_page = page_start(pages, seen.slot, page_of, seen.window, seen.max_pages, seen.page_stride);
         let is_new = end > seen.stored;
         if AHEAD {
             let tile = if *is_odd { mixed } else { keys };
             let ahead = if *is_odd { keys } else { mixed };
-            let values = KEYS * if NARROW { head_len(D) } else { D + 8 };
-            start_both(ahead, k_head, v_head, next_page, next, seen);
+            let values = KEYS * if NARROW { code_row() } else { D + 8 };
+            start_both(ahead, k_head, v_head, next_page, next, ends, seen);
             cp_async_wait(1);
             if is_new {
                 patch_new(tile, new_key, seen.stored - at);
@@ -166,15 +183,15 @@ pub fn attend_split<
             }
             barrier();
             if NARROW {
-                score_codes(widen, fragments, tile, parts);
+                score_codes(operands, fragments, offsets, tile, parts);
             } else {
                 score_tensor(fragments, tile, parts);
             }
             barrier();
-            weigh_tensor(parts, weights, largest, totals, factors, end - at);
+            weigh_tensor(parts, weights, largest, &mut of_lanes, factors, end - at);
             barrier();
             if NARROW {
-                mix_codes(widen, weights, factors, tile.offset(values), &mut sums);
+                mix_codes(operands, weights, factors, tile.offset(values), &mut sums);
             } else {
                 mix_tensor(weights, factors, tile.offset(values), &mut sums);
             }
@@ -193,9 +210,9 @@ pub fn attend_split<
                 score_floats(parts, keys, scores);
             }
             barrier();
-            start_tile(keys, k_head, next_page, next, seen);
+            start_tile(keys, k_head, next_page, next, ends, seen);
             if TENSOR {
-                weigh_tensor(parts, weights, largest, totals, factors, end - at);
+                weigh_tensor(parts, weights, largest, &mut of_lanes, factors, end - at);
             } else {
                 weigh_floats(scores, largest, totals, factors, end - at);
             }
@@ -210,9 +227,12 @@ pub fn attend_split<
                 mix_floats(scores, factors, mixed, &mut sums);
             }
             barrier();
-            start_tile(mixed, v_head, next_page, next, seen);
+            start_tile(mixed, v_head, next_page, next, ends, seen);
         }
         at = of_split;
+    }
+    if TENSOR {
+        leave_totals(&mut of_lanes, totals);
     }
     if NARROW {
         leave_columns(&mut sums, result);

@@ -150,49 +150,78 @@ pub fn multiply_window<
     let row_ends = window % windows == windows - 1;
     let turn = step / passes % 2 * (HEIGHT * 64);
     let output = step % passes * WARPS + warp_id();
+    // Two rows at a time: what becomes of a unit before it is multiplied is the same for both.
     #[unroll(1)]
-    for i in 0u32..task.count {
-        let row = byte_of(task.rows, i);
-        let words = x_words.offset(row * row_words);
-        let scales = x_scales.offset(row * row_groups);
-        let mut gate = 0.0f32;
-        let mut up = 0.0f32;
+    for i in (0u32..task.count).by(2) {
+        let mut of_rows = regs(0.0f32, 4);
         // Sums of a row that has several windows wait for the next one.
         if windows > 1 {
             #[unroll]
             for k in 0..HEIGHT {
-                if k == i {
-                    gate = sums[k * 2];
-                    up = sums[k * 2 + 1];
+                if k / 2 == i / 2 {
+                    of_rows[k % 2 * 2] = sums[k * 2];
+                    of_rows[k % 2 * 2 + 1] = sums[k * 2 + 1];
                 }
             }
         }
-        #[unroll]
-        for d in 0..DEPTH {
-            let unit = lane_id() + at + d * 32;
-            let held = unit.min(units - 1);
-            let x_unit = activations_at(held, held * UNIT / 32, units, words, scales);
-            let of_gate = dot(units_of[d * 2], task.gate * units + held, x_unit, gate);
-            let of_up = dot(units_of[d * 2 + 1], (task.gate + task.height) * units + held, x_unit, up);
-            if unit < units {
-                gate = of_gate;
-                up = of_up;
+        let row = byte_of(task.rows, i);
+        let words = x_words.offset(row * row_words);
+        let scales = x_scales.offset(row * row_groups);
+        if i + 1 < task.count {
+            let other = byte_of(task.rows, i + 1);
+            let other_words = x_words.offset(other * row_words);
+            let other_scales = x_scales.offset(other * row_groups);
+            #[unroll]
+            for d in 0..DEPTH {
+                let held = (lane_id() + at + d * 32).min(units - 1);
+                let is_unit = lane_id() + at + d * 32 < units;
+                let x_unit = activations_at(held, held * UNIT / 32, units, words, scales);
+                let x_other = activations_at(held, held * UNIT / 32, units, other_words, other_scales);
+                #[unroll]
+                for r in 0u32..2 {
+                    let number = (task.gate + r * task.height) * units + held;
+                    let first = dot(units_of[d * 2 + r], number, x_unit, of_rows[r]);
+                    let second = dot(units_of[d * 2 + r], number, x_other, of_rows[2 + r]);
+                    if is_unit {
+                        of_rows[r] = first;
+                        of_rows[2 + r] = second;
+                    }
+                }
+            }
+        } else {
+            #[unroll]
+            for d in 0..DEPTH {
+                let held = (lane_id() + at + d * 32).min(units - 1);
+                let is_unit = lane_id() + at + d * 32 < units;
+                let x_unit = activations_at(held, held * UNIT / 32, units, words, scales);
+                #[unroll]
+                for r in 0u32..2 {
+                    let number = (task.gate + r * task.height) * units + held;
+                    let first = dot(units_of[d * 2 + r], number, x_unit, of_rows[r]);
+                    if is_unit {
+                        of_rows[r] = first;
+                    }
+                }
             }
         }
         if row_ends {
-            let sum = twin_sums(32, gate, up);
-            if lane_id() % 16 == 0 {
-                joined[turn + i * 64 + lane_id() / 16 * 32 + output] = sum;
+            // Of both, be there one or two: their shuffles overlap.
+            #[unroll]
+            for k in 0u32..2 {
+                let sum = twin_sums(32, of_rows[k * 2], of_rows[k * 2 + 1]);
+                if lane_id() % 16 == 0 && i + k < task.count {
+                    joined[turn + (i + k) * 64 + lane_id() / 16 * 32 + output] = sum;
+                }
+                of_rows[k * 2] = 0.0;
+                of_rows[k * 2 + 1] = 0.0;
             }
-            gate = 0.0;
-            up = 0.0;
         }
         if windows > 1 {
             #[unroll]
             for k in 0..HEIGHT {
-                if k == i {
-                    sums[k * 2] = gate;
-                    sums[k * 2 + 1] = up;
+                if k / 2 == i / 2 {
+                    sums[k * 2] = of_rows[k % 2 * 2];
+                    sums[k * 2 + 1] = of_rows[k % 2 * 2 + 1];
                 }
             }
         }
