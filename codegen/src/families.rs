@@ -65,6 +65,8 @@ pub static FAMILIES: &[Family] = &[
             kernels::rows::cores::rows_matvec::DEF,
             kernels::rows::mma::rows_mma::DEF,
             kernels::rows::stream::rows_stream::DEF,
+            kernels::rows::tiles::rows_tiles::DEF,
+            kernels::rows::steps::rows_tiles_in_steps::DEF,
         ],
         cases: cases::rows::cases,
     },

@@ -7,7 +7,7 @@ use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use super::quantise::{Int8, activations, with_fine_codes};
 use crate::kernels::NORM_EPSILON;
 use crate::kernels::matvec::formats::format;
-use crate::kernels::matvec::shape::LaunchShape;
+use crate::kernels::matvec::shape::{LaunchShape, lanes};
 use crate::kernels::matvec::{Product, Prologue, slots};
 use crate::kernels::planes::{Content, Repacked, WeightPlane, planes};
 
@@ -326,6 +326,7 @@ impl Problem {
     }
 
     pub fn fast(&self, shape: LaunchShape) -> Case {
+        let shape = in_order(shape, &self.product);
         let LaunchShape { lanes, rows, depth, warps, blocks, .. } = shape;
         let name = format!("{}, {lanes} lanes, {rows} rows, {depth} deep, {blocks} x {warps} warps", self.name());
         let instance = self.product.instance(shape).expect("a shape that fits the kernel");
@@ -347,6 +348,11 @@ impl Problem {
             .buffer("xscale", int8.scales)
             .buffer("xsum", int8.sums)
     }
+}
+
+/// The shape with the lanes that a stretched row must have.
+pub(super) fn in_order(shape: LaunchShape, product: &Product) -> LaunchShape {
+    LaunchShape { lanes: if product.is_stretched() { lanes(product) } else { shape.lanes }, ..shape }
 }
 
 const SCALE: f32 = 0.125;

@@ -9,12 +9,13 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Executor, Random, Simulator};
 use gemma4c_dsl::sim::Order;
 
-use super::matvec::{Layer, Problem, random_planes};
+use super::matvec::{Layer, Problem, in_order, random_planes};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::LaunchShape;
 use crate::kernels::matvec::{Product as OneRow, Prologue, slots};
 use crate::kernels::planes::Repacked;
 use crate::kernels::rows::shape::{Cores, Tensor};
+use crate::kernels::rows::tiling::Tiles;
 use crate::kernels::rows::{Product, Shape, SumOrder};
 
 /// Several rows of one layer before a product with random weights: each row a problem of its own, with the same weights.
@@ -63,6 +64,7 @@ fn words(bytes: &[u8]) -> Vec<u32> {
 
 impl Batch {
     fn new(of: OneRow, rows: u32, one: LaunchShape) -> Self {
+        let one = in_order(one, &of);
         let (all, k) = (of.rows() as usize, of.k as usize);
         let seed = (all * k) as u64 + of.dtype as u64;
         let matrix = Repacked { dtype: of.dtype, rows: all, k, planes: random_planes(of.dtype, all, k, seed) };
@@ -111,7 +113,7 @@ impl Batch {
         let instance = self.product.prepare(self.one, shape).expect("a shape that fits the kernel")?;
         let rows = self.rows.len();
         let (k, groups) = (of.k as usize, of.k as usize / 32);
-        let panels = matches!(shape, Shape::Tensor(_));
+        let panels = shape.takes_panels();
         let name = format!("prepared{}, {}", if panels { " in panels" } else { "" }, self.name());
         // The weights of the norms are those of every row.
         let case = self.rows[0].layer.give(of, Case::new(name, instance).grid([rows as u32, 1, 1]));
@@ -137,7 +139,8 @@ impl Batch {
         let integer = format(of.dtype).integer;
         let fine = integer && of.unbounded;
         let normed = matches!(of.prologue, Prologue::Norm | Prologue::ResidualNorm);
-        let len = |there: bool, len: usize| if there { rows * len } else { 0 };
+        let held = if panels { rows.next_multiple_of(8) } else { rows };
+        let len = |there: bool, len: usize| if there { held * len } else { 0 };
         let sized = case
             .clone()
             .expect("xq", vec![0u32; len(integer, k / 4)], Bound::Exact)
@@ -204,7 +207,7 @@ impl Batch {
             .scalar("by_stride", of.outputs)
             .expect("out", self.alone.clone(), Bound::Exact);
         match shape {
-            Shape::Tensor(_) => as_plain_planes(case),
+            Shape::Tensor(_) | Shape::Tiles(_) => as_plain_planes(case),
             Shape::Cores(_) => case
                 .buffer("fine", words(&activations.fine))
                 .buffer("fine_sums", integers(&activations.fine_sums))
@@ -215,8 +218,13 @@ impl Batch {
     /// The rows prepared, where they must be, and multiplied.
     fn cases(&self, shapes: &[Shape]) -> Vec<Case> {
         let mut cases = Vec::new();
+        let of_order = |shape: &Shape| match *shape {
+            Shape::Cores(of) => Shape::Cores(Cores { lanes: self.one.lanes, ..of }),
+            shape => shape,
+        };
+        let shapes: Vec<Shape> = shapes.iter().map(of_order).collect();
         for tensor in [false, true] {
-            let alike = || shapes.iter().copied().filter(|shape| matches!(shape, Shape::Tensor(_)) == tensor);
+            let alike = || shapes.iter().copied().filter(|shape| shape.takes_panels() == tensor);
             let Some(first) = alike().next() else { continue };
             let activations = match self.prepare(first) {
                 Some((case, activations)) => {
@@ -264,13 +272,14 @@ const fn on_tensor_cores(lanes: u32, tile: u32, columns: u32, stages: u32, resid
 const fn streamed(shape: Shape, copiers: u32) -> Shape {
     match shape {
         Shape::Tensor(shape) => Shape::Tensor(Tensor { copiers, ..shape }),
+        Shape::Tiles(shape) => Shape::Tiles(Tiles { copiers, ..shape }),
         Shape::Cores(_) => shape,
     }
 }
 
-/// With a warp for four.
-const fn on_fewer_warps(lanes: u32, tile: u32, columns: u32, stages: u32, resident: bool, blocks: u32) -> Shape {
-    Shape::Tensor(Tensor { lanes, warps: lanes / 4, copiers: 0, tile, columns, stages, resident, blocks })
+/// By tiles of so many panels of eight rows, of which a block has `groups` by `splits`; all warps copy.
+const fn by_tiles(groups: u32, splits: u32, eights: u32, step: u32, stages: u32, blocks: u32) -> Tiles {
+    Tiles { own: 4, step, groups, splits, eights, copiers: 0, stages, resident: true, panels: true, blocks }
 }
 
 /// The dense half of a mixture.
@@ -292,58 +301,64 @@ pub fn types() -> Vec<Case> {
         let mut shapes = vec![on_cores(8, 2, 1, 2, 2)];
         if format(dtype).integer {
             // Both kernels of tensor cores multiply by the same functions: `tiles` has the other.
-            shapes.push(streamed(on_tensor_cores(8, 8, 16, 3, true, 2), 1));
+            shapes.push(streamed(Shape::Tiles(by_tiles(1, 1, 1, 8, 3, 2)), 2));
         }
         Batch::new(product, 8, one(8, 1)).cases(&shapes)
     };
     DType::ALL.into_iter().flat_map(of).collect()
 }
 
-/// Widths that leave lanes without work, and from 3 rows to 16.
+/// Widths that leave lanes and stretches without work, and from 3 rows to 16.
 pub fn shapes() -> Vec<Case> {
-    let of = |dtype, outputs, k, rows, one: LaunchShape, shape: &[Shape]| {
+    let of = |dtype, outputs, k, rows, one: LaunchShape, cores: Shape, tiles: &[Tiles]| {
         let product = OneRow::new(dtype, outputs, k, Prologue::Plain);
-        Batch::new(product, rows, one).cases(shape)
+        let tiles = tiles.iter().copied().map(Shape::Tiles);
+        Batch::new(product, rows, one).cases(&std::iter::once(cores).chain(tiles).collect::<Vec<_>>())
     };
+    let streaming = |tiles| Tiles { resident: false, ..tiles };
     [
-        of(DType::Q4_0, 7, 704, 8, one(8, 2), &[on_cores(8, 3, 2, 2, 3), on_tensor_cores(8, 8, 16, 2, false, 1)]),
-        of(DType::Q4_0, 9, 5120, 8, one(32, 1), &[on_cores(32, 2, 2, 8, 1), on_tensor_cores(32, 16, 16, 3, false, 1)]),
+        of(DType::Q4_0, 7, 704, 8, one(8, 2), on_cores(8, 3, 2, 2, 3), &[streaming(by_tiles(1, 1, 1, 8, 2, 1))]),
+        of(DType::Q4_0, 9, 5120, 8, one(32, 1), on_cores(32, 2, 2, 8, 1), &[by_tiles(1, 1, 1, 8, 3, 1)]),
         of(
             DType::Q8_0,
             5,
             2560,
             8,
             one(32, 2),
-            &[
-                on_cores(32, 5, 1, 8, 2),
-                on_tensor_cores(32, 8, 16, 6, true, 1),
-                on_tensor_cores(32, 16, 16, 4, false, 1),
-            ],
+            on_cores(32, 5, 1, 8, 2),
+            &[by_tiles(1, 1, 1, 4, 6, 1), streaming(by_tiles(2, 1, 1, 4, 4, 1))],
         ),
-        of(DType::Q8_0, 13, 352, 16, one(16, 1), &[on_cores(16, 2, 2, 4, 1), on_tensor_cores(16, 16, 16, 4, true, 1)]),
-        of(DType::BF16, 11, 96, 3, one(8, 1), &[on_cores(8, 1, 1, 4, 1)]),
-        of(DType::F32, 4, 160, 5, one(16, 1), &[on_cores(16, 2, 1, 2, 1)]),
+        of(DType::Q8_0, 13, 352, 16, one(16, 1), on_cores(16, 2, 2, 4, 1), &[by_tiles(1, 1, 2, 4, 4, 1)]),
+        of(DType::Q8_0, 6, 256, 3, one(16, 1), on_cores(16, 2, 1, 4, 1), &[by_tiles(1, 1, 1, 4, 2, 1)]),
+        of(DType::BF16, 11, 96, 3, one(8, 1), on_cores(8, 1, 1, 4, 1), &[]),
+        of(DType::F32, 4, 160, 5, one(16, 1), on_cores(16, 2, 1, 2, 1), &[]),
     ]
     .into_iter()
     .flatten()
     .collect()
 }
 
-/// Tiles of all sizes on tensor cores, over rows of units that end within a step: by one unit, by a unit of a pair, in the first step.
+/// Tiles of all sizes on tensor cores, over rows whose stretches are whole, end within a stage, within four blocks, or are empty.
 pub fn tiles() -> Vec<Case> {
-    let of = |dtype, outputs, k, geglu, rows, one: LaunchShape, shape| {
+    let of = |dtype, outputs, k, geglu, rows, one: LaunchShape, resident, tiles| {
         let product = OneRow { geglu, ..OneRow::new(dtype, outputs, k, Prologue::Int8) };
+        // As an earlier kernel leaves them.
+        let shape = Shape::Tiles(Tiles { resident, panels: false, ..tiles });
         Batch::new(product, rows, one).cases(&[shape, streamed(shape, 2)])
     };
+    // A warp has all stretches of a tile.
+    let alone = |tiles| Tiles { own: 1, ..tiles };
     [
-        of(DType::Q8_0, 20, 544, false, 64, one(32, 1), on_tensor_cores(32, 64, 16, 2, false, 1)),
-        of(DType::Q4_0, 18, 1056, true, 20, one(32, 1), on_tensor_cores(32, 32, 32, 3, true, 1)),
-        of(DType::Q4_0, 18, 1056, true, 20, one(32, 1), on_fewer_warps(32, 32, 32, 3, true, 1)),
-        of(DType::Q8_0, 20, 544, false, 24, one(32, 1), on_fewer_warps(32, 32, 32, 2, true, 1)),
-        of(DType::Q6K, 35, 1280, false, 16, one(32, 1), on_tensor_cores(32, 16, 16, 3, false, 2)),
-        of(DType::Q5_0, 9, 96, false, 5, one(8, 1), on_tensor_cores(8, 8, 16, 6, true, 1)),
-        of(DType::Q4_1, 8, 32, false, 2, one(8, 1), on_tensor_cores(8, 8, 16, 4, true, 1)),
-        of(DType::IQ4XS, 24, 768, true, 33, one(16, 1), on_tensor_cores(16, 16, 16, 5, true, 1)),
+        of(DType::Q8_0, 20, 544, false, 64, one(32, 1), false, by_tiles(1, 2, 4, 4, 2, 1)),
+        of(DType::Q4_0, 18, 1056, true, 20, one(32, 1), true, by_tiles(2, 1, 4, 8, 3, 1)),
+        of(DType::Q8_0, 50, 1024, false, 24, one(32, 1), true, by_tiles(2, 1, 4, 4, 2, 1)),
+        of(DType::Q6K, 35, 1280, false, 16, one(32, 1), false, by_tiles(1, 1, 2, 8, 3, 2)),
+        of(DType::Q5_0, 9, 96, false, 5, one(8, 1), true, by_tiles(1, 1, 1, 8, 6, 1)),
+        of(DType::Q4_1, 8, 32, false, 2, one(8, 1), true, by_tiles(1, 1, 1, 8, 4, 1)),
+        of(DType::IQ4XS, 24, 768, true, 33, one(16, 1), true, by_tiles(3, 1, 2, 8, 5, 1)),
+        of(DType::Q8_0, 50, 544, false, 40, one(32, 1), false, alone(by_tiles(2, 2, 4, 4, 2, 1))),
+        of(DType::Q4_0, 70, 1056, true, 20, one(32, 1), true, alone(by_tiles(4, 1, 4, 8, 3, 1))),
+        of(DType::Q4K, 20, 1024, false, 8, one(32, 1), true, alone(by_tiles(4, 1, 1, 16, 3, 1))),
     ]
     .into_iter()
     .flatten()
@@ -373,8 +388,10 @@ pub fn fusions() -> Vec<Case> {
         .flat_map(|product| {
             let batch = Batch::new(product, 8, one(8, 2));
             let mut shapes = vec![on_cores(8, 2, 2, 4, 2)];
-            if format(batch.product.one.dtype).integer && !batch.product.is_fine() {
-                shapes.push(on_tensor_cores(8, 8, 16, 3, false, 2));
+            let tensor_cores = format(batch.product.one.dtype).integer && !batch.product.is_fine();
+            if tensor_cores {
+                let panels = batch.product.is_prepared();
+                shapes.push(Shape::Tiles(Tiles { resident: false, panels, ..by_tiles(1, 1, 1, 8, 3, 2) }));
             }
             batch.cases(&shapes)
         })

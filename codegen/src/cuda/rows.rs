@@ -44,7 +44,9 @@ impl PhaseBuilder<'_, '_> {
             return Err(LowerError::NoValue { node: self.graph().full_name(of) });
         };
         let (k, integer) = (kind.one.k as u64, format(kind.one.dtype).integer);
-        let (values, groups) = (rows as u64 * k, rows as u64 * k / 32);
+        // Panels are whole.
+        let held = if shape.takes_panels() { rows.next_multiple_of(8) } else { rows } as u64;
+        let (values, groups) = (held * k, held * k / 32);
         let mut prepared = PreparedRows { factor: self.buffer(rows as u64 * 4), ..PreparedRows::default() };
         if integer {
             prepared.int8 = Int8Span::of(self.buffer(values + groups * 8), values);

@@ -7,6 +7,7 @@ use gemma4c_codegen::cases::rows;
 use gemma4c_codegen::kernels::matvec::formats::format;
 use gemma4c_codegen::kernels::matvec::{Product as OneRow, Prologue};
 use gemma4c_codegen::kernels::rows::shape::{Cores, Tensor};
+use gemma4c_codegen::kernels::rows::tiling::Tiles;
 use gemma4c_codegen::kernels::rows::{Product, Shape, SumOrder};
 use gemma4c_codegen::kernels::source;
 use gemma4c_codegen::nvrtc::Options;
@@ -97,6 +98,18 @@ fn what_cannot_be_multiplied_is_refused_by_name() {
         resident: true,
         blocks: 1,
     });
+    let tiles = Shape::Tiles(Tiles {
+        own: 4,
+        step: 8,
+        groups: 1,
+        splits: 1,
+        eights: 1,
+        copiers: 4,
+        stages: 2,
+        resident: true,
+        panels: true,
+        blocks: 1,
+    });
     let cores = Shape::Cores(Cores { lanes: 8, weight_rows: 2, depth: 1, warps: 1, tile: 2, blocks: 1 });
     let refused = |product: Product, shape| product.instance(shape).unwrap_err().to_string();
     assert_eq!(
@@ -104,17 +117,18 @@ fn what_cannot_be_multiplied_is_refused_by_name() {
         "a product of 2 rows: rows of 40 values are not whole groups of 32"
     );
     assert_eq!(refused(of(DType::Q8_0, 64, 0), cores), "a product of no rows");
-    assert_eq!(refused(of(DType::BF16, 64, 8), tensor), "int8 tensor cores do not multiply bf16");
+    assert_eq!(refused(of(DType::BF16, 64, 8), tiles), "int8 tensor cores do not multiply bf16");
     let dense = Product { order: SumOrder::Down, ..of(DType::Q8_0, 64, 8) };
     assert_eq!(
         refused(dense, tensor),
         "a mixture's dense half adds q8_0 in halves of a block, which tensor cores do not"
     );
-    let three = of(DType::Q8_0, 64, 3);
-    let error = three.prepare(three.one.shape(132), tensor).unwrap_err().to_string();
-    assert_eq!(error, "3 rows are not whole panels of eight, which tensor cores take");
+    assert_eq!(
+        refused(Product { order: SumOrder::GateUp, ..of(DType::Q4_0, 64, 8) }, tiles),
+        "tiles are for the order of a matrix-vector product, not of a mixture's dense half"
+    );
     let one = OneRow { unbounded: true, ..OneRow::new(DType::Q8_0, 64, 64, Prologue::Plain) };
-    let error = refused(Product { one: one.clone(), rows: 8, order: SumOrder::Matvec }, tensor);
+    let error = refused(Product { one: one.clone(), rows: 8, order: SumOrder::Matvec }, tiles);
     assert_eq!(error, "tensor cores do not multiply q8_0 by activations with fine codes");
     for product in
         [Product { one, rows: 64, order: SumOrder::Matvec }, of(DType::F16, 512, 128), of(DType::Q8_0, 512, 2)]
@@ -123,7 +137,7 @@ fn what_cannot_be_multiplied_is_refused_by_name() {
     }
 }
 
-/// Whatever the number of rows, the lanes are those of one row: nothing else of a shape decides bits.
+/// Whatever the number of rows, lanes on CUDA cores are those of one row: nothing else of a shape decides bits.
 #[test]
 fn every_product_of_every_model_gets_a_shape_that_fits() {
     for target in [Arch::Sm80, Arch::Sm89, Arch::Sm90a, Arch::Sm120a].map(Target::of_arch) {
@@ -136,11 +150,14 @@ fn every_product_of_every_model_gets_a_shape_that_fits() {
                         let product = Product { one: one.clone(), rows, order: SumOrder::Matvec };
                         let (shape, why, _) = product.choose(&target);
                         let what = format!("{dtype}, {outputs} x {k}, {why}");
-                        let (of_shape, tile, blocks) = match shape {
-                            Shape::Cores(shape) => (shape.lanes, shape.tile, shape.blocks),
-                            Shape::Tensor(shape) => (shape.lanes, shape.tile, shape.blocks),
+                        let (tile, blocks) = match shape {
+                            Shape::Cores(shape) => {
+                                assert_eq!(shape.lanes, lanes, "{what}");
+                                (shape.tile, shape.blocks)
+                            }
+                            Shape::Tensor(_) => panic!("{what}: the order of a mixture's dense half"),
+                            Shape::Tiles(shape) => (shape.tile(), shape.blocks),
                         };
-                        assert_eq!(of_shape, lanes, "{what}");
                         assert!(
                             blocks >= 1 && (blocks == 1 || blocks * rows.div_ceil(tile) <= target.multiprocessors),
                             "{what}"
@@ -148,7 +165,7 @@ fn every_product_of_every_model_gets_a_shape_that_fits() {
                         assert_eq!(product.grid(shape), [blocks, rows.div_ceil(tile), 1], "{what}");
                         let instance = product.instance(shape).unwrap_or_else(|error| panic!("{what}: {error}"));
                         assert!(instance.shared_bytes() as u32 <= target.shared_bytes_per_block, "{what}");
-                        let on_tensor_cores = matches!(shape, Shape::Tensor(_));
+                        let on_tensor_cores = matches!(shape, Shape::Tiles(_));
                         assert_eq!(on_tensor_cores, format(dtype).integer && rows >= 8, "{what}");
                     }
                 }

@@ -5,7 +5,7 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Executor, Simulator};
 use gemma4c_dsl::sim::Order;
 
-use super::{as_plain_planes, found, on_cores, on_tensor_cores};
+use super::{as_plain_planes, found, on_cores, on_tensor_cores, streamed};
 use crate::cases::moe;
 use crate::cases::quantise::Int8;
 use crate::kernels::matvec::formats::format;
@@ -51,7 +51,7 @@ fn alone(both: &Case, order: SumOrder, one: OneRow, x: &Data, expected: &Data, s
         .scalar("by_stride", 0u32)
         .expect("out", expected.clone(), Bound::Exact);
     match shape {
-        Shape::Tensor(_) => as_plain_planes(case),
+        Shape::Tensor(_) | Shape::Tiles(_) => as_plain_planes(case),
         Shape::Cores(_) => case
             .buffer("fine", Vec::<u32>::new())
             .buffer("fine_sums", Vec::<i32>::new())
@@ -63,7 +63,8 @@ fn shapes(dtype: DType) -> Vec<Shape> {
     let tensor = on_tensor_cores(32, 8, 16, 3, true, 1);
     // A mixture adds halves of a block of q8_0 by themselves.
     let whole_blocks = format(dtype).integer && !format(dtype).joined;
-    let all = [Some(on_cores(32, 2, 2, 4, 2)), whole_blocks.then_some(tensor)];
+    let tensors = [tensor, streamed(tensor, 2)].map(|shape| whole_blocks.then_some(shape));
+    let all = [Some(on_cores(32, 2, 2, 4, 2)), tensors[0], tensors[1]];
     all.into_iter().flatten().collect()
 }
 

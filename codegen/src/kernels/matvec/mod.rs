@@ -3,8 +3,12 @@
 //! Its time is the weights' way from memory, so the kernel is a pipeline of 16-byte loads: each lane keeps ROWS x DEPTH units
 //! on their way, and issues the next one as soon as it has used one, across the ends of rows. The grid is as large as the
 //! GPU, not as the matrix: a warp goes on to its next rows without a pause. The activations lie in shared memory, int8 with
-//! a scale for each 32 values, or f32 for float weights. Each row is summed by the same lanes in the same order, whatever
-//! the grid: results depend on the instance alone.
+//! a scale for each 32 values, or f32 for float weights.
+//!
+//! Each row is summed in the same order, whatever the grid and however many rows of activations there are ([`rows`](crate::kernels::rows)). The order is made for
+//! tensor cores, which can keep few sums for an output. A row is cut in four stretches of eight lanes each (STRETCHED). A lane of a stretch (of Q8_0, a pair of lanes) takes every
+//! eighth block of 32 values (every fourth), one fused multiply-add a block. A tree adds the lanes of a stretch, and the stretches are added in order. A product that tensor cores do
+//! not have, of float weights or of activations with fine codes, is not STRETCHED: all lanes take units in turn, and a tree adds them.
 //!
 //! One kernel serves all: a weight format ([`formats`]), a prologue (how activations arrive) and an epilogue ([`slots`]) are
 //! device functions in its slots. Several matrices that share their input and their type are one matrix, stacked; with PAIRED
@@ -28,12 +32,45 @@ use parts::{
     plain_activations, second_part_at,
 };
 use prologue::{add_update, copy_norms, weigh};
-use shape::{LaunchShape, launch_shape};
+use shape::{LaunchShape, ranked_shapes};
 use slots::as_words;
+
+/// Units of a stretch: whole steps of its lanes, of at most four stretches. The last may be shorter or empty. A row that is not STRETCHED is one.
+#[device]
+pub fn stretch_units<const K: u32, const UNIT: u32, const STRETCHED: bool>() -> u32 {
+    if STRETCHED { (K / UNIT).div_ceil(32) * 8 } else { K / UNIT }
+}
+
+/// Units from one step of a lane to the next.
+#[device]
+pub fn step_units<const LANES: u32, const STRETCHED: bool>() -> u32 {
+    if STRETCHED { 8 } else { LANES }
+}
+
+/// Whether all lanes have the same number of steps, a multiple of DEPTH: there is no end to mind.
+#[device]
+pub fn is_exact<const K: u32, const UNIT: u32, const LANES: u32, const DEPTH: u32, const STRETCHED: bool>() -> bool {
+    let whole = !STRETCHED || K / UNIT == stretch_units() * (LANES / 8);
+    whole && stretch_units() % (step_units() * DEPTH) == 0
+}
+
+/// The first unit of a lane in every row.
+#[device]
+pub fn first_unit<const K: u32, const UNIT: u32, const LANES: u32, const STRETCHED: bool>() -> u32 {
+    let lane = lane_id() % LANES;
+    if STRETCHED { lane / 8 * stretch_units() + lane % 8 } else { lane }
+}
 
 /// The unit of `codes` that row `r` of a lane's rows needs at `at`: out-of-range rows are clamped to the last row, and their results dropped.
 #[device]
-pub fn unit_of<const K: u32, const UNIT: u32, const LANES: u32, const DEPTH: u32, const PAIRED: bool>(
+pub fn unit_of<
+    const K: u32,
+    const UNIT: u32,
+    const LANES: u32,
+    const DEPTH: u32,
+    const STRETCHED: bool,
+    const PAIRED: bool,
+>(
     first: u32,
     r: u32,
     at: u32,
@@ -42,18 +79,28 @@ pub fn unit_of<const K: u32, const UNIT: u32, const LANES: u32, const DEPTH: u32
     let units = K / UNIT;
     let output = (first + if PAIRED { r / 2 } else { r }).min(rows - 1);
     let row = if PAIRED { output + r % 2 * rows } else { output };
-    row * units + if units % (LANES * DEPTH) == 0 { at } else { at.min(units - 1) }
+    row * units + if is_exact() { at } else { at.min(units - 1) }
 }
 
-/// The sum over the lanes of a row. JOINED lanes are pairs of which both have the same.
+/// The sum over the lanes of a row, for the first of them: a tree, or a tree for each stretch and then the stretches in order. JOINED lanes are pairs of which both have the same.
+/// A collective of the warp.
 #[device]
-pub fn lanes_sum(value: f32, lanes: u32, joined: bool) -> f32 {
+pub fn lanes_sum(value: f32, lanes: u32, joined: bool, stretched: bool) -> f32 {
     let mut sum = value;
-    let mut mask = lanes / 2;
+    let mut mask = if stretched { lanes.min(8) / 2 } else { lanes / 2 };
     #[unroll]
     while mask > if joined { 1 } else { 0 } {
         sum = sum + shfl_xor(sum, mask);
         mask = mask / 2;
+    }
+    if stretched {
+        let own = sum;
+        #[unroll]
+        for s in 1u32..lanes / 8 {
+            sum = sum + shfl_xor(own, s * 8);
+        }
+        // A stretch that is not there counts as zero: a plain one is left of a negative one.
+        sum = sum + 0.0;
     }
     sum
 }
@@ -94,6 +141,7 @@ pub fn matvec<
     const BRANCHED: bool,
     const NORMED: bool,
     const FINE: bool,
+    const STRETCHED: bool,
     const JOINED: bool,
     const SHARES_ROWS: bool,
     const SHARE: u32,
@@ -116,6 +164,7 @@ pub fn matvec<
     require!(!FINE || INTEGER && !READY && !JOINED);
     require!(!SHARES_ROWS || JOINED && ROWS % 2 == 0);
     require!(SHARE % 32 == 0);
+    require!(!STRETCHED || INTEGER && LANES % 8 == 0 && (LANES == 32 || K / UNIT <= LANES));
     // With FINE the second digits of all values, then the third ones, follow the first.
     let x_words = shared::<u32>(if FINE {
         3 * K / 4
@@ -152,7 +201,9 @@ pub fn matvec<
     let all_warps = if SHARE > 0 { WARPS } else { grid_dim() * WARPS };
     let mut base = first + own_warp * warp_outputs;
     let own = lane_id() / LANES * outputs;
-    let mut at = lane;
+    let start = first_unit();
+    let stop = (start - start % step_units() + stretch_units()).min(units);
+    let mut at = start;
 
     // The first weights are on their way before the activations are there.
     let mut ahead = regs(Unit::ZERO, ROWS * DEPTH);
@@ -161,7 +212,7 @@ pub fn matvec<
         for d in 0..DEPTH {
             #[unroll]
             for r in 0..ROWS {
-                ahead[d * ROWS + r] = fetch(side, codes, unit_of(base + own, r, at + d * LANES, rows));
+                ahead[d * ROWS + r] = fetch(side, codes, unit_of(base + own, r, at + d * step_units(), rows));
             }
         }
     }
@@ -224,15 +275,14 @@ pub fn matvec<
 
     let mut sums = regs(0.0f32, ROWS);
     while base < end {
-        let row_ends = at - lane + LANES * DEPTH >= units;
-        let next_at = if row_ends { lane } else { at + LANES * DEPTH };
+        let row_ends = at - start + step_units() * DEPTH >= stretch_units();
+        let next_at = if row_ends { start } else { at + step_units() * DEPTH };
         let next_base = if row_ends { base + all_warps * warp_outputs } else { base };
         #[unroll]
         for d in 0..DEPTH {
             // Without an end to mind, all places are one register and a constant.
-            let exact = units % (LANES * DEPTH) == 0;
-            let unit = if exact { at + d * LANES } else { (at + d * LANES).min(units - 1) };
-            let group = if exact { at * UNIT / 32 + d * (LANES * UNIT / 32) } else { unit * UNIT / 32 };
+            let unit = if is_exact() { at + d * step_units() } else { (at + d * step_units()).min(units - 1) };
+            let group = if is_exact() { at * UNIT / 32 + d * (step_units() * UNIT / 32) } else { unit * UNIT / 32 };
             let mut x = activations_at(unit, group, units, x_words, x_scales);
             let is_fine = FINE && x.scale < 0.0;
             x.scale = x.scale.abs();
@@ -241,17 +291,17 @@ pub fn matvec<
                 let own_row = lane_id() % 2;
                 #[unroll]
                 for p in 0..ROWS / 2 {
-                    let of_row = unit_of(base + own, p * 2 + own_row, at + d * LANES, rows);
+                    let of_row = unit_of(base + own, p * 2 + own_row, at + d * step_units(), rows);
                     let first = ahead[d * ROWS + p * 2];
                     let total = two_dots(first, ahead[d * ROWS + p * 2 + 1], of_row, x, sums[p]);
-                    if exact || at + d * LANES < units {
+                    if is_exact() || at + d * step_units() < stop {
                         sums[p] = total;
                     }
                 }
                 if next_base < end {
                     #[unroll]
                     for r in 0..ROWS {
-                        let next = unit_of(next_base + own, r, next_at + d * LANES, rows);
+                        let next = unit_of(next_base + own, r, next_at + d * step_units(), rows);
                         ahead[d * ROWS + r] = fetch(side, codes, next);
                     }
                 }
@@ -259,18 +309,18 @@ pub fn matvec<
                 #[unroll]
                 for r in 0..ROWS {
                     let held = ahead[d * ROWS + r];
-                    let of_row = unit_of(base + own, r, at + d * LANES, rows);
+                    let of_row = unit_of(base + own, r, at + d * step_units(), rows);
                     let mut total = dot(held, of_row, x, sums[r]);
                     if is_fine {
                         let second = second_part_at(unit, units);
                         total =
                             dot_fine(dot, held, of_row, unit * 4, second, x.scale, fine_sums[group], total, x_words);
                     }
-                    if exact || at + d * LANES < units {
+                    if is_exact() || at + d * step_units() < stop {
                         sums[r] = total;
                     }
                     if next_base < end {
-                        let next = unit_of(next_base + own, r, next_at + d * LANES, rows);
+                        let next = unit_of(next_base + own, r, next_at + d * step_units(), rows);
                         ahead[d * ROWS + r] = fetch(side, codes, next);
                     }
                 }
@@ -283,7 +333,7 @@ pub fn matvec<
             if SHARES_ROWS {
                 #[unroll]
                 for p in 0..ROWS / 2 {
-                    let sum = lanes_sum(sums[p], LANES, true);
+                    let sum = lanes_sum(sums[p], LANES, true, STRETCHED);
                     let other = shfl_xor(sum, 1);
                     if PAIRED && lane == p {
                         value = if lane % 2 == 0 { sum } else { other };
@@ -296,7 +346,7 @@ pub fn matvec<
             } else {
                 #[unroll]
                 for r in 0..ROWS {
-                    let sum = lanes_sum(sums[r], LANES, JOINED);
+                    let sum = lanes_sum(sums[r], LANES, JOINED, STRETCHED);
                     let output = if PAIRED { r / 2 } else { r };
                     if lane == output && PAIRED && r % 2 == 1 {
                         up = sum;
@@ -451,7 +501,7 @@ impl Product {
 
     /// The shape for a GPU of that many SMs.
     pub fn shape(&self, multiprocessors: u32) -> LaunchShape {
-        launch_shape(self.dtype, self.outputs, self.k, self.geglu, self.leaves_int8, multiprocessors)
+        ranked_shapes(self, multiprocessors)[0].shape
     }
 
     /// Fours of activations that a thread holds at once: all of its own where there is a norm.
@@ -463,6 +513,11 @@ impl Product {
     /// Two lanes share a block of 32 values, and add their dots as integers.
     pub fn is_joined(&self) -> bool {
         format(self.dtype).joined && !self.unbounded
+    }
+
+    /// The order of its sums is the one that tensor cores can keep.
+    pub fn is_stretched(&self) -> bool {
+        format(self.dtype).integer && !self.unbounded
     }
 
     /// The fast kernel, launched on `[shape.blocks]`.
@@ -485,6 +540,7 @@ impl Product {
             BRANCHED: branches,
             NORMED: normed,
             FINE: self.unbounded && format.integer,
+            STRETCHED: self.is_stretched(),
             JOINED: self.is_joined(),
             SHARES_ROWS: self.is_joined() && shape.rows.is_multiple_of(2),
             SHARE: shape.share,

@@ -5,8 +5,7 @@
 //! because one alone waits for its own sums; and equal work for all. The numbers of warps come from [`crate::measured`]; what else was
 //! tried is told in BENCHMARKS.md.
 
-use gemma4c_blocks::DType;
-
+use super::Product;
 use super::formats::format;
 use crate::measured::{H200, Question};
 
@@ -53,22 +52,6 @@ const REGISTERS: (u32, u32, u32) = (65536, 50, 60);
 /// Bytes on their way to an SM beyond which more do not help.
 const ENOUGH_BYTES: u32 = 72 << 10;
 
-/// The shape of a product of `outputs` values (of twice as many rows, if `paired`) of `k` values each, for a GPU of that many
-/// SMs.
-///
-/// One block for each SM, as large as it takes: every block reads all activations and computes their norms, so more of
-/// them would read more than the weights are. With `whole_groups` a block has whole int8 groups of neighbouring outputs.
-pub fn launch_shape(
-    dtype: DType,
-    outputs: u32,
-    k: u32,
-    paired: bool,
-    whole_groups: bool,
-    multiprocessors: u32,
-) -> LaunchShape {
-    ranked_shapes(dtype, outputs, k, paired, whole_groups, multiprocessors)[0].shape
-}
-
 /// Whether the result of a matrix of that many bytes should be left as int8: in whole groups, and not at the price of too many SMs that have none.
 pub fn whole_groups_pay(outputs: u32, bytes: u64, multiprocessors: u32) -> bool {
     let groups = outputs / 32;
@@ -93,21 +76,26 @@ impl Ranked {
     }
 }
 
+/// Lanes that share a row: they decide the order of its sums, and so its bits. Nothing of the GPU is in them.
+pub fn lanes(product: &Product) -> u32 {
+    let units = (product.k / format(product.dtype).unit).max(1);
+    match product.is_stretched() {
+        // A short row has as many stretches as it fills.
+        true => units.next_power_of_two().clamp(8, 32),
+        false => [32, 16].into_iter().find(|lanes| units >= *lanes).unwrap_or(8),
+    }
+}
+
 /// All shapes that the rule considers, that of the highest score first. There is one at least.
-pub fn ranked_shapes(
-    dtype: DType,
-    outputs: u32,
-    k: u32,
-    paired: bool,
-    whole_groups: bool,
-    multiprocessors: u32,
-) -> Vec<Ranked> {
-    let (format, multiprocessors) = (format(dtype), multiprocessors.max(1));
-    let units = (k / format.unit).max(1);
-    // A row too short for all lanes of a warp is shared by fewer.
-    let lanes = [32, 16].into_iter().find(|lanes| units >= *lanes).unwrap_or(8);
+///
+/// One block for each SM, as large as it takes: every block reads all activations and computes their norms, so more of
+/// them would read more than the weights are. A product that leaves int8 has blocks with whole int8 groups of neighbouring outputs.
+pub fn ranked_shapes(product: &Product, multiprocessors: u32) -> Vec<Ranked> {
+    let (format, multiprocessors) = (format(product.dtype), multiprocessors.max(1));
+    let (outputs, paired, lanes) = (product.outputs, product.geglu, lanes(product));
+    let units = (product.k / format.unit).max(1);
     let steps = units.div_ceil(lanes);
-    let share = if whole_groups { (outputs / 32).div_ceil(multiprocessors).max(1) * 32 } else { 0 };
+    let share = if product.leaves_int8 { (outputs / 32).div_ceil(multiprocessors).max(1) * 32 } else { 0 };
     let shape = |(rows, reach): (u32, u32)| {
         let lane_outputs = if paired { rows / 2 } else { rows };
         // Steps of a whole warp that make all outputs.

@@ -207,7 +207,7 @@ pub fn expert_down<
                     product = total;
                 }
                 if (step - dense_steps) % expert_steps == expert_steps - 1 {
-                    let complete = lanes_sum(product, LANES, false);
+                    let complete = lanes_sum(product, LANES, false, false);
                     if choice < TOP {
                         sum = complete.mul_add(factors[own], sum);
                     }

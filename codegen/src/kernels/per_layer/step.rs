@@ -185,7 +185,7 @@ pub fn per_layer_step<
         let row = (r * (PEERS * WARPS) + first) * (32 / LANES) + lane_id() / LANES;
         let unit = row.min(K - 1) * LANES + lane_unit;
         let sum = dot(ahead[r], unit, x_unit, 0.0);
-        let value = lanes_sum(sum, LANES, JOINED);
+        let value = lanes_sum(sum, LANES, JOINED, true);
         if lane_unit == 0 && row < K {
             out[of_row * K + row] = value;
         }

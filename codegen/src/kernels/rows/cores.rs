@@ -8,7 +8,7 @@
 use gemma4c_dsl::prelude::*;
 
 use crate::kernels::matvec::parts::{Unit, UnitActivations, activations_at, dot_fine, fetch, part_at, second_part_at};
-use crate::kernels::matvec::{lanes_sum, unit_of};
+use crate::kernels::matvec::{first_unit, is_exact, lanes_sum, step_units, stretch_units, unit_of};
 
 /// Copies TILE rows of activations to shared memory: words of codes or floats, 16 bytes of them a part, and of integers the scales. All rows are on
 /// their way at once. A row that is not there is the last one: its results are dropped.
@@ -86,6 +86,7 @@ pub fn rows_matvec<
     const PAIRED: bool,
     const FACTORED: bool,
     const FINE: bool,
+    const STRETCHED: bool,
     const SEPARATE: bool,
     const JOINED: bool,
 >(
@@ -105,6 +106,7 @@ pub fn rows_matvec<
     require!(K % 32 == 0 && 32 % LANES == 0 && ROWS <= LANES);
     require!(!PAIRED || ROWS % 2 == 0);
     require!(!FINE || INTEGER && !SEPARATE && !JOINED);
+    require!(!STRETCHED || INTEGER && LANES % 8 == 0 && (LANES == 32 || K / UNIT <= LANES));
     // Words of a row of activations. With FINE the second digits of all values, then the third ones, follow the first.
     let row_words = if FINE {
         3 * K / 4
@@ -135,7 +137,9 @@ pub fn rows_matvec<
     let all_warps = grid_dim() * WARPS;
     let mut base = (block_idx() * WARPS + warp_id()) * warp_outputs;
     let own = lane_id() / LANES * lane_outputs;
-    let mut at = lane;
+    let start = first_unit();
+    let stop = (start - start % step_units() + stretch_units()).min(units);
+    let mut at = start;
 
     // The first weights are on their way before the activations are there.
     let mut ahead = regs(Unit::ZERO, ROWS * DEPTH);
@@ -144,7 +148,7 @@ pub fn rows_matvec<
         for d in 0..DEPTH {
             #[unroll]
             for r in 0..ROWS {
-                ahead[d * ROWS + r] = fetch(side, codes, unit_of(base + own, r, at + d * LANES, outputs));
+                ahead[d * ROWS + r] = fetch(side, codes, unit_of(base + own, r, at + d * step_units(), outputs));
             }
         }
     }
@@ -159,14 +163,13 @@ pub fn rows_matvec<
 
     let mut sums = regs(0.0f32, ROWS * TILE);
     while base < outputs {
-        let row_ends = at - lane + LANES * DEPTH >= units;
-        let next_at = if row_ends { lane } else { at + LANES * DEPTH };
+        let row_ends = at - start + step_units() * DEPTH >= stretch_units();
+        let next_at = if row_ends { start } else { at + step_units() * DEPTH };
         let next_base = if row_ends { base + all_warps * warp_outputs } else { base };
         #[unroll]
         for d in 0..DEPTH {
-            let exact = units % (LANES * DEPTH) == 0;
-            let unit = if exact { at + d * LANES } else { (at + d * LANES).min(units - 1) };
-            let group = if exact { at * UNIT / 32 + d * (LANES * UNIT / 32) } else { unit * UNIT / 32 };
+            let unit = if is_exact() { at + d * step_units() } else { (at + d * step_units()).min(units - 1) };
+            let group = if is_exact() { at * UNIT / 32 + d * (step_units() * UNIT / 32) } else { unit * UNIT / 32 };
             #[unroll]
             for i in 0..TILE {
                 let words = x_words.offset(i * row_words);
@@ -176,7 +179,7 @@ pub fn rows_matvec<
                 #[unroll]
                 for r in 0..ROWS {
                     let held = ahead[d * ROWS + r];
-                    let number = unit_of(base + own, r, at + d * LANES, outputs);
+                    let number = unit_of(base + own, r, at + d * step_units(), outputs);
                     let mut total = dot(held, number, of_unit, if SEPARATE { 0.0 } else { sums[r * TILE + i] });
                     if SEPARATE {
                         total = sums[r * TILE + i] + total;
@@ -186,7 +189,7 @@ pub fn rows_matvec<
                         let of_fine = sums_of_fine[i * fine_groups + group];
                         total = dot_fine(dot, held, number, unit * 4, second, of_unit.scale, of_fine, total, words);
                     }
-                    if exact || at + d * LANES < units {
+                    if is_exact() || at + d * step_units() < stop {
                         sums[r * TILE + i] = total;
                     }
                 }
@@ -194,7 +197,7 @@ pub fn rows_matvec<
             if next_base < outputs {
                 #[unroll]
                 for r in 0..ROWS {
-                    let next = unit_of(next_base + own, r, next_at + d * LANES, outputs);
+                    let next = unit_of(next_base + own, r, next_at + d * step_units(), outputs);
                     ahead[d * ROWS + r] = fetch(side, codes, next);
                 }
             }
@@ -208,7 +211,7 @@ pub fn rows_matvec<
                 let mut up = 0.0f32;
                 #[unroll]
                 for r in 0..ROWS {
-                    let sum = lanes_sum(sums[r * TILE + i], LANES, JOINED);
+                    let sum = lanes_sum(sums[r * TILE + i], LANES, JOINED, STRETCHED);
                     let of_lane = if PAIRED { r / 2 } else { r };
                     if lane == of_lane && PAIRED && r % 2 == 1 {
                         up = sum;

@@ -2,7 +2,7 @@
 //!
 //! `bytes_*` makes signed bytes of a word of codes: four values of the unit's first half (x) and four of its second (y); units of two pieces have
 //! their bytes as they are.
-//! `start_*` is what a dot starts with: weights with a zero point take it from the sum of the activations. `whole_*` makes an f32 of a unit's
+//! `start_*` is what a dot starts with; zero points are taken from the bytes. `whole_*` makes an f32 of a unit's
 //! dots. A dot below 2^22 needs no conversion: it starts at the bits of 1.5 · 2^23, so its sum is the bits of that float plus
 //! the dot, and a subtraction gives the dot exactly.
 
@@ -36,11 +36,25 @@ pub fn bytes_levels(word: u32, side: U32x4, index: u32) -> U32x2 {
     u32x2(byte_perm(first, second, 0x6420), byte_perm(first, second, 0x7531))
 }
 
+/// Sixteen times the nibbles less their zero point of 8: as the upper half of a byte a nibble is one exclusive or from it.
+#[device]
+pub fn bytes_q4_0(word: u32, side: U32x4, index: u32) -> U32x2 {
+    u32x2((word << 4 & 0xf0f0f0f0) ^ 0x80808080, word & 0xf0f0f0f0 ^ 0x80808080)
+}
+
 /// Nibbles with fifth bits, which are the side's second word.
 #[device]
 pub fn bytes_q5(word: u32, side: U32x4, index: u32) -> U32x2 {
     let low = word & 0x0f0f0f0f | spread_bits(side.y >> (index * 4));
     u32x2(low, word >> 4 & 0x0f0f0f0f | spread_bits(side.y >> (16 + index * 4)))
+}
+
+/// The same less the zero point of 16. The upper bit of every byte keeps the subtraction from borrowing of the next.
+#[device]
+pub fn bytes_q5_0(word: u32, side: U32x4, index: u32) -> U32x2 {
+    let five = bytes_q5(word, side, index);
+    let lower = (five.x | 0x80808080) - 0x10101010 ^ 0x80808080;
+    u32x2(lower, (five.y | 0x80808080) - 0x10101010 ^ 0x80808080)
 }
 
 /// Nibbles with fifth bits, which are the side's third word.
@@ -76,16 +90,6 @@ pub fn start_biased(sum: i32) -> i32 {
 }
 
 #[device]
-pub fn start_q4_0(sum: i32) -> i32 {
-    0x4b400000 - sum * 8
-}
-
-#[device]
-pub fn start_q5_0(sum: i32) -> i32 {
-    0x4b400000 - sum * 16
-}
-
-#[device]
 pub fn start_zero(sum: i32) -> i32 {
     0
 }
@@ -94,6 +98,12 @@ pub fn start_zero(sum: i32) -> i32 {
 #[device]
 pub fn whole_biased(first: i32, second: i32, factors: U32x4) -> f32 {
     f32::from_bits(first as u32) - 12582912.0
+}
+
+/// The same of sixteen times the dot: 786432 is the sixteenth of the bias, and the result an integer, so nothing is rounded.
+#[device]
+pub fn whole_sixteenth(first: i32, second: i32, factors: U32x4) -> f32 {
+    f32::from_bits(first as u32).mul_add(0.0625, -786432.0)
 }
 
 /// Two dots by integers of their own.
@@ -119,12 +129,12 @@ pub struct TensorFormat {
     pub factors: &'static DeviceDef,
     /// Pieces of 16 bytes of a unit of 32 values.
     pub parts: u32,
+    /// Sums of a stretch of units: a unit's is the one of its number modulo this. As many as lanes, or pairs of lanes, have a row of their own.
+    pub classes: u32,
     /// The halves of a unit are two dots.
     pub halves: bool,
     /// It has a minimum, by the sum of the activations.
     pub minimum: bool,
-    /// A dot's start depends on the sum of the activations.
-    pub zero_point: bool,
     /// Pieces to a word of the planes `scales` and `supers`; 0 without such a plane.
     pub scales: u32,
     pub supers: u32,
@@ -148,7 +158,7 @@ impl TensorFormat {
 
     /// The sums of the activations are needed.
     pub fn sums(&self) -> bool {
-        self.minimum || self.zero_point
+        self.minimum
     }
 
     /// Of a type; `None` of floats.
@@ -159,15 +169,14 @@ impl TensorFormat {
             whole: whole_biased::DEF,
             factors: factors_half::DEF,
             parts: 1,
+            classes: 8,
             halves: false,
             minimum: false,
-            zero_point: false,
             scales: 2,
             supers: 0,
             high: 0,
             period: 2,
         };
-        let zero_point = |start| TensorFormat { start, zero_point: true, ..biased };
         let minimum = |factors, scales| TensorFormat { factors, scales, minimum: true, ..biased };
         let factors_k = minimum(factors_k::DEF, 2);
         Some(match dtype {
@@ -176,14 +185,15 @@ impl TensorFormat {
                 bytes: bytes_signed::DEF,
                 factors: factors_q8_0::DEF,
                 parts: 2,
+                classes: 4,
                 scales: 4,
                 period: 4,
                 ..biased
             },
-            DType::Q4_0 => zero_point(start_q4_0::DEF),
+            DType::Q4_0 => TensorFormat { bytes: bytes_q4_0::DEF, whole: whole_sixteenth::DEF, ..biased },
             DType::IQ4NL => TensorFormat { bytes: bytes_levels::DEF, ..biased },
             DType::Q4_1 => minimum(factors_half_pair::DEF, 1),
-            DType::Q5_0 => TensorFormat { bytes: bytes_q5::DEF, high: 1, ..zero_point(start_q5_0::DEF) },
+            DType::Q5_0 => TensorFormat { bytes: bytes_q5_0::DEF, high: 1, ..biased },
             DType::Q5_1 => TensorFormat { bytes: bytes_q5::DEF, high: 1, ..minimum(factors_half_pair::DEF, 1) },
             DType::Q4K => TensorFormat { supers: 8, ..factors_k },
             DType::Q5K => TensorFormat { bytes: bytes_q5_k::DEF, supers: 8, high: 1, ..factors_k },

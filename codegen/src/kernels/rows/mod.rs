@@ -1,11 +1,10 @@
 //! Matrix products of 2 to 128 rows that read the weights once, and give every row exactly the bits that it has alone.
 //!
-//! What [`matvec`](crate::kernels::matvec) computes for one row is the specification: LANES lanes take the units of a weight row in turn, each adds
-//! its units in order, one fused multiply-add a unit, and a tree adds the lanes. Products of several rows keep that order for every row,
-//! so a sequence's logits do not depend on its company.
+//! What [`matvec`](crate::kernels::matvec) computes for one row is the specification. A weight row of an integer type is four stretches of blocks of 32 values; a stretch has four or eight sums, by the block's number modulo that, to which it adds its blocks in
+//! order, one fused multiply-add a block. Products of several rows keep that order for every row, so a sequence's logits do not depend on its company.
 //!
 //! A product is two launches. [`prepare`] norms and quantises each row as a block of the one-row product does, with its warps. Then the product
-//! itself: [`cores`] on CUDA cores, for every type, or [`mma`] and [`stream`] on int8 tensor cores, for every integer type. All take rows that are not in use for ordinary ones. Results are f32, row by row.
+//! itself: [`cores`] on CUDA cores, for every type, or [`tiles`] on int8 tensor cores, for every integer type ([`steps`] where there are no mbarriers). The dense half of a mixture, whose order is by lanes, has [`stream`] and [`mma`]. All take rows that are not in use for ordinary ones. Results are f32, row by row.
 
 pub mod cores;
 pub mod formats;
@@ -13,8 +12,13 @@ pub mod mma;
 pub mod prepare;
 pub mod shape;
 pub mod stages;
+pub mod steps;
 pub mod stream;
+pub mod stretches;
 pub mod sums;
+pub mod tiles;
+pub mod tiling;
+pub mod warp_tile;
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::{Filled, Instance, InstanceError, LaunchArguments};
@@ -86,8 +90,8 @@ pub enum RowsError {
     FineCodes { dtype: DType },
     #[error("a mixture's dense half adds {dtype} in halves of a block, which tensor cores do not")]
     HalfBlocks { dtype: DType },
-    #[error("{rows} rows are not whole panels of eight, which tensor cores take")]
-    Panels { rows: u32 },
+    #[error("tiles are for the order of a matrix-vector product, not of a mixture's dense half")]
+    Order,
     #[error(transparent)]
     Instance(#[from] InstanceError),
 }
@@ -138,10 +142,6 @@ impl Product {
         if !self.is_prepared() {
             return Ok(None);
         }
-        let panels = matches!(shape, Shape::Tensor(_));
-        if panels && !self.rows.is_multiple_of(8) {
-            return Err(RowsError::Panels { rows: self.rows });
-        }
         let instance = prepare::prepare_rows::Chosen {
             K: self.one.k,
             INTEGER: self.is_integer(),
@@ -151,7 +151,7 @@ impl Product {
             BRANCHED: branches,
             NORMED: normed,
             FINE: self.is_fine(),
-            PANELS: panels,
+            PANELS: shape.takes_panels(),
             EPSILON: self.one.epsilon,
             input: slots::four_of::DEF,
             update: if residual { slots::four_of::DEF } else { slots::no_four::DEF },
@@ -175,7 +175,10 @@ impl Product {
         let format = format(self.one.dtype);
         let join = if self.one.geglu { vec![slots::geglu::DEF] } else { vec![] };
         match (shape, TensorFormat::of(self.one.dtype)) {
-            (Shape::Tensor(_), Some(_)) if self.is_fine() => Err(RowsError::FineCodes { dtype: self.one.dtype }),
+            (Shape::Tiles(_), _) if self.order != SumOrder::Matvec => Err(RowsError::Order),
+            (Shape::Tensor(_) | Shape::Tiles(_), Some(_)) if self.is_fine() => {
+                Err(RowsError::FineCodes { dtype: self.one.dtype })
+            }
             (Shape::Tensor(_), Some(tensor)) if tensor.parts == 2 && !self.is_joined() => {
                 Err(RowsError::HalfBlocks { dtype: self.one.dtype })
             }
@@ -226,7 +229,54 @@ impl Product {
                 };
                 instance.map_err(RowsError::from)
             }
-            (Shape::Tensor(_), None) => Err(RowsError::Floats { dtype: self.one.dtype }),
+            (Shape::Tiles(shape), Some(tensor)) => {
+                let pieces = self.one.k / 32 * tensor.parts;
+                let epilogue = self.one.epilogue.clone();
+                // The two kernels have the same parameters.
+                macro_rules! chosen {
+                    ($kernel:path, $copiers:expr) => {{
+                        use $kernel as kernel;
+                        kernel::Chosen {
+                            K: self.one.k,
+                            PARTS: tensor.parts,
+                            PIECES: pieces,
+                            HALVES: tensor.halves,
+                            MINIMUM: tensor.minimum,
+                            SHARING: tensor.sharing(pieces),
+                            SCALES: tensor.scales,
+                            SUPERS: tensor.supers,
+                            HIGH: tensor.high,
+                            PERIOD: tensor.period,
+                            CLASSES: tensor.classes,
+                            STRETCH: tiling::stretch(self.one.k, tensor.classes),
+                            OWN: shape.own,
+                            STEP: shape.step,
+                            GROUPS: shape.groups,
+                            SPLITS: shape.splits,
+                            EIGHTS: shape.eights,
+                            COPIERS: $copiers,
+                            STAGES: shape.stages,
+                            RESIDENT: shape.resident,
+                            PANELS: shape.panels,
+                            PAIRED: self.one.geglu,
+                            FACTORED: self.is_normed(),
+                            bytes: tensor.bytes,
+                            start: vec![tensor.start],
+                            whole: tensor.whole,
+                            factors: vec![tensor.factors],
+                            join,
+                            epilogue,
+                        }
+                        .build()
+                    }};
+                }
+                let instance = match shape.copiers {
+                    0 => chosen!(steps::rows_tiles_in_steps, shape.warps() * 32),
+                    copiers => chosen!(tiles::rows_tiles, copiers * 32),
+                };
+                instance.map_err(RowsError::from)
+            }
+            (Shape::Tensor(_) | Shape::Tiles(_), None) => Err(RowsError::Floats { dtype: self.one.dtype }),
             (Shape::Cores(shape), _) => cores::rows_matvec::Chosen {
                 K: self.one.k,
                 UNIT: format.unit,
@@ -239,6 +289,7 @@ impl Product {
                 PAIRED: self.one.geglu,
                 FACTORED: self.is_normed(),
                 FINE: self.is_fine(),
+                STRETCHED: self.one.is_stretched() && self.order == SumOrder::Matvec,
                 SEPARATE: self.order == SumOrder::Down,
                 JOINED: self.is_joined(),
                 side: format.side,
@@ -255,6 +306,7 @@ impl Product {
         let (blocks, tile) = match shape {
             Shape::Cores(shape) => (shape.blocks, shape.tile),
             Shape::Tensor(shape) => (shape.blocks, shape.tile),
+            Shape::Tiles(shape) => (shape.blocks, shape.tile()),
         };
         [blocks, self.rows.div_ceil(tile), 1]
     }
@@ -270,7 +322,7 @@ impl Product {
         let Given { x, xscale, xsum, fine, fine_sums, factor, out, unused, x_stride, by_stride } = given;
         let (outputs, rows, codes) = (self.one.outputs, self.rows, plane("codes"));
         let (arguments, slot) = match shape {
-            Shape::Tensor(tensor) => {
+            Shape::Tensor(_) | Shape::Tiles(_) => {
                 let known =
                     |name| if planes(self.one.dtype).iter().any(|p| p.name == name) { plane(name) } else { unused };
                 let (high, scales, supers) = (known("high"), known("scales"), known("supers"));
@@ -294,9 +346,11 @@ impl Product {
                         (arguments.into(), kernel::slot::epilogue)
                     }};
                 }
-                match tensor.copiers {
-                    0 => arguments!(mma::rows_mma),
-                    _ => arguments!(stream::rows_stream),
+                match shape {
+                    Shape::Tensor(shape) if shape.copiers == 0 => arguments!(mma::rows_mma),
+                    Shape::Tensor(_) => arguments!(stream::rows_stream),
+                    Shape::Tiles(shape) if shape.copiers == 0 => arguments!(steps::rows_tiles_in_steps),
+                    _ => arguments!(tiles::rows_tiles),
                 }
             }
             Shape::Cores(_) => {

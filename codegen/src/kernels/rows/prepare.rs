@@ -3,7 +3,7 @@
 //! A product of one row norms and quantises its activations in every block. For several rows that is a kernel of its own: a block
 //! takes a row and does what a block of [`matvec`](crate::kernels::matvec::matvec) does before its first unit, with the same warps, the same
 //! pieces a thread and the same functions, so a row has the same bits as alone. Codes lie as any earlier kernel leaves int8, row by row; or, for tensor
-//! cores, in PANELS of eight rows: 16 bytes of each, then the next 16 of each, and their scales and sums likewise.
+//! cores, in PANELS of eight rows: 16 bytes of each, then the next 16 of each, and their scales and sums likewise; the last panel is filled up with zeros.
 //! A norm's factor is not in them: the products multiply their results by it.
 
 use gemma4c_dsl::prelude::*;
@@ -128,6 +128,19 @@ pub fn prepare_rows<
                 }
             } else if place < places {
                 store(values, row * K + place * 4, held[p]);
+            }
+        }
+    }
+    if PANELS && row + 1 == grid_dim() {
+        // The last panel is whole: rows that are not there are zeros.
+        for pad in row + 1..(row / 8 + 1) * 8 {
+            for place in (thread_idx()..places).by(threads) {
+                xq[((row / 8 * (K / 16) + place / 4) * 8 + pad % 8) * 4 + place % 4] = 0;
+            }
+            for group in (thread_idx()..K / 32).by(threads) {
+                let at = (row / 8 * (K / 32) + group) * 8 + pad % 8;
+                xscale[at] = 0.0;
+                xsum[at] = 0;
             }
         }
     }

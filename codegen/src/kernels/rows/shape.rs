@@ -3,6 +3,7 @@
 //! A rule, by what the kernels move and compute ([`Cycles`]).
 
 use super::formats::TensorFormat;
+use super::tiling::Tiles;
 use super::{Product, SumOrder};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::LaunchShape;
@@ -48,6 +49,7 @@ pub struct Tensor {
 pub enum Shape {
     Cores(Cores),
     Tensor(Tensor),
+    Tiles(Tiles),
 }
 
 /// Warps of a block on CUDA cores: as many as leave a lane 128 registers.
@@ -191,6 +193,11 @@ impl Tensor {
 }
 
 impl Shape {
+    /// Whether activations that are prepared for it lie in panels of eight rows.
+    pub const fn takes_panels(&self) -> bool {
+        matches!(self, Shape::Tensor(_) | Shape::Tiles(_))
+    }
+
     /// `tensor cores, tiles of 16 rows and 32 outputs …`.
     pub fn describe(&self) -> String {
         match self {
@@ -200,6 +207,7 @@ impl Shape {
                     "CUDA cores, {rows} of activations a block, {lanes} lanes, {depth} ahead, {blocks} blocks of {warps} warps"
                 )
             }
+            Shape::Tiles(tiles) => tiles.describe(),
             Shape::Tensor(Tensor { lanes, warps, copiers, tile, columns, stages, resident, blocks }) => {
                 let activations = if *resident { "resident" } else { "streamed" };
                 format!(
@@ -218,7 +226,11 @@ pub fn choose(product: &Product, target: &Target) -> (Shape, Option<Shape>) {
     let one = product.one.shape(target.multiprocessors);
     let one = if product.order == SumOrder::Matvec { one } else { LaunchShape { lanes: 32, ..one } };
     let cores = Shape::Cores(Cores::choose(product, one, target));
-    match Tensor::choose(product, one, target).map(Shape::Tensor) {
+    let tensor = match product.order {
+        SumOrder::Matvec => Tiles::choose(product, target).map(Shape::Tiles),
+        SumOrder::GateUp | SumOrder::Down => Tensor::choose(product, one, target).map(Shape::Tensor),
+    };
+    match tensor {
         Some(tensor) if product.rows >= FEWEST_TENSOR_ROWS => (tensor, Some(cores)),
         tensor => (cores, tensor),
     }

@@ -114,7 +114,7 @@ pub fn multiply_task<
                 products[to + twin] = value;
             }
         } else {
-            let value = lanes_sum(sums[0], LANES, false);
+            let value = lanes_sum(sums[0], LANES, false, false);
             if lane == 0 && i < count && output < end {
                 products[to] = value;
             }
