@@ -17,14 +17,17 @@ pub enum Gap {
     Any,
     /// This, where the smallest chunk allows it.
     Within(Duration),
-    /// [`SHORT_GAP`], or [`DECODES_A_GAP`] decodes, where these take longer: a decode that is slow makes no prompt starve.
+    /// [`DECODES_A_GAP`] decodes, but no less than [`SHORT_GAP`] and no more than [`LONG_GAP`]: short chunks read all weights for few tokens, so a gap that is
+    /// short beside a decode would make prompts, and with them everybody, wait.
     Measured,
 }
 
 /// What nobody notices who reads along.
 const SHORT_GAP: f64 = 0.020;
+/// What somebody does.
+const LONG_GAP: f64 = 0.080;
 /// Decodes that a gap may last: one is the decode's own, the rest is for prompts.
-const DECODES_A_GAP: f64 = 2.5;
+const DECODES_A_GAP: f64 = 4.0;
 /// Before anything was measured.
 const FIRST_GUESS: u32 = 128;
 /// Weight of the latest measurement in the running mean: a slower one counts at once, a faster one has to last.
@@ -60,7 +63,7 @@ impl Pace {
             _ if !is_anybody_decoding => f64::INFINITY,
             Gap::Any => f64::INFINITY,
             Gap::Within(gap) => gap.as_secs_f64(),
-            Gap::Measured => SHORT_GAP.max(DECODES_A_GAP * decode),
+            Gap::Measured => (DECODES_A_GAP * decode).clamp(SHORT_GAP, LONG_GAP),
         };
         Budget { tokens: limits.chunk(), seconds: (gap - decode).max(0.0), is_first: true }
     }
@@ -206,6 +209,8 @@ mod tests {
         pace.measured(ms(5.0), Work::Decode, &limits());
         assert_eq!(chunks(&pace, true, 4000), [128], "15 ms are left");
         (0..9).for_each(|_| pace.measured(ms(20.0), Work::Decode, &limits()));
-        assert_eq!(chunks(&pace, true, 4000), [512], "30 ms are left");
+        assert_eq!(chunks(&pace, true, 4000), [512, 512, 128], "60 ms are left");
+        (0..9).for_each(|_| pace.measured(ms(50.0), Work::Decode, &limits()));
+        assert_eq!(chunks(&pace, true, 4000), [512], "30 ms are left: a gap has an end");
     }
 }
