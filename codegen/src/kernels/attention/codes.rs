@@ -108,7 +108,8 @@ pub fn score_codes<
     parts: Shared<f32>,
 ) {
     // All sums first: a store would hold back the loads after it.
-    let mut sums = regs(F32x4::ZERO, KEYS / 16 * SETS);
+    // Tiles of fewer keys are of floats, which do not come here: but their text has this function.
+    let mut sums = regs(F32x4::ZERO, if KEYS < 16 { 1 } else { KEYS / 16 * SETS });
     let lanes_row = codes.offset(lane_id() / 4 * code_row());
     #[unroll]
     for n in 0..KEYS / 16 {
