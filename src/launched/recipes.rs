@@ -1,7 +1,7 @@
 //! Which plans there are to look at: sizes, types, architectures, and what is switched off.
 //!
-//! A kernel's instance follows from a product's size and type and from the GPU's limits, so the set is the five sizes times the types of
-//! common files. A rare type is there once with experts and once as a file's other type, for tables and per-layer matrices. Files of
+//! A kernel's instance follows from a product's size and type and from the GPU's limits. Compiling takes most of the tests' time, so the five sizes are there in the two commonest types, and two of them in
+//! other common ones. A rare type is there once with experts and once as a file's other type, for tables and per-layer matrices. Files of
 //! mixed types, the types of keys and values, and switched-off passes are there for sizes in which they make a difference.
 
 use gemma4c_blocks::DType;
@@ -85,8 +85,8 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
     let mut all = Vec::new();
     for dtype in DType::ALL {
         let sizes = match dtype {
-            DType::Q8_0 | DType::Q4_0 => &SIZES[..],
-            _ if COMMON.contains(&dtype) && !fewer => &SIZES,
+            DType::Q8_0 | DType::Q4_0 if !fewer => &SIZES[..],
+            _ if COMMON.contains(&dtype) => &[Preset::E4b, Preset::Moe26bA4b],
             _ => &[Preset::Moe26bA4b],
         };
         all.extend(sizes.iter().map(|preset| of(*preset, Types::All(dtype))));
@@ -99,7 +99,7 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
         COMMON.iter().position(|dtype| recipe.types == Types::All(*dtype)).unwrap_or(COMMON.len())
     });
     if !fewer {
-        all.extend(SIZES.map(|preset| of(preset, Types::Q4KMixed)));
+        all.extend([Preset::E4b, Preset::Moe26bA4b].map(|preset| of(preset, Types::Q4KMixed)));
         all.extend([Preset::E2b, Preset::E4b].map(|preset| of(preset, Types::Q4_0Trained)));
     }
     all.push(of(Preset::Moe26bA4b, Types::Q8_0WithQ6KExperts));
@@ -107,15 +107,16 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
         let more: Vec<Recipe> = all.iter().map(Recipe::without_copies).collect();
         all.extend(more);
     }
+    // Of keys and values in floats, a size with heads of its own kind each; in 8 bits the largest contexts are worth having on every size.
+    let with = |kv, size, dtype| Recipe { kv, ..of(size, Types::All(dtype)) };
     for kv in [KvType::BF16, KvType::F32] {
-        all.extend([Preset::E4b, Preset::Dense12b].map(|size| Recipe { kv, ..of(size, Types::All(DType::Q8_0)) }));
+        all.extend([Preset::E4b, Preset::Dense12b].map(|size| with(kv, size, DType::Q8_0)));
     }
-    // In 8 bits the largest contexts are worth having on every size; e4m3 is converted from sm_89 on.
-    all.extend(SIZES.map(|size| Recipe { kv: KvType::Q8_0, ..of(size, Types::All(DType::Q4_0)) }));
+    let sizes = if fewer { &SIZES[1..2] } else { &SIZES[..] };
+    all.extend(sizes.iter().map(|size| with(KvType::Q8_0, *size, DType::Q4_0)));
+    // e4m3 is converted from sm_89 on.
     if arch.compute_capability() >= (8, 9) {
-        all.extend(
-            [Preset::E4b, Preset::Dense31b].map(|size| Recipe { kv: KvType::Fp8, ..of(size, Types::All(DType::Q4_0)) }),
-        );
+        all.extend([Preset::E4b, Preset::Dense31b].map(|size| with(KvType::Fp8, size, DType::Q4_0)));
     }
     all
 }
