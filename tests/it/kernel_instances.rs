@@ -16,7 +16,7 @@ use crate::common::Place;
 use crate::common::lowered::{self, LowerOptions, header};
 use crate::support;
 use gemma4c::launched;
-use gemma4c::launched::recipes::SIZES;
+use gemma4c::launched::recipes::{FEWEST, SIZES};
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::families::{self, FAMILIES, Family, NamedInstance};
@@ -379,11 +379,6 @@ fn check(arch: Arch, spills: Spills) {
 }
 
 #[test]
-fn every_instance_compiles_for_sm_80() {
-    check(Arch::Sm80, Spills::Allowed);
-}
-
-#[test]
 fn every_instance_compiles_for_sm_89_and_decode_kernels_spill_nothing_new() {
     check(Arch::Sm89, Spills::Listed);
 }
@@ -393,14 +388,10 @@ fn every_instance_compiles_for_sm_90a_and_decode_kernels_spill_nothing() {
     check(Arch::Sm90a, Spills::Listed);
 }
 
-#[test]
-fn every_instance_compiles_for_sm_120a() {
-    check(Arch::Sm120a, Spills::Allowed);
-}
-
 /// One or two plans stand for each of these (`recipes::FEWEST`).
 #[test]
-fn what_stands_for_sm_100a_and_sm_103a_compiles() {
-    check(Arch::Sm100a, Spills::Allowed);
-    check(Arch::Sm103a, Spills::Allowed);
+fn what_stands_for_the_other_architectures_compiles() {
+    for arch in FEWEST {
+        check(arch, Spills::Allowed);
+    }
 }

@@ -1,4 +1,4 @@
-//! The product of several rows on int8 tensor cores.
+//! The dense half of a mixture for several rows, on int8 tensor cores: its sums are those of lanes, not of stretches, so [`tiles`](super::tiles) cannot have it.
 //!
 //! A unit is 32 values. Its dot is a sum of integers, so tensor cores make it exactly, whatever their order; the f32 sums keep the order of one row. A unit's number
 //! modulo CLASSES is its class. A class has its own f32 sum for every output and row, as a lane of the one-row product has (of types with two pieces to a unit, a

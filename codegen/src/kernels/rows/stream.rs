@@ -1,4 +1,4 @@
-//! The product of several rows on int8 tensor cores, where there are mbarriers: Hopper and later.
+//! The dense half of a mixture for several rows, on int8 tensor cores, where there are mbarriers: Hopper and later.
 //!
 //! It multiplies as [`rows_mma`](super::mma::rows_mma) does, with the same functions in the same order. The difference is who copies: COPIERS threads of their own keep
 //! STAGES steps on their way and wait for nothing but a free stage, and the warps that multiply wait for nothing but a full one. No barrier of the
