@@ -16,12 +16,9 @@ use gemma4c_plan::cuda::KvType;
 pub const SIZES: [Preset; 5] = [Preset::E2b, Preset::E4b, Preset::Dense12b, Preset::Moe26bA4b, Preset::Dense31b];
 /// Types of the common files.
 const COMMON: [DType; 5] = [DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q6K, DType::BF16];
-/// Architectures that are looked at for fewer types, because compiling takes most of the tests' time.
-pub const FEWER_TYPES: [Arch; 1] = [Arch::Sm89];
-
-/// Architectures that one or two plans stand for. The texts of sm_80 and sm_120a are those of sm_89 but for the shared memory and the clusters that attention may have, those of sm_100a and sm_103a are
-/// sm_90a's without bf16 copies: what is left to find out is whether they compile, and with which registers.
-pub const FEWEST: [Arch; 4] = [Arch::Sm80, Arch::Sm120a, Arch::Sm100a, Arch::Sm103a];
+/// Architectures that a few plans stand for, because compiling takes most of the tests' time. The texts of sm_80 and sm_120a are those of sm_89 but for the shared memory and the clusters that attention
+/// may have, those of sm_100a and sm_103a are sm_90a's without bf16 copies, and sm_89's are sm_90a's but for the products of prompts: what is left to find out is whether they compile, and with which registers.
+pub const FEWEST: [Arch; 5] = [Arch::Sm89, Arch::Sm80, Arch::Sm120a, Arch::Sm100a, Arch::Sm103a];
 
 /// One plan: what a user would tell `gemma4c compile`.
 #[derive(Clone, Debug)]
@@ -76,21 +73,28 @@ pub fn of_types(arch: Arch, types: &[DType]) -> Vec<Recipe> {
 
 /// The plans of an architecture whose launches count: all defaults, and both with bf16 copies and where memory has no room for them.
 pub fn ordinary(arch: Arch) -> Vec<Recipe> {
-    let fewer = FEWER_TYPES.contains(&arch);
     let of = |preset, types| Recipe::new(preset, types, arch);
     if FEWEST.contains(&arch) {
-        let mixture = (arch != Arch::Sm103a).then(|| of(Preset::Moe26bA4b, Types::All(DType::Q4_0)));
-        return [of(Preset::E4b, Types::All(DType::Q8_0))].into_iter().chain(mixture).collect();
+        let mut few = vec![of(Preset::E4b, Types::All(DType::Q8_0))];
+        if arch != Arch::Sm103a {
+            few.push(of(Preset::Moe26bA4b, Types::All(DType::Q4_0)));
+        }
+        // The commonest of those without wgmma stands for the types that mix, and for keys and values in 8 bits.
+        if arch == Arch::Sm89 {
+            few.push(of(Preset::E4b, Types::Q4KMixed));
+            few.extend([KvType::Q8_0, KvType::Fp8].map(|kv| Recipe { kv, ..of(Preset::E4b, Types::All(DType::Q4_0)) }));
+        }
+        return few;
     }
     let mut all = Vec::new();
     for dtype in DType::ALL {
         let sizes = match dtype {
-            DType::Q8_0 | DType::Q4_0 if !fewer => &SIZES[..],
+            DType::Q8_0 | DType::Q4_0 => &SIZES[..],
             _ if COMMON.contains(&dtype) => &[Preset::E4b, Preset::Moe26bA4b],
             _ => &[Preset::Moe26bA4b],
         };
         all.extend(sizes.iter().map(|preset| of(*preset, Types::All(dtype))));
-        if !COMMON.contains(&dtype) && !fewer {
+        if !COMMON.contains(&dtype) {
             all.push(of(Preset::E4b, Types::Q8_0WithTables(dtype)));
         }
     }
@@ -98,10 +102,8 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
     all.sort_by_key(|recipe| {
         COMMON.iter().position(|dtype| recipe.types == Types::All(*dtype)).unwrap_or(COMMON.len())
     });
-    if !fewer {
-        all.extend([Preset::E4b, Preset::Moe26bA4b].map(|preset| of(preset, Types::Q4KMixed)));
-        all.extend([Preset::E2b, Preset::E4b].map(|preset| of(preset, Types::Q4_0Trained)));
-    }
+    all.extend([Preset::E4b, Preset::Moe26bA4b].map(|preset| of(preset, Types::Q4KMixed)));
+    all.extend([Preset::E2b, Preset::E4b].map(|preset| of(preset, Types::Q4_0Trained)));
     all.push(of(Preset::Moe26bA4b, Types::Q8_0WithQ6KExperts));
     if arch.has_wgmma() {
         let more: Vec<Recipe> = all.iter().map(Recipe::without_copies).collect();
@@ -112,12 +114,8 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
     for kv in [KvType::BF16, KvType::F32] {
         all.extend([Preset::E4b, Preset::Dense12b].map(|size| with(kv, size, DType::Q8_0)));
     }
-    let sizes = if fewer { &SIZES[1..2] } else { &SIZES[..] };
-    all.extend(sizes.iter().map(|size| with(KvType::Q8_0, *size, DType::Q4_0)));
-    // e4m3 is converted from sm_89 on.
-    if arch.compute_capability() >= (8, 9) {
-        all.extend([Preset::E4b, Preset::Dense31b].map(|size| with(KvType::Fp8, size, DType::Q4_0)));
-    }
+    all.extend(SIZES.map(|size| with(KvType::Q8_0, size, DType::Q4_0)));
+    all.extend([Preset::E4b, Preset::Dense31b].map(|size| with(KvType::Fp8, size, DType::Q4_0)));
     all
 }
 

@@ -20,7 +20,7 @@ fn needed(program: &CudaProgram, phase: &Phase) -> Vec<Vec<u32>> {
 #[test]
 fn every_step_waits_for_whoever_touched_its_memory() {
     let ordinary = of_types(Arch::Sm90a, &[DType::Q4_0]);
-    for recipe in ordinary.into_iter().chain(with_passes_off(Arch::Sm89)) {
+    for recipe in ordinary.into_iter().chain(with_passes_off(Arch::Sm90a)) {
         let name = recipe.name();
         let plan = Plan::lower(recipe).expect("the full sizes can be lowered");
         let program = &plan.lowered.program;

@@ -17,8 +17,8 @@ pub enum Gap {
     Any,
     /// This, where the smallest chunk allows it.
     Within(Duration),
-    /// [`DECODES_A_GAP`] decodes, but no less than [`SHORT_GAP`] and no more than [`LONG_GAP`]: short chunks read all weights for few tokens, so a gap that is
-    /// short beside a decode would make prompts, and with them everybody, wait.
+    /// A decode and a chunk of [`WORTHWHILE`] tokens, but no less than [`SHORT_GAP`] and no more than [`LONG_GAP`]: shorter chunks read all
+    /// weights for few tokens, and would make prompts, and with them everybody, wait.
     Measured,
 }
 
@@ -26,8 +26,10 @@ pub enum Gap {
 const SHORT_GAP: f64 = 0.020;
 /// What somebody does.
 const LONG_GAP: f64 = 0.080;
-/// Decodes that a gap may last: one is the decode's own, the rest is for prompts.
-const DECODES_A_GAP: f64 = 4.0;
+/// Tokens of a chunk that is as fast by the token as a long one, or nearly.
+const WORTHWHILE: u32 = 512;
+/// A chunk's time varies with its depth: one a little slower than the mean still fits.
+const ROOM: f64 = 1.1;
 /// Before anything was measured.
 const FIRST_GUESS: u32 = 128;
 /// Weight of the latest measurement in the running mean: a slower one counts at once, a faster one has to last.
@@ -63,7 +65,10 @@ impl Pace {
             _ if !is_anybody_decoding => f64::INFINITY,
             Gap::Any => f64::INFINITY,
             Gap::Within(gap) => gap.as_secs_f64(),
-            Gap::Measured => (DECODES_A_GAP * decode).clamp(SHORT_GAP, LONG_GAP),
+            Gap::Measured => {
+                let chunk = self.seconds(size_of(WORTHWHILE, limits), limits);
+                (decode + chunk * ROOM).clamp(SHORT_GAP, LONG_GAP)
+            }
         };
         Budget { tokens: limits.chunk(), seconds: (gap - decode).max(0.0), is_first: true }
     }
@@ -204,13 +209,14 @@ mod tests {
     #[test]
     fn a_slow_decode_makes_no_prompt_starve() {
         let mut pace = Pace::new(Gap::Measured);
-        pace.measured(ms(25.0), Work::Prompt(512), &limits());
-        pace.measured(ms(8.0), Work::Prompt(128), &limits());
-        pace.measured(ms(5.0), Work::Decode, &limits());
-        assert_eq!(chunks(&pace, true, 4000), [128], "15 ms are left");
+        pace.measured(ms(8.0), Work::Prompt(512), &limits());
+        pace.measured(ms(4.0), Work::Prompt(128), &limits());
+        pace.measured(ms(2.0), Work::Decode, &limits());
+        assert_eq!(chunks(&pace, true, 4000), [512, 512], "20 ms that nobody notices");
+        (0..9).for_each(|_| pace.measured(ms(30.0), Work::Prompt(512), &limits()));
         (0..9).for_each(|_| pace.measured(ms(20.0), Work::Decode, &limits()));
-        assert_eq!(chunks(&pace, true, 4000), [512, 512, 128], "60 ms are left");
-        (0..9).for_each(|_| pace.measured(ms(50.0), Work::Decode, &limits()));
-        assert_eq!(chunks(&pace, true, 4000), [512], "30 ms are left: a gap has an end");
+        assert_eq!(chunks(&pace, true, 4000), [512], "a slower device takes its chunk all the same");
+        (0..9).for_each(|_| pace.measured(ms(60.0), Work::Decode, &limits()));
+        assert_eq!(chunks(&pace, true, 4000), [128; 4], "20 ms are left: a gap has an end");
     }
 }
