@@ -47,6 +47,7 @@ macro_rules! constants {
                 ConstantValue::$variant(self)
             }
 
+            #[inline]
             fn from_value(value: ConstantValue) -> Option<Self> {
                 match value {
                     ConstantValue::$variant(value) => Some(value),
@@ -57,6 +58,11 @@ macro_rules! constants {
     )* };
 }
 constants!(u32 U32 i32 I32 f32 F32 bool Bool);
+
+/// The value of the constant `name`, whose type an instance has checked.
+pub(crate) fn of_type<T: Constant>(value: ConstantValue, name: &str) -> T {
+    T::from_value(value).unwrap_or_else(|| panic!("compile-time parameter `{name}` is of another type, {}", value.ty()))
+}
 
 /// The compile-time parameters and element types of an instance, by name.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -69,11 +75,12 @@ impl Values {
     /// The constant `name`. An [`Instance`] has checked that it is there.
     #[doc(hidden)]
     pub fn constant<T: Constant>(&self, name: &str) -> T {
-        self.constants
-            .iter()
-            .find(|(key, _)| *key == name)
-            .and_then(|(_, value)| T::from_value(*value))
-            .unwrap_or_else(|| panic!("compile-time parameter `{name}` is not set in this instance"))
+        of_type(self.value(name), name)
+    }
+
+    pub(crate) fn value(&self, name: &str) -> ConstantValue {
+        let found = self.constants.iter().find(|(key, _)| *key == name);
+        found.unwrap_or_else(|| panic!("compile-time parameter `{name}` is not set in this instance")).1
     }
 
     /// The element type called `name`: a type's own name, or an element-type parameter.

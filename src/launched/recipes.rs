@@ -1,8 +1,9 @@
 //! Which plans there are to look at: sizes, types, architectures, and what is switched off.
 //!
-//! A kernel's instance follows from a product's size and type and from the GPU's limits. Compiling takes most of the tests' time, so the five sizes are there in the two commonest types, and two of them in
-//! other common ones. A rare type is there once with experts and once as a file's other type, for tables and per-layer matrices. Files of
-//! mixed types, the types of keys and values, and switched-off passes are there for sizes in which they make a difference.
+//! A kernel's instance follows from a product's size and type and from the GPU's limits. Compiling takes most of the tests' time, so the
+//! five sizes are there in the two commonest types, and every other type is there with experts. E4B stands for the sizes without: in BF16,
+//! and in Q4_K_M, which stands for Q4_K and Q6_K. A rare type is there once more as a file's other type, for tables and per-layer
+//! matrices. Files of mixed types, the types of keys and values, and switched-off passes are there for sizes in which they make a difference.
 
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
@@ -90,7 +91,7 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
     for dtype in DType::ALL {
         let sizes = match dtype {
             DType::Q8_0 | DType::Q4_0 => &SIZES[..],
-            _ if COMMON.contains(&dtype) => &[Preset::E4b, Preset::Moe26bA4b],
+            DType::BF16 => &[Preset::E4b, Preset::Moe26bA4b],
             _ => &[Preset::Moe26bA4b],
         };
         all.extend(sizes.iter().map(|preset| of(*preset, Types::All(dtype))));
@@ -106,16 +107,19 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
     all.extend([Preset::E2b, Preset::E4b].map(|preset| of(preset, Types::Q4_0Trained)));
     all.push(of(Preset::Moe26bA4b, Types::Q8_0WithQ6KExperts));
     if arch.has_wgmma() {
-        let more: Vec<Recipe> = all.iter().map(Recipe::without_copies).collect();
+        // Their products read what is repacked, whose tiles do not depend on the size: a small one and the one with experts stand for all.
+        let stands = |recipe: &&Recipe| [Preset::E4b, Preset::Moe26bA4b].contains(&recipe.preset);
+        let more: Vec<Recipe> = all.iter().filter(stands).map(Recipe::without_copies).collect();
         all.extend(more);
     }
-    // Of keys and values in floats, a size with heads of its own kind each; in 8 bits the largest contexts are worth having on every size.
+    // Of keys and values in other types, E4B, whose layers share them; in 8 bits, which long contexts are for, the largest as well.
     let with = |kv, size, dtype| Recipe { kv, ..of(size, Types::All(dtype)) };
     for kv in [KvType::BF16, KvType::F32] {
-        all.extend([Preset::E4b, Preset::Dense12b].map(|size| with(kv, size, DType::Q8_0)));
+        all.push(with(kv, Preset::E4b, DType::Q8_0));
     }
-    all.extend(SIZES.map(|size| with(KvType::Q8_0, size, DType::Q4_0)));
-    all.extend([Preset::E4b, Preset::Dense31b].map(|size| with(KvType::Fp8, size, DType::Q4_0)));
+    for kv in [KvType::Q8_0, KvType::Fp8] {
+        all.extend([Preset::E4b, Preset::Dense31b].map(|size| with(kv, size, DType::Q4_0)));
+    }
     all
 }
 

@@ -92,7 +92,7 @@ fn alone(place: &Place, requests: &[Request]) -> Vec<Answer> {
 fn a_hundred_prompts_have_the_same_bits_alone_and_in_company() {
     let rooms = [(5, 2, 0), (40, 3, 4 << 20), (2, 0, 0)];
     for (preset, count, rooms) in
-        [("tiny-e", 100, &rooms[..]), ("tiny-dense", 30, &rooms[..1]), ("tiny-moe", 30, &rooms[..1])]
+        [("tiny-e", 100, &rooms[..]), ("tiny-dense", 15, &rooms[..1]), ("tiny-moe", 15, &rooms[..1])]
     {
         let place = place(preset);
         let requests = requests(7, count);
@@ -167,9 +167,11 @@ fn a_prefix_hit_changes_no_bit() {
     let request =
         |at: &[u32]| Request { snapshot_at: at.to_vec(), logits: true, ..Request::greedy(Arc::clone(&prompt), 4) };
     let alone = alone(&place, &[request(&[])]).remove(0);
-    for (snapshots, host_bytes) in [(1, 0), (0, 64 << 20)] {
+    // What comes from the host's memory is what was there: a few places are enough.
+    let places = [1, 15, 16, 17, 31, 32, 33, 48, 100, 255, 256, 257, 272, 288, 289];
+    for (snapshots, host_bytes, places) in [(1, 0, &places[..]), (0, 64 << 20, &[1, 17, 256, 289])] {
         let mut engine = engine(&place, 2, snapshots, host_bytes);
-        for at in [1, 15, 16, 17, 31, 32, 33, 48, 100, 255, 256, 257, 272, 288, 289] {
+        for &at in places {
             engine.forget_prefixes();
             let first = engine.submit(request(&[at])).unwrap();
             assert!(run(&mut engine)[&first] == alone, "snapshot at {at}");

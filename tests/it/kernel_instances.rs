@@ -30,7 +30,10 @@ const TABLES_ARE_OF: Version = Version { major: 13, minor: 0 };
 /// The architectures, the one that names instances first.
 const ARCHITECTURES: [Arch; 6] = [Arch::Sm90a, Arch::Sm89, Arch::Sm80, Arch::Sm120a, Arch::Sm100a, Arch::Sm103a];
 
-/// The instances of an architecture, family by family.
+/// Instances of a kernel that are enough to see that an architecture compiles it, and what it takes there.
+const FEW: usize = 2;
+
+/// The instances of an architecture, family by family; of those that a few plans stand for, a few of each kernel.
 fn instances(arch: Arch) -> &'static [NamedInstance] {
     static FOUND: [LazyLock<Vec<NamedInstance>>; 6] = [
         LazyLock::new(|| of(ARCHITECTURES[0])),
@@ -41,8 +44,21 @@ fn instances(arch: Arch) -> &'static [NamedInstance] {
         LazyLock::new(|| of(ARCHITECTURES[5])),
     ];
     fn of(arch: Arch) -> Vec<NamedInstance> {
-        let all: Vec<&'static KernelDef> = FAMILIES.iter().flat_map(|family| family.kernels.iter().copied()).collect();
-        launched::instances(arch, &all).expect("the full sizes can be lowered")
+        let few = FEWEST.contains(&arch);
+        let all = FAMILIES.iter().flat_map(|family| family.kernels.iter().copied());
+        // Kernels that no plan launches are plain, and the same for all.
+        let all: Vec<&'static KernelDef> =
+            all.filter(|kernel| !few || !launched::WITHOUT_PLAN.contains(&kernel.name)).collect();
+        let mut found = launched::instances(arch, &all).expect("the full sizes can be lowered");
+        if few && arch != Arch::Sm89 {
+            let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+            found.retain(|named| {
+                let count = counts.entry(named.instance.def.name).or_default();
+                *count += 1;
+                *count <= FEW
+            });
+        }
+        found
     }
     &FOUND[place_of(arch)]
 }

@@ -206,15 +206,15 @@ fn what_cannot_be_compared_is_refused() {
     }
 }
 
-/// Thousands of prompts in company: every row has the bits it has alone, and nobody owns anything afterwards.
+/// Hundreds of prompts in company: every row has the bits it has alone, and nobody owns anything afterwards.
 #[test]
 fn a_pool_is_whole_after_many_prompts() {
     let place = Place::new();
     place.ok("synth tiny-dense -q q8_0 --layers 2 -o model.gguf");
     place.ok("compile model.gguf -o plan.bin --target cpu --ctx 64 --chunk 16");
-    let report = place.ok("verify plan.bin --device cpu --company 3,8 --prompts 1500 --tokens 6 --decode 2 --seed 5");
-    assert!(report.contains("in batches of 8: 3000 rows, 0 differ\n"), "{report}");
+    let report = place.ok("verify plan.bin --device cpu --company 3,8 --prompts 600 --tokens 6 --decode 2 --seed 5");
+    assert!(report.contains("in batches of 8: 1200 rows, 0 differ\n"), "{report}");
     assert!(report.ends_with("\npool: all 12 blocks are free again, and so is every ring\nok\n"), "{report}");
     let hits = report.lines().find_map(|line| line.strip_prefix("after ")?.split(' ').next()?.parse::<u32>().ok());
-    assert!(hits.is_some_and(|hits| hits > 500), "{report}");
+    assert!(hits.is_some_and(|hits| hits > 200), "{report}");
 }

@@ -109,7 +109,8 @@ fn best_and_margin(row: &[f32]) -> (u32, f32) {
     (best, row[best as usize] - second)
 }
 
-/// The whole prompt in chunks, so that it goes round the rings of window and chunk, then a few tokens one by one.
+/// The whole prompt in chunks, so that it goes round the rings of window and chunk, then a few tokens one by one. Rings know nothing of the
+/// weights' type: one fixture of each kind stands for all in that, and of the others the prompt's first tokens show what their types do.
 #[test]
 fn every_fixture_agrees_as_it_is_compiled() {
     let Some(folder) = golden::folder() else { return };
@@ -119,7 +120,8 @@ fn every_fixture_agrees_as_it_is_compiled() {
         let feed = |prompt: usize| match exhaustive() {
             true => (pieces(prompt, &[], 24), Asked::All, prompt + 31),
             // A whole chunk, a short one, a single row, and what is left.
-            false => (pieces(prompt, &[24, 9, 1], 24), Asked::Last, prompt + 2),
+            false if name.ends_with("tiny_q8_0") => (pieces(prompt, &[24, 9, 1], 24), Asked::Last, prompt + 2),
+            false => (vec![9], Asked::Last, 11),
         };
         check(&folder, name, &options, feed, limits)
     });

@@ -1,6 +1,7 @@
 //! A launch: binds arguments to an instance's parameters, runs the grid block by block, and looks at what was written.
 
 use super::cluster::{Program, Turn};
+use super::constants::Constants;
 use super::fault::{Fault, FaultKind};
 use super::grid::{Grid, RESIDENT_THREADS};
 use super::history::History;
@@ -224,6 +225,7 @@ pub(crate) fn bind<'a>(
         grid,
         threads: instance.block(),
         cluster,
+        constants: Constants::default(),
         regions: regions.into_iter().map(|region| region.map(|(_, region)| region)).collect(),
         scalars,
         spare: RefCell::new(Vec::new()),

@@ -9,6 +9,7 @@
 
 mod chain;
 mod cluster;
+mod constants;
 mod fault;
 mod grid;
 mod history;
@@ -42,7 +43,7 @@ pub use crate::passing::{Arguments, FromArgument, SlotArguments, SlotValue, Valu
 
 use crate::elements::{Element, ElementType};
 use crate::passing::LaunchValues;
-use crate::values::Constant;
+use crate::values::{Constant, of_type};
 use memory::Raw;
 use region::Region;
 use std::any::Any;
@@ -78,8 +79,8 @@ handle_arguments!(Weights Input Output InOut);
 // ---- what the expansion of a kernel calls -----------------------------------------------------------------------
 
 #[doc(hidden)]
-pub fn constant<T: Constant>(name: &str) -> T {
-    Thread::current().launch().values().constant(name)
+pub fn constant<T: Constant>(name: &'static str) -> T {
+    of_type(constants::of_running(name), name)
 }
 
 #[doc(hidden)]

@@ -3,6 +3,7 @@
 //! The running thread is found through a thread-local pointer, which the scheduler sets before it resumes a coroutine.
 //! Coroutines never move between OS threads.
 
+use super::constants::Constants;
 use super::fault::{Fault, FaultKind, Line, spelled};
 use super::history::{Conflict, Visitor};
 use super::known::Known;
@@ -65,6 +66,7 @@ pub(crate) struct Launch<'a> {
     pub threads: u32,
     /// Blocks of a cluster.
     pub cluster: u32,
+    pub constants: Constants,
     /// One for each parameter; scalars have none.
     pub regions: Vec<Option<Region>>,
     pub scalars: Vec<u64>,

@@ -4,6 +4,9 @@
 use std::fs::File;
 use std::ops::Deref;
 use std::path::Path;
+use std::sync::Arc;
+
+use memmap2::Advice;
 
 use super::GgufError;
 
@@ -29,6 +32,22 @@ impl Mapping {
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(failed)?;
         Ok(Mapping::File(map))
+    }
+
+    /// Runs something that reads a few pages here and there: a page that is touched brings no others with it, which would be most of a
+    /// model's bytes. Advice that the system does not take costs time and changes no result.
+    pub fn scattered<T>(maps: &[Arc<Mapping>], read: impl FnOnce() -> T) -> T {
+        let advise = |advice| {
+            for map in maps {
+                if let Mapping::File(map) = &**map {
+                    let _ = map.advise(advice);
+                }
+            }
+        };
+        advise(Advice::Random);
+        let result = read();
+        advise(Advice::Normal);
+        result
     }
 }
 

@@ -147,7 +147,8 @@ impl Gguf {
             .map(|(map, file)| FileBytes { bytes: map, header_len: file.header_len })
             .collect();
         let tensors = tensors.into_iter().map(|t| (t.file, t.offset, t.len));
-        fingerprint(&files, tensors).expect("every range was checked against its file when it was opened")
+        Mapping::scattered(&self.maps, || fingerprint(&files, tensors))
+            .expect("every range was checked against its file when it was opened")
     }
 }
 

@@ -138,10 +138,10 @@ fn rust_function(item: &ItemFn, constants: &[super::function::Constant], slots: 
     let closures = closures.iter().enumerate().map(|(number, slot)| {
         let (name, output) = (&slot.name, &slot.output);
         let names: Vec<_> = slot.params.iter().map(|(name, _)| name).collect();
-        let types = slot.params.iter().map(|(_, ty)| ty);
+        let types: Vec<_> = slot.params.iter().map(|(_, ty)| ty).collect();
         quote! {
             let #name = |#(#names: #types),*| -> #output {
-                let mut __words = ::std::vec::Vec::new();
+                let mut __words = ::std::vec::Vec::with_capacity(0 #(+ <#types as ::gemma4c_dsl::sim::Value>::WORDS)*);
                 #(::gemma4c_dsl::sim::Value::put(#names, &mut __words);)*
                 ::gemma4c_dsl::sim::slot(#number, __words)
             };
