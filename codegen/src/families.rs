@@ -3,6 +3,8 @@
 //! A family's row is all that lists, snapshots and checks its kernels. It stands above kernels and cases, so that kernels know nothing of
 //! the cases that are made of them.
 
+use std::sync::{LazyLock, OnceLock};
+
 use gemma4c_dsl::harness::Case;
 use gemma4c_dsl::{DeviceDef, Instance, KernelDef, RegistersDef};
 
@@ -182,16 +184,31 @@ impl NamedInstance {
     }
 }
 
+/// What the cases of each family launch. Cases are made with what must come out of them, which takes long: once is enough.
+static OF_CASES: LazyLock<Vec<OnceLock<Vec<Instance>>>> =
+    LazyLock::new(|| FAMILIES.iter().map(|_| OnceLock::new()).collect());
+
+/// What the cases of all families launch.
+fn of_all_cases() -> impl Iterator<Item = &'static Instance> {
+    FAMILIES.iter().flat_map(Family::of_cases)
+}
+
 impl Family {
+    /// What the cases launch, in their order.
+    pub fn of_cases(&self) -> &'static [Instance] {
+        let at = FAMILIES.iter().position(|family| family.name == self.name).expect("a family of the table");
+        OF_CASES[at].get_or_init(|| (self.cases)().into_iter().map(|case| case.instance).collect())
+    }
+
     /// The instances of the cases, each once, under what they choose.
     pub fn instances_of_cases(&self) -> Vec<NamedInstance> {
         let mut found: Vec<NamedInstance> = Vec::new();
-        for Case { instance, .. } in (self.cases)() {
+        for instance in self.of_cases() {
             let shown = instance.to_string();
             let chosen = shown.strip_prefix(instance.def.name).unwrap_or(&shown);
             let label = chosen.trim_matches(['[', ']']).to_owned();
             if !found.iter().any(|known| known.instance.def == instance.def && known.label == label) {
-                found.push(NamedInstance { label, instance, plans: 0 });
+                found.push(NamedInstance { label, instance: instance.clone(), plans: 0 });
             }
         }
         found
@@ -210,8 +227,7 @@ pub fn kernel(name: &str) -> Option<(&'static Family, &'static KernelDef)> {
 
 /// The device functions that any case reaches, each once, by name.
 pub fn device_functions() -> Vec<&'static DeviceDef> {
-    let of_cases = FAMILIES.iter().flat_map(|family| (family.cases)()).map(|case| case.instance);
-    let mut found: Vec<&'static DeviceDef> = of_cases.flat_map(|instance| instance.devices()).collect();
+    let mut found: Vec<&'static DeviceDef> = of_all_cases().flat_map(|instance| instance.devices()).collect();
     found.sort_by_key(|device| device.name);
     found.dedup_by_key(|device| device.name);
     found
@@ -219,8 +235,7 @@ pub fn device_functions() -> Vec<&'static DeviceDef> {
 
 /// The structs of registers that any case reaches, each once, by name.
 pub fn register_structs() -> Vec<&'static RegistersDef> {
-    let of_cases = FAMILIES.iter().flat_map(|family| (family.cases)()).map(|case| case.instance);
-    let mut found: Vec<&'static RegistersDef> = of_cases.flat_map(|instance| instance.registers()).collect();
+    let mut found: Vec<&'static RegistersDef> = of_all_cases().flat_map(|instance| instance.registers()).collect();
     found.sort_by_key(|registers| registers.name);
     found.dedup_by_key(|registers| registers.name);
     found

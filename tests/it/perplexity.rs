@@ -75,7 +75,6 @@ fn a_trained_models_likelihoods_are_the_golden_ones() {
         assert_eq!(ours.len(), 2560);
         let worst = ours.iter().zip(&values).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(worst < 5e-4, "{name}: a token is off by {worst}");
-
     }
     let first: String = text(&place, "windows.txt").lines().take(1).collect();
     place.write("first.txt", first);

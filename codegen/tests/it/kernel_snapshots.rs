@@ -4,7 +4,7 @@
 //! A change of a kernel shows here as a change of both texts; a change that should leave the kernels alone proves it by
 //! changing nothing here. `cargo insta review` accepts what is meant.
 
-use gemma4c_codegen::families::{self, FAMILIES};
+use gemma4c_codegen::families::{self, FAMILIES, Family};
 use gemma4c_dsl::{DeviceDef, KernelDef, RegistersDef};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -90,18 +90,18 @@ fn every_struct_of_registers_stands_beside_its_cuda_text() {
 fn names_are_unique_and_every_kernel_has_a_case() {
     let mut seen = BTreeSet::new();
     for family in FAMILIES {
-        let cases = (family.cases)();
+        let cases = family.of_cases();
         for kernel in family.kernels {
             assert!(seen.insert(kernel.name), "two kernels are called {}", kernel.name);
             assert!(!kernel.doc.is_empty(), "kernel {} does not say what it does", kernel.name);
-            assert!(cases.iter().any(|case| case.instance.def == *kernel), "kernel {} has no case", kernel.name);
+            assert!(cases.iter().any(|instance| instance.def == *kernel), "kernel {} has no case", kernel.name);
         }
     }
 }
 
 #[test]
 fn two_device_functions_never_share_a_name() {
-    let texts = FAMILIES.iter().flat_map(|family| (family.cases)()).flat_map(|case| case.instance.devices());
+    let texts = FAMILIES.iter().flat_map(Family::of_cases).flat_map(|instance| instance.devices());
     let known = families::device_functions();
     for device in texts {
         let listed = known.iter().find(|other| other.name == device.name);
