@@ -2,7 +2,6 @@
 //!
 //! Every call of a device function asks for all of its own. Comparing the names' texts each time took a third of a simulated launch.
 
-use super::thread::Thread;
 use crate::values::{ConstantValue, Values};
 use std::cell::Cell;
 
@@ -18,16 +17,10 @@ impl Default for Constants {
     }
 }
 
-/// The constant `name` of the launch that is running.
-pub(crate) fn of_running(name: &'static str) -> ConstantValue {
-    let launch = Thread::current().launch();
-    launch.constants.value(launch.values(), name)
-}
-
 impl Constants {
     /// The constant `name` of the launch's instance. One name has several addresses where several crates spell it.
     #[inline]
-    fn value(&self, values: &Values, name: &'static str) -> ConstantValue {
+    pub fn value(&self, values: &Values, name: &'static str) -> ConstantValue {
         let place = &self.0[(name.as_ptr() as usize).wrapping_mul(0x9e37_79b9) >> 8 & (PLACES - 1)];
         match place.get() {
             Some((known, value)) if std::ptr::eq(known, name) => value,

@@ -43,7 +43,7 @@ pub use crate::passing::{Arguments, FromArgument, SlotArguments, SlotValue, Valu
 
 use crate::elements::{Element, ElementType};
 use crate::passing::LaunchValues;
-use crate::values::{Constant, of_type};
+use crate::values::{Constant, ConstantValue, of_type};
 use memory::Raw;
 use region::Region;
 use std::any::Any;
@@ -80,7 +80,13 @@ handle_arguments!(Weights Input Output InOut);
 
 #[doc(hidden)]
 pub fn constant<T: Constant>(name: &'static str) -> T {
-    of_type(constants::of_running(name), name)
+    of_type(running_constant(name), name)
+}
+
+/// Not generic, so that it is compiled here, where it is optimised.
+fn running_constant(name: &'static str) -> ConstantValue {
+    let launch = Thread::current().launch();
+    launch.constants.value(launch.values(), name)
 }
 
 #[doc(hidden)]
