@@ -217,6 +217,6 @@ mod tests {
         (0..9).for_each(|_| pace.measured(ms(20.0), Work::Decode, &limits()));
         assert_eq!(chunks(&pace, true, 4000), [512], "a slower device takes its chunk all the same");
         (0..9).for_each(|_| pace.measured(ms(60.0), Work::Decode, &limits()));
-        assert_eq!(chunks(&pace, true, 4000), [128; 4], "20 ms are left: a gap has an end");
+        assert_eq!(chunks(&pace, true, 4000), [128; 5], "20 ms are left: a gap has an end");
     }
 }
