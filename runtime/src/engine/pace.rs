@@ -97,18 +97,22 @@ impl Pace {
         }
     }
 
-    /// The time of a chunk of a size; of one that was not measured, no less than it will be.
+    /// The time of a chunk of a size. Of one that was not measured: on the line between its neighbours; below all of them, halfway between none
+    /// and all of the time being for the weights; above all of them, no more than that many smaller ones.
     fn seconds(&self, index: usize, limits: &Limits) -> f64 {
         let of = |index: usize| self.chunks.get(index).copied().flatten();
         if let Some(seconds) = of(index) {
             return seconds;
         }
-        // A larger one takes longer; a smaller one's rows no less each.
-        let larger = (index + 1..limits.chunks.len()).find_map(of);
-        let smaller = (0..index).rev().find_map(|smaller| {
-            Some(of(smaller)? * limits.chunks[index] as f64 / limits.chunks[smaller].max(1) as f64)
-        });
-        larger.into_iter().chain(smaller).fold(f64::INFINITY, f64::min)
+        let rows = |index: usize| f64::from(limits.chunks[index].max(1));
+        let larger = (index + 1..limits.chunks.len()).find_map(|larger| Some((rows(larger), of(larger)?)));
+        let smaller = (0..index).rev().find_map(|smaller| Some((rows(smaller), of(smaller)?)));
+        match (smaller, larger) {
+            (Some((few, short)), Some((many, long))) => short + (long - short) * (rows(index) - few) / (many - few),
+            (None, Some((many, long))) => long * (1.0 + rows(index) / many) / 2.0,
+            (Some((few, short)), None) => short * rows(index) / few,
+            (None, None) => f64::INFINITY,
+        }
     }
 
     /// The device took so long for a chunk of a prompt, or for a decode.
@@ -206,11 +210,25 @@ mod tests {
         assert_eq!(chunks(&Pace::new(Gap::Any), true, 4000), [2048]);
     }
 
+    /// The smallest chunk is nearly as slow as the next, which was never measured because it was thought too slow.
+    #[test]
+    fn sizes_that_were_not_measured_are_tried() {
+        let mut pace = Pace::new(Gap::Within(ms(80.0)));
+        let mut measured = |time, work| pace.measured(ms(time), work, &limits());
+        measured(27.0, Work::Decode);
+        measured(64.0, Work::Prompt(512));
+        assert!((pace.seconds(1, &limits()) - 0.040).abs() < 1e-9);
+        pace.measured(ms(15.0), Work::Prompt(32), &limits());
+        assert!((pace.seconds(1, &limits()) - 0.0248).abs() < 1e-9);
+        assert_eq!(chunks(&pace, true, 4000), [128, 128]);
+    }
+
     #[test]
     fn a_slow_decode_makes_no_prompt_starve() {
         let mut pace = Pace::new(Gap::Measured);
         pace.measured(ms(8.0), Work::Prompt(512), &limits());
         pace.measured(ms(4.0), Work::Prompt(128), &limits());
+        pace.measured(ms(3.5), Work::Prompt(32), &limits());
         pace.measured(ms(2.0), Work::Decode, &limits());
         assert_eq!(chunks(&pace, true, 4000), [512, 512], "20 ms that nobody notices");
         (0..9).for_each(|_| pace.measured(ms(30.0), Work::Prompt(512), &limits()));
