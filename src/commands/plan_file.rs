@@ -123,7 +123,7 @@ impl PlanArgs {
 #[derive(Clone, Copy, Default, clap::Args)]
 pub struct EngineArgs {
     /// Of many sequences: the longest gap between tokens that the prompts of others may cause [default: prompts come first; of serve,
-    /// four decodes, within 20 and 80 ms]
+    /// a chunk of 512 tokens, within 20 and 80 ms]
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub itl: Option<Duration>,
 

@@ -299,8 +299,9 @@ impl<D: Device> Engine<D> {
     fn queue_prompts(&mut self) -> Result<(), RuntimeError> {
         let reading = |(id, sequence): (&Id, &Sequence)| (!sequence.has_read_all()).then_some(*id);
         let unread: Vec<Id> = self.sequences.iter().filter_map(reading).collect();
-        let is_anybody_decoding = unread.len() < self.sequences.len();
-        let mut budget = self.pace.budget(&self.limits, is_anybody_decoding);
+        // Whose prompt ends is decoded with the others.
+        let running = (self.sequences.len() - unread.len()) as u32;
+        let mut budget = self.pace.budget(&self.limits, if running == 0 { 0 } else { running + 1 });
         for id in unread {
             while let Some(most) = self.pace.next_chunk(&budget, &self.limits)
                 && let Some(sequence) = self.sequences.get_mut(&id).filter(|sequence| !sequence.has_read_all())
@@ -350,7 +351,7 @@ impl<D: Device> Engine<D> {
 
     /// Queues one decode: the latest once more, where the same rows go on, or else, once all tokens are known, one of those that are there.
     fn queue_decode(&mut self) -> Result<(), RuntimeError> {
-        let ahead = self.in_flight.iter().filter(|result| result.work == Work::Decode).count() as u32;
+        let ahead = self.in_flight.iter().filter(|result| matches!(result.work, Work::Decode(_))).count() as u32;
         if self.steady && self.batch.iter().all(|id| self.sequences[id].left > ahead) {
             self.device.decode_again()?;
             return self.await_decode();

@@ -42,7 +42,8 @@ pub(super) struct Pace {
     gap: Gap,
     /// Seconds of a chunk of each size that the device has.
     chunks: Vec<Option<f64>>,
-    decode: Option<f64>,
+    /// Seconds of a decode of up to one row, two, four and so on.
+    decodes: [Option<f64>; 32],
 }
 
 /// What may still go in before the next decode.
@@ -59,10 +60,11 @@ impl Pace {
         Pace { gap, ..Pace::default() }
     }
 
-    pub fn budget(&self, limits: &Limits, is_anybody_decoding: bool) -> Budget {
-        let decode = self.decode.unwrap_or(0.0);
+    /// What may go in before so many rows are decoded.
+    pub fn budget(&self, limits: &Limits, decoding: u32) -> Budget {
+        let decode = self.decode_seconds(decoding);
         let gap = match self.gap {
-            _ if !is_anybody_decoding => f64::INFINITY,
+            _ if decoding == 0 => f64::INFINITY,
             Gap::Any => f64::INFINITY,
             Gap::Within(gap) => gap.as_secs_f64(),
             Gap::Measured => {
@@ -97,6 +99,13 @@ impl Pace {
         }
     }
 
+    /// The time of a decode of so many rows. Of a size that was not measured, that of the next one that was: a larger one takes no less.
+    fn decode_seconds(&self, rows: u32) -> f64 {
+        let (smaller, others) = self.decodes.split_at(power_of(rows));
+        let larger = others.iter().find_map(|seconds| *seconds);
+        larger.or_else(|| smaller.iter().rev().find_map(|seconds| *seconds)).unwrap_or(0.0)
+    }
+
     /// The time of a chunk of a size. Of one that was not measured: on the line between its neighbours; below all of them, halfway between none
     /// and all of the time being for the weights; above all of them, no more than that many smaller ones.
     fn seconds(&self, index: usize, limits: &Limits) -> f64 {
@@ -119,7 +128,7 @@ impl Pace {
     pub fn measured(&mut self, time: Duration, work: Work, limits: &Limits) {
         let time = time.as_secs_f64();
         match work {
-            Work::Decode => mix(&mut self.decode, time),
+            Work::Decode(rows) => mix(&mut self.decodes[power_of(rows)], time),
             Work::Prompt(tokens) => {
                 let size = size_of(tokens, limits);
                 self.chunks.resize(limits.chunks.len(), None);
@@ -132,8 +141,15 @@ impl Pace {
 /// What a device does between two results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
+    /// A chunk of so many tokens.
     Prompt(u32),
-    Decode,
+    /// A token for each of so many rows.
+    Decode(u32),
+}
+
+/// The least power of two that so many rows fit, as its exponent.
+fn power_of(rows: u32) -> usize {
+    rows.max(1).next_power_of_two().trailing_zeros() as usize
 }
 
 fn smallest(limits: &Limits) -> u32 {
@@ -178,7 +194,7 @@ mod tests {
 
     /// The chunks of a prompt without an end that go before a decode.
     fn chunks(pace: &Pace, is_anybody_decoding: bool, prompt: u32) -> Vec<u32> {
-        let mut budget = pace.budget(&limits(), is_anybody_decoding);
+        let mut budget = pace.budget(&limits(), if is_anybody_decoding { 3 } else { 0 });
         let mut all = Vec::new();
         while let Some(most) = pace.next_chunk(&budget, &limits()) {
             all.push(most.min(prompt));
@@ -193,7 +209,7 @@ mod tests {
         assert_eq!(chunks(&pace, false, 4000), [2048], "nobody waits");
         assert_eq!(chunks(&pace, true, 4000), [128], "a guess");
         let mut measured = |time, work| pace.measured(ms(time), work, &limits());
-        measured(10.0, Work::Decode);
+        measured(10.0, Work::Decode(4));
         measured(8.0, Work::Prompt(100));
         // 40 ms are left. 512 may take 32, as far as is known.
         assert_eq!(chunks(&pace, true, 4000), [512, 128]);
@@ -205,7 +221,7 @@ mod tests {
         (0..3).for_each(|_| pace.measured(ms(60.0), Work::Prompt(512), &limits()));
         assert_eq!(chunks(&pace, true, 4000), [128; 5]);
         // Too slow for anything: the smallest chunk still goes in.
-        (0..9).for_each(|_| pace.measured(ms(60.0), Work::Decode, &limits()));
+        (0..9).for_each(|_| pace.measured(ms(60.0), Work::Decode(4), &limits()));
         assert_eq!(chunks(&pace, true, 4000), [32]);
         assert_eq!(chunks(&Pace::new(Gap::Any), true, 4000), [2048]);
     }
@@ -215,7 +231,7 @@ mod tests {
     fn sizes_that_were_not_measured_are_tried() {
         let mut pace = Pace::new(Gap::Within(ms(80.0)));
         let mut measured = |time, work| pace.measured(ms(time), work, &limits());
-        measured(27.0, Work::Decode);
+        measured(27.0, Work::Decode(4));
         measured(64.0, Work::Prompt(512));
         assert!((pace.seconds(1, &limits()) - 0.040).abs() < 1e-9);
         pace.measured(ms(15.0), Work::Prompt(32), &limits());
@@ -229,12 +245,12 @@ mod tests {
         pace.measured(ms(8.0), Work::Prompt(512), &limits());
         pace.measured(ms(4.0), Work::Prompt(128), &limits());
         pace.measured(ms(3.5), Work::Prompt(32), &limits());
-        pace.measured(ms(2.0), Work::Decode, &limits());
+        pace.measured(ms(2.0), Work::Decode(4), &limits());
         assert_eq!(chunks(&pace, true, 4000), [512, 512], "20 ms that nobody notices");
         (0..9).for_each(|_| pace.measured(ms(30.0), Work::Prompt(512), &limits()));
-        (0..9).for_each(|_| pace.measured(ms(20.0), Work::Decode, &limits()));
+        (0..9).for_each(|_| pace.measured(ms(20.0), Work::Decode(4), &limits()));
         assert_eq!(chunks(&pace, true, 4000), [512], "a slower device takes its chunk all the same");
-        (0..9).for_each(|_| pace.measured(ms(60.0), Work::Decode, &limits()));
+        (0..9).for_each(|_| pace.measured(ms(60.0), Work::Decode(4), &limits()));
         assert_eq!(chunks(&pace, true, 4000), [128; 5], "20 ms are left: a gap has an end");
     }
 }

@@ -15,7 +15,7 @@ impl<D: Device> Engine<D> {
     pub(super) fn await_decode(&mut self) -> Result<(), RuntimeError> {
         self.in_flight.push_back(InFlight {
             rows: self.batch.clone(),
-            work: Work::Decode,
+            work: Work::Decode(self.batch.len() as u32),
             waits: self.guided,
             prompt_at: None,
         });

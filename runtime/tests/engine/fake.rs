@@ -152,6 +152,7 @@ type Unpicked = (u64, Picking, u32);
 
 pub struct Fake {
     limits: Limits,
+    pub times: Times,
     clock: Arc<AtomicU64>,
     busy_until: u64,
     rings: Vec<Vec<u64>>,
@@ -182,10 +183,18 @@ pub struct Counts {
 pub const ROW_TIME: u64 = 100_000;
 pub const DECODE_TIME: u64 = 5_000_000;
 
+/// Nanoseconds of a chunk and of a decode of so many rows.
+#[derive(Clone, Copy)]
+pub struct Times {
+    pub chunk: fn(u32) -> u64,
+    pub decode: fn(u32) -> u64,
+}
+
 impl Fake {
     pub fn new(limits: Limits) -> Fake {
         let capacity = WINDOW + limits.chunk().max(limits.ahead) as usize;
         Fake {
+            times: Times { chunk: |rows| rows as u64 * ROW_TIME, decode: |_| DECODE_TIME },
             clock: Arc::default(),
             busy_until: 0,
             rings: vec![vec![0; capacity]; limits.rings as usize],
@@ -264,7 +273,7 @@ impl Fake {
             rows.push((value, row.picking, row.position + 1));
         }
         self.counts.decodes += 1;
-        self.take_time(DECODE_TIME, rows, true);
+        self.take_time((self.times.decode)(rows.len() as u32), rows, true);
     }
 
     fn part(&mut self, part: Part) -> &mut Vec<u64> {
@@ -315,7 +324,7 @@ impl Device for Fake {
         let asked = picking.map(|picking| (value, picking, end));
         self.counts.prompt_tokens += chunk.tokens.len() as u64;
         let rows = self.limits.chunks.iter().find(|rows| **rows as usize >= chunk.tokens.len()).unwrap();
-        self.take_time(*rows as u64 * ROW_TIME, asked.into_iter().collect(), false);
+        self.take_time((self.times.chunk)(*rows), asked.into_iter().collect(), false);
         Ok(())
     }
 
