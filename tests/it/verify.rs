@@ -52,8 +52,8 @@ fn a_mixture_of_experts_passes() {
 fn keys_and_values_in_8_bits_pass() {
     for kv in [KvType::Q8_0, KvType::Fp8] {
         let place = Place::new();
-        let plan = plan(&place, "tiny-dense -q q8_0 --layers 2", LowerOptions { kv, ..chunks_of(8) });
-        let (code, report) = verify(&place, &plan, "--tokens 6 --decode 2");
+        let plan = plan(&place, "tiny-dense -q q8_0 --layers 2", LowerOptions { kv, ..chunks_of(4) });
+        let (code, report) = verify(&place, &plan, "--tokens 4 --decode 1");
         assert!(code == Some(0) && report.ends_with("\nok\n"), "{kv:?}: {report}");
     }
 }
