@@ -2,7 +2,7 @@
 //!
 //! A chunk of a prompt delays the next token of every running sequence by the time it takes. The limit on that gap, less the time of a
 //! decode, is what chunks may take together. A chunk's time is not in proportion to its tokens, since a short one reads all weights too:
-//! each size that the device has is measured by itself. Times are those between results, so that they are right for a device that works
+//! each size that the device has is measured by itself, and so is a decode for each power of two of its rows. Times are those between results, so that they are right for a device that works
 //! ahead of the host, too.
 
 use std::time::Duration;
