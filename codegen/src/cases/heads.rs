@@ -104,8 +104,7 @@ fn case(name: &str, shape: Shape) -> Case {
         let Some((position, slot)) = shape.place(row) else { continue };
         for head in 0..kv_heads {
             let from = (row * kv_heads + head) * dim;
-            let to =
-                page(position, slot) * page_stride + ((position % page_rows) as usize * kv_heads + head) * dim;
+            let to = page(position, slot) * page_stride + ((position % page_rows) as usize * kv_heads + head) * dim;
             k_after[to..to + dim].copy_from_slice(&turned(&k[from..from + dim], &k_weight, row));
             v_after[to..to + dim].copy_from_slice(&normed(&v[from..from + dim], None));
         }
@@ -144,7 +143,8 @@ fn case(name: &str, shape: Shape) -> Case {
 
 pub fn cases() -> Vec<Case> {
     let heads = |dim, q, kv, cache| Heads { dim, q, kv, cache };
-    let shape = |heads, position| Shape { heads, rows: (1, 1), position, capacity: Some(4), k_is_v: false, second: None };
+    let shape =
+        |heads, position| Shape { heads, rows: (1, 1), position, capacity: Some(4), k_is_v: false, second: None };
     let paged = |heads, position| Shape { capacity: None, ..shape(heads, position) };
     let sliding = heads(256, 8, 2, KvType::F16);
     let global = heads(512, 4, 1, KvType::BF16);

@@ -291,7 +291,9 @@ impl BackendDevice {
         let result = match asked.iter().any(|(row, _)| row.picking.logits) {
             true => {
                 let tokens = self.read_tokens()?;
-                Awaited::Read(tokens.into_iter().zip(all_logits).map(|(token, logits)| Picked { token, logits }).collect())
+                Awaited::Read(
+                    tokens.into_iter().zip(all_logits).map(|(token, logits)| Picked { token, logits }).collect(),
+                )
             }
             false => Awaited::Tokens(asked.len() as u32),
         };

@@ -207,7 +207,8 @@ impl Launches {
         }
         if steps.1 == end {
             let (at, asked) = self.record(self.places.asked, 0);
-            let (position, slot, value) = self.chunk_values[asked[record::TOKEN] as usize].expect("the row is not free");
+            let (position, slot, value) =
+                self.chunk_values[asked[record::TOKEN] as usize].expect("the row is not free");
             assert_eq!((asked[record::POSITION], asked[record::SLOT]), (position, slot));
             self.finish(value, at, 0);
         } else {

@@ -165,11 +165,7 @@ pub fn attended() -> Vec<Packed> {
             vec![staged(windowed(BF16), 7, 35), staged(windowed(BF16), 0, 20), staged(windowed(BF16), 150, 33)],
             30,
         ),
-        Packed::new(
-            "two segments in pages",
-            vec![scene(paged(F16), 0, 17), scene(paged(F16), 250, 20)],
-            0,
-        ),
+        Packed::new("two segments in pages", vec![scene(paged(F16), 0, 17), scene(paged(F16), 250, 20)], 0),
         Packed::new(
             "two segments in a stage, q8_0",
             vec![staged(windowed(Q8_0), 90, 40), staged(windowed(Q8_0), 61, 18)],
@@ -189,7 +185,11 @@ pub fn cases() -> Vec<Case> {
             vec![staged(sliding(40, BF16), 140, 9), staged(sliding(40, BF16), 0, 3)],
             2,
         ),
-        Packed::new("two segments in pages", vec![scene(layer(128, 2, F16), 70, 2), scene(layer(128, 2, F16), 5, 3)], 0),
+        Packed::new(
+            "two segments in pages",
+            vec![scene(layer(128, 2, F16), 70, 2), scene(layer(128, 2, F16), 5, 3)],
+            0,
+        ),
     ];
     let kept = [
         Packed::new(
