@@ -208,10 +208,11 @@ impl Session {
                 Asked::Last if is_last => piece.len() - 1..piece.len(),
                 _ => 0..0,
             };
+            let rows: Vec<usize> = rows.collect();
             let span = Span { slot: 0, first_position: self.seen.len() + first, rows: piece.len() };
-            let pass = Pass { tokens: piece, spans: &[span], asked: rows.clone() };
+            let pass = Pass { tokens: piece, spans: &[span], asked: &rows };
             let out = executor.run(&pass, tap);
-            for (row, values) in rows.zip(out.chunks_exact(vocab_size)) {
+            for (row, values) in rows.into_iter().zip(out.chunks_exact(vocab_size)) {
                 logits(first + row, values);
             }
         }

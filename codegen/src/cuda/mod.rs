@@ -41,6 +41,7 @@ use gemma4c_graph::passes::{self, Goal, Report};
 use gemma4c_graph::{Graph, Op, WeightId};
 use gemma4c_plan::cuda::{
     CudaProgram, KvLayout, KvType, Memory, PassReport, Phase, PhaseKind, Places, RECORD_WORDS, Range, Refusal, Region,
+    SEGMENT_ROWS, SEGMENT_WORDS,
 };
 use gemma4c_plan::{Program, ValueIndex};
 
@@ -295,6 +296,7 @@ fn lower_with(
         tokens: reserve(chunk.max(2) as u64),
         rows: reserve(decode_rows * RECORD_WORDS as u64),
         chunk: reserve(RECORD_WORDS as u64),
+        segments: reserve(chunk.max(2).div_ceil(SEGMENT_ROWS) as u64 * SEGMENT_WORDS as u64),
         asked: reserve(RECORD_WORDS as u64),
         pages: reserve(extras.room.rings as u64 * max_pages as u64),
         max_pages,
