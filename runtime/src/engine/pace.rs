@@ -243,6 +243,7 @@ mod tests {
             context: 8192,
             vocab: 10,
             ahead: 0,
+            spare_rows: 0,
             host_units: 0,
             ring_units: 1,
             block_units: 1,
