@@ -28,6 +28,7 @@ mod per_layer;
 mod phase;
 mod products;
 mod rows;
+mod runs;
 pub mod simulate;
 mod singles;
 mod weights;
@@ -131,6 +132,10 @@ pub struct Common<'a> {
     places: Places,
     /// Words that are zero between launches: their place, and their bytes.
     counters: (u64, u64),
+    /// Words that runs of products exchange values through, and count by: zero before the first launch, and nobody else's. Their place, and their bytes.
+    exchange: (u64, u64),
+    /// Runs so far.
+    runs: u32,
     /// What the kernels can do, and are asked for.
     can: Abilities,
     /// Where keys and values lie.
@@ -303,6 +308,8 @@ fn lower_with(
         masks: reserve(Places::mask_words(vocabulary) as u64 * decode_rows),
     };
     let counters = (reserve(COUNTERS * decode_rows), COUNTERS * 4 * decode_rows);
+    let exchange_words = if off("persistent") || !options.target.arch.has_tma() { 0 } else { runs::most_words(graph) };
+    let exchange = (reserve(exchange_words), exchange_words * 4);
     let value_index =
         meaning.values.iter().enumerate().map(|(i, value)| (value.name.clone(), i as ValueIndex)).collect();
     let target = options.target.clone();
@@ -329,6 +336,8 @@ fn lower_with(
         kernels: Kernels::default(),
         places,
         counters,
+        exchange,
+        runs: 0,
         can,
         kv_layout,
         value_index,

@@ -146,6 +146,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Kind::PerLayerStep { gate, slice, residual, projection } => {
                 self.per_layer_step(group, gate, *slice, residual, *projection)
             }
+            Kind::Run { parts } => self.run(group, parts),
             Kind::MixtureEntry { norm, expert_norm, router } => self.enter_mixture(group, norm, *expert_norm, router),
             Kind::Router(router) => self.router(group, router),
             Kind::ExpertGateUp { .. } => self.expert_gate_up(group),
