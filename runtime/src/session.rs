@@ -1,8 +1,9 @@
 //! One sequence of tokens through a model, on whatever runs its plan.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use gemma4c_plan::Plan;
+use gemma4c_plan::{Plan, RowCount, Value};
 
 use crate::backend::Backend;
 use crate::cpu::{Executor, Pass, Room, Span, Tap};
@@ -11,8 +12,10 @@ use crate::feed::{Feeder, Want};
 use crate::{ModelLocation, RuntimeError};
 
 pub use generate::{End, Request};
+pub use media::{Patches, Soft};
 
 mod generate;
+mod media;
 
 /// Which of the tokens fed want logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +32,7 @@ pub struct Session {
     seen: Vec<u32>,
     /// Positions whose keys and values were written since the last reset: beyond `seen` where the sequence went back.
     written: u32,
+    media: media::Media,
 }
 
 /// What runs the plan.
@@ -56,7 +60,7 @@ impl Session {
         let room = Room::for_one(&plan);
         let plan = Arc::new(plan);
         let engine = Engine::Cpu(Box::new(Executor::open(Arc::clone(&plan), location, room)?));
-        Ok(Session { plan, engine, seen: Vec::new(), written: 0 })
+        Ok(Session { plan, engine, seen: Vec::new(), written: 0, media: media::Media::default() })
     }
 
     /// Runs on the first GPU, by the program of the plan that fits it. All its memory is allocated and all weights are loaded; `progress` is told the bytes done and the
@@ -70,7 +74,13 @@ impl Session {
         let (plan, mut backend) = CudaBackend::open(plan, location, on, progress)?;
         let feeder = Feeder::new(&plan).ok_or(RuntimeError::NoProgram)?;
         feeder.start(&mut backend)?;
-        Ok(Session { plan, engine: Engine::Cuda(feeder, Box::new(backend)), seen: Vec::new(), written: 0 })
+        Ok(Session {
+            plan,
+            engine: Engine::Cuda(feeder, Box::new(backend)),
+            seen: Vec::new(),
+            written: 0,
+            media: media::Media::default(),
+        })
     }
 
     /// Runs on a backend that somebody else made and loaded for this plan.
@@ -78,7 +88,7 @@ impl Session {
         let feeder = Feeder::new(&plan).ok_or(RuntimeError::NoProgram)?;
         feeder.start(backend.as_mut())?;
         let engine = Engine::Other(feeder, backend);
-        Ok(Session { plan: Arc::new(plan), engine, seen: Vec::new(), written: 0 })
+        Ok(Session { plan: Arc::new(plan), engine, seen: Vec::new(), written: 0, media: media::Media::default() })
     }
 
     pub fn plan(&self) -> &Plan {
@@ -113,6 +123,11 @@ impl Session {
             Engine::Cpu(_) => self.plan.program.chunk,
             Engine::Cuda(feeder, _) | Engine::Other(feeder, _) => feeder.chunk(),
         }
+    }
+
+    /// How the next `tokens` tokens are cut into chunks.
+    pub fn pieces(&self, tokens: usize) -> Vec<Range<usize>> {
+        self.media.pieces(&self.plan.program, self.seen.len(), tokens, self.chunk() as usize)
     }
 
     /// How many tokens have been fed.
@@ -200,19 +215,37 @@ impl Session {
         let vocab_size = self.plan.model.vocab_size as usize;
         let most = if asked == Asked::All { program.asked.min(program.chunk) } else { program.chunk };
         let chunk = chunk.unwrap_or(most).clamp(1, most) as usize;
-        for (index, piece) in tokens.chunks(chunk).enumerate() {
-            let first = index * chunk;
-            let is_last = first + piece.len() == tokens.len();
+        let position = self.seen.len();
+        for Range { start: first, end } in self.media.pieces(program, position, tokens.len(), chunk) {
+            let piece = &tokens[first..end];
+            let is_last = end == tokens.len();
             let rows = match asked {
                 Asked::All => 0..piece.len(),
                 Asked::Last if is_last => piece.len() - 1..piece.len(),
                 _ => 0..0,
             };
             let span = Span { slot: 0, first_position: self.seen.len() + first, rows: piece.len() };
-            let pass = Pass { tokens: piece, spans: &[span], asked: rows.clone() };
-            let out = executor.run(&pass, tap);
-            for (row, values) in rows.zip(out.chunks_exact(vocab_size)) {
-                logits(first + row, values);
+            let positions = span.first_position..span.first_position + span.rows;
+            let soft = self.media.within(positions, self.plan.model.hidden as usize);
+            let pass = Pass { tokens: piece, spans: &[span], asked: rows.clone(), soft: &soft, ..Pass::default() };
+            // A picture that must not be cut may be more rows than a pass has logits for: the pass is repeated.
+            let most = program.asked as usize;
+            let starts = if rows.len() > most { rows.clone().step_by(most).collect() } else { vec![rows.start] };
+            for start in starts {
+                let asked = start..(start + most).min(rows.end);
+                let is_new = |name: &str| {
+                    let of_asked = |value: &&Value| value.rows == RowCount::Asked && value.name == name;
+                    start == rows.start || program.values.iter().any(|value| of_asked(&value))
+                };
+                let pass = Pass { asked: asked.clone(), ..pass.clone() };
+                let out = executor.run(&pass, &mut |name, width, values| {
+                    if is_new(name) {
+                        tap(name, width, values);
+                    }
+                });
+                for (row, values) in asked.zip(out.chunks_exact(vocab_size)) {
+                    logits(first + row, values);
+                }
             }
         }
         self.append(tokens);

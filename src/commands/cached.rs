@@ -98,7 +98,7 @@ impl ModelArgs {
             vram: self.vram,
             disabled: Vec::new(),
         });
-        Ok(Options { context: self.ctx, chunk: None, kv: Some(kv), cuda })
+        Ok(Options { context: self.ctx, kv: Some(kv), cuda, ..Options::default() })
     }
 }
 

@@ -91,7 +91,8 @@ fn mutate(plan: &mut Plan, random: &mut Random) {
         }
         12 => {
             let value = pick(random, &mut program.values);
-            value.rows = [RowCount::Chunk, RowCount::Asked][random.below(2) as usize];
+            let rows = [RowCount::Chunk, RowCount::Asked, RowCount::Patches, RowCount::Soft];
+            value.rows = rows[random.below(4) as usize];
         }
         13 => {
             let kinds = [Kind::Tokens, Kind::Kv { cache: 0 }, Kind::Routing { experts: 8 }, Kind::Floats { offset: 0 }];
@@ -145,6 +146,19 @@ fn mutate_op(op: &mut Op, random: &mut Random, weights: u64) {
     let other_weight = random.below(weights + 1) as u32;
     match op {
         Op::Gather { table: weight } | Op::MatMul { weight } | Op::MulWeight { weight } => *weight = other_weight,
+        Op::AddWeight { weight } | Op::AtLeast { weight } | Op::AtMost { weight } => *weight = other_weight,
+        Op::AddConstant { term } => *term = another_f32(random),
+        Op::Patches { width: number } | Op::GridMean { side: number } | Op::FullAttention { heads: number } => {
+            *number = another(random, *number);
+        }
+        Op::GatherText { table, pad: number } | Op::AxisRows { table, axis: number } => match random.below(2) {
+            0 => *table = other_weight,
+            _ => *number = another(random, *number),
+        },
+        Op::GridRope { head_dim, base } => match random.below(2) {
+            0 => *head_dim = another(random, *head_dim),
+            _ => *base = another_f32(random),
+        },
         Op::Columns { first, len } | Op::ExpertMatMul { first, len, .. } => {
             let number = if random.below(2) == 0 { first } else { len };
             *number = another(random, *number);
@@ -164,9 +178,10 @@ fn mutate_op(op: &mut Op, random: &mut Random, weights: u64) {
             _ => *factors = [None, Some(other_weight)][random.below(2) as usize],
         },
         Op::KvAppend { cache } => *cache = random.below(5) as u32,
-        Op::Attention { heads } => *heads = another(random, *heads),
-        Op::Tokens | Op::TakeAsked | Op::Add | Op::Mul | Op::Gelu => {
-            *op = [Op::Add, Op::Mul, Op::Gelu, Op::TakeAsked, Op::Scale { factor: 2.0 }][random.below(5) as usize];
+        Op::Attention { heads } | Op::AttentionAhead { heads } => *heads = another(random, *heads),
+        Op::Tokens | Op::TakeAsked | Op::PlaceSoft | Op::SubMean | Op::Add | Op::Mul | Op::Gelu => {
+            let others = [Op::Add, Op::Mul, Op::Gelu, Op::TakeAsked, Op::PlaceSoft, Op::Scale { factor: 2.0 }];
+            *op = others[random.below(6) as usize];
         }
     }
 }

@@ -160,7 +160,7 @@ impl CpuDevice {
             let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();
             let span = |row: &Row| Span { slot: row.slot, first_position: row.position as usize, rows: 1 };
             let spans: Vec<Span> = rows.iter().map(span).collect();
-            let pass = Pass { tokens: &tokens, spans: &spans, asked: 0..rows.len() };
+            let pass = Pass { tokens: &tokens, spans: &spans, asked: 0..rows.len(), ..Pass::default() };
             logits.extend_from_slice(self.executor.run(&pass, &mut |_, _, _| {}));
         }
         let picking = rows.iter().map(|row| (row.picking, row.position + 1)).collect();
@@ -204,7 +204,7 @@ impl Device for CpuDevice {
         let asked = if picking.is_some() { rows - 1..rows } else { 0..0 };
         let end = chunk.position + rows as u32;
         let picking: Vec<(Picking, u32)> = picking.map(|picking| (picking, end)).into_iter().collect();
-        let pass = Pass { tokens: chunk.tokens, spans: &spans, asked };
+        let pass = Pass { tokens: chunk.tokens, spans: &spans, asked, ..Pass::default() };
         let logits = self.executor.run(&pass, &mut |_, _, _| {}).to_vec();
         self.finish(logits, picking, false);
         Ok(())
