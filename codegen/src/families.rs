@@ -73,6 +73,12 @@ pub static FAMILIES: &[Family] = &[
         cases: cases::rows::cases,
     },
     Family {
+        name: "run",
+        about: "a decoded row's products between two attentions, in one launch",
+        kernels: &[kernels::run::product_run::DEF],
+        cases: cases::run::cases,
+    },
+    Family {
         name: "norm",
         about: "RMS norms of rows, with residual, layer scale, next norm and int8 outputs",
         kernels: &[kernels::norm::rms_norm::DEF, kernels::norm::residual_norm::DEF, kernels::norm::rms_norm_plain::DEF],

@@ -3,6 +3,7 @@
 //! Some are found in the graph alone, others are made for a GPU whose kernels compute them in one launch, and helpers compute no node.
 //! None of them says which kernel that is.
 
+use crate::fused::Group;
 use crate::graph::{CacheId, NodeId, WeightId};
 
 /// Which pattern the nodes of a group form.
@@ -42,6 +43,8 @@ pub enum Kind {
     AttentionMerge { attention: NodeId },
     /// A per-layer gate with the residual before it, and the projection that alone reads it.
     PerLayerStep { gate: Product, slice: NodeId, residual: Residual, projection: NodeId },
+    /// Products of one row behind each other, each of which takes what the one before leaves.
+    Run { parts: Vec<Group> },
     /// The residual before a mixture, the norms of both halves, and the router.
     MixtureEntry { norm: Norm, expert_norm: (NodeId, WeightId), router: Router },
     /// Products of rows sorted by expert. With `geglu` the result is `gelu(gate) * up`.
@@ -80,6 +83,7 @@ impl Kind {
             Kind::AttentionStep { .. } => "attention_step",
             Kind::AttentionMerge { .. } => "attention_merge",
             Kind::PerLayerStep { .. } => "per_layer_step",
+            Kind::Run { .. } => "run",
             Kind::MixtureEntry { .. } => "mixture_entry",
             Kind::ExpertProduct { .. } => "expert_product",
             Kind::Geglu { .. } => "geglu",

@@ -60,6 +60,17 @@ fn outputs_of(fused: &Fused, group: &Group) -> Vec<NodeId> {
         Kind::Norm(norm) => sum_of(norm).into_iter().chain(norm.next.map(|(node, _)| node)).collect(),
         Kind::AttentionStep { heads, attention } => heads.kv.map(|kv| kv.out).into_iter().chain([*attention]).collect(),
         Kind::PerLayerStep { residual, projection, .. } => vec![residual.sum, *projection],
+        // The last results, and the last residual.
+        Kind::Run { parts } => {
+            let of_part = |part: &Group| match &part.kind {
+                Kind::Product(product) => product.norm.as_ref().and_then(sum_of),
+                Kind::PerLayerStep { residual, .. } => Some(residual.sum),
+                _ => None,
+            };
+            let residual = parts.iter().rev().find_map(of_part);
+            let results = parts.last().map(|part| outputs_of(fused, part)).unwrap_or_default();
+            residual.into_iter().chain(results).collect()
+        }
         Kind::MixtureEntry { norm, expert_norm, .. } => {
             let normed = norm.next.map(|(node, _)| node);
             let is_choice = |id: &NodeId| matches!(fused.graph.node(*id).ty.elem, Elem::Routing { .. });

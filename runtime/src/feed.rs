@@ -6,7 +6,9 @@
 //! slot, the first record and the first pages.
 
 use gemma4c_plan::Plan;
-use gemma4c_plan::cuda::{CudaProgram, KvCache, PhaseKind, Places, RECORD_WORDS, Range, Region, record};
+use gemma4c_plan::cuda::{
+    CudaProgram, KvCache, PhaseKind, Places, RECORD_WORDS, Range, Region, SEGMENT_ROWS, Segment, record,
+};
 
 use crate::backend::{Backend, Pick, Run};
 use crate::{Asked, RuntimeError, Sampler};
@@ -30,9 +32,14 @@ pub(crate) fn runs(program: &CudaProgram) -> Vec<Run> {
     for (phase, shape) in program.phases.iter().enumerate() {
         let (asked_from, end) = (shape.asked_from as usize, shape.steps.len());
         let whole = PICKS.map(|pick| Run { phase, steps: (0, end), pick });
-        let parts = [(0, asked_from), (asked_from, end)].map(|steps| Run { phase, steps, pick: Pick::None });
+        let trunk = Run { phase, steps: (0, asked_from), pick: Pick::None };
+        // Where a chunk may have several segments, several rows are asked for.
+        let is_packed = shape.rows > SEGMENT_ROWS;
+        let asked = PICKS.into_iter().filter(|pick| *pick == Pick::None || is_packed);
+        let parts = asked.map(|pick| Run { phase, steps: (asked_from, end), pick });
         // Decode is not run in part.
-        let parts = parts.into_iter().filter(|run| shape.kind == PhaseKind::Prefill && run.steps.0 < run.steps.1);
+        let parts = [trunk].into_iter().chain(parts);
+        let parts = parts.filter(|run| shape.kind == PhaseKind::Prefill && run.steps.0 < run.steps.1);
         for run in whole.into_iter().chain(parts) {
             if !all.contains(&run) {
                 all.push(run);
@@ -150,6 +157,8 @@ impl Feeder {
             PhaseKind::Prefill => {
                 self.write(backend, self.places.tokens, tokens)?;
                 self.write(backend, self.places.chunk, &self.record(position, rows, tokens[0]))?;
+                let segments = Segment::words(&[Segment::alone(position, rows, 0)], self.phases[phase].rows);
+                self.write(backend, self.places.segments, &segments)?;
             }
         }
         match want {

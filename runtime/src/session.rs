@@ -224,26 +224,25 @@ impl Session {
                 Asked::Last if is_last => piece.len() - 1..piece.len(),
                 _ => 0..0,
             };
+            let rows: Vec<usize> = rows.collect();
             let span = Span { slot: 0, first_position: self.seen.len() + first, rows: piece.len() };
             let positions = span.first_position..span.first_position + span.rows;
             let soft = self.media.within(positions, self.plan.model.hidden as usize);
-            let pass = Pass { tokens: piece, spans: &[span], asked: rows.clone(), soft: &soft, ..Pass::default() };
             // A picture that must not be cut may be more rows than a pass has logits for: the pass is repeated.
             let most = program.asked as usize;
-            let starts = if rows.len() > most { rows.clone().step_by(most).collect() } else { vec![rows.start] };
-            for start in starts {
-                let asked = start..(start + most).min(rows.end);
+            let parts = if rows.is_empty() { vec![&rows[..]] } else { rows.chunks(most).collect() };
+            for (part, asked) in parts.into_iter().enumerate() {
                 let is_new = |name: &str| {
-                    let of_asked = |value: &&Value| value.rows == RowCount::Asked && value.name == name;
-                    start == rows.start || program.values.iter().any(|value| of_asked(&value))
+                    let of_asked = |value: &Value| value.rows == RowCount::Asked && value.name == name;
+                    part == 0 || program.values.iter().any(of_asked)
                 };
-                let pass = Pass { asked: asked.clone(), ..pass.clone() };
+                let pass = Pass { tokens: piece, spans: &[span], asked, soft: &soft, picture: None };
                 let out = executor.run(&pass, &mut |name, width, values| {
                     if is_new(name) {
                         tap(name, width, values);
                     }
                 });
-                for (row, values) in asked.zip(out.chunks_exact(vocab_size)) {
+                for (row, values) in asked.iter().zip(out.chunks_exact(vocab_size)) {
                     logits(first + row, values);
                 }
             }

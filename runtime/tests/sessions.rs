@@ -73,6 +73,9 @@ impl Backend for Fake {
         let [position, used, token, slot] = self.words(record, 4).try_into().unwrap();
         assert!(used >= 1 && used <= rows, "{used} rows in a phase of {rows}");
         assert_eq!(slot, 0);
+        if !is_decode {
+            assert_eq!(self.words(self.places.segments, 4), [position, used, 0, 0], "the chunk is one segment");
+        }
         let tokens = if is_decode { vec![token] } else { self.words(self.places.tokens, used as usize) };
         if run.steps.0 == 0 {
             assert!(position as usize <= self.kept.len(), "positions before {position} were never written");

@@ -8,6 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_models::chat::{ChatTemplate, Message};
@@ -90,17 +91,24 @@ fn answer(
     let mut early: BTreeMap<usize, String> = BTreeMap::new();
     let mut next = done;
     let ahead = 2 * engine.limits().slots as usize;
-    let mut tokens = 0;
+    let (mut tokens, mut read) = (0u64, 0u64);
+    let started = Instant::now();
+    let mut prompts = BTreeMap::new();
     loop {
         for (index, request) in requests.by_ref().take(ahead.saturating_sub(running.len())) {
-            running.insert(engine.submit(request)?, (index, Vec::new()));
+            let prompt = request.prompt.len() as u64;
+            let id = engine.submit(request)?;
+            prompts.insert(id, prompt);
+            running.insert(id, (index, Vec::new()));
         }
         if running.is_empty() {
             break;
         }
         for event in engine.step()? {
             match event {
-                Event::Admitted { .. } | Event::Prompt { .. } => {}
+                // What was kept is not read again.
+                Event::Admitted { id, cached } => read += prompts.remove(&id).unwrap_or(0) - cached as u64,
+                Event::Prompt { .. } => {}
                 Event::Token { id, token, .. } => {
                     tokens += 1;
                     if let Some((_, tokens)) = running.get_mut(&id) {
@@ -125,6 +133,12 @@ fn answer(
         }
     }
     bar.finish_and_clear();
+    let seconds = started.elapsed().as_secs_f64();
+    let (reading, writing) = (read as f64 / seconds, tokens as f64 / seconds);
+    eprintln!(
+        "[{} answers in {seconds:.1} s: {read} prompt tokens, {reading:.0} a second; {tokens} tokens, {writing:.0} a second]",
+        next - done
+    );
     Ok(())
 }
 

@@ -10,6 +10,7 @@ use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::passes;
 use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::{VERSION, cuda::KvType};
@@ -96,7 +97,7 @@ impl ModelArgs {
             sequences,
             snapshots: None,
             vram: self.vram,
-            disabled: Vec::new(),
+            disabled: passes::switched_off(&[], &[]),
         });
         Ok(Options { context: self.ctx, kv: Some(kv), cuda, ..Options::default() })
     }

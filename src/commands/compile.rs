@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::passes::{self, PASSES};
 use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Tower;
@@ -85,6 +86,10 @@ pub struct Args {
     #[arg(long = "disable-pass", value_name = "NAME")]
     disable_pass: Vec<String>,
 
+    /// Run a compiler pass that is off unless it is asked for: `persistent`. May be repeated.
+    #[arg(long = "enable-pass", value_name = "NAME")]
+    enable_pass: Vec<String>,
+
     /// Store the weights in the plan, which then runs without the model file. A GPU plan has them in the GPU's memory layout, a CPU
     /// plan as they are in the model file.
     #[arg(long)]
@@ -123,6 +128,23 @@ enum Target {
     Cpu,
 }
 
+/// The passes that are switched off: those that are not wanted, and those that must be asked for.
+fn passes_off(args: &Args) -> Result<Vec<String>> {
+    let known: Vec<&str> = PASSES.iter().filter(|pass| pass.asked_for).map(|pass| pass.name).collect();
+    for name in &args.enable_pass {
+        ensure!(
+            known.contains(&name.as_str()),
+            "--enable-pass {name}: the passes that are off unless asked for are {}",
+            known.join(", ")
+        );
+        ensure!(
+            !args.disable_pass.contains(name),
+            "--enable-pass {name} and --disable-pass {name} contradict each other"
+        );
+    }
+    Ok(passes::switched_off(&args.disable_pass, &args.enable_pass))
+}
+
 pub fn run(args: &Args) -> Result<Outcome> {
     debug_assert_eq!(DEFAULT_CONTEXT, 8192, "the help text of --ctx says so");
     let started = Instant::now();
@@ -147,7 +169,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
             sequences: args.sequences,
             snapshots: args.snapshots,
             vram: args.vram,
-            disabled: args.disable_pass.clone(),
+            disabled: passes_off(args)?,
         }),
     };
     ensure!(!for_gpu || args.mmproj.is_none(), "--mmproj: towers run on the CPU so far; compile with --target cpu");

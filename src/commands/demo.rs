@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::nvrtc::Toolchain;
+use gemma4c_codegen::passes;
 use gemma4c_codegen::target::Target;
 use gemma4c_models::gguf::Gguf;
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
@@ -193,7 +194,7 @@ fn options(target: Target) -> CudaOptions {
         sequences: 1,
         snapshots: None,
         vram: None,
-        disabled: Vec::new(),
+        disabled: passes::switched_off(&[], &[]),
     }
 }
 

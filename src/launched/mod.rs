@@ -56,7 +56,7 @@ impl Plan {
             snapshots: None,
             target: recipe.target(),
             vram: None,
-            disabled: recipe.without.iter().map(|name| name.to_string()).collect(),
+            disabled: recipe.disabled(),
         };
         // The factors of rotation frequencies are all that lowering reads, and no launch depends on them.
         let read = |id: WeightId| -> Result<Vec<f32>, LowerError> { Ok(vec![1.0; graph.weight(id).dim(0) as usize]) };

@@ -32,11 +32,19 @@ pub struct Recipe {
     pub sequences: u32,
     /// Passes that are switched off.
     pub without: Vec<&'static str>,
+    /// Passes that must be asked for, and are.
+    pub with: Vec<&'static str>,
 }
 
 impl Recipe {
     fn new(preset: Preset, types: Types, arch: Arch) -> Recipe {
-        Recipe { preset, types, arch, kv: KvType::F16, sequences: 1, without: Vec::new() }
+        Recipe { preset, types, arch, kv: KvType::F16, sequences: 1, without: Vec::new(), with: Vec::new() }
+    }
+
+    /// All passes that are switched off.
+    pub fn disabled(&self) -> Vec<String> {
+        let names = |of: &[&str]| of.iter().map(|name| name.to_string()).collect::<Vec<_>>();
+        passes::switched_off(&names(&self.without), &names(&self.with))
     }
 
     /// The GPU it is for: one with the architecture's limits and the H200's SMs, so that architectures share texts where they can.
@@ -57,6 +65,9 @@ impl Recipe {
         }
         if self.sequences > 1 {
             name += &format!(", {} sequences", self.sequences);
+        }
+        if !self.with.is_empty() {
+            name += &format!(", {}", self.with.join(", "));
         }
         match self.without.len() {
             0 => name,
@@ -130,7 +141,7 @@ pub fn with_sequences(arch: Arch) -> Vec<Recipe> {
     vec![of(8, Preset::Dense12b), of(32, Preset::Moe26bA4b)]
 }
 
-/// Plans with passes switched off: their launches count where no ordinary plan launches the kernel at all.
+/// Plans with passes switched off, or on that must be asked for: their launches count where no ordinary plan launches the kernel at all.
 pub fn with_passes_off(arch: Arch) -> Vec<Recipe> {
     let of = |preset, dtype, without: &[&'static str]| Recipe {
         without: without.to_vec(),
@@ -143,6 +154,10 @@ pub fn with_passes_off(arch: Arch) -> Vec<Recipe> {
     // Without rounding anywhere: a product for each type that weights have in a file.
     for dtype in DType::ALL {
         all.push(of(Preset::Moe26bA4b, dtype, &["int8"]));
+    }
+    if arch.has_tma() {
+        let asked = [(Preset::E4b, DType::Q8_0), (Preset::Dense31b, DType::Q4_0)];
+        all.extend(asked.map(|(preset, dtype)| Recipe { with: vec!["persistent"], ..of(preset, dtype, &[]) }));
     }
     for preset in [Preset::E4b, Preset::Moe26bA4b] {
         all.push(of(preset, DType::Q8_0, &["attention-step"]));

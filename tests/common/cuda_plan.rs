@@ -77,6 +77,7 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
                 tokens: 0,
                 rows: 256,
                 chunk: 512,
+                segments: 640,
                 asked: 768,
                 pages: 2048,
                 max_pages: plan.program.context.div_ceil(256),

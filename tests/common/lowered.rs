@@ -6,6 +6,7 @@ use std::path::Path;
 use gemma4c::compile::{self, CudaOptions, Options};
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::passes;
 use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::Gguf;
@@ -34,14 +35,15 @@ impl Default for LowerOptions {
             sequences: 1,
             snapshots: None,
             vram: None,
-            disabled: Vec::new(),
+            disabled: passes::switched_off(&[], &[]),
         }
     }
 }
 
 impl LowerOptions {
     pub fn without(self, passes: &[&str]) -> LowerOptions {
-        LowerOptions { disabled: passes.iter().map(|name| name.to_string()).collect(), ..self }
+        let names: Vec<String> = passes.iter().map(|name| name.to_string()).collect();
+        LowerOptions { disabled: gemma4c_codegen::passes::switched_off(&names, &[]), ..self }
     }
 }
 

@@ -215,6 +215,10 @@ fn a_pool_is_whole_after_many_prompts() {
     let report = place.ok("verify plan.bin --device cpu --company 3,8 --prompts 600 --tokens 6 --decode 2 --seed 5");
     assert!(report.contains("in batches of 8: 1200 rows, 0 differ\n"), "{report}");
     assert!(report.ends_with("\npool: all 12 blocks are free again, and so is every ring\nok\n"), "{report}");
+    let shared = report
+        .lines()
+        .find_map(|line| line.strip_suffix(" chunks of prompts were shared by several")?.parse::<u32>().ok());
+    assert!(shared.is_some_and(|shared| shared > 50), "{report}");
     let hits = report.lines().find_map(|line| line.strip_prefix("after ")?.split(' ').next()?.parse::<u32>().ok());
     assert!(hits.is_some_and(|hits| hits > 200), "{report}");
 }

@@ -53,11 +53,18 @@ fn check(synth: &str) {
     let options = LowerOptions { context: Some(64), chunk: Some(4), sequences: 8, ..LowerOptions::default() };
     // Together they decode eight rows at a time, then four when the short answers have ended; the first three, in pairs, two.
     let lengths: Vec<usize> = (0..6).map(|number| 1 + number % 3).collect();
-    check_with(synth, &options, Gpu::of_arch(Arch::Sm90a), &lengths, &[(3, 2), (6, 8)]);
+    let shared = check_with(synth, &options, Gpu::of_arch(Arch::Sm90a), &lengths, &[(3, 2), (6, 8)]);
+    assert_eq!(shared, 0, "no chunk has room for two segments");
 }
 
-/// Prompts of these lengths alone, and in each company: so many of them, so many at once.
-fn check_with(synth: &str, options: &LowerOptions, target: Gpu, lengths: &[usize], companies: &[(usize, usize)]) {
+/// Prompts of these lengths alone, and in each company: so many of them, so many at once. Returns how many chunks prompts have shared.
+fn check_with(
+    synth: &str,
+    options: &LowerOptions,
+    target: Gpu,
+    lengths: &[usize],
+    companies: &[(usize, usize)],
+) -> u64 {
     let place = Place::new();
     place.ok(&format!("synth {synth} -o model.gguf"));
     let mut engine = engine(&place.path("model.gguf"), options, target);
@@ -77,6 +84,7 @@ fn check_with(synth: &str, options: &LowerOptions, target: Gpu, lengths: &[usize
             assert_eq!(ours.len(), expected.len());
         }
     }
+    engine.shared_chunks()
 }
 
 #[test]
@@ -94,12 +102,23 @@ fn mixtures_in_company() {
     check("tiny-moe -q q8_0 --layers 2");
 }
 
-/// On a GPU of eight SMs a block takes all splits of a row's head; here it has up to three.
+/// On a GPU of eight SMs a block takes all splits of a row's head; here it has up to three. The end of the first prompt, which has turned its rings, and the second
+/// share a chunk.
 #[test]
 fn several_splits_in_company() {
     for kv in [KvType::F16, KvType::Q8_0] {
-        let options = LowerOptions { context: Some(512), chunk: Some(32), sequences: 8, kv, ..LowerOptions::default() };
+        let options = LowerOptions { context: Some(512), chunk: Some(68), sequences: 8, kv, ..LowerOptions::default() };
         let target = Gpu::of_arch(Arch::Sm90a).with_multiprocessors(8);
-        check_with("tiny-dense -q q8_0 --layers 2", &options, target, &[131, 2, 70], &[(3, 3)]);
+        let shared = check_with("tiny-dense -q q8_0 --layers 2", &options, target, &[131, 2, 70], &[(3, 3)]);
+        assert!(shared > 0, "prompts share a chunk");
     }
+}
+
+/// Rows between two segments are nobody's, and choose experts all the same.
+#[test]
+fn mixtures_share_a_chunk() {
+    let options = LowerOptions { context: Some(128), chunk: Some(68), sequences: 2, ..LowerOptions::default() };
+    let target = Gpu::of_arch(Arch::Sm90a);
+    let shared = check_with("tiny-moe -q q8_0 --layers 2", &options, target, &[2, 3], &[(2, 2)]);
+    assert!(shared > 0, "prompts share a chunk");
 }

@@ -10,6 +10,7 @@ mod golden;
 mod masks;
 mod narrow;
 mod passes;
+mod persistent;
 mod random_graphs;
 mod simulated;
 mod stages;

@@ -4,13 +4,14 @@
 //! Scores reach about ±10 here, so an f32 score is off by about 1e-5, and a weight by as much of itself.
 
 pub mod company;
+pub mod packed;
 pub mod paging;
 pub mod stage;
 pub mod step;
 
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::{ElementType, F32x2};
-use gemma4c_plan::cuda::KvType;
+use gemma4c_plan::cuda::{KvType, Segment};
 
 use super::cache;
 use super::quantise::Int8;
@@ -177,9 +178,9 @@ impl Scene {
         if data.len() < all { case.except(data.len()..all) } else { case }
     }
 
-    /// The record of the chunk.
+    /// The records of the chunk, which is one segment.
     fn state(&self) -> Vec<u32> {
-        self.paging.record(self.position, self.rows).to_vec()
+        Segment::words(&[Segment::alone(self.position, self.rows, self.paging.slot)], self.launched)
     }
 
     fn inputs(&self, case: Case) -> Case {
@@ -453,6 +454,7 @@ pub fn cases() -> Vec<Case> {
         .chain(step::cases())
         .chain(company::cases())
         .chain(stage::cases())
+        .chain(packed::cases())
         .chain(flash_cases())
         .collect()
 }

@@ -2,7 +2,7 @@
 //! context, rows beyond those in use.
 
 use gemma4c_dsl::harness::{Bound, Case, Random};
-use gemma4c_plan::cuda::KvType;
+use gemma4c_plan::cuda::{KvType, SEGMENT_ROWS, Segment};
 
 use super::cache;
 use super::norm::normed;
@@ -18,6 +18,28 @@ struct Shape {
     /// Of a ring; `None`: pages in a table.
     capacity: Option<u32>,
     k_is_v: bool,
+    /// A second segment, in the other slot: its rows and its position.
+    second: Option<(usize, u32)>,
+}
+
+impl Shape {
+    /// Position and slot of a row; `None` where it is free.
+    fn place(&self, row: usize) -> Option<(u32, u32)> {
+        let first = SEGMENT_ROWS as usize;
+        match self.second {
+            Some((rows, position)) if (first..first + rows).contains(&row) => {
+                Some((position + (row - first) as u32, 0))
+            }
+            _ => (row < self.rows.1).then_some((self.position + row as u32, 1)),
+        }
+    }
+
+    fn state(&self) -> Vec<u32> {
+        let mut segments = vec![Segment::alone(self.position, self.rows.1 as u32, 1)];
+        let second = |(rows, position)| Segment { position, rows: rows as u32, first_row: SEGMENT_ROWS, slot: 0 };
+        segments.extend(self.second.map(second));
+        Segment::words(&segments, self.rows.0 as u32)
+    }
 }
 
 /// NeoX rotation by f32 angles, in f64.
@@ -42,7 +64,7 @@ fn strided(values: &[f32], width: usize, stride: usize) -> Vec<f32> {
 }
 
 fn case(name: &str, shape: Shape) -> Case {
-    let Shape { heads, rows: (rows, used), position, capacity, k_is_v } = shape;
+    let Shape { heads, rows: (rows, _), position, capacity, k_is_v, .. } = shape;
     let (dim, q_heads, kv_heads) = (heads.dim as usize, heads.q as usize, heads.kv as usize);
     let mut random = Random::new(u64::from(position) + dim as u64);
     let q = random.floats(rows * q_heads * dim, -3.0, 3.0);
@@ -56,7 +78,7 @@ fn case(name: &str, shape: Shape) -> Case {
         _ => inverse_frequencies(heads.dim, 1e4, None),
     };
 
-    let at = |row: usize| position + row as u32;
+    let at = |row: usize| shape.place(row).map_or(0, |(position, _)| position);
     let turned = |head: &[f32], weight: &[f32], row| rotated(&normed(head, Some(weight)), at(row), &frequencies);
     let q_out: Vec<f32> =
         q.chunks(dim).enumerate().flat_map(|(i, head)| turned(head, &q_weight, i / q_heads)).collect();
@@ -69,16 +91,20 @@ fn case(name: &str, shape: Shape) -> Case {
     let mut pages = vec![u32::MAX / 2; 2 * max_pages as usize];
     pages[(max_pages + first_page) as usize] = 2;
     pages[(max_pages + first_page + 1) as usize] = 1;
-    let page = |position: u32| match capacity {
-        Some(_) => 1,
-        None => pages[(max_pages + position / BLOCK_ROWS) as usize] as usize,
+    if let Some((_, position)) = shape.second {
+        pages[(position / BLOCK_ROWS) as usize] = 0;
+    }
+    let page = |position: u32, slot: u32| match capacity {
+        Some(_) => slot as usize,
+        None => pages[(slot * max_pages + position / BLOCK_ROWS) as usize] as usize,
     };
     let before = random.floats(3 * page_stride, -1.0, 1.0);
     let (mut k_after, mut v_after) = (before.clone(), before.clone());
-    for row in 0..used {
+    for row in 0..rows {
+        let Some((position, slot)) = shape.place(row) else { continue };
         for head in 0..kv_heads {
             let from = (row * kv_heads + head) * dim;
-            let to = page(at(row)) * page_stride + ((at(row) % page_rows) as usize * kv_heads + head) * dim;
+            let to = page(position, slot) * page_stride + ((position % page_rows) as usize * kv_heads + head) * dim;
             k_after[to..to + dim].copy_from_slice(&turned(&k[from..from + dim], &k_weight, row));
             v_after[to..to + dim].copy_from_slice(&normed(&v[from..from + dim], None));
         }
@@ -95,7 +121,7 @@ fn case(name: &str, shape: Shape) -> Case {
         .buffer("q_weight", q_weight)
         .buffer("k_weight", if kv_heads > 0 { k_weight } else { Vec::new() })
         .buffer("inverse_frequencies", frequencies)
-        .buffer("state", vec![position, used as u32, 0, 1])
+        .buffer("state", shape.state())
         .buffer("pages", pages)
         .buffer("k_cache", cache(&before))
         .buffer("v_cache", cache(&before))
@@ -111,12 +137,14 @@ fn case(name: &str, shape: Shape) -> Case {
         .expect("k_cache", cache(&k_after), bound)
         .expect("v_cache", cache(&v_after), bound)
         .expect("q_out", q_out, Bound::Within { absolute: 3e-6, relative: 4e-6 });
-    if used < rows { case.except(used * q_width..rows * q_width) } else { case }
+    let free = (0..rows).filter(|row| shape.place(*row).is_none());
+    free.fold(case, |case, row| case.except(row * q_width..(row + 1) * q_width))
 }
 
 pub fn cases() -> Vec<Case> {
     let heads = |dim, q, kv, cache| Heads { dim, q, kv, cache };
-    let shape = |heads, position| Shape { heads, rows: (1, 1), position, capacity: Some(4), k_is_v: false };
+    let shape =
+        |heads, position| Shape { heads, rows: (1, 1), position, capacity: Some(4), k_is_v: false, second: None };
     let paged = |heads, position| Shape { capacity: None, ..shape(heads, position) };
     let sliding = heads(256, 8, 2, KvType::F16);
     let global = heads(512, 4, 1, KvType::BF16);
@@ -140,6 +168,11 @@ pub fn cases() -> Vec<Case> {
             Shape { rows: (2, 2), k_is_v: true, ..paged(heads(512, 4, 1, KvType::Q8_0), 5_000) },
         ),
         case("fp8, a chunk across two pages", Shape { rows: (4, 3), ..paged(heads(64, 2, 1, KvType::Fp8), 510) }),
+        case("two segments in rings", Shape { rows: (68, 2), second: Some((3, 2)), ..shape(small, 1022) }),
+        case(
+            "two segments in pages, fp8",
+            Shape { rows: (66, 5), second: Some((2, 300)), ..paged(heads(64, 2, 1, KvType::Fp8), 510) },
+        ),
         case("ratio 16, f32 cache", Shape { rows: (2, 1), ..shape(heads(64, 16, 1, KvType::F32), 3) }),
     ]
 }

@@ -170,7 +170,7 @@ impl Layer {
     }
 }
 
-fn rms_norm(x: &[f32], weights: &[f32], epsilon: f32) -> Vec<f32> {
+pub(super) fn rms_norm(x: &[f32], weights: &[f32], epsilon: f32) -> Vec<f32> {
     let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / x.len() as f64;
     let factor = (1.0 / (mean + f64::from(epsilon)).sqrt()) as f32;
     x.iter().zip(weights).map(|(x, weight)| x * factor * weight).collect()

@@ -20,5 +20,6 @@ pub mod product;
 pub mod quantise;
 pub mod repack;
 pub mod rows;
+pub mod run;
 pub mod sample;
 pub mod wgmma;

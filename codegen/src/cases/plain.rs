@@ -3,7 +3,7 @@
 use gemma4c_blocks::{DType, reference};
 use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
-use gemma4c_plan::cuda::KvType;
+use gemma4c_plan::cuda::{KvType, Segment};
 
 use super::cache;
 use super::gather::{elements, table};
@@ -97,6 +97,8 @@ pub fn moves() -> Vec<Case> {
         stored(KvType::Q8_0, [3, 128], [3, 2], 1022, 1024),
         stored(KvType::Q8_0, [1, 512], [2, 2], 4, 5),
         stored(KvType::Fp8, [2, 64], [3, 3], 6, 4),
+        stored_apart(KvType::F16, 8, 5),
+        stored_apart(KvType::Q8_0, 64, 0),
     ]
 }
 
@@ -109,6 +111,46 @@ fn taken(width: usize, count: usize, row: usize) -> Case {
         .buffer("asked", vec![77u32, 1, row as u32])
         .scalar("width", width as u32)
         .expect("out", expected, Bound::Exact)
+}
+
+/// Two segments: one in the first slot, one in the second from row 64 on. `capacity` is 0: they go to a stage.
+fn stored_apart(kv: KvType, dim: usize, capacity: u32) -> Case {
+    let segments = [Segment::alone(30, 3, 0), Segment { position: 2, rows: 2, first_row: 64, slot: 1 }];
+    let count = 67;
+    let mut random = Random::new(dim as u64);
+    let [k, v] = [(); 2].map(|()| random.floats(count * dim, -3.0, 3.0));
+    let (pages, rows) = if capacity == 0 { (1, count) } else { (2, capacity as usize) };
+    let [mut k_cache, mut v_cache] = [(); 2].map(|()| random.floats(pages * rows * dim, -3.0, 3.0));
+    let (k_before, v_before) = (cache::data(kv, dim, &k_cache), cache::data(kv, dim, &v_cache));
+    for segment in segments {
+        for at in 0..segment.rows {
+            let row = (segment.first_row + at) as usize;
+            let to = match capacity {
+                0 => row,
+                _ => segment.slot as usize * rows + ((segment.position + at) % capacity) as usize,
+            };
+            k_cache[to * dim..][..dim].copy_from_slice(&k[row * dim..][..dim]);
+            v_cache[to * dim..][..dim].copy_from_slice(&v[row * dim..][..dim]);
+        }
+    }
+    let name = format!("two segments, {} rows a page, {}", rows, kv.name());
+    Case::new(name, rows::store(kv).expect("256 threads are a block"))
+        .grid(rows::store_grid(dim as u32, count as u32))
+        .buffer("k", k)
+        .buffer("v", v)
+        .buffer("state", Segment::words(&segments, count as u32))
+        .buffer("pages", Vec::<u32>::new())
+        .buffer("k_cache", k_before)
+        .buffer("v_cache", v_before)
+        .scalar("width", dim as u32)
+        .scalar("dim", dim as u32)
+        .scalar("capacity", capacity)
+        .scalar("window", u32::from(capacity != 0))
+        .scalar("record_stride", 0u32)
+        .scalar("max_pages", 0u32)
+        .scalar("page_stride", if capacity == 0 { 0 } else { cache::elements(kv, dim, rows * dim) as u32 })
+        .expect("k_cache", cache::data(kv, dim, &k_cache), Bound::Exact)
+        .expect("v_cache", cache::data(kv, dim, &v_cache), Bound::Exact)
 }
 
 fn stored(kv: KvType, [heads, dim]: [usize; 2], [count, used]: [usize; 2], position: usize, capacity: usize) -> Case {
@@ -145,25 +187,36 @@ fn stored(kv: KvType, [heads, dim]: [usize; 2], [count, used]: [usize; 2], posit
 // ---- rotation -------------------------------------------------------------------------------------------------------
 
 pub fn rotations() -> Vec<Case> {
-    vec![rotation(3, 64, 2, 0), rotation(1, 512, 1, 262_143), rotation(5, 10, 3, 1000)]
+    vec![
+        rotation(3, 64, 0, &[Segment::alone(0, 2, 0)]),
+        rotation(1, 512, 0, &[Segment::alone(262_143, 1, 0)]),
+        rotation(5, 10, 0, &[Segment::alone(1000, 3, 0)]),
+        rotation(1, 10, 2, &[Segment::alone(1000, 64, 0), Segment { position: 7, rows: 2, first_row: 64, slot: 1 }]),
+    ]
 }
 
-fn rotation(heads: usize, dim: usize, count: usize, position: u32) -> Case {
-    let x = Random::new(dim as u64).floats(count * heads * dim, -3.0, 3.0);
+/// Segments without a gap, and free rows behind the last.
+fn rotation(heads: usize, dim: usize, free: usize, segments: &[Segment]) -> Case {
+    let count = segments.iter().map(|segment| segment.rows as usize).sum::<usize>();
+    let x = Random::new(dim as u64).floats((count + free) * heads * dim, -3.0, 3.0);
     let frequencies = inverse_frequencies(dim as u32, 1e4, None);
-    let at = |head: usize| position + (head / heads) as u32;
-    let expected: Vec<f32> =
-        x.chunks(dim).enumerate().flat_map(|(i, head)| rotated(head, at(i), &frequencies)).collect();
-    let name = format!("{count} rows of {heads} heads of {dim} at {position}");
+    let positions = segments.iter().flat_map(|segment| (segment.position..).take(segment.rows as usize));
+    let positions: Vec<u32> = positions.flat_map(|position| vec![position; heads]).collect();
+    let heads_of = x.chunks(dim).zip(&positions);
+    let mut expected: Vec<f32> = heads_of.flat_map(|(head, at)| rotated(head, *at, &frequencies)).collect();
+    let written = expected.len();
+    expected.resize(x.len(), 0.0);
+    let name = format!("{} rows of {heads} heads of {dim} at {}", count + free, segments[0].position);
     Case::new(name, rope::rotation().expect("256 threads are a block"))
-        .grid(rope::grid(heads as u32, dim as u32, count as u32))
+        .grid(rope::grid(heads as u32, dim as u32, (count + free) as u32))
         .buffer("x", x)
         .buffer("inverse_frequencies", frequencies)
-        .buffer("state", vec![position, count as u32, 0, 0])
+        .buffer("state", Segment::words(segments, (count + free) as u32))
         .scalar("record_stride", 0u32)
         .scalar("heads", heads as u32)
         .scalar("dim", dim as u32)
         .expect("out", expected, CLOSE)
+        .except(written..(count + free) * heads * dim)
 }
 
 // ---- products -------------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ fn record(of: &Settings, first: [u32; 5]) -> Vec<u32> {
 
 fn record_with(of: &Settings, first: [u32; 5], masked: u32) -> Vec<u32> {
     let settings = [of.temperature.to_bits(), of.top_k, of.top_p.to_bits(), of.seed as u32, (of.seed >> 32) as u32];
-    [&first[..], &settings, &[masked], &[77; 5]].concat()
+    [&first[..], &settings, &[masked, 0], &[77; 4]].concat()
 }
 
 /// A row's mask: a bit for every token.
@@ -181,7 +181,7 @@ pub fn by_mask_of(words: u32) -> Case {
         .expect("history", vec![u32::MAX], Bound::Exact)
 }
 
-/// Three rows, of which the second is free: each as it would be alone, with its own settings, into its own column of the history.
+/// Three rows, of which the second is free: each as it would be alone, with its own settings, into the column of the history that its record says.
 fn rows_apart(kept: u32) -> Case {
     let vocabulary = 5000;
     let picker = Picker { vocabulary, kept };
@@ -203,9 +203,14 @@ fn rows_apart(kept: u32) -> Case {
         let alone = Pick { picker, settings: of[at], logits: row(at), suppress: &[], position: 20, rows: 1 };
         let (position, token) = alone.clear();
         let tick = 5 + at as u32;
-        records.extend(record(&of[at], [position, 1, 5, 1, tick]));
-        after.extend(record(&of[at], [position + 1, 1, token, 1, tick + 1]));
-        history[(tick % 4 * 4) as usize + at] = token;
+        for (words, first) in
+            [(&mut records, [position, 1, 5, 1, tick]), (&mut after, [position + 1, 1, token, 1, tick + 1])]
+        {
+            let mut record = record(&of[at], first);
+            record[11] = 1;
+            words.extend(record);
+        }
+        history[(tick % 4 * 4) as usize + at + 1] = token;
         keys.extend(largest(picker, row(at), &[]));
     }
     Case::new(format!("three rows, one of them free, {kept} kept"), picker.pick(&[]).expect("a slice is a block"))

@@ -286,6 +286,7 @@ impl PhaseBuilder<'_, '_> {
             state: self.state(group),
             k_cache: place.keys,
             v_cache: place.values,
+            rows,
             width: layer.row_len(),
             capacity: place.capacity,
             page_stride: place.page_stride,

@@ -29,7 +29,7 @@ impl PhaseBuilder<'_, '_> {
         let most_groups = grouping.most_groups();
         let order = self.buffer(pairs as u64 * 4);
         let groups = self.buffer((1 + most_groups as u64) * 16);
-        let (ids, state) = (self.routing(routing)?.ids, self.state(group));
+        let (ids, state) = (self.routing(routing)?.ids, self.row_count(group));
         let arguments = group_pairs::Arguments { ids, state, order, groups, top };
         let why = format!("{} rows sorted by expert, in groups of {height}", self.rows());
         let work = Work { bytes: pairs as u64 * 8, flops: 0 };
@@ -109,7 +109,7 @@ impl PhaseBuilder<'_, '_> {
             x,
             groups: sorted.groups,
             order: sorted.order,
-            state: self.state(group),
+            state: self.row_count(group),
             out,
             outputs,
             k,
@@ -148,7 +148,7 @@ impl PhaseBuilder<'_, '_> {
             x,
             groups: sorted.groups,
             order: sorted.order,
-            state: self.state(group),
+            state: self.row_count(group),
             out,
             outputs,
             k: matrix.k,

@@ -28,6 +28,7 @@ mod per_layer;
 mod phase;
 mod products;
 mod rows;
+mod runs;
 pub mod simulate;
 mod singles;
 mod weights;
@@ -40,6 +41,7 @@ use gemma4c_graph::passes::{self, Goal, Report};
 use gemma4c_graph::{Graph, Op, WeightId};
 use gemma4c_plan::cuda::{
     CudaProgram, KvLayout, KvType, Memory, PassReport, Phase, PhaseKind, Places, RECORD_WORDS, Range, Refusal, Region,
+    SEGMENT_ROWS, SEGMENT_WORDS,
 };
 use gemma4c_plan::{Program, ValueIndex};
 
@@ -132,6 +134,10 @@ pub struct Common<'a> {
     places: Places,
     /// Words that are zero between launches: their place, and their bytes.
     counters: (u64, u64),
+    /// Words that runs of products exchange values through, and count by: zero before the first launch, and nobody else's. Their place, and their bytes.
+    exchange: (u64, u64),
+    /// Runs so far.
+    runs: u32,
     /// What the kernels can do, and are asked for.
     can: Abilities,
     /// Where keys and values lie.
@@ -292,6 +298,7 @@ fn lower_with(
         tokens: reserve(chunk.max(2) as u64),
         rows: reserve(decode_rows * RECORD_WORDS as u64),
         chunk: reserve(RECORD_WORDS as u64),
+        segments: reserve(chunk.max(2).div_ceil(SEGMENT_ROWS) as u64 * SEGMENT_WORDS as u64),
         asked: reserve(RECORD_WORDS as u64),
         pages: reserve(extras.room.rings as u64 * max_pages as u64),
         max_pages,
@@ -303,6 +310,8 @@ fn lower_with(
         masks: reserve(Places::mask_words(vocabulary) as u64 * decode_rows),
     };
     let counters = (reserve(COUNTERS * decode_rows), COUNTERS * 4 * decode_rows);
+    let exchange_words = if off("persistent") || !options.target.arch.has_tma() { 0 } else { runs::most_words(graph) };
+    let exchange = (reserve(exchange_words), exchange_words * 4);
     let value_index =
         meaning.values.iter().enumerate().map(|(i, value)| (value.name.clone(), i as ValueIndex)).collect();
     let target = options.target.clone();
@@ -329,6 +338,8 @@ fn lower_with(
         kernels: Kernels::default(),
         places,
         counters,
+        exchange,
+        runs: 0,
         can,
         kv_layout,
         value_index,

@@ -10,7 +10,8 @@ use gemma4c_dsl::{Instance, LaunchArguments};
 use gemma4c_graph::memory::{self, Lifetime};
 use gemma4c_graph::{CacheId, Fused, Graph, Group, Kind, NodeId};
 use gemma4c_plan::cuda::{
-    CudaStep, Form, KernelIndex, Launch, Phase, PhaseKind, RECORD_WORDS, Range, Region, StepOutput, record,
+    CudaStep, Form, KernelIndex, Launch, Phase, PhaseKind, RECORD_WORDS, Range, Region, SEGMENT_ROWS, SEGMENT_WORDS,
+    StepOutput, record,
 };
 
 use super::choice::Choice;
@@ -145,6 +146,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Kind::PerLayerStep { gate, slice, residual, projection } => {
                 self.per_layer_step(group, gate, *slice, residual, *projection)
             }
+            Kind::Run { parts } => self.run(group, parts),
             Kind::MixtureEntry { norm, expert_norm, router } => self.enter_mixture(group, norm, *expert_norm, router),
             Kind::Router(router) => self.router(group, router),
             Kind::ExpertGateUp { .. } => self.expert_gate_up(group),
@@ -168,21 +170,24 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         self.schedule.rows_of(group)
     }
 
-    /// The records of the rows that a group works on: one for the rows of a chunk, one for each decoded row.
+    /// The records of the rows that a group works on: those of a chunk's segments, or one for each decoded row.
     pub fn state(&self, group: &Group) -> Span {
         let places = &self.common.places;
-        let (offset, records) = match self.kind() {
-            PhaseKind::Decode => (places.rows, self.rows()),
-            PhaseKind::Prefill if self.schedule.is_asked(group) => (places.asked, 1),
-            PhaseKind::Prefill => (places.chunk, 1),
+        let (offset, words) = match self.kind() {
+            PhaseKind::Decode => (places.rows, self.rows() * RECORD_WORDS),
+            PhaseKind::Prefill if self.schedule.is_asked(group) => (places.asked, RECORD_WORDS),
+            PhaseKind::Prefill => (places.segments, self.rows().div_ceil(SEGMENT_ROWS) * SEGMENT_WORDS),
         };
-        let bytes = records as u64 * RECORD_WORDS as u64 * 4;
-        Span::Fixed(Range { region: Region::Arena, offset, bytes })
+        Span::Fixed(Range { region: Region::Arena, offset, bytes: words as u64 * 4 })
     }
 
     /// A record that counts the rows that a group works on, for kernels that know rows by their number alone. All rows of a decode
-    /// are computed, in use or not: what a free row makes, nobody reads.
+    /// are computed, and all of a chunk up to its last segment's end, in use or not: what a free row makes, nobody reads.
     pub fn row_count(&mut self, group: &Group) -> Span {
+        if !self.schedule.decodes && !self.schedule.is_asked(group) {
+            let offset = self.common.places.chunk;
+            return Span::Fixed(Range { region: Region::Arena, offset, bytes: RECORD_WORDS as u64 * 4 });
+        }
         if !self.schedule.decodes || self.rows() == 1 {
             return self.state(group);
         }
@@ -190,7 +195,8 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         self.common.weights.constant(&format!("{} rows", self.rows()), words.to_vec())
     }
 
-    /// Words from the record of a group's row to that of the next: 0 where they share one.
+    /// Words from the record of a group's row to that of the next: 0 where they have those of their segments. An asked row has a record of its own,
+    /// in which its token's word is no segment's first row.
     pub fn record_stride(&self, group: &Group) -> u32 {
         if self.is_one_row(group) { RECORD_WORDS } else { 0 }
     }

@@ -58,7 +58,7 @@ pub fn rotated(low: f32, high: f32, turn: F32x2) -> F32x2 {
 }
 
 /// Norms, rotates and stores. Row r of the grid's second dimension is row r of a chunk, or has a record of its own, and is left
-/// alone if its record has not that many: its position may belong to another. Pages of the caches are `[capacity][KV_HEADS][DIM]`,
+/// alone if it is free: its position may belong to another. Pages of the caches are `[capacity][KV_HEADS][DIM]`,
 /// position p in row `p % capacity`; with a capacity of 0 they are a stage. `q_out` may be `q`.
 #[kernel(block = WARPS * 32, dependent, slots(narrow(bits: u32) -> u32))]
 pub fn heads<
@@ -135,7 +135,7 @@ pub fn heads<
         of_v
     };
     let record = record_of(state, row, record_stride);
-    let of_record = row_of_record(row, record_stride);
+    let of_record = row_of_record(record, row, record_stride);
     let position = record.x + of_record;
     let in_use = of_record < record.y && (is_q || is_k || is_v);
     let mut low = regs(0.0f32, DIM / 64);
@@ -153,7 +153,7 @@ pub fn heads<
 
     if in_use {
         let to_q = (row * Q_HEADS + own) * DIM;
-        let to_cache = (row_of_page(position, record.x, capacity) * KV_HEADS + own) * head_len(DIM);
+        let to_cache = (row_of_page(position, row, capacity) * KV_HEADS + own) * head_len(DIM);
         let page = if is_q { 0u64 } else { page_start(pages, record.w, position, window, max_pages, page_stride) };
         let mut k_page = k_cache.offset(page);
         let mut v_page = v_cache.offset(page);

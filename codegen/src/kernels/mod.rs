@@ -20,6 +20,7 @@ pub mod product;
 pub mod quantise;
 pub mod repack;
 pub mod rows;
+pub mod run;
 pub mod sample;
 pub mod values;
 

@@ -163,14 +163,15 @@ pub fn place_of_pick(weights: Shared<f32>, count: u32, top_p: f32, uniform: f32)
 }
 
 /// Picks the next token of each row, and leaves the row's record ready for it: its position goes on by its rows in use, token and tick
-/// are new; `history[tick % history_len][row]` = token, `history_rows` words for each tick. A row without rows in use is left as it is.
+/// are new; `history[tick % history_len][row + column]` = token, `history_rows` words for each tick. A row without rows in use is left as it is.
 /// A block takes a slice of THREADS * PER logits and leaves its KEPT largest in `largest`, as keys, the largest first; the last one
 /// of the row, for which the row's counter is a zero, goes on. Tokens of the list `suppress`, tokens that the row's mask leaves out, and NaN
 /// are nobody. The slot is what happens to a logit first. The grid is (slices, rows).
 ///
 /// Words 5 to 9 of a record = temperature, top-k, top-p (bits of f32 where not whole), the seed's lower and upper half. Temperature 0
 /// takes the largest; top-k 0, or beyond KEPT, is KEPT. Where nothing can be picked the token is `u32::MAX`. Word 10 says whether the row has
-/// a mask: `mask_words` words at its place in `masks`, of which bit `token % 32` of word `token / 32` is set where the token is allowed.
+/// a mask: `mask_words` words at its place in `masks`, of which bit `token % 32` of word `token / 32` is set where the token is allowed. Word 11 is
+/// the column: several picks of a row 0 may share a tick.
 #[kernel(block = THREADS, dependent, slots(transform(value: f32, token: u32) -> f32))]
 pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
     logits: Input<f32>,
@@ -263,7 +264,7 @@ pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
         record[0u32] = position;
         record[2u32] = token;
         record[4u32] = tick + 1;
-        history[tick % history_len * history_rows + row] = token;
+        history[tick % history_len * history_rows + row + record[11u32]] = token;
     }
 }
 

@@ -6,8 +6,13 @@ use gemma4c_graph::{Group, Kind, NodeId, Norm, Product};
 
 use super::{Abilities, Pass, Schedule, product_of};
 
-pub const PASS: Pass =
-    Pass { name: "absorb-norms", about: "decode: a product computes the norm before it itself", required: false, run };
+pub const PASS: Pass = Pass {
+    name: "absorb-norms",
+    about: "decode: a product computes the norm before it itself",
+    required: false,
+    asked_for: false,
+    run,
+};
 
 fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     for group in schedule.fused.ordered() {

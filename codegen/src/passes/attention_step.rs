@@ -9,6 +9,7 @@ pub const PASS: Pass = Pass {
     name: "attention-step",
     about: "decode: head norms, rotation, store, attention and the merge of its parts in one launch",
     required: false,
+    asked_for: false,
     run,
 };
 
@@ -16,6 +17,7 @@ pub const CLUSTERS: Pass = Pass {
     name: "clusters",
     about: "decode: parts of an attention are merged in the shared memory of a cluster of blocks, not in memory",
     required: false,
+    asked_for: false,
     run: merge_in_clusters,
 };
 

@@ -14,6 +14,7 @@ pub const PASS: Pass = Pass {
     name: "bf16-copies",
     about: "prefill: bf16 copies of the weights for the product by warpgroups, where memory allows",
     required: false,
+    asked_for: false,
     run,
 };
 

@@ -12,6 +12,7 @@ pub const PASS: Pass = Pass {
     name: "cut",
     about: "a group that no kernel computes in one launch becomes several; a value that lies within another needs none",
     required: true,
+    asked_for: false,
     run,
 };
 

@@ -20,6 +20,7 @@ pub const PASS: Pass = Pass {
     name: "forms",
     about: "a value is left in the forms that its readers want, and converted where its producer cannot",
     required: true,
+    asked_for: false,
     run,
 };
 

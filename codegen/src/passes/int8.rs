@@ -12,6 +12,7 @@ pub const PASS: Pass = Pass {
     name: "int8",
     about: "a row's products with 8-bit activations, over repacked weights; without it every product, prefill's too, is in f32 from the file's blocks",
     required: false,
+    asked_for: false,
     run,
 };
 

@@ -13,6 +13,7 @@ pub const PASS: Pass = Pass {
     name: "mixtures",
     about: "a mixture's residual, norms and router in one launch; decode: its dense half in the launches of the experts",
     required: false,
+    asked_for: false,
     run,
 };
 

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! graph passes (no GPU) ──► mixtures ──► absorb-norms ──► per-layer-step ──► attention-step ──► clusters ──► int8 ──► bf16-copies
-//!                           ──► cut ──► forms ──► rows
+//!                           ──► cut ──► forms ──► rows ──► persistent
 //! ```
 //!
-//! All but the last three merge groups or mark them, and can be switched off. `cut` takes apart what no kernel computes in one launch,
+//! All but three merge groups or mark them, and can be switched off. `cut` takes apart what no kernel computes in one launch,
 //! `forms` decides how every value lies in memory, and `rows` gives products of several decoded rows a launch before them: without these
 //! there is no program. No pass launches anything, allocates anything or knows an address.
 
@@ -17,6 +17,7 @@ pub mod forms;
 mod int8;
 mod mixtures;
 pub mod per_layer_step;
+pub mod persistent;
 pub mod rows;
 
 use std::collections::{HashMap, HashSet};
@@ -38,6 +39,8 @@ pub struct Pass {
     pub about: &'static str,
     /// Whether there is no program without it.
     pub required: bool,
+    /// Whether it is switched off unless somebody asks for it: what it makes is right, and slower so far.
+    pub asked_for: bool,
     run: fn(&mut Schedule, &Abilities, &mut Log),
 }
 
@@ -53,12 +56,21 @@ pub static PASSES: &[Pass] = &[
     cut::PASS,
     forms::PASS,
     rows::PASS,
+    persistent::PASS,
 ];
 
 /// The names of all passes that can be switched off, the graph's own first.
 pub fn optional() -> impl Iterator<Item = &'static str> {
     let of_target = PASSES.iter().filter(|pass| !pass.required).map(|pass| pass.name);
     passes::PASSES.iter().map(|pass| pass.name).chain(of_target)
+}
+
+/// The passes to switch off where these are asked for and those are not wanted: of the ones that must be asked for, all others.
+pub fn switched_off(unwanted: &[String], asked_for: &[String]) -> Vec<String> {
+    let silent = PASSES.iter().filter(|pass| pass.asked_for && !asked_for.iter().any(|name| name == pass.name));
+    let mut all = unwanted.to_vec();
+    all.extend(silent.map(|pass| pass.name.to_owned()).filter(|name| !unwanted.contains(name)));
+    all
 }
 
 /// What the kernels of a target can do, and what the caller wants of them.

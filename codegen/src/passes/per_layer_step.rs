@@ -10,6 +10,7 @@ pub const PASS: Pass = Pass {
     name: "per-layer-step",
     about: "decode: the per-layer gate and its projection in one launch, by a cluster of blocks",
     required: false,
+    asked_for: false,
     run,
 };
 

@@ -12,6 +12,7 @@ pub const PASS: Pass = Pass {
     name: "rows",
     about: "decode of several sequences: what a product does before it multiplies is a launch of its own",
     required: true,
+    asked_for: false,
     run,
 };
 

@@ -1,6 +1,7 @@
 //! Attention against its definition: in the simulator under three orders, and as host-compiled text.
 
 use gemma4c_codegen::cases::attention::company::{companies, shared_companies};
+use gemma4c_codegen::cases::attention::packed::{Packed, attended};
 use gemma4c_codegen::cases::attention::step::steps;
 use gemma4c_codegen::cases::attention::{Scene, cases};
 use gemma4c_codegen::kernels::attention::step::StepOut;
@@ -86,6 +87,33 @@ fn a_prefilled_row_has_the_same_bits_in_any_chunk() {
         assert_rows_are_independent(&scene, &cuts, "out", |scene| scene.flash_case(16, 16, 64));
         assert_rows_are_independent(&scene, &cuts, "out", |scene| scene.flash_case(32, 32, 128));
     }
+}
+
+#[test]
+fn a_prefilled_row_has_the_same_bits_in_any_segment() {
+    for packed in attended() {
+        let together = output(&packed.flash_case(32, 16, 64), "out");
+        let width = (packed.scenes[0].layer.heads() * packed.scenes[0].layer.head_dim) as usize;
+        for (segment, scene) in packed.segments().iter().zip(&packed.scenes) {
+            let alone = output(&scene.clone().flash_case(32, 16, 64), "out");
+            let found = &together[4 * width * segment.first_row as usize..][..alone.len()];
+            assert!(found == alone, "`{}`: {} rows at row {}", packed.name, segment.rows, segment.first_row);
+        }
+    }
+}
+
+/// A segment that is said to start elsewhere than its rows lie is found out.
+#[test]
+fn a_segment_with_another_first_row_has_other_values() {
+    let packed: Packed = attended().swap_remove(1);
+    let mut case = packed.flash_case(32, 16, 64);
+    let (_, state) = case.buffers.iter_mut().find(|(name, _)| name == "state").expect("a chunk has segments");
+    let segments = packed.segments();
+    let mut words = gemma4c_plan::cuda::Segment::words(&segments, segments[1].first_row + segments[1].rows);
+    words[4 + 2] -= 1;
+    *state = words.into();
+    let error = case.check_on(&Simulator(Order::Forward)).expect_err("the first row is wrong").to_string();
+    assert!(error.contains("`out`"), "{error}");
 }
 
 #[test]

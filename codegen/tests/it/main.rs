@@ -22,5 +22,6 @@ mod kernels_product;
 mod kernels_quantise;
 mod kernels_repack;
 mod kernels_rows;
+mod kernels_run;
 mod kernels_sample;
 mod nvrtc;

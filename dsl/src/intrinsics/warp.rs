@@ -3,6 +3,7 @@
 use super::ids::{block_dim, lane_id, thread_idx};
 use super::rows::{intrinsic, row};
 use crate::passing::SlotValue;
+use crate::sim::FaultKind;
 use crate::sim::thread::{Stop, StopScope, Thread};
 
 intrinsic! {
@@ -12,6 +13,20 @@ intrinsic! {
         thread.suspend(Stop { scope: StopScope::Block, operation: "barrier", line: thread.line() });
     }
     cuda "__syncthreads();"
+}
+
+intrinsic! {
+    /// Waits for all threads of the block's first `warps` warps; what they wrote before is visible to them after. The other warps go on.
+    Warp fn barrier_of(warps: u32) {
+        let thread = Thread::current();
+        let (line, threads) = (thread.line(), warps * 32);
+        if threads == 0 || threads > thread.launch().threads || thread.index >= threads {
+            let message = format!("`barrier_of({warps})` by thread {} of {}", thread.index, thread.launch().threads);
+            thread.raise(FaultKind::Divergence, line, message);
+        }
+        thread.suspend(Stop { scope: StopScope::Part { threads }, operation: "barrier_of", line });
+    }
+    cuda "asm volatile(\"bar.sync 1, %0;\" :: \"r\"(warps * 32) : \"memory\");"
 }
 
 intrinsic! {

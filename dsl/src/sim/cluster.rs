@@ -67,6 +67,8 @@ pub(crate) struct Cluster<'a> {
     in_warp: Vec<usize>,
     in_warpgroup: Vec<usize>,
     in_block: Vec<usize>,
+    /// Threads that wait at a barrier of the block's first ones.
+    in_part: Vec<usize>,
     in_cluster: usize,
     /// Threads that have returned, for each block.
     done: Vec<usize>,
@@ -161,6 +163,7 @@ impl<'a> Cluster<'a> {
             in_warp: vec![0; states.len() / 32],
             in_warpgroup: vec![0; blocks.len() * threads.div_ceil(WARPGROUP)],
             in_block: vec![0; blocks.len()],
+            in_part: vec![0; blocks.len()],
             in_cluster: 0,
             done: vec![0; blocks.len()],
             sequence: (0..states.len()).collect(),
@@ -276,6 +279,26 @@ impl<'a> Cluster<'a> {
         (block * self.threads().div_ceil(WARPGROUP) + number, start..end.min(start + WARPGROUP))
     }
 
+    /// The first threads of a thread's block.
+    fn part(&self, index: usize, threads: u32) -> std::ops::Range<usize> {
+        let start = index / self.threads() * self.threads();
+        start..start + threads as usize
+    }
+
+    /// Whole warps that met at a barrier know what any of them did and knew. The other threads of the block took no part in it.
+    fn gather_knowledge(&self, part: std::ops::Range<usize>) {
+        let now = self.launch.tick();
+        let mut all = Known::default();
+        for state in &self.states[part.clone()] {
+            if let Some(own) = state.known.borrow().as_deref() {
+                all.join(own);
+            }
+            all.warp(state.number() / 32, now);
+        }
+        let all = Rc::new(all);
+        self.states[part].iter().for_each(|state| *state.known.borrow_mut() = Some(Rc::clone(&all)));
+    }
+
     /// Runs a thread until it waits (`Some`) or returns (`None`).
     fn resume(&mut self, index: usize) -> Result<Option<Stop>, Faulted> {
         CURRENT.set(&self.states[index]);
@@ -334,6 +357,16 @@ impl<'a> Cluster<'a> {
                     share_knowledge(self.states[threads].iter());
                 }
             }
+            StopScope::Part { threads } => {
+                let block = index / self.threads();
+                self.in_part[block] += 1;
+                if self.in_part[block] == threads as usize {
+                    self.in_part[block] = 0;
+                    let part = self.part(index, threads);
+                    self.release(part.clone(), stop)?;
+                    self.gather_knowledge(part);
+                }
+            }
             StopScope::Cluster => {
                 self.in_cluster += 1;
                 self.release_cluster()?;
@@ -373,6 +406,7 @@ impl<'a> Cluster<'a> {
                 let start = first / self.threads() * self.threads();
                 (start..start + self.threads(), "all threads of a block")
             }
+            StopScope::Part { threads } => (self.part(first, threads), "all threads of the warps it names"),
             StopScope::Cluster => (0..self.status.len(), "all threads of a cluster"),
             StopScope::Event { .. } | StopScope::Pause => (first..first + 1, "the thread alone"),
         };

@@ -50,6 +50,10 @@ pub(crate) enum StopScope {
     },
     Warpgroup,
     Block,
+    /// The block's first threads, as many.
+    Part {
+        threads: u32,
+    },
     Cluster,
     /// Something that other threads, blocks or launches bring about. `again`: it had not happened a turn ago either.
     Event {
@@ -361,7 +365,7 @@ impl Thread {
     }
 
     /// The number of the thread in the grid.
-    fn number(&self) -> u32 {
+    pub fn number(&self) -> u32 {
         self.block().linear * self.launch().threads + self.index
     }
 

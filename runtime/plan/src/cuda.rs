@@ -11,7 +11,9 @@ pub use crate::kv::KvType;
 use crate::list::at_most;
 use crate::program::{ValueIndex, WeightIndex};
 
-pub use crate::places::{BLOCK_ROWS, KvCache, KvLayout, Places, RECORD_WORDS, record};
+pub use crate::places::{
+    BLOCK_ROWS, KvCache, KvLayout, Places, RECORD_WORDS, SEGMENT_ROWS, SEGMENT_WORDS, Segment, record,
+};
 
 /// Index into [`CudaProgram::kernels`], and into [`Code`]s.
 pub type KernelIndex = u32;

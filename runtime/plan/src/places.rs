@@ -1,6 +1,6 @@
 //! Where host and device meet: the words they exchange, and how keys and values are divided among sequences.
 //!
-//! A row of a launch is told by its record which sequence it is of, and where it stands in it. Nothing of this is in a launch's arguments:
+//! A row of a launch is told by its record, or by its segment's, which sequence it is of, and where it stands in it. Nothing of this is in a launch's arguments:
 //! a graph is built once, and the records change.
 
 use serde::{Deserialize, Serialize};
@@ -84,9 +84,9 @@ pub const RECORD_WORDS: u32 = 16;
 
 /// Words of a record by name.
 pub mod record {
-    /// Of the row; of a chunk, of its first row.
+    /// Of the row. Of a chunk nobody asks.
     pub const POSITION: usize = 0;
-    /// Rows in use: 1 or, of a row that is free, 0; of a chunk, its rows.
+    /// Rows in use: 1 or, of a row that is free, 0; of a chunk, all its rows.
     pub const ROWS: usize = 1;
     /// The row's token; of the asked record, the index of the asked row in the chunk, until the pick puts its token there.
     pub const TOKEN: usize = 2;
@@ -103,6 +103,45 @@ pub mod record {
     pub const SEED: usize = 8;
     /// Whether the row's bits of [`masks`](super::Places::masks) say what may be picked; 0: anything.
     pub const MASKED: usize = 10;
+    /// Which word of its entry of the history the pick writes, counted from the row's own: the asked rows of a chunk, each a row 0, share an entry.
+    pub const COLUMN: usize = 11;
+}
+
+/// A segment of a chunk starts at a multiple of so many rows, so that no tile of an attention kernel has rows of two.
+pub const SEGMENT_ROWS: u32 = 64;
+
+/// Words of a segment's record: the position of its first row, its rows, its first row in the chunk, its slot.
+pub const SEGMENT_WORDS: u32 = 4;
+
+/// Consecutive rows of a chunk that are of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Of its first row.
+    pub position: u32,
+    pub rows: u32,
+    /// Its first row in the chunk, a multiple of [`SEGMENT_ROWS`].
+    pub first_row: u32,
+    pub slot: u32,
+}
+
+impl Segment {
+    /// A chunk that is all of one sequence.
+    pub const fn alone(position: u32, rows: u32, slot: u32) -> Segment {
+        Segment { position, rows, first_row: 0, slot }
+    }
+
+    /// What [`Places::segments`] holds for a phase of so many rows: of every [`SEGMENT_ROWS`] rows the segment that they belong to; zeros where
+    /// there is none, which is one of no rows.
+    pub fn words(segments: &[Segment], phase_rows: u32) -> Vec<u32> {
+        let mut words = vec![0; (phase_rows.div_ceil(SEGMENT_ROWS) * SEGMENT_WORDS) as usize];
+        for segment in segments {
+            let units = segment.first_row / SEGMENT_ROWS..(segment.first_row + segment.rows).div_ceil(SEGMENT_ROWS);
+            let records = words.chunks_exact_mut(SEGMENT_WORDS as usize).take(units.end as usize);
+            let record = [segment.position, segment.rows, segment.first_row, segment.slot];
+            records.skip(units.start as usize).for_each(|words| words.copy_from_slice(&record));
+        }
+        words
+    }
 }
 
 /// What host and device exchange: offsets in the arena. All words are u32, little-endian. Records have [`RECORD_WORDS`], which
@@ -114,9 +153,11 @@ pub struct Places {
     /// Records of decoded rows, one behind the other: as many as the largest decode phase has rows. The pick brings each up to date for
     /// the next decode; a row that is free is left alone by everybody.
     pub rows: u64,
-    /// The record of a prefill chunk, which all its rows share.
+    /// The record of a prefill chunk, for kernels that know rows by their number alone: how many there are, up to the end of the last segment.
     pub chunk: u64,
-    /// The record of the asked row of a chunk, the one whose logits are wanted. The pick after a prefill works on it as on the first of
+    /// Whose rows those of a prefill chunk are: a record of [`SEGMENT_WORDS`] for every [`SEGMENT_ROWS`] rows of the largest phase.
+    pub segments: u64,
+    /// The record of the asked row of a chunk, the one whose logits are wanted; several take turns. The pick after a prefill works on it as on the first of
     /// the decoded rows.
     pub asked: u64,
     /// Which block holds a position of a global layer: [slot][position / [`BLOCK_ROWS`]], `max_pages` words for each ring.
@@ -139,5 +180,19 @@ impl Places {
     /// Words of a row of [`Places::masks`].
     pub const fn mask_words(vocabulary: u32) -> u32 {
         vocabulary.div_ceil(u32::BITS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_64_rows_know_their_segment() {
+        let two = [Segment::alone(7, 65, 3), Segment { position: 0, rows: 64, first_row: 128, slot: 1 }];
+        let (first, second) = ([7, 65, 0, 3], [0, 64, 128, 1]);
+        assert_eq!(Segment::words(&two, 300), [first, first, second, [0; 4], [0; 4]].concat());
+        assert_eq!(Segment::words(&two[..1], 65), [first, first].concat());
+        assert_eq!(Segment::words(&[Segment::alone(9, 2, 0)], 2), [9, 2, 0, 0]);
     }
 }

@@ -2,7 +2,7 @@
 //! memory for them.
 
 use crate::Plan;
-use crate::cuda::{BLOCK_ROWS, CudaProgram, Places, RECORD_WORDS, Range, Region};
+use crate::cuda::{BLOCK_ROWS, CudaProgram, Places, RECORD_WORDS, Range, Region, SEGMENT_ROWS, SEGMENT_WORDS};
 use crate::validate_range::check_range;
 
 /// Rings and blocks lie in their region, one kind behind the other, and every cache within its ring or block, apart from the others.
@@ -69,6 +69,7 @@ pub(crate) fn check_places(plan: &Plan, program: &CudaProgram) -> Result<(), Str
         ("tokens", places.tokens, chunk),
         ("rows", places.rows, rows * record),
         ("chunk", places.chunk, record),
+        ("segments", places.segments, chunk.div_ceil(SEGMENT_ROWS as u64) * SEGMENT_WORDS as u64),
         ("asked", places.asked, record),
         ("pages", places.pages, program.kv_layout.rings as u64 * places.max_pages as u64),
         ("suppress", places.suppress, places.suppress_len as u64),
@@ -77,8 +78,8 @@ pub(crate) fn check_places(plan: &Plan, program: &CudaProgram) -> Result<(), Str
         ("masks", places.masks, Places::mask_words(plan.model.vocab_size) as u64 * rows),
     ];
     for (name, offset, words) in words {
-        // Kernels read a record's first four words at once.
-        let alignment = if matches!(name, "rows" | "chunk" | "asked") { 16 } else { 4 };
+        // Kernels read the four words of a segment, and the first four of a record, at once.
+        let alignment = if matches!(name, "rows" | "chunk" | "segments" | "asked") { 16 } else { 4 };
         if !offset.is_multiple_of(alignment) {
             return Err(format!("{name} lies at {offset}, which is no place for a word"));
         }

@@ -49,8 +49,8 @@ pub struct Pass<'a> {
     pub tokens: &'a [u32],
     /// As many rows together as there are tokens, in their order.
     pub spans: &'a [Span],
-    /// Rows of the pass, in order, without gaps.
-    pub asked: Range<usize>,
+    /// Rows of the pass, in order.
+    pub asked: &'a [usize],
     pub soft: &'a [SoftRows<'a>],
     /// What a tower looks at, in place of all the others.
     pub picture: Option<Picture<'a>>,
@@ -84,19 +84,21 @@ impl Pass<'_> {
 
     /// Where rows stand.
     fn spans(&self, rows: RowCount) -> Vec<Span> {
-        let wanted = match rows {
-            RowCount::Chunk => 0..self.tokens.len(),
-            RowCount::Asked => self.asked.clone(),
+        match rows {
+            RowCount::Chunk => return self.spans.to_vec(),
+            RowCount::Asked => {}
             RowCount::Patches | RowCount::Soft => unreachable!("the plan was checked: patches have no positions"),
-        };
-        let mut first_row = 0;
-        let part = |span: &Span| {
-            let (from, to) = (wanted.start.max(first_row), wanted.end.min(first_row + span.rows));
-            let first_position = span.first_position + from.saturating_sub(first_row);
-            first_row += span.rows;
-            (from < to).then_some(Span { first_position, rows: to - from, ..*span })
-        };
-        self.spans.iter().filter_map(part).collect()
+        }
+        let (mut first_row, mut asked, mut parts) = (0, self.asked, Vec::new());
+        for span in self.spans {
+            let (own, others) = asked.split_at(asked.partition_point(|row| *row < first_row + span.rows));
+            // Rows without a gap stay together.
+            for run in own.chunk_by(|row, next| row + 1 == *next) {
+                parts.push(Span { first_position: span.first_position + run[0] - first_row, rows: run.len(), ..*span });
+            }
+            (first_row, asked) = (first_row + span.rows, others);
+        }
+        parts
     }
 
     fn positions(&self, rows: RowCount) -> Vec<usize> {
@@ -320,7 +322,10 @@ impl Executor {
             Op::AtMost { weight } => elementwise::at_most(read(0), vector(weight), out),
             Op::TakeAsked => {
                 let width = output.width as usize;
-                out.copy_from_slice(&read(0)[pass.asked.start * width..pass.asked.end * width]);
+                let all = read(0);
+                for (to, row) in out.chunks_exact_mut(width).zip(pass.asked) {
+                    to.copy_from_slice(&all[row * width..][..width]);
+                }
             }
             Op::Columns { first, len } => {
                 let width = value(step.inputs[0]).width as usize;

@@ -27,6 +27,8 @@ pub struct Limits {
     pub rows: u32,
     /// Sizes of chunk that prefill is made for, ascending; the last is the most that goes in at once.
     pub chunks: Vec<u32>,
+    /// Rows of a chunk at whose multiples another sequence's may start; those between are computed for nobody.
+    pub alignment: u32,
     /// Positions a sequence may have.
     pub context: u32,
     pub vocab: u32,
@@ -51,13 +53,23 @@ impl Limits {
     }
 }
 
-/// Consecutive tokens of one prompt.
+/// Consecutive tokens of one prompt: a segment of what is computed at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Chunk<'a> {
     pub slot: u32,
     /// Of the first token.
     pub position: u32,
     pub tokens: &'a [u32],
+}
+
+/// A token of a chunk whose successor is picked.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AskedRow {
+    /// Which of the chunks it is in.
+    pub chunk: usize,
+    /// Which of its tokens.
+    pub row: u32,
+    pub picking: Picking,
 }
 
 /// How a row's next token is picked. The random number is a function of the seed and the token's position alone.
@@ -175,11 +187,12 @@ pub trait Device {
     /// The blocks that hold a slot's positions, in order.
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError>;
 
-    /// Computes a chunk of a prompt. Its result has one [`Picked`] with `picking`, of the token after the chunk's last, else none.
+    /// Computes chunks of prompts of different sequences in one pass: together no more rows than [`Limits::chunk`], where each starts at a
+    /// multiple of [`Limits::alignment`]. Its result has one [`Picked`] for each asked row, in their order: of each chunk one at most, its last.
     ///
     /// Where a row of this or of a decode is [masked](Picking::masked), tokens are not picked yet: [`Device::pick`] comes next, before
-    /// anything else is queued.
-    fn prefill(&mut self, chunk: Chunk<'_>, picking: Option<Picking>) -> Result<(), RuntimeError>;
+    /// anything else is queued. A masked row of a prompt is the only one that is asked for.
+    fn prefill(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError>;
 
     /// Computes one token for each row. Its result has one [`Picked`] a row.
     fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError>;
@@ -230,8 +243,8 @@ impl<D: Device + ?Sized> Device for Box<D> {
         (**self).set_pages(slot, pages)
     }
 
-    fn prefill(&mut self, chunk: Chunk<'_>, picking: Option<Picking>) -> Result<(), RuntimeError> {
-        (**self).prefill(chunk, picking)
+    fn prefill(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError> {
+        (**self).prefill(chunks, asked)
     }
 
     fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {

@@ -5,11 +5,11 @@
 
 use std::collections::VecDeque;
 
-use gemma4c_plan::cuda::{KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, record};
+use gemma4c_plan::cuda::{KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, SEGMENT_ROWS, Segment, record};
 use gemma4c_plan::{Plan, Sampling};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::device::{Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
+use super::device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
 use crate::backend::{Backend, MemoryUse, Pick, Run};
 use crate::cuda::{CudaBackend, OnGpu};
 use crate::{ModelLocation, RuntimeError};
@@ -136,6 +136,7 @@ impl BackendDevice {
             block_rows: layout.block_rows,
             rows: sequences.unwrap_or(room),
             chunks,
+            alignment: SEGMENT_ROWS,
             context: plan.program.context,
             vocab: plan.model.vocab_size,
             ahead: AHEAD.min(places.history_len.saturating_sub(1)),
@@ -261,16 +262,73 @@ impl BackendDevice {
     /// Queues a run and the way back of what it picks for so many rows.
     fn run(&mut self, run: Run, rows: u32) -> Result<(), RuntimeError> {
         self.backend.run(run)?;
+        self.send_back(rows, run.pick != Pick::None)
+    }
+
+    /// Queues the way back of the current entry of the history, of which the picks have written so many words.
+    fn send_back(&mut self, rows: u32, picked: bool) -> Result<(), RuntimeError> {
         let entry = (self.tick % self.places.history_len) as u64 * self.history_rows as u64;
         self.backend.send_back(arena(self.places.history + 4 * entry, 4 * rows as u64))?;
-        if run.pick != Pick::None {
+        if picked {
             self.tick = self.tick.wrapping_add(1);
         }
         Ok(())
     }
 
+    /// The asked rows of a chunk that was queued without them, one after the other. Each leaves its token in its own word of the same entry of the
+    /// history, and its logits where the next one's will be.
+    fn run_asked(&mut self, phase: usize, asked: &[(AskedRow, Segment)]) -> Result<(), RuntimeError> {
+        let Shape { asked_from, steps, .. } = self.phases[phase];
+        let (mut all_logits, mut picked) = (Vec::new(), false);
+        for (column, (row, segment)) in (0..).zip(asked) {
+            self.write_asked(row, segment, column)?;
+            let pick = self.pick_for([row.picking].into_iter());
+            self.backend.run(Run { phase, steps: (asked_from, steps), pick })?;
+            all_logits.push(if row.picking.logits { self.read_logits(0)? } else { Vec::new() });
+            picked |= pick != Pick::None;
+        }
+        self.send_back(asked.len() as u32, picked)?;
+        let result = match asked.iter().any(|(row, _)| row.picking.logits) {
+            true => {
+                let tokens = self.read_tokens()?;
+                Awaited::Read(
+                    tokens.into_iter().zip(all_logits).map(|(token, logits)| Picked { token, logits }).collect(),
+                )
+            }
+            false => Awaited::Tokens(asked.len() as u32),
+        };
+        self.results.push_back(result);
+        Ok(())
+    }
+
+    fn write_asked(&mut self, asked: &AskedRow, segment: &Segment, column: u32) -> Result<(), RuntimeError> {
+        let Segment { position, first_row, slot, .. } = *segment;
+        let mut words = self.record(position + asked.row, 1, first_row + asked.row, slot);
+        self.settings(&mut words, &asked.picking);
+        words[record::COLUMN] = column;
+        self.write(self.places.asked, &words)
+    }
+
     /// Waits for the tokens that were just queued, and reads the logits of the rows that want them.
     fn read(&mut self, picking: &[Picking]) -> Result<Vec<Picked>, RuntimeError> {
+        let tokens = self.read_tokens()?;
+        let mut all = Vec::new();
+        for ((row, picking), token) in (0..).zip(picking).zip(tokens) {
+            let logits = if picking.logits { self.read_logits(row)? } else { Vec::new() };
+            all.push(Picked { token, logits });
+        }
+        Ok(all)
+    }
+
+    fn read_logits(&mut self, row: u32) -> Result<Vec<f32>, RuntimeError> {
+        let row_bytes = self.limits.vocab as u64 * 4;
+        let mut bytes = vec![0; row_bytes as usize];
+        self.backend.read(arena(self.places.logits + row as u64 * row_bytes, row_bytes), &mut bytes)?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    }
+
+    /// Waits for the tokens that were just queued.
+    fn read_tokens(&mut self) -> Result<Vec<u32>, RuntimeError> {
         // The tokens of what was queued before come first; they are kept for whoever collects.
         for index in 0..self.results.len() {
             if !matches!(self.results[index], Awaited::Read(_)) {
@@ -278,20 +336,7 @@ impl BackendDevice {
                 self.results[index] = Awaited::Read(picked);
             }
         }
-        let tokens = self.backend.receive()?;
-        let row_bytes = self.limits.vocab as usize * 4;
-        let mut all = Vec::new();
-        for ((row, picking), token) in (0..).zip(picking).zip(tokens) {
-            let mut logits = Vec::new();
-            if picking.logits {
-                let mut bytes = vec![0; row_bytes];
-                let place = self.places.logits + (row * row_bytes) as u64;
-                self.backend.read(arena(place, row_bytes as u64), &mut bytes)?;
-                logits = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-            }
-            all.push(Picked { token, logits });
-        }
-        Ok(all)
+        self.backend.receive()
     }
 
     fn receive(&mut self, index: usize) -> Result<Vec<Picked>, RuntimeError> {
@@ -357,25 +402,46 @@ impl Device for BackendDevice {
         self.write(at, &pages[..pages.len().min(self.places.max_pages as usize)])
     }
 
-    fn prefill(&mut self, chunk: Chunk<'_>, picking: Option<Picking>) -> Result<(), RuntimeError> {
-        let Chunk { slot, position, tokens } = chunk;
+    fn prefill(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError> {
+        let (mut tokens, mut segments) = (Vec::new(), Vec::new());
+        for chunk in chunks {
+            // A free row has a token like any other.
+            tokens.resize(tokens.len().next_multiple_of(SEGMENT_ROWS as usize), 0);
+            let (first_row, rows) = (tokens.len() as u32, chunk.tokens.len() as u32);
+            segments.push(Segment { position: chunk.position, rows, first_row, slot: chunk.slot });
+            tokens.extend_from_slice(chunk.tokens);
+        }
         let rows = tokens.len() as u32;
         let takes_it = |shape: &Shape| shape.kind == PhaseKind::Prefill && shape.rows >= rows;
         let phase = self.phases.iter().position(takes_it);
         let phase = phase.ok_or_else(|| RuntimeError::Backend(format!("no phase of the plan reads {rows} tokens")))?;
-        let Shape { asked_from, steps, .. } = self.phases[phase];
-        self.write(self.places.tokens, tokens)?;
-        self.write(self.places.chunk, &self.record(position, rows, tokens[0], slot))?;
-        let Some(picking) = picking else {
-            self.run(Run { phase, steps: (0, asked_from), pick: Pick::None }, 1)?;
-            self.results.push_back(Awaited::Done);
-            return Ok(());
-        };
-        let mut asked = self.record(position + rows - 1, 1, rows - 1, slot);
-        self.settings(&mut asked, &picking);
-        self.write(self.places.asked, &asked)?;
-        let pick = self.pick_for([picking].into_iter());
-        self.run_rows(Run { phase, steps: (0, steps), pick }, &[picking], self.places.asked)
+        let Shape { asked_from, steps, rows: phase_rows, .. } = self.phases[phase];
+        self.write(self.places.tokens, &tokens)?;
+        self.write(self.places.chunk, &self.record(0, rows, 0, 0))?;
+        self.write(self.places.segments, &Segment::words(&segments, phase_rows))?;
+        let trunk = Run { phase, steps: (0, asked_from), pick: Pick::None };
+        match asked {
+            [] => {
+                self.run(trunk, 1)?;
+                self.results.push_back(Awaited::Done);
+                Ok(())
+            }
+            [one] => {
+                self.write_asked(one, &segments[one.chunk], 0)?;
+                let pick = self.pick_for([one.picking].into_iter());
+                self.run_rows(Run { phase, steps: (0, steps), pick }, &[one.picking], self.places.asked)
+            }
+            several => {
+                let is_masked = several.iter().any(|row| row.picking.masked);
+                if is_masked || several.len() as u32 > self.history_rows {
+                    let count = several.len();
+                    return Err(RuntimeError::Backend(format!("{count} rows of one chunk cannot be asked for")));
+                }
+                self.backend.run(trunk)?;
+                let of_segments: Vec<_> = several.iter().map(|row| (*row, segments[row.chunk])).collect();
+                self.run_asked(phase, &of_segments)
+            }
+        }
     }
 
     fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gemma4c_plan::{Plan, Sampling};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::device::{Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
+use super::device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
 use crate::cpu::kv::BLOCK_ROWS;
 use crate::cpu::{Executor, Pass, Room, Span};
 use crate::{ModelLocation, RuntimeError, Sampler};
@@ -84,6 +84,7 @@ impl CpuDevice {
             block_rows: BLOCK_ROWS as u32,
             rows: slots,
             chunks: vec![program.chunk],
+            alignment: 1,
             context: program.context,
             vocab: plan.model.vocab_size,
             ahead: 0,
@@ -160,7 +161,8 @@ impl CpuDevice {
             let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();
             let span = |row: &Row| Span { slot: row.slot, first_position: row.position as usize, rows: 1 };
             let spans: Vec<Span> = rows.iter().map(span).collect();
-            let pass = Pass { tokens: &tokens, spans: &spans, asked: 0..rows.len(), ..Pass::default() };
+            let asked: Vec<usize> = (0..rows.len()).collect();
+            let pass = Pass { tokens: &tokens, spans: &spans, asked: &asked, ..Pass::default() };
             logits.extend_from_slice(self.executor.run(&pass, &mut |_, _, _| {}));
         }
         let picking = rows.iter().map(|row| (row.picking, row.position + 1)).collect();
@@ -198,14 +200,23 @@ impl Device for CpuDevice {
         Ok(())
     }
 
-    fn prefill(&mut self, chunk: Chunk<'_>, picking: Option<Picking>) -> Result<(), RuntimeError> {
-        let rows = chunk.tokens.len();
-        let spans = [Span { slot: chunk.slot, first_position: chunk.position as usize, rows }];
-        let asked = if picking.is_some() { rows - 1..rows } else { 0..0 };
-        let end = chunk.position + rows as u32;
-        let picking: Vec<(Picking, u32)> = picking.map(|picking| (picking, end)).into_iter().collect();
-        let pass = Pass { tokens: chunk.tokens, spans: &spans, asked, ..Pass::default() };
-        let logits = self.executor.run(&pass, &mut |_, _, _| {}).to_vec();
+    fn prefill(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError> {
+        let (mut logits, mut picking) = (Vec::new(), Vec::new());
+        // A pass has memory for so many asked rows, and of each chunk one is asked for at most.
+        for (part, chunks) in chunks.chunks(self.plan.program.asked as usize).enumerate() {
+            let (mut tokens, mut spans, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+            for (index, chunk) in (part * self.plan.program.asked as usize..).zip(chunks) {
+                for row in asked.iter().filter(|row| row.chunk == index) {
+                    rows.push(tokens.len() + row.row as usize);
+                    picking.push((row.picking, chunk.position + row.row + 1));
+                }
+                let (first_position, rows) = (chunk.position as usize, chunk.tokens.len());
+                spans.push(Span { slot: chunk.slot, first_position, rows });
+                tokens.extend_from_slice(chunk.tokens);
+            }
+            let pass = Pass { tokens: &tokens, spans: &spans, asked: &rows, ..Pass::default() };
+            logits.extend_from_slice(self.executor.run(&pass, &mut |_, _, _| {}));
+        }
         self.finish(logits, picking, false);
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! submit ──► waiting ──► admitted: a slot, and blocks for all it may need ──► prefill, chunk by chunk ──► decode ──► finished
-//!             (first come, first served)      (a kept prefix is not computed again)      (all rows at once)
+//!             (first come, first served)      (a kept prefix is not computed again; short prompts share a chunk)      (all rows at once)
 //! ```
 //!
 //! [`Engine::step`] is one turn: some of the waiting prompts' tokens, then one decode of all running rows. It blocks for no longer than
@@ -17,6 +17,7 @@ mod device_cpu;
 mod pace;
 mod pool;
 mod prefix;
+mod prompts;
 mod request;
 mod results;
 mod sequence;
@@ -24,14 +25,13 @@ mod sequence;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-pub use device::{Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
+pub use device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
 pub use device_backend::{BackendDevice, BackendOptions};
 pub use device_cpu::{CpuDevice, CpuOptions};
-use gemma4c_plan::Sampling;
 pub use pace::Gap;
 use pace::{Pace, Work};
 use pool::Pool;
-use prefix::{Chain, Prefixes, Prompt};
+use prefix::{Chain, Prefixes};
 pub use request::{BoxedRule, Demand, Event, Finish, Fork, Id, LONGEST_SALT, Request, RequestError, Rule};
 use sequence::{Sequence, Stage};
 
@@ -97,6 +97,8 @@ pub struct Engine<D: Device> {
     /// When the device began with the oldest of these.
     began: Duration,
     events: Vec<Event>,
+    /// Chunks that several prompts shared.
+    shared_chunks: u64,
     next: u64,
 }
 
@@ -110,9 +112,6 @@ struct InFlight {
     /// The token of a prompt after which these logits come; no token was asked for.
     prompt_at: Option<u32>,
 }
-
-/// Tokens of a prompt in one turn, where each has its logits read.
-const READ_AT_ONCE: u32 = 8;
 
 impl<D: Device> Engine<D> {
     pub fn new(device: D, options: Options) -> Result<Engine<D>, RuntimeError> {
@@ -136,6 +135,7 @@ impl<D: Device> Engine<D> {
             in_flight: VecDeque::new(),
             began: Duration::ZERO,
             events: Vec::new(),
+            shared_chunks: 0,
             next: 0,
         })
     }
@@ -156,6 +156,11 @@ impl<D: Device> Engine<D> {
             blocks: self.pool.blocks(),
             snapshots: self.prefixes.len(),
         }
+    }
+
+    /// Chunks that several prompts have shared so far.
+    pub fn shared_chunks(&self) -> u64 {
+        self.shared_chunks
     }
 
     /// Whether a step would do nothing.
@@ -295,60 +300,6 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Queues chunks of prompts, the oldest request's first, as many as may go before the next decode.
-    fn queue_prompts(&mut self) -> Result<(), RuntimeError> {
-        let reading = |(id, sequence): (&Id, &Sequence)| (!sequence.has_read_all()).then_some(*id);
-        let unread: Vec<Id> = self.sequences.iter().filter_map(reading).collect();
-        // Whose prompt ends is decoded with the others.
-        let running = (self.sequences.len() - unread.len()) as u32;
-        let mut budget = self.pace.budget(&self.limits, if running == 0 { 0 } else { running + 1 });
-        for id in unread {
-            while let Some(most) = self.pace.next_chunk(&budget, &self.limits)
-                && let Some(sequence) = self.sequences.get_mut(&id).filter(|sequence| !sequence.has_read_all())
-            {
-                let reads = sequence.request.prompt_logits;
-                let chunk = sequence.next_chunk(if reads { 1 } else { most });
-                let (position, end) = (chunk.position, chunk.position + chunk.tokens.len() as u32);
-                let is_last = end as usize == sequence.request.prompt.len();
-                let picking = match is_last {
-                    true => (sequence.request.most > 0).then(|| sequence.picking(&self.device)),
-                    false => reads.then_some(READING),
-                };
-                let tokens = end - position;
-                if self.in_flight.is_empty() {
-                    self.began = (self.clock)();
-                }
-                self.device.prefill(chunk, picking)?;
-                if picking.is_some_and(|picking| picking.masked) {
-                    self.device.pick(&[sequence.mask(self.limits.vocab)])?;
-                }
-                let rows = picking.iter().map(|_| id).collect();
-                let prompt_at = (reads && !is_last).then_some(position);
-                self.in_flight.push_back(InFlight { rows, work: Work::Prompt(tokens), waits: false, prompt_at });
-                self.pace.spend(&mut budget, tokens, &self.limits);
-                sequence.advance(end);
-                if sequence.request.snapshot_at.contains(&end) {
-                    let Sequence { chain, request, slot, pages, .. } = &*sequence;
-                    let prompt = Prompt { chain, tokens: &request.prompt, slot: *slot, pages };
-                    self.prefixes.keep(end, prompt, &mut self.pool, &mut self.device)?;
-                }
-                if is_last && picking.is_some() {
-                    self.steady = false;
-                } else if is_last {
-                    // Nothing is to be generated.
-                    self.collect_beyond(if reads { 0 } else { self.limits.ahead as usize })?;
-                    self.finish(id, Finish::Length);
-                }
-                self.collect_beyond(self.limits.ahead as usize)?;
-                // The rest of a long prompt waits for the decode, however little of it would still fit.
-                if tokens == most || (reads && end.is_multiple_of(READ_AT_ONCE)) {
-                    break;
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Queues one decode: the latest once more, where the same rows go on, or else, once all tokens are known, one of those that are there.
     fn queue_decode(&mut self) -> Result<(), RuntimeError> {
         let ahead = self.in_flight.iter().filter(|result| matches!(result.work, Work::Decode(_))).count() as u32;
@@ -408,7 +359,3 @@ impl<D: Device> Engine<D> {
         self.prefixes.audit(&self.limits)
     }
 }
-
-/// Of a token of a prompt whose logits are wanted; what is picked there is nobody's.
-const READING: Picking =
-    Picking { sampling: Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 }, seed: 0, logits: true, masked: false };

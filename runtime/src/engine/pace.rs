@@ -35,6 +35,8 @@ const FIRST_GUESS: u32 = 128;
 /// Weight of the latest measurement in the running mean: a slower one counts at once, a faster one has to last.
 const SLOWER: f64 = 0.5;
 const FASTER: f64 = 0.1;
+/// What is left of the time of an asked row after each chunk that has only one: a time that keeps prompts apart would never be measured again.
+const FADING: f64 = 0.98;
 
 /// Times measured so far.
 #[derive(Debug, Default)]
@@ -44,6 +46,19 @@ pub(super) struct Pace {
     chunks: Vec<Option<f64>>,
     /// Seconds of a decode of up to one row, two, four and so on.
     decodes: [Option<f64>; 32],
+    /// Seconds of each asked row of a chunk but the first, which is in the chunk's own time.
+    asked: Option<f64>,
+}
+
+/// A piece of a prompt that may share a chunk with those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Share {
+    /// Its rows, which it would have alone.
+    pub alone: u32,
+    /// Rows of the chunk that ends with it.
+    pub end: u32,
+    /// Rows of it that are asked for.
+    pub asked: u32,
 }
 
 /// What may still go in before the next decode.
@@ -90,13 +105,42 @@ impl Pace {
         fitting.or(budget.is_first.then(|| smallest(limits)))
     }
 
-    /// A chunk of so many tokens goes in.
-    pub fn spend(&self, budget: &mut Budget, tokens: u32, limits: &Limits) {
+    /// A chunk of so many rows goes in, some of which are asked for.
+    pub fn spend(&self, budget: &mut Budget, rows: u32, asked: u32, limits: &Limits) {
         budget.is_first = false;
-        budget.tokens = budget.tokens.saturating_sub(tokens);
+        budget.tokens = budget.tokens.saturating_sub(rows);
         if budget.seconds.is_finite() {
-            budget.seconds = (budget.seconds - self.seconds(size_of(tokens, limits), limits)).max(0.0);
+            budget.seconds = (budget.seconds - self.chunk_seconds(rows, asked, limits)).max(0.0);
         }
+    }
+
+    /// How many of some pieces, from the first on, are to share the next chunk, so that all of them take the least time in the end. The first always
+    /// goes in, others only within the budget. Of equal times that of the fuller chunk. Before anything was measured, all.
+    pub fn together(&self, shares: &[Share], budget: &Budget, limits: &Limits) -> usize {
+        if self.chunks.iter().all(Option::is_none) {
+            return shares.len();
+        }
+        // The least time of all pieces from each one on, and how many of these begin together.
+        let mut best = vec![(0.0, 0); shares.len() + 1];
+        for first in (0..shares.len()).rev() {
+            let (mut least, mut asked) = ((f64::INFINITY, 1), 0);
+            for (count, share) in (1..).zip(&shares[first..]) {
+                asked += share.asked;
+                let rows = share.end - (shares[first].end - shares[first].alone);
+                let chunk = self.chunk_seconds(rows, asked, limits);
+                let is_within = first > 0 || count == 1 || chunk <= budget.seconds;
+                if is_within && chunk + best[first + count].0 <= least.0 {
+                    least = (chunk + best[first + count].0, count);
+                }
+            }
+            best[first] = least;
+        }
+        best[0].1
+    }
+
+    fn chunk_seconds(&self, rows: u32, asked: u32, limits: &Limits) -> f64 {
+        let more = asked.saturating_sub(1) as f64 * self.asked.unwrap_or(0.0);
+        self.seconds(size_of(rows, limits), limits) + more
     }
 
     /// The time of a decode of so many rows. Of a size that was not measured, that of the next one that was: a larger one takes no less.
@@ -129,10 +173,16 @@ impl Pace {
         let time = time.as_secs_f64();
         match work {
             Work::Decode(rows) => mix(&mut self.decodes[power_of(rows)], time),
-            Work::Prompt(tokens) => {
-                let size = size_of(tokens, limits);
+            Work::Prompt { rows, asked } => {
+                let size = size_of(rows, limits);
                 self.chunks.resize(limits.chunks.len(), None);
-                mix(&mut self.chunks[size], time);
+                match self.chunks[size] {
+                    Some(chunk) if asked > 1 => mix(&mut self.asked, (time - chunk).max(0.0) / (asked - 1) as f64),
+                    _ => mix(&mut self.chunks[size], time),
+                }
+                if asked <= 1 {
+                    self.asked = self.asked.map(|seconds| seconds * FADING);
+                }
             }
         }
     }
@@ -141,8 +191,8 @@ impl Pace {
 /// What a device does between two results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// A chunk of so many tokens.
-    Prompt(u32),
+    /// A chunk of so many rows, some of which are asked for.
+    Prompt { rows: u32, asked: u32 },
     /// A token for each of so many rows.
     Decode(u32),
 }
@@ -179,6 +229,7 @@ mod tests {
             block_rows: 256,
             rows: 1,
             chunks: vec![32, 128, 512, 2048],
+            alignment: 64,
             context: 8192,
             vocab: 10,
             ahead: 0,
@@ -186,6 +237,10 @@ mod tests {
             ring_units: 1,
             block_units: 1,
         }
+    }
+
+    fn prompt(rows: u32) -> Work {
+        Work::Prompt { rows, asked: 1 }
     }
 
     fn ms(time: f64) -> Duration {
@@ -198,7 +253,7 @@ mod tests {
         let mut all = Vec::new();
         while let Some(most) = pace.next_chunk(&budget, &limits()) {
             all.push(most.min(prompt));
-            pace.spend(&mut budget, most.min(prompt), &limits());
+            pace.spend(&mut budget, most.min(prompt), 1, &limits());
         }
         all
     }
@@ -210,15 +265,15 @@ mod tests {
         assert_eq!(chunks(&pace, true, 4000), [128], "a guess");
         let mut measured = |time, work| pace.measured(ms(time), work, &limits());
         measured(10.0, Work::Decode(4));
-        measured(8.0, Work::Prompt(100));
+        measured(8.0, prompt(100));
         // 40 ms are left. 512 may take 32, as far as is known.
         assert_eq!(chunks(&pace, true, 4000), [512, 128]);
-        (0..40).for_each(|_| pace.measured(ms(19.0), Work::Prompt(512), &limits()));
+        (0..40).for_each(|_| pace.measured(ms(19.0), prompt(512), &limits()));
         assert_eq!(chunks(&pace, true, 4000), [512, 512]);
         // Short prompts take the time of the chunk that they go through: five of 8 ms.
         assert_eq!(chunks(&pace, true, 100), [100; 5]);
         // A slower one counts at once.
-        (0..3).for_each(|_| pace.measured(ms(60.0), Work::Prompt(512), &limits()));
+        (0..3).for_each(|_| pace.measured(ms(60.0), prompt(512), &limits()));
         assert_eq!(chunks(&pace, true, 4000), [128; 5]);
         // Too slow for anything: the smallest chunk still goes in.
         (0..9).for_each(|_| pace.measured(ms(60.0), Work::Decode(4), &limits()));
@@ -232,9 +287,9 @@ mod tests {
         let mut pace = Pace::new(Gap::Within(ms(80.0)));
         let mut measured = |time, work| pace.measured(ms(time), work, &limits());
         measured(27.0, Work::Decode(4));
-        measured(64.0, Work::Prompt(512));
+        measured(64.0, prompt(512));
         assert!((pace.seconds(1, &limits()) - 0.040).abs() < 1e-9);
-        pace.measured(ms(15.0), Work::Prompt(32), &limits());
+        pace.measured(ms(15.0), prompt(32), &limits());
         assert!((pace.seconds(1, &limits()) - 0.0248).abs() < 1e-9);
         assert_eq!(chunks(&pace, true, 4000), [128, 128]);
     }
@@ -242,15 +297,58 @@ mod tests {
     #[test]
     fn a_slow_decode_makes_no_prompt_starve() {
         let mut pace = Pace::new(Gap::Measured);
-        pace.measured(ms(8.0), Work::Prompt(512), &limits());
-        pace.measured(ms(4.0), Work::Prompt(128), &limits());
-        pace.measured(ms(3.5), Work::Prompt(32), &limits());
+        pace.measured(ms(8.0), prompt(512), &limits());
+        pace.measured(ms(4.0), prompt(128), &limits());
+        pace.measured(ms(3.5), prompt(32), &limits());
         pace.measured(ms(2.0), Work::Decode(4), &limits());
         assert_eq!(chunks(&pace, true, 4000), [512, 512], "20 ms that nobody notices");
-        (0..9).for_each(|_| pace.measured(ms(30.0), Work::Prompt(512), &limits()));
+        (0..9).for_each(|_| pace.measured(ms(30.0), prompt(512), &limits()));
         (0..9).for_each(|_| pace.measured(ms(20.0), Work::Decode(4), &limits()));
         assert_eq!(chunks(&pace, true, 4000), [512], "a slower device takes its chunk all the same");
         (0..9).for_each(|_| pace.measured(ms(60.0), Work::Decode(4), &limits()));
         assert_eq!(chunks(&pace, true, 4000), [128; 5], "20 ms are left: a gap has an end");
+    }
+
+    /// Short prompts, each of which is asked for its last row.
+    fn shares(count: u32, rows: u32) -> Vec<Share> {
+        let stride = rows.next_multiple_of(64);
+        (0..count).map(|at| Share { alone: rows, end: at * stride + rows, asked: 1 }).collect()
+    }
+
+    #[test]
+    fn prompts_share_a_chunk_where_that_takes_less_time() {
+        let mut pace = Pace::new(Gap::Within(ms(50.0)));
+        let nobody = Budget { tokens: 2048, seconds: f64::INFINITY, is_first: true };
+        let together = |pace: &Pace, budget, shares: &[Share]| pace.together(shares, &budget, &limits());
+        assert_eq!(together(&pace, nobody, &shares(9, 20)), 9, "nothing is known");
+        for (rows, time) in [(32, 3.5), (128, 4.0), (512, 8.0), (2048, 30.0)] {
+            pace.measured(ms(time), prompt(rows), &limits());
+        }
+        // Two in 128 rows take 4 ms instead of 7; a third by itself 3.5 more, and with them 4; eight take 8 instead of 28.
+        assert_eq!([1, 2, 3, 8].map(|count| together(&pace, nobody, &shares(count, 20))), [1, 2, 2, 8]);
+        // Sixteen in two chunks of 8 ms: one of 1,024 rows would take 30.
+        assert_eq!(together(&pace, nobody, &shares(16, 20)), 8);
+        assert_eq!(together(&pace, Budget { seconds: 0.008, ..nobody }, &shares(16, 20)), 8, "the gap");
+        assert_eq!(together(&pace, Budget { seconds: 0.001, ..nobody }, &shares(16, 20)), 1, "something goes in");
+        // Two of 600 would have a chunk of 2,048 rows each; two of 400 have one of 512.
+        assert_eq!([600, 400].map(|rows| together(&pace, nobody, &shares(2, rows))), [2, 1]);
+    }
+
+    #[test]
+    fn what_asked_rows_take_is_told_apart_and_fades() {
+        let mut pace = Pace::new(Gap::Any);
+        let nobody = Budget { tokens: 2048, seconds: f64::INFINITY, is_first: true };
+        for (rows, time) in [(32, 3.5), (128, 4.0), (512, 8.0)] {
+            pace.measured(ms(time), prompt(rows), &limits());
+        }
+        pace.measured(ms(15.0), Work::Prompt { rows: 512, asked: 8 }, &limits());
+        assert!((pace.chunk_seconds(512, 8, &limits()) - 0.015).abs() < 1e-9);
+        assert!((pace.chunk_seconds(512, 1, &limits()) - 0.008).abs() < 1e-9);
+        assert_eq!(pace.together(&shares(8, 20), &nobody, &limits()), 8);
+        // As long as a chunk of their own: nobody shares, and the estimate fades.
+        (0..20).for_each(|_| pace.measured(ms(60.0), Work::Prompt { rows: 512, asked: 8 }, &limits()));
+        assert_eq!(pace.together(&shares(8, 20), &nobody, &limits()), 1);
+        (0..100).for_each(|_| pace.measured(ms(3.5), prompt(32), &limits()));
+        assert_eq!(pace.together(&shares(8, 20), &nobody, &limits()), 8);
     }
 }

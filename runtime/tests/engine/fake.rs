@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gemma4c_plan::Sampling;
-use gemma4c_runtime::engine::{Chunk, Demand, Device, Finish, Limits, Mask, Part, Picked, Picking, Request, Row, Rule};
+use gemma4c_runtime::engine::{
+    AskedRow, Chunk, Demand, Device, Finish, Limits, Mask, Part, Picked, Picking, Request, Row, Rule,
+};
 use gemma4c_runtime::{RuntimeError, Sampler};
 
 /// Positions that a sliding layer looks back on, its own among them.
@@ -78,6 +80,30 @@ impl Rule for EvenAfterThree {
     fn picked(&mut self, token: u32) {
         self.last = Some(token);
     }
+
+    fn copy(&self) -> Box<dyn Rule> {
+        Box::new(self.clone())
+    }
+}
+
+/// Only even tokens.
+#[derive(Clone)]
+pub struct AlwaysEven;
+
+impl Rule for AlwaysEven {
+    fn demand(&self) -> Demand {
+        Demand::Mask
+    }
+
+    fn restrict(&mut self, allowed: &mut Mask) {
+        (0..1000).filter(|token| token % 2 == 1).for_each(|token| allowed.forbid(token));
+    }
+
+    fn apply(&mut self, logits: &mut [f32]) {
+        logits.iter_mut().skip(1).step_by(2).for_each(|logit| *logit = f32::NAN);
+    }
+
+    fn picked(&mut self, _: u32) {}
 
     fn copy(&self) -> Box<dyn Rule> {
         Box::new(self.clone())
@@ -169,6 +195,9 @@ pub struct Fake {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub prompt_tokens: u64,
+    /// Chunks, and those of several prompts.
+    pub chunks: u64,
+    pub shared: u64,
     pub decodes: u64,
     pub repeated: u64,
     pub saved: u64,
@@ -183,18 +212,19 @@ pub struct Counts {
 pub const ROW_TIME: u64 = 100_000;
 pub const DECODE_TIME: u64 = 5_000_000;
 
-/// Nanoseconds of a chunk and of a decode of so many rows.
+/// Nanoseconds of a chunk and of a decode of so many rows, and of each asked row of a chunk but the first.
 #[derive(Clone, Copy)]
 pub struct Times {
     pub chunk: fn(u32) -> u64,
     pub decode: fn(u32) -> u64,
+    pub asked: u64,
 }
 
 impl Fake {
     pub fn new(limits: Limits) -> Fake {
         let capacity = WINDOW + limits.chunk().max(limits.ahead) as usize;
         Fake {
-            times: Times { chunk: |rows| rows as u64 * ROW_TIME, decode: |_| DECODE_TIME },
+            times: Times { chunk: |rows| rows as u64 * ROW_TIME, decode: |_| DECODE_TIME, asked: 0 },
             clock: Arc::default(),
             busy_until: 0,
             rings: vec![vec![0; capacity]; limits.rings as usize],
@@ -314,17 +344,30 @@ impl Device for Fake {
         Ok(())
     }
 
-    fn prefill(&mut self, chunk: Chunk<'_>, picking: Option<Picking>) -> Result<(), RuntimeError> {
-        assert!(!chunk.tokens.is_empty() && chunk.tokens.len() as u32 <= self.limits.chunk());
-        let mut value = 0;
-        for (position, token) in (chunk.position..).zip(chunk.tokens) {
-            value = self.feed(chunk.slot, position, *token, false);
+    fn prefill(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError> {
+        let (mut rows, mut values) = (0, vec![]);
+        for (index, chunk) in chunks.iter().enumerate() {
+            assert!(!chunk.tokens.is_empty());
+            assert!(chunks[..index].iter().all(|other| other.slot != chunk.slot), "a sequence has one chunk");
+            rows = u32::next_multiple_of(rows, self.limits.alignment) + chunk.tokens.len() as u32;
+            for (position, token) in (chunk.position..).zip(chunk.tokens) {
+                values.push((index, position, self.feed(chunk.slot, position, *token, false)));
+            }
+            self.counts.prompt_tokens += chunk.tokens.len() as u64;
         }
-        let end = chunk.position + chunk.tokens.len() as u32;
-        let asked = picking.map(|picking| (value, picking, end));
-        self.counts.prompt_tokens += chunk.tokens.len() as u64;
-        let rows = self.limits.chunks.iter().find(|rows| **rows as usize >= chunk.tokens.len()).unwrap();
-        self.take_time((self.times.chunk)(*rows), asked.into_iter().collect(), false);
+        assert!(rows <= self.limits.chunk());
+        assert!(asked.len() < 2 || asked.iter().all(|row| !row.picking.masked));
+        let asked = asked.iter().map(|row| {
+            let at = (row.chunk, chunks[row.chunk].position + row.row);
+            let (_, position, value) = values.iter().find(|value| (value.0, value.1) == at).unwrap();
+            (*value, row.picking, position + 1)
+        });
+        let asked: Vec<Unpicked> = asked.collect();
+        self.counts.chunks += 1;
+        self.counts.shared += u64::from(chunks.len() > 1);
+        let size = self.limits.chunks.iter().find(|size| **size >= rows).unwrap();
+        let time = (self.times.chunk)(*size) + asked.len().saturating_sub(1) as u64 * self.times.asked;
+        self.take_time(time, asked, false);
         Ok(())
     }
 

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::ops::Range as Bytes;
 
-use gemma4c_plan::cuda::{BLOCK_ROWS, KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, record};
+use gemma4c_plan::cuda::{
+    BLOCK_ROWS, KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, SEGMENT_ROWS, SEGMENT_WORDS, record,
+};
 use gemma4c_plan::{Plan, Sampling};
 use gemma4c_runtime::engine::{BackendDevice, BackendOptions, Mask};
 use gemma4c_runtime::{Backend, Pick, Run, RuntimeError};
@@ -15,7 +17,7 @@ pub const VOCAB: u32 = 50;
 const CONTEXT: u32 = 600;
 const ROW: u64 = 8;
 const DECODE: [u32; 3] = [1, 2, 4];
-const PREFILL: [u32; 3] = [4, 32, 128];
+const PREFILL: [u32; 3] = [4, 32, 192];
 
 /// A plan with four slots, two rings for snapshots and ten blocks, whose launches are nobody's.
 pub fn plan() -> Plan {
@@ -34,6 +36,7 @@ pub fn plan() -> Plan {
         tokens: reserve(PREFILL[2]),
         rows: reserve(rows * RECORD_WORDS),
         chunk: reserve(RECORD_WORDS),
+        segments: reserve(PREFILL[2].div_ceil(SEGMENT_ROWS) * SEGMENT_WORDS),
         asked: reserve(RECORD_WORDS),
         pages: reserve(6 * max_pages),
         max_pages,
@@ -79,6 +82,7 @@ pub fn device(sequences: Option<u32>, host_bytes: u64) -> BackendDevice {
         phases: program.phases.iter().map(|p| (p.kind, p.rows, p.asked_from as usize, p.steps.len())).collect(),
         on_their_way: VecDeque::new(),
         values: vec![],
+        chunk_values: vec![],
     };
     BackendDevice::new(&plan, Box::new(launches), BackendOptions { sequences, host_bytes, suppress: vec![] }).unwrap()
 }
@@ -93,6 +97,8 @@ struct Launches {
     on_their_way: VecDeque<Range>,
     /// What the rows of the latest run have computed.
     values: Vec<(u64, u32, u64)>,
+    /// Position, slot and value of each row of the latest chunk, where it is of somebody.
+    chunk_values: Vec<Option<(u32, u32, u64)>>,
 }
 
 fn place(range: Range) -> Bytes<usize> {
@@ -172,7 +178,9 @@ impl Launches {
         let seed = words[record::SEED] as u64 | (words[record::SEED + 1] as u64) << 32;
         words[record::POSITION] += words[record::ROWS];
         words[record::TOKEN] = pick(value, sampling, seed, words[record::POSITION], &allowed, VOCAB);
-        let entry = words[record::TICK] % self.places.history_len * DECODE[2] + index;
+        let column = index + words[record::COLUMN];
+        assert!(column < DECODE[2], "an entry of the history has a word for each decoded row");
+        let entry = words[record::TICK] % self.places.history_len * DECODE[2] + column;
         self.set(self.places.history + 4 * entry as u64, &[words[record::TOKEN]]);
         words[record::TICK] += 1;
         self.set(at, &words);
@@ -192,21 +200,40 @@ impl Launches {
             }
             return;
         }
-        let (_, words) = self.record(self.places.chunk, 0);
-        let [position, count, first, slot] = words[..4] else { unreachable!() };
-        assert!(count <= rows && steps.0 == 0);
-        let tokens = self.words(self.places.tokens, count as usize);
-        assert_eq!(tokens[0], first);
-        let values: Vec<u64> =
-            (position..).zip(tokens).map(|(position, token)| self.feed(slot, position, token, false)).collect();
+        if steps.0 == 0 {
+            self.chunk_values = self.chunk(rows);
+        } else {
+            assert_eq!(steps.0, asked_from);
+        }
         if steps.1 == end {
             let (at, asked) = self.record(self.places.asked, 0);
-            let index = asked[record::TOKEN];
-            assert_eq!((asked[record::POSITION], asked[record::SLOT]), (position + index, slot));
-            self.finish(values[index as usize], at, 0);
+            let (position, slot, value) =
+                self.chunk_values[asked[record::TOKEN] as usize].expect("the row is not free");
+            assert_eq!((asked[record::POSITION], asked[record::SLOT]), (position, slot));
+            self.finish(value, at, 0);
         } else {
             assert_eq!(steps.1, asked_from);
         }
+    }
+
+    /// Feeds the rows of a chunk that are not free. Every row has a token, and finds its segment by its own number.
+    fn chunk(&mut self, rows: u32) -> Vec<Option<(u32, u32, u64)>> {
+        let count = self.record(self.places.chunk, 0).1[record::ROWS];
+        assert!(count <= rows);
+        let tokens = self.words(self.places.tokens, count as usize);
+        assert!(tokens.iter().all(|token| *token < VOCAB));
+        let mut values = Vec::new();
+        for row in 0..rows {
+            let at = self.places.segments + 4 * (row / SEGMENT_ROWS * SEGMENT_WORDS) as u64;
+            let [position, used, first, slot] = self.words(at, 4)[..] else { unreachable!() };
+            assert!(row >= first, "row {row} is before its segment");
+            values.push((row - first < used).then(|| {
+                assert!(row < count, "row {row} is of a segment, and beyond the chunk");
+                let position = position + row - first;
+                (position, slot, self.feed(slot, position, tokens[row as usize], false))
+            }));
+        }
+        values
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod fake;
 mod launches;
+mod prompts;
 #[path = "../../plan/tests/support/mod.rs"]
 mod support;
 
@@ -14,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fake::{Alone, DECODE_TIME, EvenAfterThree, Fake, ROW_TIME, Times, mix};
+use fake::{Alone, EvenAfterThree, Fake, ROW_TIME, mix};
 use gemma4c_plan::Sampling;
 use gemma4c_runtime::engine::{
     BackendDevice, BackendOptions, BoxedRule, Demand, Device, Engine, Event, Finish, Fork, Gap, Id, Limits, Options,
@@ -29,6 +30,7 @@ fn limits() -> Limits {
         block_rows: 16,
         rows: 4,
         chunks: vec![4, 8, 16],
+        alignment: 4,
         context: 160,
         vocab: 50,
         ahead: 3,
@@ -39,9 +41,12 @@ fn limits() -> Limits {
 }
 
 fn engine(limits: Limits, gap: Gap) -> Engine<Fake> {
+    engine_on(Fake::new(limits), gap)
+}
+
+fn engine_on(fake: Fake, gap: Gap) -> Engine<Fake> {
     // One storm is an offline batch.
-    let prompts_first = limits.ahead == 2;
-    let fake = Fake::new(limits);
+    let prompts_first = fake.limits().ahead == 2;
     let clock = fake.clock();
     Engine::new(fake, Options { gap, clock, prompts_first, ..Options::default() }).unwrap()
 }
@@ -181,7 +186,10 @@ fn take(told: &mut BTreeMap<Id, Told>, forks: &mut BTreeMap<Id, (Id, Fork)>, eve
 /// Random arrivals, cancellations and forks; after every step nothing is lost or owned twice, and in the end every answer is what its
 /// request gets alone. Returns how many prompt tokens were cached.
 fn storm(seed: u64, requests: usize, limits: Limits) -> (u64, Engine<Fake>) {
-    storm_on(engine(limits, Gap::Within(Duration::from_millis(8))), seed, requests, [90, 64, 33, 20, 5])
+    let mut fake = Fake::new(limits);
+    // What each chunk takes for its weights.
+    fake.times.chunk = |rows| (8 + rows as u64) * ROW_TIME;
+    storm_on(engine_on(fake, Gap::Within(Duration::from_millis(8))), seed, requests, [90, 64, 33, 20, 5])
 }
 
 /// The same on any device, with prompts that begin with so many tokens.
@@ -236,6 +244,7 @@ fn answers_do_not_depend_on_company_prefixes_or_memory() {
     assert!(cached > 20_000, "prefixes were used: {cached} tokens");
     assert!(counts.saved > 100 && counts.loaded > 50 && counts.repeated > 500, "{counts:?}");
     assert!(counts.most_on_their_way >= 4, "{counts:?}");
+    assert!(counts.shared > 200, "short prompts share chunks: {counts:?}");
     // Logits are computed while masks are: the tokens before are still on their way when a pass is queued.
     assert!(counts.guided > 200 && counts.guided_behind_others > 50, "{counts:?}");
 }
@@ -259,10 +268,18 @@ fn nor_on_how_much_of_it_there_is() {
 /// The same through the records, pages and phases of a plan.
 #[test]
 fn nor_on_the_launches_that_compute_them() {
-    let engine = |sequences, host| Engine::new(launches::device(sequences, host), Options::default()).unwrap();
+    // Every result takes a millisecond, so that prompts share chunks.
+    let clock = || {
+        let looks = std::sync::atomic::AtomicU64::new(0);
+        Box::new(move || Duration::from_millis(looks.fetch_add(1, std::sync::atomic::Ordering::Relaxed)))
+    };
+    let engine = |sequences, host| {
+        let options = Options { clock: clock(), ..Options::default() };
+        Engine::new(launches::device(sequences, host), options).unwrap()
+    };
     let (cached, kept) = storm_on(engine(None, 40_000), 21, 250, [400, 256, 130, 40, 5]);
     assert!(cached > 5_000, "{cached}");
-    assert_eq!((kept.limits().slots, kept.limits().rows, kept.limits().chunk()), (4, 4, 128));
+    assert_eq!((kept.limits().slots, kept.limits().rows, kept.limits().chunk()), (4, 4, 192));
     storm_on(engine(Some(3), 0), 22, 100, [300, 256, 130, 40, 5]);
     storm_on(engine(Some(1), 9_000), 23, 40, [300, 256, 130, 40, 5]);
 }
@@ -392,111 +409,6 @@ fn requests_are_served_in_the_order_they_came() {
     let events = all_events(&mut engine);
     let admitted: Vec<Id> = events.iter().filter(|e| matches!(e, Event::Admitted { .. })).map(Event::id).collect();
     assert_eq!(admitted, ids);
-}
-
-/// A long prompt comes while another sequence is generating: its chunks are as long as the limit allows.
-#[test]
-fn a_prompt_does_not_hold_up_the_tokens_of_others() {
-    let wide = Limits { chunks: vec![4, 8, 16, 32, 64], context: 2000, blocks: 200, ..limits() };
-    let gaps = |gap: Gap| {
-        let mut engine = engine(wide.clone(), gap);
-        let mut random = Random(11);
-        let running = engine.submit(Request::greedy(random.tokens(10), 300)).unwrap();
-        let clock = engine.device().clock();
-        let (mut times, mut reading) = (vec![], None);
-        while !engine.is_idle() {
-            if times.len() == 40 && reading.is_none() {
-                reading = Some(engine.submit(Request::greedy(random.tokens(1000), 1)).unwrap());
-            }
-            for event in engine.step().unwrap() {
-                match event {
-                    Event::Token { id, .. } if id == running => times.push(clock()),
-                    _ => {}
-                }
-            }
-        }
-        // The first prompt's tokens are the guess; after them the rate is known.
-        times.windows(2).skip(45).map(|pair| pair[1] - pair[0]).max().unwrap()
-    };
-    let chunk = |rows: u64| Duration::from_nanos(DECODE_TIME + rows * ROW_TIME);
-    let within = |micros| Gap::Within(Duration::from_micros(micros));
-    assert_eq!(gaps(Gap::Any), chunk(64));
-    assert_eq!(gaps(within(9_000)), chunk(32));
-    assert_eq!(gaps(within(7_000)), chunk(16));
-    assert_eq!(gaps(within(1_000)), chunk(4), "something always goes in");
-    assert_eq!(gaps(Gap::Measured), chunk(64), "20 ms are enough for all of a chunk");
-}
-
-/// Many short prompts come while another sequence is generating: together they take no more time than one long chunk may.
-#[test]
-fn short_prompts_do_not_hold_up_the_tokens_of_others_either() {
-    let wide = Limits { slots: 40, rings: 40, rows: 40, blocks: 400, chunks: vec![4, 8, 16, 32, 64], ..limits() };
-    let gap = Duration::from_micros(7_000);
-    let mut engine = engine(wide, Gap::Within(gap));
-    let mut random = Random(12);
-    let running = engine.submit(Request::greedy(random.tokens(10), 120)).unwrap();
-    let clock = engine.device().clock();
-    let (mut times, mut first_tokens, mut submitted) = (vec![], std::collections::BTreeSet::new(), false);
-    while !engine.is_idle() {
-        if times.len() == 40 && !std::mem::replace(&mut submitted, true) {
-            (0..30).for_each(|_| _ = engine.submit(Request::greedy(random.tokens(4), 2)).unwrap());
-        }
-        for event in engine.step().unwrap() {
-            match event {
-                Event::Token { id, .. } if id == running => times.push(clock()),
-                Event::Token { id, .. } => _ = first_tokens.insert(id),
-                _ => {}
-            }
-        }
-    }
-    assert_eq!(first_tokens.len(), 30);
-    // What the first of them takes is not known yet.
-    let gaps: Vec<Duration> = times.windows(2).skip(41).map(|pair| pair[1] - pair[0]).collect();
-    assert!(gaps.iter().all(|found| *found <= gap), "{gaps:?}");
-    // Five chunks of 0.4 ms beside a decode of 5 ms.
-    assert!(gaps.contains(&gap), "{gaps:?}");
-}
-
-/// 48 prompts for 32 rows, at the times of a large model, where a chunk of 128 tokens takes as long as one of 32: each gap is within the limit, but for those before
-/// a chunk of each size was measured, and for the first prompts, that nobody waited for.
-#[test]
-fn a_burst_of_prompts_keeps_to_the_gap() {
-    let limits = Limits {
-        slots: 32,
-        rings: 32,
-        rows: 32,
-        blocks: 32 * 20,
-        block_rows: 32,
-        chunks: vec![32, 128, 512],
-        context: 640,
-        ..limits()
-    };
-    let chunk = |rows| if rows <= 128 { 24_400_000 } else { 66_100_000 };
-    let decode = |rows: u32| 5_000_000 + 700_000 * rows.next_power_of_two() as u64;
-    let mut fake = Fake::new(limits);
-    fake.times = Times { chunk, decode };
-    let clock = fake.clock();
-    let mut engine = Engine::new(fake, Options { gap: Gap::Measured, clock, ..Options::default() }).unwrap();
-    let clock = engine.device().clock();
-    let mut random = Random(31);
-    let mut waiting = 48;
-    let mut latest: BTreeMap<Id, Duration> = BTreeMap::new();
-    let mut gaps: Vec<Duration> = Vec::new();
-    while waiting > 0 || !engine.is_idle() {
-        while waiting > 0 && engine.occupation().running + engine.occupation().waiting < 32 {
-            engine.submit(Request::greedy(random.tokens(512), 100)).unwrap();
-            waiting -= 1;
-        }
-        for event in engine.step().unwrap() {
-            if let Event::Token { id, .. } = event {
-                gaps.extend(latest.insert(id, clock()).map(|before| clock() - before));
-            }
-        }
-    }
-    gaps.sort_unstable();
-    let (p99, longest) = (gaps[gaps.len() * 99 / 100], gaps[gaps.len() - 1]);
-    assert!(p99 <= Duration::from_millis(80), "p99 {p99:?}, {longest:?} at most");
-    assert!(longest <= Duration::from_millis(130), "{longest:?} at most");
 }
 
 /// What is wrong with one request is said once, and others go on.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gemma4c_plan::Sampling;
 use gemma4c_runtime::RuntimeError;
-use gemma4c_runtime::engine::{Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
+use gemma4c_runtime::engine::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Row};
 use gemma4c_serve::{Deadlines, Options, QueueLimits};
 use serde_json::{Value, json};
 
@@ -265,8 +265,8 @@ impl Device for Odd {
         self.device.set_pages(slot, pages)
     }
 
-    fn prefill(&mut self, chunk: Chunk<'_>, picking: Option<Picking>) -> Result<(), RuntimeError> {
-        self.device.prefill(chunk, picking)
+    fn prefill(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError> {
+        self.device.prefill(chunks, asked)
     }
 
     fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {

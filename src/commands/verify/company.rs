@@ -1,7 +1,7 @@
 //! `verify --company`: whether a sequence's logits depend on who is computed beside it.
 //!
 //! Every prompt is answered alone first. Then all of them are answered again in batches of each size, in another order and so in other
-//! slots, with neighbours that join, leave and are cancelled half-way; and once more after their prefixes were kept, from every
+//! slots and chunks, with neighbours that join, leave and are cancelled half-way; and once more after their prefixes were kept, from every
 //! snapshot. A row's logits must be the same bits each time.
 //!
 //! At the end the pool must be whole, and the device must have no less memory than when the plan was ready. Prompts are made when they are
@@ -96,6 +96,7 @@ pub fn run(of: &Company<'_>) -> Result<Outcome> {
     report(&format!("after {hits} prefixes that were kept"), &found)?;
     bar.finish_and_clear();
     print(&format!("\n{rows} rows compared with the same rows alone\n"))?;
+    print(&format!("{} chunks of prompts were shared by several\n", engine.shared_chunks()))?;
     let is_whole = pool_is_whole(&mut engine)?;
     let has_grown = memory_has_grown(ready, engine.device().memory()?)?;
     let is_right = all_alike && is_whole && !has_grown;

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use anyhow::Result;
 use gemma4c_plan::ValueIndex;
-use gemma4c_plan::cuda::{RECORD_WORDS, Range, Region};
+use gemma4c_plan::cuda::{PhaseKind, RECORD_WORDS, Range, Region, Segment};
 use gemma4c_runtime::{Backend, Pick, Run, argmax};
 
 use super::compare::{self, Difference, Rerouted};
@@ -245,6 +245,9 @@ impl Walk<'_> {
         self.write(places.tokens, &pass.tokens)?;
         self.write(places.rows, &record(pass.position, 1, pass.tokens[0]))?;
         self.write(places.chunk, &record(pass.position, rows, pass.tokens[0]))?;
+        let prefill = self.meaning.program.phases.iter().filter(|phase| phase.kind == PhaseKind::Prefill);
+        let most = prefill.map(|phase| phase.rows).max().unwrap_or(rows);
+        self.write(places.segments, &Segment::words(&[Segment::alone(pass.position, rows, 0)], most))?;
         self.write(places.asked, &record(pass.position(Rows::Asked), 1, rows - 1))
     }
 

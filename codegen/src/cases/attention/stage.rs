@@ -57,6 +57,7 @@ impl Scene {
             .buffer("state", self.state())
             .buffer("k_cache", cache_data(&self.layer, &before[0]))
             .buffer("v_cache", cache_data(&self.layer, &before[1]))
+            .scalar("rows", self.launched)
             .scalar("width", self.layer.row_len())
             .scalar("capacity", capacity)
             .scalar("page_stride", self.paging.stride_in_elements(&self.layer))

@@ -7,8 +7,12 @@
 //!
 //! In prefill a sliding layer's own rows of the chunk lie in a stage first, [row of the chunk][key-value head][value]: the ring is not as
 //! long as a chunk, and the chunk's first rows still look at what it holds.
+//!
+//! A chunk is segments, each of one sequence. They start at multiples of [`SEGMENT_ROWS`] rows, and each [`SEGMENT_ROWS`] rows have a record of their
+//! segment: the position of its first row, its rows, its first row in the chunk, its slot. Rows between two segments are free.
 
 use gemma4c_dsl::prelude::*;
+use gemma4c_plan::cuda;
 
 /// Words of a row's record: position, rows in use, token, slot, and what the pick needs.
 pub const RECORD_WORDS: u32 = 16;
@@ -16,24 +20,32 @@ pub const RECORD_WORDS: u32 = 16;
 /// Positions of a page of a full layer.
 pub const BLOCK_ROWS: u32 = 256;
 
+/// Rows of a chunk that have a segment's record together.
+pub const SEGMENT_ROWS: u32 = 64;
+
+// The device functions below say them as numbers.
+const _: () = assert!(SEGMENT_ROWS == cuda::SEGMENT_ROWS && SEGMENT_ROWS == 64 && cuda::SEGMENT_WORDS == 4);
+const _: () = assert!(BLOCK_ROWS == cuda::BLOCK_ROWS && BLOCK_ROWS == 256 && RECORD_WORDS == cuda::RECORD_WORDS);
+
 /// The first words of a row's record: position, rows in use, token and slot. Decoded rows have a record each, `record_stride` words
-/// apart; all rows of a chunk share one, and the stride is 0.
+/// apart. Rows of a chunk, whose stride is 0, have that of their segment, with its first row in the token's place.
 #[device]
 pub fn record_of(state: Input<u32>, row: u32, record_stride: u32) -> U32x4 {
-    load::<U32x4>(state, row * record_stride)
+    load::<U32x4>(state, if record_stride == 0 { row / 64 * 4 } else { row * record_stride })
 }
 
-/// Which of its record's rows a row is: of a chunk they are counted, a decoded row is its record's only one.
+/// Which of its record's rows a row is: of a segment they are counted, a decoded row is its record's only one. A row is free if
+/// its record has not that many.
 #[device]
-pub fn row_of_record(row: u32, record_stride: u32) -> u32 {
-    if record_stride == 0 { row } else { 0 }
+pub fn row_of_record(record: U32x4, row: u32, record_stride: u32) -> u32 {
+    if record_stride == 0 { row - record.z } else { 0 }
 }
 
-/// The row of its page that a position lies in. A stage, whose `capacity` is 0, has the rows of a chunk one behind the other; `first`
-/// is the chunk's first position.
+/// The row of its page that a position lies in. A stage, whose `capacity` is 0, has the rows of a chunk one behind the other, of which this is
+/// number `row`.
 #[device]
-pub fn row_of_page(position: u32, first: u32, capacity: u32) -> u32 {
-    if capacity == 0 { position - first } else { position % capacity }
+pub fn row_of_page(position: u32, row: u32, capacity: u32) -> u32 {
+    if capacity == 0 { row } else { position % capacity }
 }
 
 /// The element with which the page of a position starts. `window` is `u32::MAX` for a full layer, whose pages are in the table.

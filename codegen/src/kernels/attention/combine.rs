@@ -152,7 +152,7 @@ pub fn attention_combine<const D: u32>(
     grid_dependency_wait();
     grid_launch_dependents();
     let record = record_of(state, block_idx_z(), record_stride);
-    if row_of_record(block_idx_z(), record_stride) >= record.y {
+    if row_of_record(record, block_idx_z(), record_stride) >= record.y {
         return;
     }
     let head = block_idx_z() * grid_dim() + block_idx();
@@ -191,7 +191,7 @@ pub fn attention_combine_int8<const D: u32>(
     grid_dependency_wait();
     grid_launch_dependents();
     let record = record_of(state, block_idx_z(), record_stride);
-    if row_of_record(block_idx_z(), record_stride) >= record.y {
+    if row_of_record(record, block_idx_z(), record_stride) >= record.y {
         return;
     }
     let head = block_idx_z() * grid_dim() + block_idx();

@@ -375,7 +375,7 @@ pub fn attention_decode<
     let splits = grid_dim_y();
     let row = block_idx_z();
     let record = record_of(state, row, record_stride);
-    let of_record = row_of_record(row, record_stride);
+    let of_record = row_of_record(record, row, record_stride);
     if of_record >= record.y {
         return;
     }

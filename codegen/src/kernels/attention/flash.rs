@@ -11,7 +11,7 @@ use gemma4c_dsl::{ElementType, Instance, InstanceError};
 use gemma4c_plan::cuda::KvType;
 
 use super::Attention;
-use super::address::page_start;
+use super::address::{SEGMENT_ROWS, page_start, record_of, row_of_record};
 use super::narrow::{head_len, widen_slot, widen_tile};
 use super::plain::first_visible;
 
@@ -20,6 +20,15 @@ const WARP_COLUMNS: u32 = 256;
 
 /// Rows and keys of a tile, largest first: the first that fits in a block's shared memory is taken.
 const TILES: [(u32, u32); 2] = [(64, 32), (32, 16)];
+
+// A tile has rows of one segment.
+const _: () = {
+    let mut at = 0;
+    while at < TILES.len() {
+        assert!(SEGMENT_ROWS.is_multiple_of(TILES[at].0));
+        at += 1;
+    }
+};
 
 /// Starts to copy the keys (or values) of KEYS positions from `at` on, of one head; `cache` is the page that holds them. Positions outside
 /// `first..=last` are read as the nearest inside: a page may hold anything there. Those from `stage_from` on are in the stage. Rows are eight elements apart more than they are long, so that
@@ -151,6 +160,8 @@ pub fn attention_flash<
     require!(ROWS % 16 == 0 && KEYS % 16 == 0 && COLUMNS % 16 == 0);
     // A tile of a full layer lies in one page.
     require!(256 % KEYS == 0);
+    // A tile has rows of one segment.
+    require!(64 % ROWS == 0);
     require!(D % COLUMNS == 0 && THREADS == ROWS * 2 * (D / COLUMNS));
     let queries = shared::<KV>(ROWS * (D + 8));
     let keys = shared::<KV>(KEYS * (D + 8));
@@ -164,8 +175,10 @@ pub fn attention_flash<
 
     let heads = grid_dim();
     let head = block_idx();
-    let first_row = block_idx_y() * ROWS;
-    let record = load::<U32x4>(state, 0u32);
+    let tile = block_idx_y() * ROWS;
+    let record = record_of(state, tile, 0);
+    // Rows are the segment's: its own first row is 0.
+    let first_row = row_of_record(record, tile, 0);
     let rows = record.y;
     if first_row >= rows {
         return;
@@ -177,8 +190,8 @@ pub fn attention_flash<
     let kv_head = head / group * head_len(D);
     let k_head = k.offset(kv_head);
     let v_head = v.offset(kv_head);
-    let k_own = k_stage.offset(kv_head);
-    let v_own = v_stage.offset(kv_head);
+    let k_own = k_stage.offset(record.z * kv_row + kv_head);
+    let v_own = v_stage.offset(record.z * kv_row + kv_head);
     let stage_from = if staged == 1 { start } else { 0xffff_ffff };
 
     let mut at = first / KEYS * KEYS;
@@ -197,9 +210,9 @@ pub fn attention_flash<
         copy_padded_tile(mixed, v_head.offset(page), v_own, at, first, last, stage_from, kv_row, capacity);
     }
     cp_async_commit();
-    // Rows past the chunk's end are copies of its last.
+    // Rows past the segment's end are copies of its last.
     for i in (thread_idx() * 4..ROWS * D).by(THREADS * 4) {
-        let row = (first_row + i / D).min(rows - 1);
+        let row = record.z + (first_row + i / D).min(rows - 1);
         let four = load::<F32x4>(q, (row * heads + head) * D + i % D);
         store(queries, i / D * (D + 8) + i % D, u32x2(pack_pair(four.x, four.y), pack_pair(four.z, four.w)));
     }
@@ -373,7 +386,9 @@ pub fn attention_flash<
     upper_total = upper_total + shfl_xor(upper_total, 2);
     lower_total = lower_total + shfl_xor(lower_total, 1);
     lower_total = lower_total + shfl_xor(lower_total, 2);
-    let to = (upper * heads + head) * D + column + lane % 4 * 2;
+    // Of the chunk, from what needs no register until now.
+    let row = block_idx_y() * ROWS + tile_row + lane / 4;
+    let to = (row * heads + head) * D + column + lane % 4 * 2;
     #[unroll]
     for n in 0..COLUMNS / 8 {
         let sum = sums[n];

@@ -55,7 +55,7 @@ pub fn attention_plain<const D: u32, const NARROW: bool, const SCALED: bool, KV:
     let head = block_idx();
     let row = block_idx_y();
     let record = record_of(state, row, record_stride);
-    let of_record = row_of_record(row, record_stride);
+    let of_record = row_of_record(record, row, record_stride);
     if of_record >= record.y {
         return;
     }
@@ -70,7 +70,9 @@ pub fn attention_plain<const D: u32, const NARROW: bool, const SCALED: bool, KV:
     for at in first..position + 1 {
         let in_stage = at >= stage_from;
         let page = if in_stage { 0u64 } else { page_start(pages, record.w, at, window, max_pages, page_stride) };
-        let start = row_of_page(at, stage_from, if in_stage { 0 } else { capacity }) * kv_row + kv_head;
+        // The row's own segment lies in the stage from its first row on.
+        let staged_row = if in_stage { record.z + (at - record.x) } else { 0 };
+        let start = row_of_page(at, staged_row, if in_stage { 0 } else { capacity }) * kv_row + kv_head;
         let key = if in_stage { k_stage } else { k.offset(page) };
         largest = largest.max(plain_score(widen, query, key.offset(start)));
     }
@@ -79,7 +81,9 @@ pub fn attention_plain<const D: u32, const NARROW: bool, const SCALED: bool, KV:
     for at in first..position + 1 {
         let in_stage = at >= stage_from;
         let page = if in_stage { 0u64 } else { page_start(pages, record.w, at, window, max_pages, page_stride) };
-        let start = row_of_page(at, stage_from, if in_stage { 0 } else { capacity }) * kv_row + kv_head;
+        // The row's own segment lies in the stage from its first row on.
+        let staged_row = if in_stage { record.z + (at - record.x) } else { 0 };
+        let start = row_of_page(at, staged_row, if in_stage { 0 } else { capacity }) * kv_row + kv_head;
         let key = if in_stage { k_stage } else { k.offset(page) };
         let values = if in_stage { v_stage } else { v.offset(page) };
         let weight = (plain_score(widen, query, key.offset(start)) - largest).exp();

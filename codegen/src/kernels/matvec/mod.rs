@@ -28,8 +28,8 @@ use crate::kernels::NORM_EPSILON;
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
 use formats::format;
 use parts::{
-    Unit, UnitActivations, activations_at, dot_fine, fetch, inverse_rms_of_warps, keep_codes, keep_fine, part_at,
-    plain_activations, second_part_at,
+    Unit, UnitActivations, activations_at, chunk_slots, dot_fine, fetch, inverse_rms_of_chunks, keep_codes, keep_fine,
+    part_at, plain_activations, second_part_at,
 };
 use prologue::{add_update, copy_norms, weigh};
 use shape::{LaunchShape, ranked_shapes};
@@ -184,10 +184,10 @@ pub fn matvec<
         4
     });
     let nexts = shared::<f32>(if NORMED { K } else { 4 });
-    // Sums of squares, one a warp.
+    // Sums of squares: of the branches one a warp, of the others one a chunk.
     let of_branches = shared::<F32x4>(if BRANCHED { WARPS } else { 1 });
-    let of_updates = shared::<f32>(if RESIDUAL { WARPS } else { 1 });
-    let of_residual = shared::<f32>(if NORMED { WARPS } else { 1 });
+    let of_updates = shared::<f32>(if RESIDUAL { chunk_slots(K) } else { 4 });
+    let of_residual = shared::<f32>(if NORMED { chunk_slots(K) } else { 4 });
     let results = shared::<f32>(if SHARE > 0 { SHARE } else { 1 });
     let units = K / UNIT;
 
@@ -271,7 +271,7 @@ pub fn matvec<
         }
     }
     barrier();
-    let after = if NORMED { inverse_rms_of_warps(of_residual, K) } else { 1.0 };
+    let after = if NORMED { inverse_rms_of_chunks(of_residual, K) } else { 1.0 };
 
     let mut sums = regs(0.0f32, ROWS);
     while base < end {

@@ -3,12 +3,13 @@
 //!
 //! Each of them keeps units on their way ([`fetch`]), multiplies the oldest by its activations ([`activations_at`], a format's `dot_*`)
 //! and fetches the next one in its place. Which unit comes next is the kernel's own affair. Before that it norms and quantises the
-//! activations: threads hold them as float4 vectors ([`squares_of_pieces`], [`leave_squares`], [`inverse_rms_of_warps`]), and keep them in
+//! activations: threads hold them as float4 vectors ([`leave_chunks`], [`inverse_rms_of_chunks`]), and keep them in
 //! shared memory ([`keep_codes`], [`keep_fine`]).
 
 use gemma4c_dsl::prelude::*;
 
 use super::slots::square_sum;
+use crate::kernels::norm::sum4;
 
 // ---- units ----------------------------------------------------------------------------------------------------------
 
@@ -135,17 +136,47 @@ pub fn keep_fine<const K: u32>(fine: U32x4, at: u32, place: u32, words: Shared<u
 
 // ---- norms ----------------------------------------------------------------------------------------------------------
 
-/// The sum of the squares of a thread's values, of which there are `places` in all.
+/// Floats of shared memory for the sums of squares of a row: one for each chunk of 128 values, in whole vectors.
 #[device]
-pub fn squares_of_pieces<const PIECES: u32, const WARPS: u32>(values: &Regs<F32x4>, places: u32) -> f32 {
-    let mut squares = 0.0f32;
+pub fn chunk_slots(width: u32) -> u32 {
+    (width + 511) / 512 * 4
+}
+
+/// Leaves the sum of squares of each chunk of 128 values, of which a warp holds one in each piece: the first `places` fours of a row. The chunks, and
+/// so the bits of a norm, are the same however many warps share the row. A collective of the warp.
+#[device]
+pub fn leave_chunks<const PIECES: u32, const WARPS: u32>(values: &Regs<F32x4>, places: u32, of_chunks: Shared<f32>) {
     #[unroll]
     for p in 0..PIECES {
-        if thread_idx() + p * (WARPS * 32) < places {
-            squares = squares + square_sum(values[p]);
+        let place = thread_idx() + p * (WARPS * 32);
+        let chunk = warp_id() + p * WARPS;
+        let sum = warp_sum(if place < places { square_sum(values[p]) } else { 0.0 });
+        if lane_id() == 0 && chunk * 32 < places {
+            of_chunks[chunk] = sum;
         }
     }
-    squares
+}
+
+/// The factor of an RMS norm over `width` values, from the sums of squares of their chunks. Everything waits for it, so four chains of sums
+/// run side by side.
+#[device]
+pub fn inverse_rms_of_chunks<const EPSILON: f32>(squares: Shared<f32>, width: u32) -> f32 {
+    let chunks = width.div_ceil(128);
+    let mut total = F32x4::ZERO;
+    #[unroll]
+    for quad in 0..chunks / 4 {
+        total = sum4(total, load::<F32x4>(squares, quad * 4));
+    }
+    if chunks % 4 > 0 {
+        total.x = total.x + squares[chunks / 4 * 4];
+    }
+    if chunks % 4 > 1 {
+        total.y = total.y + squares[chunks / 4 * 4 + 1];
+    }
+    if chunks % 4 > 2 {
+        total.z = total.z + squares[chunks / 4 * 4 + 2];
+    }
+    rsqrt((total.x + total.y + (total.z + total.w)) / width as f32 + EPSILON)
 }
 
 /// Leaves a warp's sum of squares for the others. A collective of the warp.

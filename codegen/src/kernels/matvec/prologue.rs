@@ -1,12 +1,12 @@
 //! What comes before a product: the residual that takes a layer's part, and the norms, over activations that a block's threads hold.
 //!
 //! A thread holds fours of one row of activations, PIECES of them, WARPS * 32 places apart. The products of one row and the kernel
-//! that prepares many rows call the same functions: WARPS and PIECES decide the order of the sums of squares, and so the bits of a
-//! row.
+//! that prepares many rows call the same functions. Squares are summed by chunks of 128 values, so that the bits of a row do not depend on how
+//! many warps share it; those of a mixture's branches are summed by warps, and do.
 
 use gemma4c_dsl::prelude::*;
 
-use super::parts::{inverse_rms_of_warps, leave_squares, squares_of_pieces};
+use super::parts::{inverse_rms_of_chunks, leave_chunks};
 use super::slots::{square_sum, weighted, with_update};
 use crate::kernels::norm::sum4;
 
@@ -122,10 +122,10 @@ pub fn add_update<const K: u32, const PIECES: u32, const WARPS: u32, const BRANC
     if BRANCHED {
         add_branch(branch, &mut updates, branch_from, posts, of_branches);
     }
-    leave_squares(squares_of_pieces(&updates, places), of_updates);
+    leave_chunks(&updates, places, of_updates);
     barrier();
     cp_async_wait(0);
-    let factor = inverse_rms_of_warps(of_updates, K);
+    let factor = inverse_rms_of_chunks(of_updates, K);
     let by = scale(1.0);
     #[unroll]
     for p in 0..PIECES {
@@ -150,14 +150,12 @@ pub fn weigh<const K: u32, const PIECES: u32, const WARPS: u32>(
     of_residual: Shared<f32>,
 ) {
     cp_async_wait(0);
-    let mut squares = 0.0f32;
+    leave_chunks(held, K / 4, of_residual);
     #[unroll]
     for p in 0..PIECES {
         let place = thread_idx() + p * (WARPS * 32);
         if place < K / 4 {
-            squares = squares + square_sum(held[p]);
             held[p] = weighted(held[p], load::<F32x4>(nexts, place * 4), 1.0);
         }
     }
-    leave_squares(squares, of_residual);
 }

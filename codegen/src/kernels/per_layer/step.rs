@@ -13,8 +13,7 @@ use crate::kernels::gelu::gelu;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::lanes_sum;
 use crate::kernels::matvec::parts::{
-    Unit, UnitActivations, dot_fine, fetch, inverse_rms_of_warps, keep_codes, keep_fine, leave_squares,
-    squares_of_pieces,
+    Unit, UnitActivations, chunk_slots, dot_fine, fetch, inverse_rms_of_chunks, keep_codes, keep_fine, leave_chunks,
 };
 use crate::kernels::matvec::slots::{weighted, with_update};
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
@@ -75,7 +74,7 @@ pub fn per_layer_step<
     let gated = shared::<f32>(GATE_ROUNDS * WARPS);
     let words = shared::<u32>(N / 4);
     let scales = shared::<U32x2>(N / 32);
-    let totals = shared::<f32>(WARPS);
+    let totals = shared::<f32>(chunk_slots(K));
 
     let of_row = block_idx_z();
     let gate_units = K / GATE_UNIT;
@@ -115,9 +114,9 @@ pub fn per_layer_step<
         held[p] = load::<F32x4>(x, of_row * K + place * 4);
         updates[p] = load::<F32x4>(update, of_row * K + place * 4);
     }
-    leave_squares(squares_of_pieces(&updates, K / 4), totals);
+    leave_chunks(&updates, K / 4, totals);
     barrier();
-    let factor = inverse_rms_of_warps(totals, K);
+    let factor = inverse_rms_of_chunks(totals, K);
     #[unroll]
     for p in 0..PIECES {
         let place = thread_idx() + p * (WARPS * 32);

@@ -26,7 +26,8 @@ pub fn rope(
     if pair < heads * half {
         let low = row * heads * dim + pair / half * dim + pair % half;
         let high = low + half;
-        let position = record_of(state, row, record_stride).x + row_of_record(row, record_stride);
+        let record = record_of(state, row, record_stride);
+        let position = record.x + row_of_record(record, row, record_stride);
         let turn = cos_sin(position as f32 * inverse_frequencies[pair % half]);
         let a = x[low];
         let b = x[high];

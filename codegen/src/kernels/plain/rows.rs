@@ -43,11 +43,11 @@ pub fn kv_store<const NARROW: bool, const SCALED: bool, KV: Float>(
     let row = block_idx_y();
     let i = block_idx() * 256 + thread_idx();
     let record = record_of(state, row, record_stride);
-    let of_record = row_of_record(row, record_stride);
+    let of_record = row_of_record(record, row, record_stride);
     if of_record < record.y && i < width {
         let position = record.x + of_record;
         let page = page_start(pages, record.w, position, window, max_pages, page_stride);
-        let to_row = row_of_page(position, record.x, capacity);
+        let to_row = row_of_page(position, row, capacity);
         let mut k_page = k_cache.offset(page);
         let mut v_page = v_cache.offset(page);
         if NARROW {

@@ -8,7 +8,7 @@
 
 use gemma4c_dsl::prelude::*;
 
-use crate::kernels::matvec::parts::inverse_rms_of_warps;
+use crate::kernels::matvec::parts::{chunk_slots, inverse_rms_of_chunks};
 use crate::kernels::matvec::prologue::{add_update, copy_norms, weigh};
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
 
@@ -61,8 +61,8 @@ pub fn prepare_rows<
     });
     let nexts = shared::<f32>(if NORMED { K } else { 4 });
     let of_branches = shared::<F32x4>(if BRANCHED { WARPS } else { 1 });
-    let of_updates = shared::<f32>(if RESIDUAL { WARPS } else { 1 });
-    let of_residual = shared::<f32>(if NORMED { WARPS } else { 1 });
+    let of_updates = shared::<f32>(if RESIDUAL { chunk_slots(K) } else { 4 });
+    let of_residual = shared::<f32>(if NORMED { chunk_slots(K) } else { 4 });
     let row = block_idx();
     let threads = WARPS * 32;
     let places = K / 4;
@@ -146,7 +146,7 @@ pub fn prepare_rows<
     }
     if NORMED {
         barrier();
-        let after = inverse_rms_of_warps(of_residual, K);
+        let after = inverse_rms_of_chunks(of_residual, K);
         if thread_idx() == 0 {
             factor[row] = after;
         }

@@ -34,6 +34,7 @@ pub fn with_cuda(plan: Plan) -> Plan {
         tokens: 0,
         rows: 256,
         chunk: 320,
+        segments: 64,
         asked: 384,
         pages: 448,
         max_pages: 1,

@@ -35,7 +35,7 @@ fn to(part: &mut LoadPart) -> &mut Range {
 }
 
 /// Each edits the plan into a contradiction.
-pub const CONTRADICTIONS: [(&str, Edit); 57] = [
+pub const CONTRADICTIONS: [(&str, Edit); 60] = [
     ("a GPU plan without a program", |p| p.cuda = None),
     ("a CPU plan with a program for GPUs", |p| p.target = gemma4c_plan::Target::Cpu),
     ("weights larger than any GPU", |p| program(p).memory.weights = 1 << 43),
@@ -65,6 +65,12 @@ pub const CONTRADICTIONS: [(&str, Edit); 57] = [
     ("records beyond the arena", |p| program(p).places.rows = 8192 - 48),
     ("a record at an odd place", |p| program(p).places.chunk += 4),
     ("the chunk beyond the arena", |p| program(p).places.chunk = 8192 - 48),
+    ("a segment at an odd place", |p| program(p).places.segments += 8),
+    ("segments beyond the arena", |p| program(p).places.segments = 8192),
+    ("segments of a longer phase beyond the arena", |p| {
+        program(p).places.segments = 8192 - 16;
+        program(p).phases[2].rows = 65;
+    }),
     ("the asked row beyond the arena", |p| program(p).places.asked = 8192 - 48),
     ("an asked row whose end overflows", |p| program(p).places.asked = u64::MAX - 15),
     ("a page table beyond the arena", |p| program(p).places.pages = 8192),

@@ -1,0 +1,156 @@
+//! Prompts on their way in: whose tokens go before the next decode, and which of them together.
+//!
+//! A chunk reads all weights, however few rows it has, so that short prompts share one. Nobody overtakes: a chunk takes the next piece of the oldest
+//! prompt, and then of those behind it in order of arrival, as long as each fits whole, up to its end or to the place of a snapshot. Prompts whose first token is
+//! picked by a mask, and those whose logits are read token by token, have their chunks for themselves.
+
+use gemma4c_plan::Sampling;
+
+use super::device::{AskedRow, Chunk, Device, Picking};
+use super::pace::{Budget, Share, Work};
+use super::prefix::Prompt;
+use super::sequence::Sequence;
+use super::{Engine, Finish, Id, InFlight};
+use crate::RuntimeError;
+
+/// Tokens of a prompt in one turn, where each has its logits read.
+const READ_AT_ONCE: u32 = 8;
+
+/// Of a token of a prompt whose logits are wanted; what is picked there is nobody's.
+const READING: Picking =
+    Picking { sampling: Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 }, seed: 0, logits: true, masked: false };
+
+/// Tokens of one prompt in a chunk.
+struct Piece {
+    id: Id,
+    from: u32,
+    end: u32,
+    /// Its prompt ends with it.
+    is_last: bool,
+    /// Its tokens are read one by one.
+    reads: bool,
+    /// Of the token after it, where there is to be one.
+    picking: Option<Picking>,
+}
+
+impl Piece {
+    fn of(id: Id, sequence: &Sequence, most: u32, device: &impl Device) -> Piece {
+        let reads = sequence.request.prompt_logits;
+        let chunk = sequence.next_chunk(if reads { 1 } else { most });
+        let (from, end) = (chunk.position, chunk.position + chunk.tokens.len() as u32);
+        let is_last = end as usize == sequence.request.prompt.len();
+        let picking = match is_last {
+            true => (sequence.request.most > 0).then(|| sequence.picking(device)),
+            false => reads.then_some(READING),
+        };
+        Piece { id, from, end, is_last, reads, picking }
+    }
+
+    fn tokens(&self) -> u32 {
+        self.end - self.from
+    }
+
+    fn may_share(&self) -> bool {
+        !self.reads && !self.picking.is_some_and(|picking| picking.masked)
+    }
+}
+
+impl<D: Device> Engine<D> {
+    /// Queues chunks of prompts, the oldest request's first, as many as may go before the next decode.
+    pub(super) fn queue_prompts(&mut self) -> Result<(), RuntimeError> {
+        let reading = |(id, sequence): (&Id, &Sequence)| (!sequence.has_read_all()).then_some(*id);
+        let mut unread: Vec<Id> = self.sequences.iter().filter_map(reading).collect();
+        // Whose prompt ends is decoded with the others.
+        let running = (self.sequences.len() - unread.len()) as u32;
+        let mut budget = self.pace.budget(&self.limits, if running == 0 { 0 } else { running + 1 });
+        while !unread.is_empty()
+            && let Some(most) = self.pace.next_chunk(&budget, &self.limits)
+        {
+            let pieces = self.pieces(&unread, most, &budget);
+            let first = &pieces[0];
+            // The rest of a long prompt waits for the decode, however little of it would still fit.
+            let waits = first.tokens() == most || (first.reads && first.end.is_multiple_of(READ_AT_ONCE));
+            self.queue_pieces(&pieces, &mut budget)?;
+            if waits {
+                unread.remove(0);
+            }
+            unread.retain(|id| self.sequences.get(id).is_some_and(|sequence| !sequence.has_read_all()));
+        }
+        Ok(())
+    }
+
+    /// What goes into the next chunk, of at most so many rows.
+    fn pieces(&self, unread: &[Id], most: u32, budget: &Budget) -> Vec<Piece> {
+        let (mut pieces, mut shares, mut rows) = (Vec::new(), Vec::new(), 0);
+        for id in unread {
+            let start = u32::next_multiple_of(rows, self.limits.alignment);
+            let room = if pieces.is_empty() { most } else { self.limits.context };
+            let piece = Piece::of(*id, &self.sequences[id], room, &self.device);
+            let joins = piece.may_share() && start.saturating_add(piece.tokens()) <= most;
+            if !pieces.is_empty() && !joins {
+                break;
+            }
+            rows = start + piece.tokens();
+            shares.push(Share { alone: piece.tokens(), end: rows, asked: piece.picking.is_some().into() });
+            let is_alone = !piece.may_share();
+            pieces.push(piece);
+            if is_alone {
+                break;
+            }
+        }
+        pieces.truncate(self.pace.together(&shares, budget, &self.limits));
+        pieces
+    }
+
+    fn queue_pieces(&mut self, pieces: &[Piece], budget: &mut Budget) -> Result<(), RuntimeError> {
+        if self.in_flight.is_empty() {
+            self.began = (self.clock)();
+        }
+        let (mut chunks, mut asked, mut rows) = (Vec::new(), Vec::new(), 0);
+        for (chunk, piece) in pieces.iter().enumerate() {
+            let Sequence { slot, request, .. } = &self.sequences[&piece.id];
+            let tokens = &request.prompt[piece.from as usize..piece.end as usize];
+            chunks.push(Chunk { slot: *slot, position: piece.from, tokens });
+            let row = piece.tokens() - 1;
+            asked.extend(piece.picking.map(|picking| AskedRow { chunk, row, picking }));
+            rows = u32::next_multiple_of(rows, self.limits.alignment) + piece.tokens();
+        }
+        self.device.prefill(&chunks, &asked)?;
+        self.shared_chunks += u64::from(pieces.len() > 1);
+        if asked.iter().any(|row| row.picking.masked)
+            && let Some(sequence) = self.sequences.get_mut(&pieces[0].id)
+        {
+            self.device.pick(&[sequence.mask(self.limits.vocab)])?;
+        }
+        let ids = pieces.iter().filter(|piece| piece.picking.is_some()).map(|piece| piece.id).collect();
+        let prompt_at = pieces.iter().find(|piece| piece.reads && !piece.is_last).map(|piece| piece.from);
+        let work = Work::Prompt { rows, asked: asked.len() as u32 };
+        self.in_flight.push_back(InFlight { rows: ids, work, waits: false, prompt_at });
+        self.pace.spend(budget, rows, asked.len() as u32, &self.limits);
+        for piece in pieces {
+            self.advance(piece)?;
+        }
+        for piece in pieces.iter().filter(|piece| piece.is_last) {
+            if piece.picking.is_some() {
+                self.steady = false;
+            } else {
+                // Nothing is to be generated.
+                self.collect_beyond(if piece.reads { 0 } else { self.limits.ahead as usize })?;
+                self.finish(piece.id, Finish::Length);
+            }
+        }
+        self.collect_beyond(self.limits.ahead as usize)
+    }
+
+    /// A piece is queued: what comes after it is next, and where a snapshot is wanted, it is taken.
+    fn advance(&mut self, piece: &Piece) -> Result<(), RuntimeError> {
+        let Some(sequence) = self.sequences.get_mut(&piece.id) else { return Ok(()) };
+        sequence.advance(piece.end);
+        if sequence.request.snapshot_at.contains(&piece.end) {
+            let Sequence { chain, request, slot, pages, .. } = &*sequence;
+            let prompt = Prompt { chain, tokens: &request.prompt, slot: *slot, pages };
+            self.prefixes.keep(piece.end, prompt, &mut self.pool, &mut self.device)?;
+        }
+        Ok(())
+    }
+}
