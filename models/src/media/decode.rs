@@ -12,8 +12,10 @@ use super::{Pixels, Rgb};
 
 /// Pixels of a picture, at most: more than any camera's, and 200 MB as bytes.
 pub const MOST_PIXELS: u64 = 1 << 26;
-/// Bytes that decoding may take: the pixels with transparency in 16 bits each, which is the most a format has.
-const MOST_BYTES: u64 = 8 * MOST_PIXELS;
+/// Bytes that a decoded pixel may take: transparency and 16 bits for each value are the most a format has.
+const PIXEL_BYTES: u64 = 8;
+/// Bytes that everything but the pixels may take. Colour profiles and texts are compressed, so that a small file may hold large ones.
+const OTHER_BYTES: u64 = 32 << 20;
 
 /// Why a file gives no picture.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +26,7 @@ pub enum PictureError {
     Unsupported { name: &'static str },
     #[error("it has {width} x {height} pixels, {MOST_PIXELS} in all are the most that are read")]
     TooLarge { width: u32, height: u32 },
-    #[error("decoding it would take more than {MOST_BYTES} bytes")]
+    #[error("decoding it would take more memory than its pixels and {OTHER_BYTES} bytes")]
     TooMuchMemory,
     #[error("it has no pixels")]
     Empty,
@@ -62,24 +64,29 @@ pub fn decode(bytes: &[u8]) -> Result<Rgb, PictureError> {
             return Err(PictureError::Unsupported { name });
         }
     }
-    let mut limits = Limits::no_limits();
-    limits.max_alloc = Some(MOST_BYTES);
-    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
-    reader.limits(limits);
-    let mut decoder = reader.into_decoder()?;
-    let (width, height) = decoder.dimensions();
+    let (width, height) = decoder(bytes, format, OTHER_BYTES)?.dimensions();
     if u64::from(width) * u64::from(height) > MOST_PIXELS {
         return Err(PictureError::TooLarge { width, height });
     }
     if width == 0 || height == 0 {
         return Err(PictureError::Empty);
     }
+    let pixels = u64::from(width) * u64::from(height);
+    let mut decoder = decoder(bytes, format, OTHER_BYTES + PIXEL_BYTES * pixels)?;
     let orientation = decoder.orientation()?;
     let mut picture = DynamicImage::from_decoder(decoder)?;
     picture.apply_orientation(orientation);
     let picture = picture.into_rgb8();
     let (width, height) = picture.dimensions();
     Ok(Rgb { size: Pixels { width, height }, bytes: picture.into_raw() })
+}
+
+fn decoder(bytes: &[u8], format: ImageFormat, memory: u64) -> Result<impl ImageDecoder, PictureError> {
+    let mut limits = Limits::no_limits();
+    limits.max_alloc = Some(memory);
+    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
+    reader.limits(limits);
+    Ok(reader.into_decoder()?)
 }
 
 /// Whether the data of a JPEG end with the mark that ends a picture. Within the data a byte 0xff is followed by a zero, so that the mark is

@@ -59,6 +59,22 @@ fn every_format_is_read() {
     assert_eq!(decode(&encoded(grey, ImageFormat::Png)).unwrap().bytes, [77; 18]);
 }
 
+/// A photograph that was taken with the camera upright is turned.
+#[test]
+fn a_photograph_stands_as_its_camera_says() {
+    let mut wide = picture(20, 10);
+    wide.put_pixel(0, 9, image::Rgb([0, 0, 0]));
+    let jpeg = encoded(wide, ImageFormat::Jpeg);
+    // Little-endian, one entry: orientation (0x112) is a short, 6: the left column is the top row.
+    let exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0";
+    let length = (exif.len() as u16 + 2).to_be_bytes();
+    let turned = [&jpeg[..2], &[0xff, 0xe1], &length, exif, &jpeg[2..]].concat();
+    assert_eq!(decode(&jpeg).unwrap().size, Pixels { width: 20, height: 10 });
+    let Rgb { size, bytes } = decode(&turned).unwrap();
+    assert_eq!(size, Pixels { width: 10, height: 20 });
+    assert!(bytes[0] < 150 && bytes[27] > 150, "the corner below left is above left: {:?}", &bytes[..30]);
+}
+
 /// A PNG that says it has so many pixels and has few bytes of them.
 fn claiming(width: u32, height: u32) -> Vec<u8> {
     let mut bytes = encoded(picture(1, 1), ImageFormat::Png);
@@ -101,4 +117,28 @@ fn what_is_no_picture_is_refused_and_takes_no_memory() {
         prepend_module_to_snapshot => false,
         omit_expression => true,
     }, { insta::assert_snapshot!("pictures", texts) });
+}
+
+/// Deflated zeros, as many as make a small file large: after one zero, each 13 bits repeat it 258 times.
+fn bomb(megabytes: usize) -> Vec<u8> {
+    // The last block, with fixed codes; a literal 0.
+    let mut bits = vec![1u8, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0];
+    for _ in 0..megabytes * (1 << 20) / 258 {
+        bits.extend([1, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0]);
+    }
+    bits.extend([0; 7]);
+    let byte = |bits: &[u8]| bits.iter().rev().fold(0, |byte, bit| byte << 1 | bit);
+    [&[0x78, 0x01][..], &bits.chunks(8).map(byte).collect::<Vec<_>>(), &[0; 4]].concat()
+}
+
+/// A colour profile that is no picture's: the picture is read or refused, and takes little memory either way.
+#[test]
+fn what_is_compressed_beside_a_picture_is_bounded() {
+    let png = encoded(picture(8, 8), ImageFormat::Png);
+    let body = [&b"iCCPprofile\0\0"[..], &bomb(400)].concat();
+    let chunk = [&(body.len() as u32 - 4).to_be_bytes()[..], &body, &crc32(&body).to_be_bytes()].concat();
+    let file = [&png[..33], &chunk, &png[33..]].concat();
+    assert!(file.len() < 4 << 20);
+    let (_, peak) = peak_during(|| decode(&file));
+    assert!(peak < 100 << 20, "{peak} bytes");
 }
