@@ -15,6 +15,11 @@ pub fn memory(plan: &Plan) -> (u64, u64, u64) {
     (weights, plan.program.cache_bytes().unwrap_or(u64::MAX), plan.program.arena_bytes)
 }
 
+/// Bytes of the towers' activations.
+pub fn tower_arenas(plan: &Plan) -> u64 {
+    plan.towers.iter().fold(0u64, |sum, tower| sum.saturating_add(tower.program.arena_bytes))
+}
+
 /// Keys and values by the layer that owns them.
 pub fn caches(plan: &Plan) -> Vec<CacheFacts> {
     let caches = plan.program.caches.iter();
@@ -114,7 +119,6 @@ pub fn json(plan: &Plan) -> Value {
                "soft_tokens": tower.program.asked, "arena_bytes": tower.program.arena_bytes})
     });
     let towers: Vec<Value> = towers.collect();
-    let tower_arenas = plan.towers.iter().fold(0u64, |sum, t| sum.saturating_add(t.program.arena_bytes));
     let mut out = json!({
         "model": super::json::model(plan),
         "arch": plan.target.name(),
@@ -124,7 +128,7 @@ pub fn json(plan: &Plan) -> Value {
         "phases": [{"name": "any", "rows": program.chunk, "launches": program.steps.len(), "arena_bytes": arena,
                     "steps": steps.collect::<Vec<_>>()}],
         "memory": {"weights": weights, "kv": kv, "arena": arena, "host": 0,
-                   "total": weights.saturating_add(kv).saturating_add(arena).saturating_add(tower_arenas)},
+                   "total": weights.saturating_add(kv).saturating_add(arena).saturating_add(tower_arenas(plan))},
     });
     // A plan that reads text alone says nothing of towers.
     if !towers.is_empty() {

@@ -187,6 +187,13 @@ fn a_picture_stands_before_its_question() {
         assert_eq!((one.0, two.0), (none.0 + picture, none.0 + 2 * picture), "{text}");
         assert!(one.1 != none.1 || two.1 != none.1, "{text}: {}", one.1);
     }
+    // Prompts of a file have no pictures, and no token of theirs passes for one.
+    place.write("prompts.jsonl", "{\"tokens\": [2, 20, 17, 21]}\n");
+    let refusal = place.refused("run plan.bin --file prompts.jsonl -o answers.jsonl");
+    assert!(refusal.contains("token 17 holds the place of a picture"), "{refusal}");
+    place.ok("inspect plan.bin --html page.html");
+    let page = String::from_utf8(place.read("page.html")).unwrap();
+    assert!(page.contains("activations of towers") && page.contains("70 soft tokens of a picture at most"));
     let plan = place.ok("inspect plan.bin");
     assert!(plan.contains("tower vision"), "{plan}");
     assert!(place.ok("inspect plan.bin --graph").contains("= full_attention("));
