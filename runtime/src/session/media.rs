@@ -152,3 +152,29 @@ fn check(tower: &Tower, patches: Patches<'_>, longest: u64) -> Result<usize, Run
     }
     Ok(soft as usize)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::support;
+
+    #[test]
+    fn a_picture_is_cut_only_where_its_rows_do_not_see_each_other() {
+        let placed = |positions: Range<usize>| Placed { rows: vec![0.0; 2 * positions.len()], positions };
+        let media = Media { placed: vec![placed(5..12), placed(14..16)], ..Media::default() };
+        let mut program = support::cpu_plan().program;
+        assert_eq!(media.pieces(&program, 0, 20, 8), [0..8, 8..16, 16..20]);
+        program.steps[11].op = Op::AttentionAhead { heads: 4 };
+        assert_eq!(media.pieces(&program, 0, 20, 8), [0..5, 5..13, 13..20]);
+        assert_eq!(media.pieces(&program, 0, 20, 4), [0..4, 4..5, 5..12, 12..16, 16..20]);
+        assert_eq!(media.pieces(&program, 0, 20, 100), [0..20]);
+        // Positions count from where the sequence stands.
+        assert_eq!(media.pieces(&program, 5, 10, 3), [0..7, 7..9, 9..10]);
+        assert!(media.pieces(&program, 0, 0, 8).is_empty());
+
+        let rows = |positions| media.within(positions, 2).iter().map(|s| (s.first, s.values.len())).collect::<Vec<_>>();
+        assert_eq!(rows(0..20), [(5, 14), (14, 4)]);
+        assert_eq!(rows(7..15), [(0, 10), (7, 2)]);
+        assert!(rows(12..14).is_empty());
+    }
+}
