@@ -1,7 +1,9 @@
 //! What can run the launches of a plan: a GPU, or whatever stands in for one.
 //!
 //! A backend has memory that can be written and read by range, launches that run in order, and a few words at a time that are copied
-//! back asynchronously. Which tokens go through which phases, in which chunks, is decided once for all backends, in `feed`.
+//! back asynchronously. Which tokens go through which phases, in which chunks, is decided once for all backends, by the engine's device.
+
+use std::any::Any;
 
 use gemma4c_plan::cuda::Range;
 
@@ -44,6 +46,11 @@ pub struct MemoryUse {
 pub trait Backend {
     /// The device's name, for a person.
     fn name(&self) -> String;
+
+    /// Itself, for whoever knows what it is and wants more of it than this interface has.
+    fn concrete(&mut self) -> Option<&mut dyn Any> {
+        None
+    }
 
     /// Copies bytes to the start of a range, after everything queued before.
     fn write(&mut self, to: Range, bytes: &[u8]) -> Result<(), RuntimeError>;

@@ -14,9 +14,9 @@ pub mod cuda;
 mod embedded;
 pub mod engine;
 mod error;
-mod feed;
 pub mod machine;
 mod map;
+mod runs;
 mod sampler;
 mod session;
 #[cfg(test)]

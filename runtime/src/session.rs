@@ -1,4 +1,5 @@
-//! One sequence of tokens through a model, on whatever runs its plan.
+//! One sequence of tokens through a model, on whatever runs its plan: an engine's device, of which it has all, or the CPU's executor, which shows
+//! every value on the way.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use gemma4c_plan::{Plan, RowCount, Value};
 use crate::backend::Backend;
 use crate::cpu::{Executor, Pass, Room, Span, Tap};
 use crate::cuda::{CudaBackend, OnGpu};
-use crate::feed::{Feeder, Want};
+use crate::engine::{AskedRow, BackendDevice, BackendOptions, Chunk, Device, Limits, Picked, Picking, Row};
 use crate::{ModelLocation, RuntimeError};
 
 pub use generate::{End, Request};
@@ -28,7 +29,7 @@ pub enum Asked {
 /// A loaded model and the sequence it has seen so far.
 pub struct Session {
     plan: Arc<Plan>,
-    engine: Engine,
+    on: On,
     seen: Vec<u32>,
     /// Positions whose keys and values were written since the last reset: beyond `seen` where the sequence went back.
     written: u32,
@@ -36,21 +37,9 @@ pub struct Session {
 }
 
 /// What runs the plan.
-enum Engine {
+enum On {
     Cpu(Box<Executor>),
-    Cuda(Feeder, Box<CudaBackend>),
-    Other(Feeder, Box<dyn Backend>),
-}
-
-impl Engine {
-    /// Everything but the CPU takes tokens the same way.
-    fn device(&mut self) -> Option<(&mut Feeder, &mut dyn Backend)> {
-        match self {
-            Engine::Cpu(_) => None,
-            Engine::Cuda(feeder, backend) => Some((feeder, backend.as_mut())),
-            Engine::Other(feeder, backend) => Some((feeder, backend.as_mut())),
-        }
-    }
+    Device(Box<BackendDevice>),
 }
 
 impl Session {
@@ -59,8 +48,8 @@ impl Session {
     pub fn on_cpu(plan: Plan, location: &ModelLocation) -> Result<Session, RuntimeError> {
         let room = Room::for_one(&plan);
         let plan = Arc::new(plan);
-        let engine = Engine::Cpu(Box::new(Executor::open(Arc::clone(&plan), location, room)?));
-        Ok(Session { plan, engine, seen: Vec::new(), written: 0, media: media::Media::default() })
+        let on = On::Cpu(Box::new(Executor::open(Arc::clone(&plan), location, room)?));
+        Ok(Session { plan, on, seen: Vec::new(), written: 0, media: media::Media::default() })
     }
 
     /// Runs on the first GPU, by the program of the plan that fits it. All its memory is allocated and all weights are loaded; `progress` is told the bytes done and the
@@ -71,24 +60,22 @@ impl Session {
         on: &OnGpu,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, RuntimeError> {
-        let (plan, mut backend) = CudaBackend::open(plan, location, on, progress)?;
-        let feeder = Feeder::new(&plan).ok_or(RuntimeError::NoProgram)?;
-        feeder.start(&mut backend)?;
-        Ok(Session {
-            plan,
-            engine: Engine::Cuda(feeder, Box::new(backend)),
-            seen: Vec::new(),
-            written: 0,
-            media: media::Media::default(),
-        })
+        let (plan, backend) = CudaBackend::open(plan, location, on, progress)?;
+        Session::on_device(plan, Box::new(backend))
     }
 
     /// Runs on a backend that somebody else made and loaded for this plan.
-    pub fn with_backend(plan: Plan, mut backend: Box<dyn Backend>) -> Result<Session, RuntimeError> {
-        let feeder = Feeder::new(&plan).ok_or(RuntimeError::NoProgram)?;
-        feeder.start(backend.as_mut())?;
-        let engine = Engine::Other(feeder, backend);
-        Ok(Session { plan: Arc::new(plan), engine, seen: Vec::new(), written: 0, media: media::Media::default() })
+    pub fn with_backend(plan: Plan, backend: Box<dyn Backend>) -> Result<Session, RuntimeError> {
+        Session::on_device(Arc::new(plan), backend)
+    }
+
+    /// The sequence has the first slot, and the first pages in order.
+    fn on_device(plan: Arc<Plan>, backend: Box<dyn Backend>) -> Result<Session, RuntimeError> {
+        let mut device = BackendDevice::for_any(&plan, backend, BackendOptions::default())?;
+        let pages = device.limits().blocks_for(plan.program.context);
+        device.set_pages(SLOT, &(0..pages).collect::<Vec<u32>>())?;
+        let on = On::Device(Box::new(device));
+        Ok(Session { plan, on, seen: Vec::new(), written: 0, media: media::Media::default() })
     }
 
     pub fn plan(&self) -> &Plan {
@@ -97,31 +84,34 @@ impl Session {
 
     /// The device's name, for a person.
     pub fn device_name(&self) -> String {
-        match &self.engine {
-            Engine::Cpu(_) => "cpu".into(),
-            Engine::Cuda(_, backend) => backend.name(),
-            Engine::Other(_, backend) => backend.name(),
+        match &self.on {
+            On::Cpu(_) => "cpu".into(),
+            On::Device(device) => device.name(),
+        }
+    }
+
+    fn device(&mut self) -> Option<&mut BackendDevice> {
+        match &mut self.on {
+            On::Cpu(_) => None,
+            On::Device(device) => Some(device),
         }
     }
 
     /// The GPU's side of it, where it runs on one.
     pub fn cuda(&mut self) -> Option<&mut CudaBackend> {
-        match &mut self.engine {
-            Engine::Cuda(_, backend) => Some(backend),
-            _ => None,
-        }
+        self.backend()?.concrete()?.downcast_mut()
     }
 
     /// The device's side of it, where it does not run on the CPU.
     pub fn backend(&mut self) -> Option<&mut dyn Backend> {
-        self.engine.device().map(|(_, backend)| backend)
+        self.device().map(BackendDevice::backend)
     }
 
     /// Most tokens of a prompt that are computed at once.
     pub fn chunk(&self) -> u32 {
-        match &self.engine {
-            Engine::Cpu(_) => self.plan.program.chunk,
-            Engine::Cuda(feeder, _) | Engine::Other(feeder, _) => feeder.chunk(),
+        match &self.on {
+            On::Cpu(_) => self.plan.program.chunk,
+            On::Device(device) => device.limits().chunk(),
         }
     }
 
@@ -171,8 +161,8 @@ impl Session {
             let oldest_there = self.written.saturating_sub(rows);
             window.is_none_or(|window| position == 0 || (position + 1).saturating_sub(window) >= oldest_there)
         };
-        match (&self.engine, &self.plan.cuda) {
-            (Engine::Cuda(..) | Engine::Other(..), Some(cuda)) => {
+        match (&self.on, &self.plan.cuda) {
+            (On::Device(_), Some(cuda)) => {
                 cuda.program.kv_layout.caches.iter().all(|cache| there(cache.window, cache.rows))
             }
             _ => self.plan.program.caches.iter().all(|cache| there(cache.window, cache.capacity)),
@@ -189,14 +179,58 @@ impl Session {
         mut logits: impl FnMut(usize, &[f32]),
     ) -> Result<(), RuntimeError> {
         self.check(tokens)?;
-        let position = self.position();
-        match self.engine.device() {
-            None => return self.feed_tapped(tokens, asked, chunk, &mut |_, _, _| {}, &mut logits),
-            Some((feeder, backend)) => {
-                feeder.feed(backend, tokens, position, chunk, Want::Logits(asked, &mut logits))?;
-            }
+        if matches!(self.on, On::Cpu(_)) {
+            return self.feed_tapped(tokens, asked, chunk, &mut |_, _, _| {}, &mut logits);
         }
+        self.queue_prompt(tokens, asked, chunk, &mut logits)?;
         self.append(tokens);
+        Ok(())
+    }
+
+    /// Feeds a device, whose results may still be on their way afterwards.
+    fn queue_prompt(
+        &mut self,
+        tokens: &[u32],
+        asked: Asked,
+        chunk: Option<u32>,
+        logits: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), RuntimeError> {
+        let position = self.position();
+        let On::Device(device) = &mut self.on else { return Ok(()) };
+        if device.limits().chunks.is_empty() {
+            // A plan without a phase for prompts decodes them.
+            for (index, token) in tokens.iter().enumerate() {
+                let wanted = asked == Asked::All || (asked == Asked::Last && index + 1 == tokens.len());
+                let picking = Picking { logits: wanted, ..Picking::LOGITS };
+                device.decode(&[Row { slot: SLOT, position: position + index as u32, token: *token, picking }])?;
+                let row = oldest_of(1, device)?;
+                if wanted {
+                    logits(index, &row.logits);
+                }
+            }
+            return Ok(());
+        }
+        // Rows that are asked for one by one look at the rings when all of the chunk is in them.
+        let Limits { spare_rows, .. } = *device.limits();
+        let most = device.limits().chunk().min(if asked == Asked::All { spare_rows } else { u32::MAX });
+        let chunk = chunk.unwrap_or(most).clamp(1, most) as usize;
+        for (index, piece) in tokens.chunks(chunk).enumerate() {
+            let first = index * chunk;
+            let is_last = first + piece.len() == tokens.len();
+            let row = |row: usize| AskedRow { chunk: 0, row: row as u32, picking: Picking::LOGITS };
+            let last = (asked == Asked::Last && is_last).then(|| row(piece.len() - 1));
+            let of_chunk = Chunk { slot: SLOT, position: position + first as u32, tokens: piece };
+            device.prefill(&[of_chunk], last.as_slice())?;
+            if last.is_some() {
+                logits(tokens.len() - 1, &oldest_of(1, device)?.logits);
+            }
+            // A row of logits may be a megabyte: each is given out before the next is computed.
+            for at in 0..if asked == Asked::All { piece.len() } else { 0 } {
+                device.ask(&[row(at)])?;
+                logits(first + at, &oldest_of(1, device)?.logits);
+            }
+            collect_beyond(device, device.limits().ahead as usize)?;
+        }
         Ok(())
     }
 
@@ -210,7 +244,7 @@ impl Session {
         logits: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), RuntimeError> {
         self.check(tokens)?;
-        let Engine::Cpu(executor) = &mut self.engine else { return Err(RuntimeError::NoTaps) };
+        let On::Cpu(executor) = &mut self.on else { return Err(RuntimeError::NoTaps) };
         let program = &self.plan.program;
         let vocab_size = self.plan.model.vocab_size as usize;
         let most = if asked == Asked::All { program.asked.min(program.chunk) } else { program.chunk };
@@ -255,17 +289,20 @@ impl Session {
     pub fn decode(&mut self, token: u32, mut logits: impl FnMut(&[f32])) -> Result<(), RuntimeError> {
         self.check(&[token])?;
         let position = self.position();
-        match self.engine.device() {
-            None => return self.feed(&[token], Asked::Last, None, |_, row| logits(row)),
-            Some((feeder, backend)) => logits(feeder.decode(backend, token, position)?),
-        }
+        let Some(device) = self.device() else {
+            return self.feed(&[token], Asked::Last, None, |_, row| logits(row));
+        };
+        device.decode(&[Row { slot: SLOT, position, token, picking: Picking::LOGITS }])?;
+        logits(&oldest_of(1, device)?.logits);
         self.append(&[token]);
         Ok(())
     }
 
     /// Waits until everything fed is computed.
     pub fn wait(&mut self) -> Result<(), RuntimeError> {
-        self.engine.device().map_or(Ok(()), |(_, backend)| backend.wait())
+        let Some(device) = self.device() else { return Ok(()) };
+        collect_beyond(device, 0)?;
+        device.backend().wait()
     }
 
     fn append(&mut self, tokens: &[u32]) {
@@ -288,4 +325,21 @@ impl Session {
             false => Ok(()),
         }
     }
+}
+
+/// The one sequence's.
+const SLOT: u32 = 0;
+
+/// Waits until no more results than that are on their way.
+fn collect_beyond(device: &mut BackendDevice, on_their_way: usize) -> Result<(), RuntimeError> {
+    while device.on_their_way() > on_their_way {
+        device.collect()?;
+    }
+    Ok(())
+}
+
+/// The one row of the oldest of the latest `count` results; those before it are nobody's.
+fn oldest_of(count: u32, device: &mut BackendDevice) -> Result<Picked, RuntimeError> {
+    collect_beyond(device, count as usize)?;
+    device.collect()?.pop().ok_or_else(|| RuntimeError::Backend("no row was asked for".into()))
 }

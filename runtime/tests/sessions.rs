@@ -69,12 +69,13 @@ impl Backend for Fake {
         let (kind, rows, asked_from, end) = self.phases[run.phase];
         let is_decode = kind == PhaseKind::Decode;
         assert_eq!(self.words(self.places.pages, 1), [0]);
-        let record = if is_decode { self.places.rows } else { self.places.chunk };
+        let record = if is_decode { self.places.rows } else { self.places.segments };
+        // Of a segment the third word is its first row.
         let [position, used, token, slot] = self.words(record, 4).try_into().unwrap();
         assert!(used >= 1 && used <= rows, "{used} rows in a phase of {rows}");
         assert_eq!(slot, 0);
         if !is_decode {
-            assert_eq!(self.words(self.places.segments, 4), [position, used, 0, 0], "the chunk is one segment");
+            assert_eq!((token, self.words(self.places.chunk, 2)[1]), (0, used), "the chunk is one segment");
         }
         let tokens = if is_decode { vec![token] } else { self.words(self.places.tokens, used as usize) };
         if run.steps.0 == 0 {
@@ -252,15 +253,23 @@ fn given_tokens_are_decoded_by_the_first_phase() {
 #[test]
 fn a_plan_without_prefill_feeds_its_prompt_row_by_row() {
     let mut plan = support::plan();
-    let program = &mut plan.cuda.as_mut().unwrap().program;
-    program.phases.truncate(1);
-    program.kv_layout.caches[0].rows = 9;
+    plan.cuda.as_mut().unwrap().program.phases.truncate(1);
     let mut bench = bench_of(plan);
     assert_eq!(bench.rows(&PROMPT[..3], Asked::Last, None), [(2, 2)]);
     assert_eq!(bench.logged(), ["1:all @0+1", "1:all @1+1", "1:all @2+1"]);
     assert_eq!(bench.rows(&PROMPT[3..5], Asked::All, None), [(0, 3), (1, 4)]);
     assert_eq!(bench.logged(), ["1:all @3+1", "1:all @4+1"]);
-    // A ring with room for one row must not be run ahead of.
+    let sampler = Sampler::new(Sampling { temperature: 0.0, top_k: 8, top_p: 0.9 }, 3, vec![]).unwrap();
+    assert!(bench.session.picks_on_host(&sampler).unwrap().contains("reads prompts"));
+}
+
+#[test]
+fn a_ring_with_room_for_one_row_is_not_run_ahead_of() {
+    let mut plan = support::plan();
+    plan.cuda.as_mut().unwrap().program.kv_layout.caches[0].rows = 9;
+    let mut bench = bench_of(plan);
+    assert_eq!(bench.rows(&PROMPT[..2], Asked::All, None), [(0, 0), (1, 1)]);
+    assert_eq!(bench.logged(), ["2:trunk @0+1", "2:asked @0+1", "2:trunk @1+1", "2:asked @1+1"]);
     assert_eq!(bench.generate(&[4], 5, &[], 0.0).0.len(), 5);
     assert_eq!(*bench.most_on_their_way.borrow(), 1);
 }

@@ -113,12 +113,14 @@ fn graphs_have_the_nodes_and_the_edges_of_the_plan() {
         let asked_from = phase.asked_from as usize;
         if phase.kind == PhaseKind::Prefill {
             add(&phase.steps[..asked_from], 0, &[]);
-            add(&phase.steps[asked_from..], asked_from, &[]);
+            for pick in [&[][..], &phase.pick_largest, &phase.pick_sampled] {
+                add(&phase.steps[asked_from..], asked_from, pick);
+            }
         }
     }
     let (ran, log) = run(&place, "run plan.bin --device cuda --tokens 2,3 -n 2 --temp 0", &[]);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    let graphs = |phase: &Phase| if phase.kind == PhaseKind::Decode { 3 } else { 5 };
+    let graphs = |phase: &Phase| if phase.kind == PhaseKind::Decode { 3 } else { 7 };
     assert_eq!(log["cuGraphInstantiate"], program.phases.iter().map(graphs).sum::<u64>());
     let found = [log["kernel_nodes"], log["edges"], log["programmatic_edges"]];
     assert_eq!(found, [nodes, edges, programmatic].map(|count| count as u64));

@@ -11,6 +11,7 @@ mod matvec;
 mod narrow;
 mod ordered;
 mod parts;
+mod parts_of_a_block;
 mod refusals;
 mod tensor;
 mod warpgroup;

@@ -3,6 +3,7 @@
 //! Everything is allocated before the first token, and every CUDA graph is built from the plan's steps and their edges, instantiated and
 //! uploaded. What changes from token to token lies in device memory, so no graph is ever updated.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,8 +20,8 @@ use super::{Argument, CudaError, Device, Function, Graph, GraphBuilder, Launch, 
 use crate::backend::{Backend, MemoryUse, Pick, Run};
 use crate::choose::choose;
 use crate::embedded::EmbeddedWeights;
-use crate::feed;
 use crate::machine;
+use crate::runs::runs;
 use crate::weights::Weights;
 use crate::{ModelLocation, RuntimeError};
 
@@ -153,7 +154,7 @@ impl CudaBackend {
     /// Builds the graph of every run that feeding tokens asks for.
     fn build_graphs(&mut self) -> Result<(), RuntimeError> {
         let started = Instant::now();
-        for run in feed::runs(self.program()) {
+        for run in runs(self.program()) {
             let mut graph = self.device.graph()?;
             let mut nodes: Vec<Node> = Vec::new();
             for Queued { launch, after } in self.launches(run)? {
@@ -297,6 +298,10 @@ fn check_memory(device: &Device, program: &CudaProgram, source: &Source) -> Resu
 impl Backend for CudaBackend {
     fn name(&self) -> String {
         self.device.gpu.name.clone()
+    }
+
+    fn concrete(&mut self) -> Option<&mut dyn Any> {
+        Some(self)
     }
 
     #[allow(unsafe_code)]

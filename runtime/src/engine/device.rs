@@ -35,6 +35,9 @@ pub struct Limits {
     /// Results worth having on their way before the first of them is read; 0 where work is done when it is queued. A ring has room for as many rows
     /// beyond its window: a sequence whose rule changes goes back over what was queued.
     pub ahead: u32,
+    /// Rows that every ring has beyond its window. A row of a prompt may be asked for with fewer rows than that behind it in its chunk: more would have written
+    /// over what it looks back on.
+    pub spare_rows: u32,
     /// The second tier, in host memory: its units, and how many of them a ring and a block take.
     pub host_units: u32,
     pub ring_units: u32,
@@ -77,10 +80,23 @@ pub struct AskedRow {
 pub struct Picking {
     pub sampling: Sampling,
     pub seed: u64,
-    /// The row's logits are wanted too, or instead where the device cannot pick by this rule.
+    /// Whether a token is wanted of the device; else only the row's logits are.
+    pub token: bool,
+    /// The row's logits are wanted too, or instead.
     pub logits: bool,
     /// Not every token may be picked, and which may is said by [`Device::pick`], for which the whole pass waits.
     pub masked: bool,
+}
+
+impl Picking {
+    /// Logits alone: whoever asks picks, or wants no token.
+    pub const LOGITS: Picking = Picking {
+        sampling: Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 },
+        seed: 0,
+        token: false,
+        logits: true,
+        masked: false,
+    };
 }
 
 /// Which tokens may be picked: a bit for every token, of which token 0 is the lowest of the first word.
@@ -153,7 +169,7 @@ pub struct Row {
 /// What came of one row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Picked {
-    /// Beyond the vocabulary where nothing could be picked.
+    /// Beyond the vocabulary where nothing could be picked, or nothing was wanted.
     pub token: u32,
     /// Empty unless they were wanted.
     pub logits: Vec<f32>,
@@ -188,7 +204,7 @@ pub trait Device {
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError>;
 
     /// Computes chunks of prompts of different sequences in one pass: together no more rows than [`Limits::chunk`], where each starts at a
-    /// multiple of [`Limits::alignment`]. Its result has one [`Picked`] for each asked row, in their order: of each chunk one at most, its last.
+    /// multiple of [`Limits::alignment`]. Its result has one [`Picked`] for each asked row, which are in the order of the chunks and their rows.
     ///
     /// Where a row of this or of a decode is [masked](Picking::masked), tokens are not picked yet: [`Device::pick`] comes next, before
     /// anything else is queued. A masked row of a prompt is the only one that is asked for.

@@ -3,9 +3,13 @@
 //! Every decoded row has a record in device memory that says which sequence it is of, where it stands and how its next token is picked. The pick
 //! brings the record up to date, so that a decode can be repeated before the host has seen a token. Tokens come back in the order of the work.
 
+mod chunk;
+
 use std::collections::VecDeque;
 
-use gemma4c_plan::cuda::{KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, SEGMENT_ROWS, Segment, record};
+use gemma4c_plan::cuda::{
+    KvCache, KvLayout, PhaseKind, Places, RECORD_WORDS, Range, Region, SEGMENT_ROWS, Segment, record,
+};
 use gemma4c_plan::{Plan, Sampling};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -48,6 +52,8 @@ pub struct BackendDevice {
     latest: Option<(Run, Vec<Picking>)>,
     /// Which of its records say that they have a mask.
     masked: Vec<bool>,
+    /// The latest chunk: its phase, and whose rows it has.
+    latest_chunk: Option<(usize, Vec<Segment>)>,
     /// What was run without its picks, which wait for masks.
     waiting: Option<Waiting>,
     results: VecDeque<Awaited>,
@@ -102,7 +108,16 @@ impl BackendDevice {
     }
 
     /// A backend that somebody made and loaded for this plan.
-    pub fn new(
+    pub fn new(plan: &Plan, backend: Box<dyn Backend>, options: BackendOptions) -> Result<BackendDevice, RuntimeError> {
+        let device = BackendDevice::for_any(plan, backend, options)?;
+        match device.limits.chunks.is_empty() {
+            true => Err(RuntimeError::Backend("the plan has no phase that reads prompts: compile it again".into())),
+            false => Ok(device),
+        }
+    }
+
+    /// The same for a plan that may have no phase for prompts, as long as they are decoded.
+    pub(crate) fn for_any(
         plan: &Plan,
         mut backend: Box<dyn Backend>,
         options: BackendOptions,
@@ -118,9 +133,6 @@ impl BackendDevice {
         let (layout, places) = (program.kv_layout.clone(), program.places);
         let prefill = program.phases.iter().filter(|phase| phase.kind == PhaseKind::Prefill);
         let chunks: Vec<u32> = prefill.map(|phase| phase.rows).collect();
-        if chunks.is_empty() {
-            return Err(RuntimeError::Backend("the plan has no phase that reads prompts: compile it again".into()));
-        }
         // The rings beyond them hold snapshots.
         let room = layout.slots.min(program.decode_rows());
         if sequences.is_some_and(|sequences| sequences == 0 || sequences > room) {
@@ -140,6 +152,7 @@ impl BackendDevice {
             context: plan.program.context,
             vocab: plan.model.vocab_size,
             ahead: AHEAD.min(places.history_len.saturating_sub(1)),
+            spare_rows: spare_rows(&layout, plan.program.context),
             host_units: u32::try_from(host_bytes / unit).unwrap_or(u32::MAX),
             ring_units: u32::try_from(layout.ring_bytes.div_ceil(unit)).unwrap_or(u32::MAX),
             block_units: 1,
@@ -150,7 +163,9 @@ impl BackendDevice {
             largest: every(|phase| !phase.pick_largest.is_empty()),
             sampled: every(|phase| !phase.pick_sampled.is_empty()),
         };
-        backend.reserve_tier(limits.host_units as u64 * unit)?;
+        if limits.host_units > 0 {
+            backend.reserve_tier(limits.host_units as u64 * unit)?;
+        }
         let identity = xxh3_128(&[program.gpu.key.as_bytes(), &plan.model.fingerprint.to_le_bytes()].concat());
         let mut device = BackendDevice {
             backend,
@@ -166,13 +181,12 @@ impl BackendDevice {
             tick: 0,
             latest: None,
             masked: Vec::new(),
+            latest_chunk: None,
             waiting: None,
             results: VecDeque::new(),
         };
         if fits {
-            let mut words = vec![u32::MAX; places.suppress_len as usize];
-            words[..suppress.len()].copy_from_slice(&suppress);
-            device.write(places.suppress, &words)?;
+            device.suppress(&suppress)?;
         }
         Ok(device)
     }
@@ -228,13 +242,13 @@ impl BackendDevice {
     }
 
     /// The pick that follows all of these rules at once.
-    fn pick_for(&self, mut rules: impl Iterator<Item = Picking>) -> Pick {
-        let mut pick = if self.picks.largest { Pick::Largest } else { Pick::None };
-        let sampled = |rule: Picking| rule.sampling.temperature != 0.0 && self.can_pick(&rule.sampling);
-        if rules.any(sampled) {
-            pick = Pick::Sampled;
+    fn pick_for(&self, rules: &[Picking]) -> Pick {
+        let sampled = |rule: &Picking| rule.token && rule.sampling.temperature != 0.0 && self.can_pick(&rule.sampling);
+        match rules.iter().any(|rule| rule.token) {
+            true if rules.iter().any(sampled) => Pick::Sampled,
+            true if self.picks.largest => Pick::Largest,
+            _ => Pick::None,
         }
-        pick
     }
 
     /// Queues a run whose rows are picked by these rules: at once, or when their masks are known.
@@ -249,6 +263,17 @@ impl BackendDevice {
     }
 
     fn run_picks(&mut self, run: Run, picking: &[Picking]) -> Result<(), RuntimeError> {
+        if !picking.iter().any(|picking| picking.token) {
+            // Logits are read at once, and there is nothing else to wait for.
+            self.backend.run(run)?;
+            let mut all = Vec::with_capacity(picking.len());
+            for (row, picking) in (0..).zip(picking) {
+                let logits = if picking.logits { self.read_logits(row)? } else { Vec::new() };
+                all.push(Picked { token: u32::MAX, logits });
+            }
+            self.results.push_back(Awaited::Read(all));
+            return Ok(());
+        }
         self.run(run, picking.len() as u32)?;
         let wants_logits = picking.iter().any(|picking| picking.logits);
         let result = match wants_logits {
@@ -275,38 +300,16 @@ impl BackendDevice {
         Ok(())
     }
 
-    /// The asked rows of a chunk that was queued without them, one after the other. Each leaves its token in its own word of the same entry of the
-    /// history, and its logits where the next one's will be.
-    fn run_asked(&mut self, phase: usize, asked: &[(AskedRow, Segment)]) -> Result<(), RuntimeError> {
-        let Shape { asked_from, steps, .. } = self.phases[phase];
-        let (mut all_logits, mut picked) = (Vec::new(), false);
-        for (column, (row, segment)) in (0..).zip(asked) {
-            self.write_asked(row, segment, column)?;
-            let pick = self.pick_for([row.picking].into_iter());
-            self.backend.run(Run { phase, steps: (asked_from, steps), pick })?;
-            all_logits.push(if row.picking.logits { self.read_logits(0)? } else { Vec::new() });
-            picked |= pick != Pick::None;
-        }
-        self.send_back(asked.len() as u32, picked)?;
-        let result = match asked.iter().any(|(row, _)| row.picking.logits) {
-            true => {
-                let tokens = self.read_tokens()?;
-                Awaited::Read(
-                    tokens.into_iter().zip(all_logits).map(|(token, logits)| Picked { token, logits }).collect(),
-                )
-            }
-            false => Awaited::Tokens(asked.len() as u32),
-        };
-        self.results.push_back(result);
-        Ok(())
+    /// Results that were not collected yet.
+    pub(crate) fn on_their_way(&self) -> usize {
+        self.results.len()
     }
 
-    fn write_asked(&mut self, asked: &AskedRow, segment: &Segment, column: u32) -> Result<(), RuntimeError> {
-        let Segment { position, first_row, slot, .. } = *segment;
-        let mut words = self.record(position + asked.row, 1, first_row + asked.row, slot);
-        self.settings(&mut words, &asked.picking);
-        words[record::COLUMN] = column;
-        self.write(self.places.asked, &words)
+    /// Sets the tokens that are never picked; as many fit as the plan has words for.
+    pub(crate) fn suppress(&mut self, tokens: &[u32]) -> Result<(), RuntimeError> {
+        let mut words = vec![u32::MAX; self.places.suppress_len as usize];
+        words[..tokens.len()].copy_from_slice(tokens);
+        self.write(self.places.suppress, &words)
     }
 
     /// Waits for the tokens that were just queued, and reads the logits of the rows that want them.
@@ -403,45 +406,7 @@ impl Device for BackendDevice {
     }
 
     fn prefill(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError> {
-        let (mut tokens, mut segments) = (Vec::new(), Vec::new());
-        for chunk in chunks {
-            // A free row has a token like any other.
-            tokens.resize(tokens.len().next_multiple_of(SEGMENT_ROWS as usize), 0);
-            let (first_row, rows) = (tokens.len() as u32, chunk.tokens.len() as u32);
-            segments.push(Segment { position: chunk.position, rows, first_row, slot: chunk.slot });
-            tokens.extend_from_slice(chunk.tokens);
-        }
-        let rows = tokens.len() as u32;
-        let takes_it = |shape: &Shape| shape.kind == PhaseKind::Prefill && shape.rows >= rows;
-        let phase = self.phases.iter().position(takes_it);
-        let phase = phase.ok_or_else(|| RuntimeError::Backend(format!("no phase of the plan reads {rows} tokens")))?;
-        let Shape { asked_from, steps, rows: phase_rows, .. } = self.phases[phase];
-        self.write(self.places.tokens, &tokens)?;
-        self.write(self.places.chunk, &self.record(0, rows, 0, 0))?;
-        self.write(self.places.segments, &Segment::words(&segments, phase_rows))?;
-        let trunk = Run { phase, steps: (0, asked_from), pick: Pick::None };
-        match asked {
-            [] => {
-                self.run(trunk, 1)?;
-                self.results.push_back(Awaited::Done);
-                Ok(())
-            }
-            [one] => {
-                self.write_asked(one, &segments[one.chunk], 0)?;
-                let pick = self.pick_for([one.picking].into_iter());
-                self.run_rows(Run { phase, steps: (0, steps), pick }, &[one.picking], self.places.asked)
-            }
-            several => {
-                let is_masked = several.iter().any(|row| row.picking.masked);
-                if is_masked || several.len() as u32 > self.history_rows {
-                    let count = several.len();
-                    return Err(RuntimeError::Backend(format!("{count} rows of one chunk cannot be asked for")));
-                }
-                self.backend.run(trunk)?;
-                let of_segments: Vec<_> = several.iter().map(|row| (*row, segments[row.chunk])).collect();
-                self.run_asked(phase, &of_segments)
-            }
-        }
+        self.queue_chunk(chunks, asked)
     }
 
     fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
@@ -459,7 +424,7 @@ impl Device for BackendDevice {
         words.resize((self.phases[phase].rows * RECORD_WORDS) as usize, 0);
         self.write(self.places.rows, &words)?;
         let picking: Vec<Picking> = rows.iter().map(|row| row.picking).collect();
-        let run = Run { phase, steps: (0, self.phases[phase].steps), pick: self.pick_for(picking.iter().copied()) };
+        let run = Run { phase, steps: (0, self.phases[phase].steps), pick: self.pick_for(&picking) };
         self.masked = picking.iter().map(|picking| picking.masked).collect();
         self.run_rows(run, &picking, self.places.rows)?;
         self.latest = Some((run, picking));
@@ -517,6 +482,15 @@ impl Device for BackendDevice {
     fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError> {
         self.pieces(to, units).into_iter().try_for_each(|(to, at)| self.backend.load(at, to))
     }
+}
+
+/// At least one; as many as there are positions where nothing is ever overwritten.
+fn spare_rows(layout: &KvLayout, context: u32) -> u32 {
+    let of = |cache: &KvCache| match cache.window {
+        Some(window) if cache.rows < context => cache.rows.saturating_sub(window).max(1),
+        _ => context,
+    };
+    layout.caches.iter().map(of).min().unwrap_or(context)
 }
 
 fn arena(offset: u64, bytes: u64) -> Range {

@@ -42,6 +42,28 @@ struct Unpicked {
     is_decode: bool,
 }
 
+/// What goes through the model in one pass.
+#[derive(Default)]
+struct Parts {
+    tokens: Vec<u32>,
+    spans: Vec<Span>,
+    asked: Vec<usize>,
+}
+
+impl Parts {
+    fn add(&mut self, slot: u32, first_position: usize, tokens: &[u32], asked: &[usize]) {
+        self.asked.extend(asked.iter().map(|row| self.tokens.len() + row));
+        self.spans.push(Span { slot, first_position, rows: tokens.len() });
+        self.tokens.extend_from_slice(tokens);
+    }
+
+    /// The logits of the asked rows.
+    fn run(self, executor: &mut Executor) -> &[f32] {
+        let pass = Pass { tokens: &self.tokens, spans: &self.spans, asked: &self.asked, ..Pass::default() };
+        executor.run(&pass, &mut |_, _, _| {})
+    }
+}
+
 /// A plan on this machine's processor.
 pub struct CpuDevice {
     plan: Arc<Plan>,
@@ -88,6 +110,8 @@ impl CpuDevice {
             context: program.context,
             vocab: plan.model.vocab_size,
             ahead: 0,
+            // A chunk's rows besides its window.
+            spare_rows: program.chunk,
             host_units: u32::try_from(options.host_bytes / unit).unwrap_or(u32::MAX),
             ring_units: u32::try_from(ring.div_ceil(unit)).unwrap_or(u32::MAX),
             block_units: 1,
@@ -120,6 +144,7 @@ impl CpuDevice {
         for ((row, (picking, position)), mask) in rows {
             self.sampler.set(picking.sampling, picking.seed);
             let token = match mask {
+                _ if !picking.token => None,
                 None => self.sampler.pick(row, *position as u64),
                 Some(mask) => {
                     let mut allowed = row.to_vec();
@@ -201,22 +226,24 @@ impl Device for CpuDevice {
     }
 
     fn prefill(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError> {
-        let (mut logits, mut picking) = (Vec::new(), Vec::new());
-        // A pass has memory for so many asked rows, and of each chunk one is asked for at most.
-        for (part, chunks) in chunks.chunks(self.plan.program.asked as usize).enumerate() {
-            let (mut tokens, mut spans, mut rows) = (Vec::new(), Vec::new(), Vec::new());
-            for (index, chunk) in (part * self.plan.program.asked as usize..).zip(chunks) {
-                for row in asked.iter().filter(|row| row.chunk == index) {
-                    rows.push(tokens.len() + row.row as usize);
-                    picking.push((row.picking, chunk.position + row.row + 1));
+        let picking = |row: &AskedRow| (row.picking, chunks[row.chunk].position + row.row + 1);
+        let picking: Vec<(Picking, u32)> = asked.iter().map(picking).collect();
+        let (mut logits, mut parts) = (Vec::new(), Parts::default());
+        // A pass has memory for so many asked rows: more are computed in several, with the same bits.
+        let most = self.plan.program.asked as usize;
+        for (index, chunk) in chunks.iter().enumerate() {
+            let rows: Vec<usize> = asked.iter().filter(|row| row.chunk == index).map(|row| row.row as usize).collect();
+            let step = if rows.len() > most { most } else { chunk.tokens.len() };
+            for (first, tokens) in (0..).step_by(step).zip(chunk.tokens.chunks(step)) {
+                let own = rows.iter().filter(|row| (first..first + tokens.len()).contains(row));
+                let own: Vec<usize> = own.map(|row| row - first).collect();
+                if parts.asked.len() + own.len() > most {
+                    logits.extend_from_slice(std::mem::take(&mut parts).run(&mut self.executor));
                 }
-                let (first_position, rows) = (chunk.position as usize, chunk.tokens.len());
-                spans.push(Span { slot: chunk.slot, first_position, rows });
-                tokens.extend_from_slice(chunk.tokens);
+                parts.add(chunk.slot, chunk.position as usize + first, tokens, &own);
             }
-            let pass = Pass { tokens: &tokens, spans: &spans, asked: &rows, ..Pass::default() };
-            logits.extend_from_slice(self.executor.run(&pass, &mut |_, _, _| {}));
         }
+        logits.extend_from_slice(parts.run(&mut self.executor));
         self.finish(logits, picking, false);
         Ok(())
     }

@@ -109,8 +109,8 @@ struct InFlight {
     work: Work,
     /// Whether its tokens are picked by masks that are not known yet.
     waits: bool,
-    /// The token of a prompt after which these logits come; no token was asked for.
-    prompt_at: Option<u32>,
+    /// Logits of tokens of a prompt, which come first: whose, of which token on, and how many.
+    read: Option<(Id, u32, usize)>,
 }
 
 impl<D: Device> Engine<D> {

@@ -127,10 +127,10 @@ impl Pace {
             for (count, share) in (1..).zip(&shares[first..]) {
                 asked += share.asked;
                 let rows = share.end - (shares[first].end - shares[first].alone);
-                let chunk = self.chunk_seconds(rows, asked, limits);
-                let is_within = first > 0 || count == 1 || chunk <= budget.seconds;
-                if is_within && chunk + best[first + count].0 <= least.0 {
-                    least = (chunk + best[first + count].0, count);
+                let is_within = first > 0 || count == 1 || self.chunk_seconds(rows, asked, limits) <= budget.seconds;
+                let all = self.hoped_seconds(rows, asked, limits) + best[first + count].0;
+                if is_within && all <= least.0 {
+                    least = (all, count);
                 }
             }
             best[first] = least;
@@ -139,8 +139,18 @@ impl Pace {
     }
 
     fn chunk_seconds(&self, rows: u32, asked: u32, limits: &Limits) -> f64 {
-        let more = asked.saturating_sub(1) as f64 * self.asked.unwrap_or(0.0);
-        self.seconds(size_of(rows, limits), limits) + more
+        self.seconds(size_of(rows, limits), limits) + self.more_asked(asked)
+    }
+
+    /// The same, but a size above all that were measured takes no longer than the largest of these: it is tried, or it would never be measured.
+    fn hoped_seconds(&self, rows: u32, asked: u32, limits: &Limits) -> f64 {
+        let size = size_of(rows, limits);
+        let largest = self.chunks.iter().rposition(Option::is_some).unwrap_or(size);
+        self.seconds(size.min(largest), limits) + self.more_asked(asked)
+    }
+
+    fn more_asked(&self, asked: u32) -> f64 {
+        asked.saturating_sub(1) as f64 * self.asked.unwrap_or(0.0)
     }
 
     /// The time of a decode of so many rows. Of a size that was not measured, that of the next one that was: a larger one takes no less.
@@ -233,6 +243,7 @@ mod tests {
             context: 8192,
             vocab: 10,
             ahead: 0,
+            spare_rows: 0,
             host_units: 0,
             ring_units: 1,
             block_units: 1,
@@ -321,6 +332,10 @@ mod tests {
         let nobody = Budget { tokens: 2048, seconds: f64::INFINITY, is_first: true };
         let together = |pace: &Pace, budget, shares: &[Share]| pace.together(shares, &budget, &limits());
         assert_eq!(together(&pace, nobody, &shares(9, 20)), 9, "nothing is known");
+        // The next size is tried, where it would fit if it took as much by the row.
+        pace.measured(ms(3.5), prompt(32), &limits());
+        assert_eq!(together(&pace, nobody, &shares(2, 20)), 2);
+        assert_eq!(together(&pace, Budget { seconds: 0.013, ..nobody }, &shares(2, 20)), 1);
         for (rows, time) in [(32, 3.5), (128, 4.0), (512, 8.0), (2048, 30.0)] {
             pace.measured(ms(time), prompt(rows), &limits());
         }

@@ -4,8 +4,6 @@
 //! prompt, and then of those behind it in order of arrival, as long as each fits whole, up to its end or to the place of a snapshot. Prompts whose first token is
 //! picked by a mask, and those whose logits are read token by token, have their chunks for themselves.
 
-use gemma4c_plan::Sampling;
-
 use super::device::{AskedRow, Chunk, Device, Picking};
 use super::pace::{Budget, Share, Work};
 use super::prefix::Prompt;
@@ -13,12 +11,8 @@ use super::sequence::Sequence;
 use super::{Engine, Finish, Id, InFlight};
 use crate::RuntimeError;
 
-/// Tokens of a prompt in one turn, where each has its logits read.
+/// Tokens of a prompt in one turn, where each has its logits read: a row of them may be a megabyte.
 const READ_AT_ONCE: u32 = 8;
-
-/// Of a token of a prompt whose logits are wanted; what is picked there is nobody's.
-const READING: Picking =
-    Picking { sampling: Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 }, seed: 0, logits: true, masked: false };
 
 /// Tokens of one prompt in a chunk.
 struct Piece {
@@ -27,7 +21,7 @@ struct Piece {
     end: u32,
     /// Its prompt ends with it.
     is_last: bool,
-    /// Its tokens are read one by one.
+    /// The logits of its tokens are wanted, but for that after which a token is picked.
     reads: bool,
     /// Of the token after it, where there is to be one.
     picking: Option<Picking>,
@@ -36,14 +30,26 @@ struct Piece {
 impl Piece {
     fn of(id: Id, sequence: &Sequence, most: u32, device: &impl Device) -> Piece {
         let reads = sequence.request.prompt_logits;
-        let chunk = sequence.next_chunk(if reads { 1 } else { most });
-        let (from, end) = (chunk.position, chunk.position + chunk.tokens.len() as u32);
-        let is_last = end as usize == sequence.request.prompt.len();
-        let picking = match is_last {
-            true => (sequence.request.most > 0).then(|| sequence.picking(device)),
-            false => reads.then_some(READING),
-        };
+        let read_at_once = READ_AT_ONCE.min(device.limits().spare_rows).max(1);
+        let chunk = sequence.next_chunk(if reads { most.min(read_at_once) } else { most });
+        let (from, mut end) = (chunk.position, chunk.position + chunk.tokens.len() as u32);
+        let mut is_last = end as usize == sequence.request.prompt.len();
+        let mut picking = (is_last && sequence.request.most > 0).then(|| sequence.picking(device));
+        // A mask is for the only row that is asked for.
+        if reads && end - from > 1 && picking.is_some_and(|picking| picking.masked) {
+            (end, is_last, picking) = (end - 1, false, None);
+        }
         Piece { id, from, end, is_last, reads, picking }
+    }
+
+    /// How many of its tokens have their logits read. The last of a prompt has a token, or nothing, after it.
+    fn read(&self) -> u32 {
+        if self.reads { self.tokens() - u32::from(self.is_last) } else { 0 }
+    }
+
+    /// Rows of it that are asked for.
+    fn asked(&self) -> u32 {
+        self.read() + u32::from(self.picking.is_some())
     }
 
     fn tokens(&self) -> u32 {
@@ -69,7 +75,7 @@ impl<D: Device> Engine<D> {
             let pieces = self.pieces(&unread, most, &budget);
             let first = &pieces[0];
             // The rest of a long prompt waits for the decode, however little of it would still fit.
-            let waits = first.tokens() == most || (first.reads && first.end.is_multiple_of(READ_AT_ONCE));
+            let waits = first.tokens() == most || first.reads;
             self.queue_pieces(&pieces, &mut budget)?;
             if waits {
                 unread.remove(0);
@@ -91,7 +97,7 @@ impl<D: Device> Engine<D> {
                 break;
             }
             rows = start + piece.tokens();
-            shares.push(Share { alone: piece.tokens(), end: rows, asked: piece.picking.is_some().into() });
+            shares.push(Share { alone: piece.tokens(), end: rows, asked: piece.asked() });
             let is_alone = !piece.may_share();
             pieces.push(piece);
             if is_alone {
@@ -111,8 +117,9 @@ impl<D: Device> Engine<D> {
             let Sequence { slot, request, .. } = &self.sequences[&piece.id];
             let tokens = &request.prompt[piece.from as usize..piece.end as usize];
             chunks.push(Chunk { slot: *slot, position: piece.from, tokens });
-            let row = piece.tokens() - 1;
-            asked.extend(piece.picking.map(|picking| AskedRow { chunk, row, picking }));
+            let row = |row| AskedRow { chunk, row, picking: Picking::LOGITS };
+            asked.extend((0..piece.read()).map(row));
+            asked.extend(piece.picking.map(|picking| AskedRow { chunk, row: piece.tokens() - 1, picking }));
             rows = u32::next_multiple_of(rows, self.limits.alignment) + piece.tokens();
         }
         self.device.prefill(&chunks, &asked)?;
@@ -123,9 +130,10 @@ impl<D: Device> Engine<D> {
             self.device.pick(&[sequence.mask(self.limits.vocab)])?;
         }
         let ids = pieces.iter().filter(|piece| piece.picking.is_some()).map(|piece| piece.id).collect();
-        let prompt_at = pieces.iter().find(|piece| piece.reads && !piece.is_last).map(|piece| piece.from);
+        let read = pieces.iter().find(|piece| piece.read() > 0);
+        let read = read.map(|piece| (piece.id, piece.from, piece.read() as usize));
         let work = Work::Prompt { rows, asked: asked.len() as u32 };
-        self.in_flight.push_back(InFlight { rows: ids, work, waits: false, prompt_at });
+        self.in_flight.push_back(InFlight { rows: ids, work, waits: false, read });
         self.pace.spend(budget, rows, asked.len() as u32, &self.limits);
         for piece in pieces {
             self.advance(piece)?;

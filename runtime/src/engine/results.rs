@@ -17,7 +17,7 @@ impl<D: Device> Engine<D> {
             rows: self.batch.clone(),
             work: Work::Decode(self.batch.len() as u32),
             waits: self.guided,
-            prompt_at: None,
+            read: None,
         });
         if !self.guided {
             return Ok(());
@@ -65,16 +65,15 @@ impl<D: Device> Engine<D> {
     }
 
     pub(super) fn collect(&mut self) -> Result<(), RuntimeError> {
-        let Some(InFlight { rows, work, prompt_at, .. }) = self.in_flight.pop_front() else { return Ok(()) };
+        let Some(InFlight { rows, work, read, .. }) = self.in_flight.pop_front() else { return Ok(()) };
         let mut picked = self.device.collect()?;
         let now = (self.clock)();
         self.pace.measured(now.saturating_sub(self.began), work, &self.limits);
         self.began = now;
-        if let Some(position) = prompt_at {
-            let of_prompt = rows.into_iter().zip(picked).filter(|(id, _)| self.sequences.contains_key(id));
-            let events = of_prompt.map(|(id, picked)| Event::Prompt { id, position, logits: picked.logits });
+        if let Some((id, from, count)) = read {
+            let of_prompt = picked.drain(..count).zip(from..).filter(|_| self.sequences.contains_key(&id));
+            let events = of_prompt.map(|(picked, position)| Event::Prompt { id, position, logits: picked.logits });
             self.events.extend(events);
-            return Ok(());
         }
         self.pick_on_host(&rows, &mut picked);
         for (id, picked) in rows.into_iter().zip(picked) {

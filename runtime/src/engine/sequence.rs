@@ -136,7 +136,8 @@ impl Sequence {
     pub fn picking(&self, device: &impl Device) -> Picking {
         let Request { sampling, seed, logits, .. } = self.request;
         let on_host = self.is_picked_on_host(device);
-        Picking { sampling, seed, logits: logits || on_host, masked: !on_host && self.request.demand() == Demand::Mask }
+        let masked = !on_host && self.request.demand() == Demand::Mask;
+        Picking { sampling, seed, token: !on_host, logits: logits || on_host, masked }
     }
 
     pub fn is_picked_on_host(&self, device: &impl Device) -> bool {

@@ -1,10 +1,9 @@
 //! Tokens that follow a prompt: picked on the device where that can be done, so that it never waits for the host.
 
-use gemma4c_plan::cuda::{Launch, Phase};
+use gemma4c_plan::cuda::{Launch, Phase, PhaseKind};
 
-use super::{Asked, Engine, Session};
-use crate::backend::Pick;
-use crate::feed::Want;
+use super::{Asked, On, SLOT, Session, collect_beyond, oldest_of};
+use crate::engine::{AskedRow, BackendDevice, Chunk, Device, Picking, Row};
 use crate::{RuntimeError, Sampler};
 
 /// What is to be generated.
@@ -42,35 +41,38 @@ impl Session {
             self.feed(request.prompt, Asked::None, None, |_, _| {})?;
             return Ok(End::Most);
         }
-        match self.device_pick(sampler) {
-            Ok(pick) => self.generate_on_device(request, sampler, pick, each),
+        match self.device_picks(sampler) {
+            Ok(()) => self.generate_on_device(request, sampler, each),
             Err(_) => self.generate_from_logits(request, sampler, each),
         }
     }
 
     /// Why tokens would be picked on the host although there is a device; that costs a copy of the logits and a wait for each.
     pub fn picks_on_host(&self, sampler: &Sampler) -> Option<&'static str> {
-        self.device_pick(sampler).err().flatten()
+        self.device_picks(sampler).err().flatten()
     }
 
-    fn device_pick(&self, sampler: &Sampler) -> Result<Pick, Option<&'static str>> {
-        let (program, feeder) = match (&self.plan.cuda, &self.engine) {
-            (None, _) | (_, Engine::Cpu(_)) => return Err(None),
-            (Some(cuda), Engine::Cuda(feeder, _) | Engine::Other(feeder, _)) => (&cuda.program, feeder),
+    fn device_picks(&self, sampler: &Sampler) -> Result<(), Option<&'static str>> {
+        let program = match (&self.plan.cuda, &self.on) {
+            (None, _) | (_, On::Cpu(_)) => return Err(None),
+            (Some(cuda), On::Device(_)) => &cuda.program,
         };
         let can = |pick: fn(&Phase) -> &Vec<Launch>| program.phases.iter().all(|phase| !pick(phase).is_empty());
-        if sampler.suppress().len() > feeder.most_suppressed() {
+        if sampler.suppress().len() > program.places.suppress_len as usize {
             return Err(Some("the plan takes a shorter list of tokens that are never picked"));
+        }
+        if program.phases.iter().all(|phase| phase.kind == PhaseKind::Decode) {
+            return Err(Some("the plan has no phase that reads prompts"));
         }
         let sampling = sampler.sampling();
         match sampling.temperature == 0.0 {
             true if !can(|phase| &phase.pick_largest) => Err(Some("the plan cannot pick the largest logit")),
-            true => Ok(Pick::Largest),
+            true => Ok(()),
             false if !can(|phase| &phase.pick_sampled) => Err(Some("the plan cannot sample")),
             false if sampling.top_k == 0 || sampling.top_k > program.most_candidates => {
                 Err(Some("the plan considers fewer candidates than this top-k asks for"))
             }
-            false => Ok(Pick::Sampled),
+            false => Ok(()),
         }
     }
 
@@ -78,35 +80,33 @@ impl Session {
         &mut self,
         request: Request<'_>,
         sampler: &Sampler,
-        pick: Pick,
         each: &mut dyn FnMut(u32) -> Result<(), E>,
     ) -> Result<End, E> {
         self.check(request.prompt)?;
-        let position = self.position();
-        let (feeder, backend) = self.engine.device().expect("asked for where there is one");
-        feeder.set(backend, sampler)?;
-        feeder.feed(backend, request.prompt, position, None, Want::Token(pick))?;
+        let (sampling, seed) = (sampler.sampling(), sampler.seed());
+        let picking = Picking { sampling, seed, token: true, logits: false, masked: false };
+        let (context, vocab_size) = (self.plan.program.context, self.plan.model.vocab_size);
+        let chunk = self.chunk() as usize;
+        let (others, last) = request.prompt.split_at((request.prompt.len() - 1) / chunk * chunk);
+        self.queue_prompt(others, Asked::None, None, &mut |_, _| {})?;
+        let position = self.position() + others.len() as u32;
+        let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram.into()) };
+        device.suppress(sampler.suppress())?;
+        let asked = AskedRow { chunk: 0, row: last.len() as u32 - 1, picking };
+        device.prefill(&[Chunk { slot: SLOT, position, tokens: last }], &[asked])?;
         self.seen.extend_from_slice(request.prompt);
+        let first = position + last.len() as u32;
 
-        let (first, context, vocab_size) = (self.position(), self.plan.program.context, self.plan.model.vocab_size);
         // The last position's token is not fed, so it may be one beyond the context.
         let most = request.most.min(context - first + 1);
-        let (feeder, backend) = self.engine.device().expect("asked for where there is one");
-        let ahead = feeder.ahead();
-        let (mut queued, mut received) = (1, 0);
-        let mut go_on = || -> Result<Option<End>, E> {
-            // The prompt's pick is the asked row's; the host makes it the decoded row.
-            while received > 0 && queued < most && queued - received < ahead {
-                feeder.decode_picked(backend, first + queued - 1, pick)?;
-                queued += 1;
-            }
-            let token = backend.receive()?.first().copied().unwrap_or(u32::MAX);
+        // A token decoded in vain overwrites the oldest row of a ring.
+        let ahead = device.limits().ahead.min(device.limits().spare_rows);
+        let (mut queued, mut received, mut seen) = (1, 0, Vec::new());
+        let mut go_on = |device: &mut BackendDevice| -> Result<Option<End>, E> {
+            let token = oldest_of(queued - received, device)?.token;
             received += 1;
             if token >= vocab_size {
                 return Err(RuntimeError::NoPick.into());
-            }
-            if received == 1 {
-                feeder.place_row(backend, token, first)?;
             }
             if request.stop.contains(&token) {
                 return Ok(Some(End::Stop));
@@ -115,22 +115,28 @@ impl Session {
             if received == most {
                 return Ok(Some(if most == request.most { End::Most } else { End::Context }));
             }
-            self.seen.push(token);
+            seen.push(token);
+            while queued < most && queued - received < ahead {
+                match queued {
+                    1 => device.decode(&[Row { slot: SLOT, position: first, token, picking }])?,
+                    _ => device.decode_again()?,
+                }
+                queued += 1;
+            }
             Ok(None)
         };
         let outcome = loop {
-            if let Some(outcome) = go_on().transpose() {
+            if let Some(outcome) = go_on(device).transpose() {
                 break outcome;
             }
         };
         // Tokens past the end: their rows are written over by whatever is fed next.
-        for _ in received..queued {
-            let late = backend.receive();
-            if outcome.is_ok() {
-                late?;
-            }
-        }
+        let late = collect_beyond(device, 0);
+        self.seen.extend(seen);
         self.written = self.written.max(first + queued - 1);
+        if outcome.is_ok() {
+            late?;
+        }
         outcome
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use gemma4c_plan::{Op, Program, Tower};
 
-use super::{Engine, Session};
+use super::{On, Session};
 use crate::RuntimeError;
 use crate::cpu::{Executor, Grid, Pass, Picture, SoftRows, Tap};
 
@@ -80,7 +80,7 @@ impl Session {
     pub fn look(&mut self, tower: usize, patches: Patches<'_>, tap: &mut Tap<'_>) -> Result<Soft, RuntimeError> {
         let plan = &self.plan;
         let of = plan.towers.get(tower).ok_or(RuntimeError::NoTower)?;
-        let Engine::Cpu(text) = &self.engine else { return Err(RuntimeError::TowerOnCpu) };
+        let On::Cpu(text) = &self.on else { return Err(RuntimeError::TowerOnCpu) };
         let longest = longest_side(of, |table| plan.weights[table as usize].dim(1));
         let soft = check(of, patches, longest)?;
         let executor = self.media.towers.entry(tower).or_insert_with(|| text.tower(tower));
@@ -114,9 +114,9 @@ impl Session {
                 first_position += run.len();
             }
         }
-        match (media.iter().find(|soft| soft.tower >= self.plan.towers.len()), &self.engine) {
+        match (media.iter().find(|soft| soft.tower >= self.plan.towers.len()), &self.on) {
             (Some(_), _) => return Err(RuntimeError::NoTower),
-            (None, Engine::Cpu(_)) => {}
+            (None, On::Cpu(_)) => {}
             (None, _) if placed.is_empty() => {}
             (None, _) => return Err(RuntimeError::TowerOnCpu),
         }

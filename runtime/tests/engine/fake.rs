@@ -261,12 +261,13 @@ impl Fake {
     fn picked(&self, (value, picking, position): (u64, Picking, u32), mask: Option<&Mask>) -> Picked {
         let all = Mask::all(self.limits.vocab);
         let allowed = mask.unwrap_or(&all);
-        let token = match self.can_pick(&picking.sampling) {
+        let token = match picking.token {
             true => pick(value, picking.sampling, picking.seed, position, allowed, self.limits.vocab),
             // What nobody may look at.
             false => 0,
         };
-        assert!(picking.logits || self.can_pick(&picking.sampling), "who picks?");
+        assert!(picking.logits || picking.token, "who picks?");
+        assert!(!picking.token || self.can_pick(&picking.sampling), "the device cannot");
         let logits = if picking.logits { logits(value, self.limits.vocab) } else { vec![] };
         Picked { token, logits }
     }
@@ -358,6 +359,8 @@ impl Device for Fake {
         assert!(rows <= self.limits.chunk());
         assert!(asked.len() < 2 || asked.iter().all(|row| !row.picking.masked));
         let asked = asked.iter().map(|row| {
+            let behind = chunks[row.chunk].tokens.len() as u32 - row.row;
+            assert!(behind <= self.limits.spare_rows.max(1), "the rows behind it write over what it looks back on");
             let at = (row.chunk, chunks[row.chunk].position + row.row);
             let (_, position, value) = values.iter().find(|value| (value.0, value.1) == at).unwrap();
             (*value, row.picking, position + 1)

@@ -34,6 +34,7 @@ fn limits() -> Limits {
         context: 160,
         vocab: 50,
         ahead: 3,
+        spare_rows: 5,
         host_units: 30,
         ring_units: 2,
         block_units: 1,

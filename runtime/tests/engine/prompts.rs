@@ -54,7 +54,7 @@ fn some_prompts_do_not_share_a_chunk() {
     };
     assert_eq!(chunks(&short), (1, 1));
     let read = Request { prompt_logits: true, ..short[1].clone() };
-    assert_eq!(chunks(&[short[0].clone(), read, short[2].clone()]), (6, 0));
+    assert_eq!(chunks(&[short[0].clone(), read, short[2].clone()]), (3, 0));
     let guided = Request { rule: Some(BoxedRule(Box::new(fake::AlwaysEven))), ..short[1].clone() };
     assert_eq!(chunks(&[short[0].clone(), guided, short[2].clone()]), (3, 0));
     // Both stop where a snapshot is wanted, and go on together.

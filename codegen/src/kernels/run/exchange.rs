@@ -8,7 +8,8 @@
 //! block: every block adds to it when it has published. The counter is a hint. It orders nothing, and a reader that it sends too early asks again. It has
 //! copies, so that not all SMs ask for one place.
 //!
-//! Blocks wait for each other: all of a grid must be resident, or none.
+//! Blocks wait for each other: all of a grid must be resident, or none. Every wait is bounded. Whoever has waited in vain goes on with NaN, which reaches the
+//! logits, of which then no token is picked: an error, and no hang.
 
 use gemma4c_dsl::prelude::*;
 
@@ -23,7 +24,7 @@ pub fn publish_float(exchange: InOut<u32>, to: u32, at: u32, count: u32, value: 
     atomic_store_relaxed(exchange, to + (at % 4 * (count / 4) + at / 4) * 2, u32x2(value.to_bits(), epoch));
 }
 
-/// Four neighbouring values, from value `at` on, of a vector of `count` that starts at word `from`. All are asked for at once.
+/// Four neighbouring values, from value `at` on, of a vector of `count` that starts at word `from`; NaN if they do not come. All are asked for at once.
 #[device]
 pub fn receive_four(exchange: InOut<u32>, from: u32, at: u32, count: u32, epoch: u32) -> F32x4 {
     let first = from + at / 2;
@@ -32,13 +33,16 @@ pub fn receive_four(exchange: InOut<u32>, from: u32, at: u32, count: u32, epoch:
     let mut b = atomic_load_relaxed::<U32x2>(exchange, first + next);
     let mut c = atomic_load_relaxed::<U32x2>(exchange, first + 2 * next);
     let mut d = atomic_load_relaxed::<U32x2>(exchange, first + 3 * next);
-    while a.y != epoch || b.y != epoch || c.y != epoch || d.y != epoch {
+    let mut polls = 0u32;
+    while (a.y != epoch || b.y != epoch || c.y != epoch || d.y != epoch) && polls < 0x4000 {
+        polls += 1;
         a = atomic_load_relaxed::<U32x2>(exchange, first);
         b = atomic_load_relaxed::<U32x2>(exchange, first + next);
         c = atomic_load_relaxed::<U32x2>(exchange, first + 2 * next);
         d = atomic_load_relaxed::<U32x2>(exchange, first + 3 * next);
     }
-    f32x4(f32::from_bits(a.x), f32::from_bits(b.x), f32::from_bits(c.x), f32::from_bits(d.x))
+    let lost = if polls < 0x4000 { 0u32 } else { 0x7fff_ffff };
+    f32x4(f32::from_bits(a.x | lost), f32::from_bits(b.x), f32::from_bits(c.x), f32::from_bits(d.x))
 }
 
 /// Publishes a group of 32 codes of which lanes 0 to 7 have four each, with its scale and sum: four packets of three words, the last of which is
@@ -73,12 +77,14 @@ pub fn receive_codes<const UNIT: u32, const INTEGER: bool, const WARPS: u32>(
     #[unroll(4)]
     for at in (thread_idx()..groups * 4).by(WARPS * 32) {
         let mut packet = atomic_load_relaxed::<U32x4>(exchange, from + at * 4);
-        while packet.w != epoch {
+        let mut polls = 0u32;
+        while packet.w != epoch && polls < 0x4000 {
+            polls += 1;
             packet = atomic_load_relaxed::<U32x4>(exchange, from + at * 4);
         }
         let first = at / 4 * 8 + at % 4 * 3;
         if at % 4 == 3 {
-            scales[at / 4] = u32x2(packet.x, packet.y);
+            scales[at / 4] = u32x2(if polls < 0x4000 { packet.x } else { 0x7fff_ffff }, packet.y);
         } else {
             words[part_at(first / 4, units) + first % 4] = packet.x;
             words[part_at((first + 1) / 4, units) + (first + 1) % 4] = packet.y;
@@ -97,13 +103,15 @@ pub fn say_published(counters: InOut<u32>, counter: u32) {
     }
 }
 
-/// Waits until as many blocks have published, in all launches. One thread a block.
+/// Waits until as many blocks have published, in all launches, or gives up. One thread a block.
 #[device]
 pub fn await_published(counters: InOut<u32>, counter: u32, count: u32) {
     let copy = counter * 8 + block_idx() % 8;
     let mut seen = atomic_load_relaxed::<u32>(counters, copy);
+    let mut polls = 0u32;
     // The count wraps around.
-    while count.wrapping_sub(seen).wrapping_sub(1) < 0x8000_0000 {
+    while count.wrapping_sub(seen).wrapping_sub(1) < 0x8000_0000 && polls < 0x10_0000 {
+        polls += 1;
         seen = atomic_load_relaxed::<u32>(counters, copy);
     }
 }
