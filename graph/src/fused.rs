@@ -16,42 +16,8 @@ use petgraph::visit::{Dfs, NodeIndexable, Reversed, VisitMap};
 
 use crate::dataflow::index_of;
 use crate::graph::{Graph, NodeId};
-use crate::kinds::{Form, Kind};
+use crate::kinds::{Form, Group, Kind};
 use crate::types::Rows;
-
-/// Nodes that are computed together.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Group {
-    pub kind: Kind,
-    /// The nodes it owns, in the graph's order; a helper has none.
-    pub nodes: Vec<NodeId>,
-    /// Nodes of another group that this one computes for itself too, in the graph's order.
-    pub recomputes: Vec<NodeId>,
-}
-
-impl Group {
-    pub fn new(kind: Kind, nodes: Vec<NodeId>) -> Group {
-        Group { kind, nodes, recomputes: Vec::new() }
-    }
-
-    /// Whether its kernel computes the node, as its owner or once more.
-    pub fn computes(&self, id: NodeId) -> bool {
-        self.nodes.contains(&id) || self.recomputes.contains(&id)
-    }
-
-    /// The last node it owns: its result, for most patterns.
-    pub fn last(&self) -> Option<NodeId> {
-        self.nodes.last().copied()
-    }
-
-    /// The node whose rows and layer are the group's own: its first one, or that which a helper is for.
-    pub fn anchor(&self) -> NodeId {
-        match (self.kind.helps(), self.nodes.first()) {
-            (Some(node), _) | (None, Some(&node)) => node,
-            (None, None) => unreachable!("a group without nodes is a helper"),
-        }
-    }
-}
 
 /// A graph and its groups.
 #[derive(Clone, Debug)]

@@ -5,8 +5,9 @@
 
 use std::fmt::Write;
 
-use crate::fused::{Fused, Group};
+use crate::fused::Fused;
 use crate::graph::NodeId;
+use crate::kinds::Group;
 use crate::kinds::Kind;
 
 /// The groups of one layer, or those outside all layers, in an order in which they can run. A group belongs where its first

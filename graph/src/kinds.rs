@@ -1,10 +1,43 @@
-//! The patterns that groups form, and which node plays which part in them.
+//! Groups of nodes, the patterns that they form, and which node plays which part in them.
 //!
 //! Some are found in the graph alone, others are made for a GPU whose kernels compute them in one launch, and helpers compute no node.
 //! None of them says which kernel that is.
 
-use crate::fused::Group;
 use crate::graph::{CacheId, NodeId, WeightId};
+
+/// Nodes that are computed together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    pub kind: Kind,
+    /// The nodes it owns, in the graph's order; a helper has none.
+    pub nodes: Vec<NodeId>,
+    /// Nodes of another group that this one computes for itself too, in the graph's order.
+    pub recomputes: Vec<NodeId>,
+}
+
+impl Group {
+    pub fn new(kind: Kind, nodes: Vec<NodeId>) -> Group {
+        Group { kind, nodes, recomputes: Vec::new() }
+    }
+
+    /// Whether its kernel computes the node, as its owner or once more.
+    pub fn computes(&self, id: NodeId) -> bool {
+        self.nodes.contains(&id) || self.recomputes.contains(&id)
+    }
+
+    /// The last node it owns: its result, for most patterns.
+    pub fn last(&self) -> Option<NodeId> {
+        self.nodes.last().copied()
+    }
+
+    /// The node whose rows and layer are the group's own: its first one, or that which a helper is for.
+    pub fn anchor(&self) -> NodeId {
+        match (self.kind.helps(), self.nodes.first()) {
+            (Some(node), _) | (None, Some(&node)) => node,
+            (None, None) => unreachable!("a group without nodes is a helper"),
+        }
+    }
+}
 
 /// Which pattern the nodes of a group form.
 #[derive(Clone, Debug, PartialEq)]

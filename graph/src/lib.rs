@@ -27,13 +27,13 @@ mod verify_groups;
 
 pub use builder::{Builder, Mark, Value};
 pub use dot::to_dot;
-pub use fused::{Fused, Group};
+pub use fused::Fused;
 pub use fused_text::fused_text;
 pub use graph::{Cache, CacheId, Graph, Node, NodeId, Weight, WeightId};
 pub use infer::{TypeError, infer};
 pub use kinds::{
-    Branch, DenseHalf, Epilogue, Form, Heads, KeyValueHeads, Kind, Norm, PerLayerInputs, Product, QueryHeads, Residual,
-    Router,
+    Branch, DenseHalf, Epilogue, Form, Group, Heads, KeyValueHeads, Kind, Norm, PerLayerInputs, Product, QueryHeads,
+    Residual, Router,
 };
 pub use op::{Op, Part};
 pub use text::{layer_ranges, to_text};

@@ -5,9 +5,9 @@
 //! 3. Other groups read only what the group's pattern writes to memory: the kernel keeps its other values in registers.
 //! 4. What a group recomputes is owned by another group, and stores nothing that outlives the pass.
 
-use crate::fused::{Fused, Group};
+use crate::fused::Fused;
 use crate::graph::NodeId;
-use crate::kinds::{Kind, Norm};
+use crate::kinds::{Group, Kind, Norm};
 use crate::op::Op;
 use crate::types::Elem;
 

@@ -146,11 +146,17 @@ pub fn chunk_slots(width: u32) -> u32 {
 /// so the bits of a norm, are the same however many warps share the row. A collective of the warp.
 #[device]
 pub fn leave_chunks<const PIECES: u32, const WARPS: u32>(values: &Regs<F32x4>, places: u32, of_chunks: Shared<f32>) {
+    let mut squares = regs(0.0f32, PIECES);
     #[unroll]
     for p in 0..PIECES {
-        let place = thread_idx() + p * (WARPS * 32);
+        if thread_idx() + p * (WARPS * 32) < places {
+            squares[p] = square_sum(values[p]);
+        }
+    }
+    #[unroll]
+    for p in 0..PIECES {
         let chunk = warp_id() + p * WARPS;
-        let sum = warp_sum(if place < places { square_sum(values[p]) } else { 0.0 });
+        let sum = warp_sum(squares[p]);
         if lane_id() == 0 && chunk * 32 < places {
             of_chunks[chunk] = sum;
         }
