@@ -1,6 +1,7 @@
 //! From an open GGUF file to a plan: the one place where the compile side's crates meet.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use gemma4c_blocks::DType;
@@ -8,12 +9,13 @@ use gemma4c_codegen::cpu::{self, Limits};
 use gemma4c_codegen::cuda::{self, LowerError, Lowered, build};
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
-use gemma4c_graph::{Graph, WeightId, to_text};
-use gemma4c_models::gemma4::{self, Config};
+use gemma4c_graph::{Graph, NodeId, WeightId, to_text};
+use gemma4c_models::gemma4::{self, Config, VisionConfig};
 use gemma4c_models::gguf::{Gguf, GgufError, TensorInfo};
+use gemma4c_models::media;
 use gemma4c_models::tokenizer::vocab_from_metadata;
 use gemma4c_plan::cuda::KvType;
-use gemma4c_plan::{Model, ModelFile, Plan, Sampling, Target, Weight};
+use gemma4c_plan::{MediaTokens, Model, ModelFile, Plan, Sampling, Stage, Target, Tower, Weight};
 use gemma4c_runtime::machine;
 
 /// Long enough for most conversations, and cheap: only global layers pay for every position.
@@ -34,6 +36,22 @@ pub struct Options {
     pub kv: Option<KvType>,
     /// `None`: for the CPU alone.
     pub cuda: Option<CudaOptions>,
+    /// What reads pictures; `None`: the plan reads text alone.
+    pub projector: Option<Arc<Projector>>,
+}
+
+/// A projector file that belongs to the model.
+#[derive(Debug)]
+pub struct Projector {
+    pub file: Gguf,
+    /// Soft tokens of a picture, at most.
+    pub image_tokens: u32,
+}
+
+impl Projector {
+    fn path(&self) -> String {
+        self.file.files().first().map_or(String::new(), |file| file.path.display().to_string())
+    }
 }
 
 /// What is decided for a GPU besides.
@@ -59,13 +77,51 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
         config.context
     );
     ensure!(options.chunk != Some(0), "a chunk of 0 tokens: at least 1 is needed");
-    let graph = gemma4::graph(file, &config)?;
-    let chunk = options.chunk.unwrap_or(DEFAULT_CHUNK).min(context);
+    let vocab = vocab_from_metadata(file.metadata())?;
+    let projector = options.projector.as_deref();
+    let vision = match projector {
+        None => None,
+        Some(projector) => {
+            ensure!(options.cuda.is_none(), "towers run on the CPU so far: a plan with a projector has no GPU");
+            let vision = VisionConfig::read(&projector.file).with_context(|| projector.path())?;
+            gemma4::fits(&vision, &config).with_context(|| projector.path())?;
+            let tokens = vocab.as_ref().and_then(media::image_tokens);
+            let tokens =
+                tokens.context("the model's vocabulary lacks the tokens of pictures: <|image>, <|image|>, <image|>")?;
+            let tower = gemma4::vision_tower(&projector.file, &vision).with_context(|| projector.path())?;
+            Some(Vision { config: vision, tower, tokens })
+        }
+    };
+    let graph = match &vision {
+        None => gemma4::graph(file, &config)?,
+        Some(_) => {
+            let pad = file.metadata().optional("tokenizer.ggml.padding_token_id")?.unwrap_or(0);
+            gemma4::graph_with_soft_tokens(file, &config, pad)?
+        }
+    };
+    // A picture whose rows see each other is read in one pass.
+    let least = projector.filter(|_| config.sees_ahead()).map_or(1, |projector| projector.image_tokens);
+    ensure!(
+        least <= context && options.chunk.is_none_or(|chunk| least <= chunk),
+        "a picture of {least} soft tokens is read in one pass: --ctx and --chunk must be at least that, or --image-tokens less"
+    );
+    let chunk = options.chunk.unwrap_or(DEFAULT_CHUNK.max(least)).min(context);
     // On a GPU plan this program is what its steps mean; the GPU's own chunks are longer.
     let chunk = if options.cuda.is_some() { chunk.min(DEFAULT_CHUNK) } else { chunk };
     let kv = options.cuda.as_ref().map(|cuda| cuda.kv).or(options.kv).unwrap_or(KvType::F32);
     let program = cpu::lower(&graph, Limits { context, chunk, asked: chunk.min(ASKED), kv })?;
     let tensors = tensors_of(file, &graph)?;
+    let mut weights = weights_of(&graph, &tensors, 0);
+    let mut models = vec![(file, tensors)];
+    let mut towers = Vec::new();
+    let mut report = to_text(&graph);
+    if let (Some(projector), Some(vision)) = (projector, &vision) {
+        let tensors = tensors_of(&projector.file, &vision.tower.graph)?;
+        towers.push(vision.lower(projector.image_tokens, weights.len() as u32)?);
+        weights.extend(weights_of(&vision.tower.graph, &tensors, file.files().len() as u32));
+        models.push((&projector.file, tensors));
+        report += &format!("\n\ntower vision\n{}", to_text(&vision.tower.graph));
+    }
     let mut programs = Vec::new();
     if let Some(cuda) = &options.cuda {
         let chunk = options.chunk.unwrap_or(DEFAULT_CUDA_CHUNK);
@@ -85,32 +141,65 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
         model: Model {
             architecture: "gemma4".into(),
             name: config.name.clone(),
-            files: file.files().iter().map(|f| model_file(f, plan_dir)).collect::<Result<_>>()?,
-            fingerprint: file.fingerprint(tensors.iter().copied()),
+            files: models
+                .iter()
+                .flat_map(|(model, _)| model.files())
+                .map(|f| model_file(f, plan_dir))
+                .collect::<Result<_>>()?,
+            fingerprint: Gguf::fingerprint_of(&models),
             layers: config.layers.len() as u32,
             hidden: config.hidden,
             vocab_size: config.vocab_size,
             trained_context: config.context,
         },
         target: if cuda.is_some() { Target::Cuda } else { Target::Cpu },
-        weights: std::iter::zip(&graph.weights, &tensors)
-            .map(|(w, t)| Weight {
-                name: w.name.clone(),
-                dtype: w.dtype,
-                dims: w.dims.clone(),
-                file: t.file as u32,
-                offset: t.offset,
-                bytes: t.len,
-            })
-            .collect(),
+        weights,
         program,
         cuda,
         others,
-        vocab: vocab_from_metadata(file.metadata())?,
+        vocab,
         sampling: sampling(file)?,
         embedded: None,
-        report: to_text(&graph),
+        towers,
+        report,
     })
+}
+
+/// Where the weights of a graph lie, whose first file is the plan's `first_file`-th.
+fn weights_of(graph: &Graph, tensors: &[&TensorInfo], first_file: u32) -> Vec<Weight> {
+    let weight = |(w, t): (&gemma4c_graph::Weight, &&TensorInfo)| Weight {
+        name: w.name.clone(),
+        dtype: w.dtype,
+        dims: w.dims.clone(),
+        file: first_file + t.file as u32,
+        offset: t.offset,
+        bytes: t.len,
+    };
+    std::iter::zip(&graph.weights, tensors).map(weight).collect()
+}
+
+/// What is known of a vision tower before it is lowered.
+struct Vision {
+    config: VisionConfig,
+    tower: gemma4::VisionTower,
+    tokens: MediaTokens,
+}
+
+impl Vision {
+    fn lower(&self, image_tokens: u32, first_weight: u32) -> Result<Tower> {
+        let VisionConfig { patch, pool, .. } = self.config;
+        let patches = image_tokens * pool * pool;
+        let limits = Limits { context: patches, chunk: patches, asked: image_tokens, kv: KvType::F32 };
+        let stage = |(name, node): &(String, NodeId)| Stage { name: name.clone(), value: node.0 };
+        Ok(Tower {
+            name: "vision".into(),
+            program: cpu::lower_beside(&self.tower.graph, limits, first_weight)?,
+            patch,
+            pool,
+            tokens: self.tokens,
+            stages: self.tower.stages.iter().map(stage).collect(),
+        })
+    }
 }
 
 /// The target that this machine's GPU is; `None` for one that is older than all there are.

@@ -16,8 +16,8 @@ use crate::output;
 const PIECE: usize = 16 << 20;
 
 /// Writes a plan with the weights it was compiled from, under its name only once it is complete, and returns its size. `progress` is
-/// told the bytes of weights done and the bytes there are.
-pub fn write(plan: &mut Plan, model: &Gguf, path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<u64> {
+/// told the bytes of weights done and the bytes there are. `models` has the plan's files, in their order.
+pub fn write(plan: &mut Plan, models: &[&Gguf], path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<u64> {
     let cannot_write = || format!("cannot write {}", path.display());
     if let Err(why) = same_layout(plan) {
         bail!(
@@ -32,7 +32,7 @@ pub fn write(plan: &mut Plan, model: &Gguf, path: &Path, progress: &mut dyn FnMu
     // What it says of the weights is not known yet, but how long it is.
     file.seek(SeekFrom::Start(start)).with_context(cannot_write)?;
     let mut weights = Weights { file: &mut file, summing: Summing::default(), done: 0, total, progress };
-    write_weights(plan, model, &mut weights).with_context(cannot_write)?;
+    write_weights(plan, models, &mut weights).with_context(cannot_write)?;
     let (done, sums) = (weights.done, weights.summing.finish());
     ensure!(done == total, "{done} bytes of weights were written, {total} were planned");
     if let Some(embedded) = &mut plan.embedded {
@@ -46,9 +46,11 @@ pub fn write(plan: &mut Plan, model: &Gguf, path: &Path, progress: &mut dyn FnMu
     Ok(start + total)
 }
 
-fn write_weights(plan: &Plan, model: &Gguf, out: &mut Weights<'_>) -> Result<()> {
+fn write_weights(plan: &Plan, models: &[&Gguf], out: &mut Weights<'_>) -> Result<()> {
+    let of_files: Vec<&Gguf> = models.iter().flat_map(|model| model.files().iter().map(move |_| *model)).collect();
     let mut tensors = Vec::new();
     for weight in &plan.weights {
+        let model = of_files.get(weight.file as usize).with_context(|| format!("file {} is missing", weight.file))?;
         let tensor = model.tensor(&weight.name).with_context(|| format!("tensor {} is missing", weight.name))?;
         tensors.push(model.data(tensor));
     }

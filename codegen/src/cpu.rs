@@ -4,7 +4,7 @@
 //! from the declared graph to its steps should be too short to hide a mistake in.
 
 use gemma4c_graph::memory::{self, Lifetime};
-use gemma4c_graph::{Elem, Graph, Node, NodeId, Op, Rows};
+use gemma4c_graph::{Elem, Graph, Node, NodeId, Op, Rows, WeightId};
 use gemma4c_plan as plan;
 use gemma4c_plan::cuda::KvType;
 
@@ -30,10 +30,16 @@ pub enum LowerError {
 
 /// The program of a CPU plan. Weight indices are those of the graph's weights.
 pub fn lower(graph: &Graph, limits: Limits) -> Result<plan::Program, LowerError> {
+    lower_beside(graph, limits, 0)
+}
+
+/// The same of a graph whose weights stand behind others in the plan, from `first_weight` on. Of a tower's, the chunk is its
+/// patches and the asked rows are its soft tokens.
+pub fn lower_beside(graph: &Graph, limits: Limits, first_weight: u32) -> Result<plan::Program, LowerError> {
     let output = graph.output.ok_or(LowerError::NoOutput)?;
     let rows = |rows: Rows| match rows {
-        Rows::Chunk => limits.chunk as u64,
-        Rows::Asked => limits.asked as u64,
+        Rows::Chunk | Rows::Patches => limits.chunk as u64,
+        Rows::Asked | Rows::Soft => limits.asked as u64,
     };
     let mut last_read: Vec<usize> = (0..graph.nodes.len()).collect();
     for (id, node) in graph.iter() {
@@ -63,11 +69,13 @@ pub fn lower(graph: &Graph, limits: Limits) -> Result<plan::Program, LowerError>
         rows: match node.ty.rows {
             Rows::Chunk => plan::RowCount::Chunk,
             Rows::Asked => plan::RowCount::Asked,
+            Rows::Patches => plan::RowCount::Patches,
+            Rows::Soft => plan::RowCount::Soft,
         },
         width: node.ty.width,
     };
     let step = |(id, node): (NodeId, &Node)| plan::Step {
-        op: operation(&node.op),
+        op: operation(&node.op, first_weight),
         inputs: node.inputs.iter().map(|i| i.0).collect(),
         output: id.0,
     };
@@ -92,27 +100,41 @@ pub fn lower(graph: &Graph, limits: Limits) -> Result<plan::Program, LowerError>
     })
 }
 
-fn operation(op: &Op) -> plan::Op {
+fn operation(op: &Op, first_weight: u32) -> plan::Op {
+    let at = |weight: WeightId| first_weight + weight.0;
     match *op {
         Op::Tokens => plan::Op::Tokens,
-        Op::Gather { table } => plan::Op::Gather { table: table.0 },
+        Op::Gather { table } => plan::Op::Gather { table: at(table) },
         Op::TakeAsked => plan::Op::TakeAsked,
         Op::Columns { first, len } => plan::Op::Columns { first, len },
-        Op::MatMul { weight } => plan::Op::MatMul { weight: weight.0 },
+        Op::MatMul { weight } => plan::Op::MatMul { weight: at(weight) },
         Op::ExpertMatMul { weight, part } => {
-            plan::Op::ExpertMatMul { weight: weight.0, first: part.first, len: part.len }
+            plan::Op::ExpertMatMul { weight: at(weight), first: part.first, len: part.len }
         }
-        Op::RmsNorm { weight, group, eps } => plan::Op::RmsNorm { weight: weight.map(|w| w.0), group, eps },
+        Op::RmsNorm { weight, group, eps } => plan::Op::RmsNorm { weight: weight.map(at), group, eps },
         Op::Route { top_k } => plan::Op::Route { top_k },
-        Op::ExpertSum { scale } => plan::Op::ExpertSum { scale: scale.map(|w| w.0) },
+        Op::ExpertSum { scale } => plan::Op::ExpertSum { scale: scale.map(at) },
         Op::Add => plan::Op::Add,
         Op::Mul => plan::Op::Mul,
         Op::Scale { factor } => plan::Op::Scale { factor },
-        Op::MulWeight { weight } => plan::Op::MulWeight { weight: weight.0 },
+        Op::MulWeight { weight } => plan::Op::MulWeight { weight: at(weight) },
         Op::Gelu => plan::Op::Gelu,
         Op::Softcap { cap } => plan::Op::Softcap { cap },
-        Op::Rope { head_dim, base, factors } => plan::Op::Rope { head_dim, base, factors: factors.map(|w| w.0) },
+        Op::Rope { head_dim, base, factors } => plan::Op::Rope { head_dim, base, factors: factors.map(at) },
         Op::KvAppend { cache } => plan::Op::KvAppend { cache: cache.0 },
         Op::Attention { heads } => plan::Op::Attention { heads },
+        Op::AttentionAhead { heads } => plan::Op::AttentionAhead { heads },
+        Op::Patches { width } => plan::Op::Patches { width },
+        Op::GatherText { table, pad } => plan::Op::GatherText { table: at(table), pad },
+        Op::PlaceSoft => plan::Op::PlaceSoft,
+        Op::AxisRows { table, axis } => plan::Op::AxisRows { table: at(table), axis },
+        Op::SubMean => plan::Op::SubMean,
+        Op::GridMean { side } => plan::Op::GridMean { side },
+        Op::AddConstant { term } => plan::Op::AddConstant { term },
+        Op::AddWeight { weight } => plan::Op::AddWeight { weight: at(weight) },
+        Op::AtLeast { weight } => plan::Op::AtLeast { weight: at(weight) },
+        Op::AtMost { weight } => plan::Op::AtMost { weight: at(weight) },
+        Op::GridRope { head_dim, base } => plan::Op::GridRope { head_dim, base },
+        Op::FullAttention { heads } => plan::Op::FullAttention { heads },
     }
 }

@@ -71,6 +71,23 @@ impl Builder {
         self.push(Op::Gather { table }, &[tokens])
     }
 
+    /// A picture's patches, `width` numbers each.
+    pub fn patches(&mut self, width: u32) -> Value {
+        self.push(Op::Patches { width }, &[])
+    }
+
+    pub fn gather_text(&mut self, table: WeightId, pad: u32, tokens: Value) -> Value {
+        self.push(Op::GatherText { table, pad }, &[tokens])
+    }
+
+    pub fn place_soft(&mut self, x: Value) -> Value {
+        self.push(Op::PlaceSoft, &[x])
+    }
+
+    pub fn axis_rows(&mut self, table: WeightId, axis: u32) -> Value {
+        self.push(Op::AxisRows { table, axis }, &[])
+    }
+
     pub fn take_asked(&mut self, x: Value) -> Value {
         self.push(Op::TakeAsked, &[x])
     }
@@ -98,12 +115,21 @@ impl Builder {
         self.push(Op::RmsNorm { weight, group, eps }, &[x])
     }
 
+    /// A row less its mean.
+    pub fn sub_mean(&mut self, x: Value) -> Value {
+        self.push(Op::SubMean, &[x])
+    }
+
     pub fn route(&mut self, logits: Value, top_k: u32) -> Value {
         self.push(Op::Route { top_k }, &[logits])
     }
 
     pub fn expert_sum(&mut self, x: Value, routing: Value, scale: Option<WeightId>) -> Value {
         self.push(Op::ExpertSum { scale }, &[x, routing])
+    }
+
+    pub fn grid_mean(&mut self, x: Value, side: u32) -> Value {
+        self.push(Op::GridMean { side }, &[x])
     }
 
     pub fn add(&mut self, a: Value, b: Value) -> Value {
@@ -120,6 +146,22 @@ impl Builder {
 
     pub fn mul_weight(&mut self, x: Value, weight: WeightId) -> Value {
         self.push(Op::MulWeight { weight }, &[x])
+    }
+
+    pub fn add_constant(&mut self, x: Value, term: f32) -> Value {
+        self.push(Op::AddConstant { term }, &[x])
+    }
+
+    pub fn add_weight(&mut self, x: Value, weight: WeightId) -> Value {
+        self.push(Op::AddWeight { weight }, &[x])
+    }
+
+    pub fn at_least(&mut self, x: Value, weight: WeightId) -> Value {
+        self.push(Op::AtLeast { weight }, &[x])
+    }
+
+    pub fn at_most(&mut self, x: Value, weight: WeightId) -> Value {
+        self.push(Op::AtMost { weight }, &[x])
     }
 
     pub fn gelu(&mut self, x: Value) -> Value {
@@ -148,6 +190,18 @@ impl Builder {
 
     pub fn attention(&mut self, q: Value, kv: Value, heads: u32) -> Value {
         self.push(Op::Attention { heads }, &[q, kv])
+    }
+
+    pub fn attention_ahead(&mut self, q: Value, kv: Value, heads: u32) -> Value {
+        self.push(Op::AttentionAhead { heads }, &[q, kv])
+    }
+
+    pub fn grid_rope(&mut self, x: Value, head_dim: u32, base: f32) -> Value {
+        self.push(Op::GridRope { head_dim, base }, &[x])
+    }
+
+    pub fn full_attention(&mut self, q: Value, k: Value, v: Value, heads: u32) -> Value {
+        self.push(Op::FullAttention { heads }, &[q, k, v])
     }
 
     /// Declares the graph's result.

@@ -20,7 +20,7 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
     }
     // Every input of most operations is a row of f32; the exceptions are checked in their own arms.
     let x = inputs.first().copied().unwrap_or(Type::f32(Rows::Chunk, 0));
-    let wants_f32 = !matches!(op, Op::Tokens | Op::Gather { .. });
+    let wants_f32 = !matches!(op, Op::Tokens | Op::Gather { .. } | Op::GatherText { .. });
     if wants_f32 && x.elem != Elem::F32 {
         return fail(format!("needs f32 rows, was given {x}"));
     }
@@ -32,9 +32,35 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
             }
             Ok(Type::f32(x.rows, matrix_inputs(graph, op, table)?))
         }
+        Op::Patches { width } => match width {
+            0 => fail("a patch has no pixels".into()),
+            _ => Ok(Type::f32(Rows::Patches, width)),
+        },
+        Op::GatherText { table, pad } => {
+            if x.elem != Elem::Token {
+                return fail(format!("needs tokens, was given {x}"));
+            }
+            let (width, w) = (matrix_inputs(graph, op, table)?, graph.weight(table));
+            if pad as u64 >= w.dim(1) {
+                return fail(format!("{} {:?} has no row {pad}", w.name, w.dims));
+            }
+            Ok(Type::f32(x.rows, width))
+        }
+        Op::PlaceSoft => match x.rows {
+            Rows::Chunk => Ok(x),
+            _ => fail(format!("soft tokens stand among the tokens of a chunk, not in {x}")),
+        },
+        Op::AxisRows { table, axis } => {
+            let w = graph.weight(table);
+            if w.dims.len() != 3 || axis as u64 >= w.dim(2) {
+                return fail(format!("{} {:?} has no table for axis {axis}", w.name, w.dims));
+            }
+            Ok(Type::f32(Rows::Patches, narrow(op, w, w.dim(0))?))
+        }
         Op::TakeAsked => match x.rows {
             Rows::Chunk => Ok(Type { rows: Rows::Asked, ..x }),
             Rows::Asked => fail("its input holds only the asked rows already".into()),
+            Rows::Patches | Rows::Soft => fail(format!("nobody asks for rows of {x}")),
         },
         Op::Columns { first, len } => match first.checked_add(len) {
             Some(end) if len > 0 && end <= x.width => Ok(Type { width: len, ..x }),
@@ -85,14 +111,18 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
             }
             Ok(Type { width: x.width / slots, ..x })
         }
+        Op::GridMean { side } => match (x.rows, side) {
+            (Rows::Patches, 1..) => Ok(Type { rows: Rows::Soft, ..x }),
+            _ => fail(format!("squares of {side} by {side} patches cannot be taken of {x}")),
+        },
         Op::Add | Op::Mul => {
             if inputs[0] != inputs[1] {
                 return fail(format!("{} and {} differ", inputs[0], inputs[1]));
             }
             Ok(x)
         }
-        Op::Scale { .. } | Op::Gelu | Op::Softcap { .. } => Ok(x),
-        Op::MulWeight { weight } => {
+        Op::SubMean | Op::Scale { .. } | Op::AddConstant { .. } | Op::Gelu | Op::Softcap { .. } => Ok(x),
+        Op::MulWeight { weight } | Op::AddWeight { weight } | Op::AtLeast { weight } | Op::AtMost { weight } => {
             let w = graph.weight(weight);
             if w.dims.len() != 1 || (w.dim(0) != 1 && w.dim(0) != x.width as u64) {
                 return fail(format!("{} {:?} does not fit rows {} wide", w.name, w.dims, x.width));
@@ -100,6 +130,9 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
             Ok(x)
         }
         Op::Rope { head_dim, factors, .. } => {
+            if matches!(x.rows, Rows::Patches | Rows::Soft) {
+                return fail(format!("{x} have no position in a sequence"));
+            }
             if !head_dim.is_multiple_of(2) {
                 return fail(format!("a head of {head_dim} has no two halves to rotate"));
             }
@@ -121,7 +154,7 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
             }
             Ok(Type { elem: Elem::Kv(cache), ..want })
         }
-        Op::Attention { heads } => {
+        Op::Attention { heads } | Op::AttentionAhead { heads } => {
             let Elem::Kv(cache) = inputs[1].elem else {
                 return fail(format!("needs a cache, was given {}", inputs[1]));
             };
@@ -132,6 +165,30 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
                     "{heads} heads of {dim} over {kv_heads} kv heads do not fit rows {} wide",
                     x.width
                 ));
+            }
+            Ok(x)
+        }
+        Op::GridRope { head_dim, .. } => {
+            if head_dim == 0 || !head_dim.is_multiple_of(4) {
+                return fail(format!("a head of {head_dim} has no four quarters to rotate"));
+            }
+            if !x.width.is_multiple_of(head_dim) {
+                return fail(format!("heads of {head_dim} do not divide rows {} wide", x.width));
+            }
+            if x.rows != Rows::Patches {
+                return fail(format!("only patches lie in a grid, not {x}"));
+            }
+            Ok(x)
+        }
+        Op::FullAttention { heads } => {
+            if inputs.iter().any(|input| *input != x) {
+                return fail(format!("{}, {} and {} differ", inputs[0], inputs[1], inputs[2]));
+            }
+            if heads == 0 || !x.width.is_multiple_of(heads) {
+                return fail(format!("{heads} heads do not divide rows {} wide", x.width));
+            }
+            if x.rows != Rows::Patches {
+                return fail(format!("only patches see each other, not {x}"));
             }
             Ok(x)
         }

@@ -15,10 +15,18 @@ pub enum Op {
     // -- Sources -------------------------------------------------------------------------------------------------------
     /// The chunk's token ids.
     Tokens,
+    /// A picture's patches, as their pixels.
+    Patches { width: u32 },
 
     // -- Choosing rows -------------------------------------------------------------------------------------------------
     /// Row `token` of a table, decoded. Inputs: tokens.
     Gather { table: WeightId },
+    /// The same, but row `pad` where a soft token stands in the token's place. Inputs: tokens.
+    GatherText { table: WeightId, pad: u32 },
+    /// The soft tokens that towers made, in place of the rows of their placeholders. Inputs: x.
+    PlaceSoft,
+    /// Row `coordinate` of slice `axis` of a table: where each patch lies along one axis of the grid (0: its column, 1: its row).
+    AxisRows { table: WeightId, axis: u32 },
     /// Only the rows whose logits are asked for. Inputs: x.
     TakeAsked,
     /// Columns `first .. first + len` of every row. Inputs: x.
@@ -33,10 +41,14 @@ pub enum Op {
     // -- Reductions ----------------------------------------------------------------------------------------------------
     /// `x * (mean(x²) + eps)^-½ [* w]` over each `group` consecutive values (a whole row, or an attention head). Inputs: x.
     RmsNorm { weight: Option<WeightId>, group: u32, eps: f32 },
+    /// `x - mean(x)` over the whole row. Inputs: x.
+    SubMean,
     /// The `top_k` largest logits with the softmax over just these. Inputs: logits.
     Route { top_k: u32 },
     /// `Σ_j w_j * scale[e_j] * x_j` over the row's experts. Inputs: x (one row a slot), routing.
     ExpertSum { scale: Option<WeightId> },
+    /// The mean of each square of `side` by `side` patches, as a soft token. Inputs: x.
+    GridMean { side: u32 },
 
     // -- Element-wise --------------------------------------------------------------------------------------------------
     /// Inputs: a, b.
@@ -47,6 +59,14 @@ pub enum Op {
     Scale { factor: f32 },
     /// By a weight vector as wide as the row, or of one element. Inputs: x.
     MulWeight { weight: WeightId },
+    /// Inputs: x.
+    AddConstant { term: f32 },
+    /// A weight vector as wide as the row, or of one element. Inputs: x.
+    AddWeight { weight: WeightId },
+    /// The larger of `x` and a weight, which is a vector as wide as the row, or one element. Inputs: x.
+    AtLeast { weight: WeightId },
+    /// The smaller of the two. Inputs: x.
+    AtMost { weight: WeightId },
     /// The tanh form of GELU. Inputs: x.
     Gelu,
     /// `cap * tanh(x / cap)`. Inputs: x.
@@ -59,6 +79,13 @@ pub enum Op {
     KvAppend { cache: CacheId },
     /// `softmax(q kᵀ) v`, causal, unscaled, within the cache's window. Inputs: q, kv.
     Attention { heads: u32 },
+    /// The same, but soft tokens of one picture also see those of it that come after them. Inputs: q, kv.
+    AttentionAhead { heads: u32 },
+    /// Rotates the first half of each head by the patch's column, the second by its row: the pairs (i, i + head_dim/4) of a half by
+    /// `coordinate * base^(-4i/head_dim)`. Inputs: x.
+    GridRope { head_dim: u32, base: f32 },
+    /// `softmax(q kᵀ) v` over all rows of the pass, unscaled, without a cache. Inputs: q, k, v.
+    FullAttention { heads: u32 },
 }
 
 impl Op {
@@ -66,36 +93,51 @@ impl Op {
     pub const fn name(&self) -> &'static str {
         match self {
             Op::Tokens => "tokens",
+            Op::Patches { .. } => "patches",
             Op::Gather { .. } => "gather",
+            Op::GatherText { .. } => "gather_text",
+            Op::PlaceSoft => "place_soft",
+            Op::AxisRows { .. } => "axis_rows",
             Op::TakeAsked => "take_asked",
             Op::Columns { .. } => "columns",
             Op::MatMul { .. } => "matmul",
             Op::ExpertMatMul { .. } => "expert_matmul",
             Op::RmsNorm { .. } => "rms_norm",
+            Op::SubMean => "sub_mean",
             Op::Route { .. } => "route",
             Op::ExpertSum { .. } => "expert_sum",
+            Op::GridMean { .. } => "grid_mean",
             Op::Add => "add",
             Op::Mul => "mul",
             Op::Scale { .. } => "scale",
             Op::MulWeight { .. } => "mul_weight",
+            Op::AddConstant { .. } => "add_constant",
+            Op::AddWeight { .. } => "add_weight",
+            Op::AtLeast { .. } => "at_least",
+            Op::AtMost { .. } => "at_most",
             Op::Gelu => "gelu",
             Op::Softcap { .. } => "softcap",
             Op::Rope { .. } => "rope",
             Op::KvAppend { .. } => "kv_append",
             Op::Attention { .. } => "attention",
+            Op::AttentionAhead { .. } => "attention_ahead",
+            Op::GridRope { .. } => "grid_rope",
+            Op::FullAttention { .. } => "full_attention",
         }
     }
 
     /// How many values it reads.
     pub const fn arity(&self) -> usize {
         match self {
-            Op::Tokens => 0,
+            Op::Tokens | Op::Patches { .. } | Op::AxisRows { .. } => 0,
             Op::Add
             | Op::Mul
             | Op::KvAppend { .. }
             | Op::Attention { .. }
+            | Op::AttentionAhead { .. }
             | Op::ExpertMatMul { .. }
             | Op::ExpertSum { .. } => 2,
+            Op::FullAttention { .. } => 3,
             _ => 1,
         }
     }
@@ -104,7 +146,9 @@ impl Op {
     pub const fn weight(&self) -> Option<WeightId> {
         match *self {
             Op::Gather { table: w } | Op::MatMul { weight: w } | Op::ExpertMatMul { weight: w, .. } => Some(w),
-            Op::MulWeight { weight: w } => Some(w),
+            Op::GatherText { table: w, .. } | Op::AxisRows { table: w, .. } => Some(w),
+            Op::MulWeight { weight: w } | Op::AddWeight { weight: w } => Some(w),
+            Op::AtLeast { weight: w } | Op::AtMost { weight: w } => Some(w),
             Op::RmsNorm { weight, .. } => weight,
             Op::ExpertSum { scale } => scale,
             Op::Rope { factors, .. } => factors,
@@ -114,6 +158,18 @@ impl Op {
 
     /// Whether each output element depends on the same element of each input alone.
     pub const fn is_elementwise(&self) -> bool {
-        matches!(self, Op::Add | Op::Mul | Op::Scale { .. } | Op::MulWeight { .. } | Op::Gelu | Op::Softcap { .. })
+        matches!(
+            self,
+            Op::Add
+                | Op::Mul
+                | Op::Scale { .. }
+                | Op::MulWeight { .. }
+                | Op::AddConstant { .. }
+                | Op::AddWeight { .. }
+                | Op::AtLeast { .. }
+                | Op::AtMost { .. }
+                | Op::Gelu
+                | Op::Softcap { .. }
+        )
     }
 }

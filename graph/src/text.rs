@@ -87,6 +87,11 @@ fn parameters(graph: &Graph, node: &Node) -> Vec<String> {
             out.extend((group != node.ty.width).then(|| format!("group={group}")));
             out.push(format!("eps={eps:e}"));
         }
+        Op::GatherText { pad, .. } => out.push(format!("pad={pad}")),
+        Op::AxisRows { axis, .. } => out.push(format!("axis={axis}")),
+        Op::GridMean { side } => out.push(format!("side={side}")),
+        Op::AddConstant { term } => out.push(format!("term={term}")),
+        Op::GridRope { head_dim, base } => out.extend([format!("head_dim={head_dim}"), format!("base={base:e}")]),
         Op::Route { top_k } => out.push(format!("top_k={top_k}")),
         Op::Scale { factor } => out.push(format!("factor={factor}")),
         Op::Softcap { cap } => out.push(format!("cap={cap}")),
@@ -96,7 +101,9 @@ fn parameters(graph: &Graph, node: &Node) -> Vec<String> {
             out.extend([format!("kv_heads={}", c.kv_heads), format!("head_dim={}", c.head_dim)]);
             out.extend(c.window.map(|w| format!("window={w}")));
         }
-        Op::Attention { heads } => out.push(format!("heads={heads}")),
+        Op::Attention { heads } | Op::AttentionAhead { heads } | Op::FullAttention { heads } => {
+            out.push(format!("heads={heads}"));
+        }
         _ => {}
     }
     out
@@ -104,8 +111,10 @@ fn parameters(graph: &Graph, node: &Node) -> Vec<String> {
 
 fn weight_text(graph: &Graph, layer: Option<u32>, id: WeightId) -> String {
     let w = graph.weight(id);
-    let own = layer.and_then(|l| w.name.strip_prefix(&format!("blk.{l}.")));
-    let name = own.map_or(w.name.clone(), |rest| format!("blk.N.{rest}"));
+    // A tower's tensors have a word before that: `v.blk.3.`.
+    let own = layer.and_then(|l| w.name.split_once(&format!("blk.{l}.")));
+    let own = own.filter(|(before, _)| before.is_empty() || before.ends_with('.'));
+    let name = own.map_or(w.name.clone(), |(before, rest)| format!("{before}blk.N.{rest}"));
     format!("{name} {}{:?}", w.dtype, w.dims)
 }
 

@@ -25,6 +25,10 @@ pub enum Rows {
     Chunk,
     /// One row for every token whose logits are asked for.
     Asked,
+    /// Of a tower: one row for every patch of the picture.
+    Patches,
+    /// Of a tower: one row for every soft token that it makes of the picture.
+    Soft,
 }
 
 /// The type of a value.
@@ -46,6 +50,8 @@ impl fmt::Display for Type {
         let rows = match self.rows {
             Rows::Chunk => "rows",
             Rows::Asked => "asked",
+            Rows::Patches => "patches",
+            Rows::Soft => "soft",
         };
         match self.elem {
             Elem::Token => write!(f, "token[{rows}]"),

@@ -53,7 +53,7 @@ pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
                 return Err(VerifyError::Order { node: name, input: graph.full_name(input) });
             }
             if let Elem::Kv(cache) = graph.node(input).ty.elem
-                && !matches!(node.op, Op::Attention { .. })
+                && !matches!(node.op, Op::Attention { .. } | Op::AttentionAhead { .. })
             {
                 return Err(VerifyError::CacheRead { node: name, layer: graph.cache(cache).layer });
             }

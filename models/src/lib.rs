@@ -4,6 +4,7 @@
 //! - `gemma4` reads a configuration from such a file and declares the forward pass: the only place in the project that
 //!   names a model's parts;
 //! - `tokenizer` and `chat` are the text side, made from the file's own vocabulary and template;
+//! - `media` is the picture side: files to the patches that a tower reads;
 //! - `synth` writes random models of the real shapes.
 //!
 //! Nothing here runs a model or chooses a kernel. Files, vocabularies and templates are not trusted: each module says what
@@ -12,5 +13,6 @@
 pub mod chat;
 pub mod gemma4;
 pub mod gguf;
+pub mod media;
 pub mod synth;
 pub mod tokenizer;

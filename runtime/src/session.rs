@@ -1,9 +1,10 @@
 //! One sequence of tokens through a model, on whatever runs its plan: an engine's device, of which it has all, or the CPU's executor, which shows
 //! every value on the way.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use gemma4c_plan::Plan;
+use gemma4c_plan::{Plan, RowCount, Value};
 
 use crate::backend::Backend;
 use crate::cpu::{Executor, Pass, Room, Span, Tap};
@@ -12,8 +13,10 @@ use crate::engine::{AskedRow, BackendDevice, BackendOptions, Chunk, Device, Limi
 use crate::{ModelLocation, RuntimeError};
 
 pub use generate::{End, Request};
+pub use media::{Patches, Soft};
 
 mod generate;
+mod media;
 
 /// Which of the tokens fed want logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,7 @@ pub struct Session {
     seen: Vec<u32>,
     /// Positions whose keys and values were written since the last reset: beyond `seen` where the sequence went back.
     written: u32,
+    media: media::Media,
 }
 
 /// What runs the plan.
@@ -45,7 +49,7 @@ impl Session {
         let room = Room::for_one(&plan);
         let plan = Arc::new(plan);
         let on = On::Cpu(Box::new(Executor::open(Arc::clone(&plan), location, room)?));
-        Ok(Session { plan, on, seen: Vec::new(), written: 0 })
+        Ok(Session { plan, on, seen: Vec::new(), written: 0, media: media::Media::default() })
     }
 
     /// Runs on the first GPU, by the program of the plan that fits it. All its memory is allocated and all weights are loaded; `progress` is told the bytes done and the
@@ -70,7 +74,8 @@ impl Session {
         let mut device = BackendDevice::for_any(&plan, backend, BackendOptions::default())?;
         let pages = device.limits().blocks_for(plan.program.context);
         device.set_pages(SLOT, &(0..pages).collect::<Vec<u32>>())?;
-        Ok(Session { plan, on: On::Device(Box::new(device)), seen: Vec::new(), written: 0 })
+        let on = On::Device(Box::new(device));
+        Ok(Session { plan, on, seen: Vec::new(), written: 0, media: media::Media::default() })
     }
 
     pub fn plan(&self) -> &Plan {
@@ -108,6 +113,11 @@ impl Session {
             On::Cpu(_) => self.plan.program.chunk,
             On::Device(device) => device.limits().chunk(),
         }
+    }
+
+    /// How the next `tokens` tokens are cut into chunks.
+    pub fn pieces(&self, tokens: usize) -> Vec<Range<usize>> {
+        self.media.pieces(&self.plan.program, self.seen.len(), tokens, self.chunk() as usize)
     }
 
     /// How many tokens have been fed.
@@ -239,9 +249,10 @@ impl Session {
         let vocab_size = self.plan.model.vocab_size as usize;
         let most = if asked == Asked::All { program.asked.min(program.chunk) } else { program.chunk };
         let chunk = chunk.unwrap_or(most).clamp(1, most) as usize;
-        for (index, piece) in tokens.chunks(chunk).enumerate() {
-            let first = index * chunk;
-            let is_last = first + piece.len() == tokens.len();
+        let position = self.seen.len();
+        for Range { start: first, end } in self.media.pieces(program, position, tokens.len(), chunk) {
+            let piece = &tokens[first..end];
+            let is_last = end == tokens.len();
             let rows = match asked {
                 Asked::All => 0..piece.len(),
                 Asked::Last if is_last => piece.len() - 1..piece.len(),
@@ -249,10 +260,25 @@ impl Session {
             };
             let rows: Vec<usize> = rows.collect();
             let span = Span { slot: 0, first_position: self.seen.len() + first, rows: piece.len() };
-            let pass = Pass { tokens: piece, spans: &[span], asked: &rows };
-            let out = executor.run(&pass, tap);
-            for (row, values) in rows.into_iter().zip(out.chunks_exact(vocab_size)) {
-                logits(first + row, values);
+            let positions = span.first_position..span.first_position + span.rows;
+            let soft = self.media.within(positions, self.plan.model.hidden as usize);
+            // A picture that must not be cut may be more rows than a pass has logits for: the pass is repeated.
+            let most = program.asked as usize;
+            let parts = if rows.is_empty() { vec![&rows[..]] } else { rows.chunks(most).collect() };
+            for (part, asked) in parts.into_iter().enumerate() {
+                let is_new = |name: &str| {
+                    let of_asked = |value: &Value| value.rows == RowCount::Asked && value.name == name;
+                    part == 0 || program.values.iter().any(of_asked)
+                };
+                let pass = Pass { tokens: piece, spans: &[span], asked, soft: &soft, picture: None };
+                let out = executor.run(&pass, &mut |name, width, values| {
+                    if is_new(name) {
+                        tap(name, width, values);
+                    }
+                });
+                for (row, values) in asked.iter().zip(out.chunks_exact(vocab_size)) {
+                    logits(first + row, values);
+                }
             }
         }
         self.append(tokens);

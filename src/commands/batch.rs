@@ -163,6 +163,8 @@ struct Reader {
     defaults: Defaults,
     vocab: Option<Vocab>,
     vocab_size: u32,
+    /// Tokens that hold the places of pictures.
+    placeholders: Vec<u32>,
     tokenizer: Option<Tokenizer>,
     template: Option<ChatTemplate>,
     stop: Arc<[u32]>,
@@ -179,6 +181,7 @@ impl Reader {
         Ok(Reader {
             defaults,
             vocab_size: plan.model.vocab_size,
+            placeholders: plan.towers.iter().map(|tower| tower.tokens.placeholder).collect(),
             tokenizer: vocab.as_ref().map(Tokenizer::new).transpose()?,
             template: template.map(ChatTemplate::new).transpose()?,
             stop: vocab.as_ref().map(|vocab| vocab.stop.clone()).unwrap_or_default().into(),
@@ -193,6 +196,9 @@ impl Reader {
             bail!("unknown field {unknown:?}; there are {}", FIELDS.join(", "));
         }
         let (prompt, snapshot_at) = self.prompt(&fields)?;
+        if let Some(token) = prompt.iter().find(|token| self.placeholders.contains(token)) {
+            bail!("token {token} holds the place of a picture, and prompts of a file have none: use run --image");
+        }
         let sampling = Sampling {
             temperature: number(&fields, "temperature")?.map_or(self.defaults.sampling.temperature, |n| n as f32),
             top_p: number(&fields, "top_p")?.map_or(self.defaults.sampling.top_p, |n| n as f32),

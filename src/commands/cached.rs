@@ -99,7 +99,7 @@ impl ModelArgs {
             vram: self.vram,
             disabled: passes::switched_off(&[], &[]),
         });
-        Ok(Options { context: self.ctx, chunk: None, kv: Some(kv), cuda })
+        Ok(Options { context: self.ctx, kv: Some(kv), cuda, ..Options::default() })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
@@ -9,11 +10,12 @@ use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::passes::{self, PASSES};
 use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_models::gguf::Gguf;
+use gemma4c_plan::Tower;
 use gemma4c_plan::cuda::{Cuda, KvType};
 use gemma4c_runtime::machine;
 
-use super::{Outcome, plan_file};
-use crate::compile::{self, CudaOptions, DEFAULT_CONTEXT};
+use super::{Outcome, media, plan_file};
+use crate::compile::{self, CudaOptions, DEFAULT_CONTEXT, Projector};
 use crate::{embed, output, progress};
 
 /// Compile a GGUF model to a plan.
@@ -29,6 +31,14 @@ pub struct Args {
     /// Where to write the plan.
     #[arg(short, long, value_name = "PLAN.bin")]
     output: PathBuf,
+
+    /// The model's projector file (mmproj), which lets it read pictures. So far on a CPU.
+    #[arg(long, value_name = "MMPROJ.gguf")]
+    mmproj: Option<PathBuf>,
+
+    /// With --mmproj: soft tokens of a picture that the plan has room for: 70, 140, 280, 560 or 1120
+    #[arg(long, value_name = "N", requires = "mmproj", default_value = "280", value_parser = media::budget)]
+    image_tokens: u32,
 
     /// What the plan will run on.
     #[arg(long, value_enum, default_value = "auto")]
@@ -162,11 +172,18 @@ pub fn run(args: &Args) -> Result<Outcome> {
             disabled: passes_off(args)?,
         }),
     };
-    let options = compile::Options { context: args.ctx, chunk: args.chunk, kv: Some(kv), cuda };
+    ensure!(!for_gpu || args.mmproj.is_none(), "--mmproj: towers run on the CPU so far; compile with --target cpu");
+    let projector = match &args.mmproj {
+        Some(path) => Some(Arc::new(Projector { file: Gguf::open(path)?, image_tokens: args.image_tokens })),
+        None => None,
+    };
+    let options =
+        compile::Options { context: args.ctx, chunk: args.chunk, kv: Some(kv), cuda, projector: projector.clone() };
     let mut plan = compile::compile(&file, output::folder(&args.output), &options)?;
     let bytes = if args.embed_weights {
         let bar = progress::bytes("packing weights", 0);
-        let written = embed::write(&mut plan, &file, &args.output, &mut |done, total| {
+        let models: Vec<&Gguf> = std::iter::once(&file).chain(projector.iter().map(|p| &p.file)).collect();
+        let written = embed::write(&mut plan, &models, &args.output, &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
         });
@@ -183,7 +200,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
             };
             plan.programs().map(of).collect::<Vec<_>>().join("; ")
         }
-        None => format!("cpu: {} steps", plan.program.steps.len()),
+        None => {
+            let tower = |tower: &Tower| format!(", {} of its {} tower", tower.program.steps.len(), tower.name);
+            let towers: String = plan.towers.iter().map(tower).collect();
+            format!("cpu: {} steps{towers}", plan.program.steps.len())
+        }
     };
     eprintln!(
         "{}: {what}, context {}, {} in {:.2} s",

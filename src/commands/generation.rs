@@ -87,15 +87,15 @@ impl Generation {
     /// Feeds all but the last chunk of a prompt, with a bar.
     fn prefill<'a>(&mut self, prompt: &'a [u32]) -> Result<Prompt<'a>> {
         self.check_room(prompt.len())?;
-        let chunk = self.session.chunk() as usize;
-        let (first, last_chunk) = prompt.split_at(prompt.len().div_ceil(chunk).saturating_sub(1) * chunk);
+        let mut pieces = self.session.pieces(prompt.len());
+        let last = pieces.pop().unwrap_or_default();
         let bar = progress::tokens("reading", prompt.len() as u64);
-        for piece in first.chunks(chunk) {
-            self.session.feed(piece, Asked::None, None, |_, _| {})?;
+        for piece in pieces {
+            self.session.feed(&prompt[piece.clone()], Asked::None, None, |_, _| {})?;
             bar.inc(piece.len() as u64);
         }
         bar.finish_and_clear();
-        Ok(Prompt { tokens: prompt.len(), last_chunk })
+        Ok(Prompt { tokens: prompt.len(), last_chunk: &prompt[last] })
     }
 
     /// A prompt that does not fit is refused before its first chunk is computed.

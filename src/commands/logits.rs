@@ -5,10 +5,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_plan::{Kind, Program, RowCount};
+use gemma4c_plan::{Kind, Plan, Program, RowCount, Tower};
 use gemma4c_runtime::Asked;
 use tempfile::NamedTempFile;
 
+use super::media::{MediaArgs, Pictures};
 use super::tokenize::parse_ids;
 use super::{Outcome, plan_file::PlanArgs};
 use crate::{output, progress};
@@ -38,7 +39,12 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     chunk: Option<u32>,
 
-    /// Also write this intermediate value, under its own name. May be repeated; `gemma4c inspect --graph` lists the names.
+    // Pictures take the places that the tokens hold for them, a placeholder for each soft token.
+    #[command(flatten)]
+    media: MediaArgs,
+
+    /// Also write this intermediate value, under its own name. May be repeated; `gemma4c inspect --graph` lists the names. Of picture I
+    /// there are image.I.pixel_values, vision.I.projected and the stages between, such as vision.I.patch_embed, vision.I.hidden.LAYER and vision.I.pooled.
     #[arg(long, value_name = "NAME")]
     tap: Vec<String>,
 
@@ -56,8 +62,26 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let mut session = args.plan.open()?;
     let (prompt, decoded) = tokens.split_at(prefill);
     let skipped = if args.all { 0 } else { prefill - 1 };
-    let shapes = shapes(&session.plan().program, &args.tap, tokens.len(), tokens.len() - skipped)?;
+    let pictures = args.media.read(session.plan())?;
+    let (of_pictures, of_text) = args.tap.iter().partition::<Vec<&String>, _>(|tap| Wanted::is_one(tap));
+    let mut shapes = shapes(&session.plan().program, &of_text, tokens.len(), tokens.len() - skipped)?;
+    let picture_taps = of_pictures.iter().map(|tap| Wanted::find(session.plan(), &pictures, tap));
+    let picture_taps = picture_taps.collect::<Result<Vec<_>>>()?;
+    shapes.extend(picture_taps.iter().map(|tap| (tap.name.clone(), tap.shape)));
     let file = Tensors::create(&args.output, &shapes)?;
+    let mut seen: Result<()> = Ok(());
+    let media = pictures.look(&mut session, &mut |picture, value, _, rows| {
+        for tap in picture_taps.iter().filter(|tap| tap.picture == picture && tap.value == value) {
+            if seen.is_ok() {
+                seen = file.write(&tap.name, 0, rows);
+            }
+        }
+    })?;
+    seen?;
+    for tap in picture_taps.iter().filter(|tap| tap.value.is_empty()) {
+        file.write(&tap.name, 0, &pixel_values(session.plan(), &pictures, tap.picture))?;
+    }
+    session.set_soft(&tokens, &media)?;
 
     // Positions of the taps' next rows; a row is counted where it was made, chunk after chunk.
     let mut next: BTreeMap<String, usize> = BTreeMap::new();
@@ -71,20 +95,20 @@ pub fn run(args: &Args) -> Result<Outcome> {
     };
     let mut tap_failed: Result<()> = Ok(());
     let mut tap = |name: &str, width: usize, rows: &mut [f32]| {
-        if args.tap.iter().any(|t| t == name) && tap_failed.is_ok() {
+        if of_text.iter().any(|t| *t == name) && tap_failed.is_ok() {
             let row = next.entry(name.to_string()).or_default();
             tap_failed = file.write(name, *row * width, rows);
             *row += rows.len() / width;
         }
     };
-    match args.tap.is_empty() {
+    match of_text.is_empty() {
         true => session.feed(prompt, asked, args.chunk, &mut write)?,
         false => session.feed_tapped(prompt, asked, args.chunk, &mut tap, &mut write)?,
     }
     bar.set_position(prefill as u64);
     for (index, token) in decoded.iter().enumerate() {
         let row = prefill + index;
-        match args.tap.is_empty() {
+        match of_text.is_empty() {
             true => session.decode(*token, |values| write(row, values))?,
             false => {
                 let token = std::slice::from_ref(token);
@@ -101,16 +125,68 @@ pub fn run(args: &Args) -> Result<Outcome> {
 }
 
 /// Names and shapes of what will be written.
-fn shapes(program: &Program, taps: &[String], tokens: usize, rows: usize) -> Result<Vec<(String, [usize; 2])>> {
+fn shapes(program: &Program, taps: &[&String], tokens: usize, rows: usize) -> Result<Vec<(String, [usize; 2])>> {
     let output = &program.values[program.output as usize];
     let mut shapes = vec![("logits".to_string(), [rows, output.width as usize])];
     for tap in taps {
-        let value = program.values.iter().find(|v| v.name == *tap && matches!(v.kind, Kind::Floats { .. }));
+        let value = program.values.iter().find(|v| v.name == **tap && matches!(v.kind, Kind::Floats { .. }));
         let Some(value) = value else { bail!("the plan has no value called {tap} to tap") };
         let rows = if value.rows == RowCount::Chunk { tokens } else { rows };
-        shapes.push((tap.clone(), [rows, value.width as usize]));
+        shapes.push((tap.to_string(), [rows, value.width as usize]));
     }
     Ok(shapes)
+}
+
+/// A value of a picture that is to be written: of a tower, or the pixels that it reads.
+struct Wanted {
+    name: String,
+    picture: usize,
+    /// The value's name in the tower's program; empty for the pixels.
+    value: String,
+    shape: [usize; 2],
+}
+
+impl Wanted {
+    fn is_one(tap: &str) -> bool {
+        tap.starts_with("vision.") || tap.starts_with("image.")
+    }
+
+    fn find(plan: &Plan, pictures: &Pictures, tap: &str) -> Result<Wanted> {
+        let mut words = tap.splitn(3, '.');
+        let (of, picture, stage) = (words.next(), words.next().and_then(|n| n.parse::<usize>().ok()), words.next());
+        let tower = plan.towers.get(pictures.tower);
+        let (Some(tower), Some(of), Some(picture), Some(stage)) = (tower, of, picture, stage) else {
+            bail!("the plan has no value called {tap} to tap")
+        };
+        let Some(patches) = pictures.patches.get(picture) else {
+            bail!("--tap {tap}: there are {} pictures, counted from 0", pictures.patches.len())
+        };
+        let count = (patches.columns * patches.rows) as usize;
+        let (value, shape) = match (of, stage) {
+            ("image", "pixel_values") => (String::new(), [count, tower.patch_width() as usize]),
+            ("vision", stage) => tower_value(tower, stage, count).with_context(|| format!("no {tap} to tap"))?,
+            _ => bail!("the plan has no value called {tap} to tap"),
+        };
+        Ok(Wanted { name: tap.into(), picture, value, shape })
+    }
+}
+
+/// A value of a tower by its stage's name or by its own, and its shape for a picture of so many patches.
+fn tower_value(tower: &Tower, name: &str, patches: usize) -> Option<(String, [usize; 2])> {
+    let staged = tower.stages.iter().find(|stage| stage.name == name).map(|stage| stage.value as usize);
+    let index = staged.or_else(|| tower.program.values.iter().position(|value| value.name == name))?;
+    let value = &tower.program.values[index];
+    let soft = patches / (tower.pool * tower.pool) as usize;
+    let rows = if value.rows == RowCount::Soft { soft } else { patches };
+    matches!(value.kind, Kind::Floats { .. }).then(|| (value.name.clone(), [rows, value.width as usize]))
+}
+
+/// The pixels of a picture's patches in the order of the reference: row, column, channel.
+fn pixel_values(plan: &Plan, pictures: &Pictures, picture: usize) -> Vec<f32> {
+    let pixels = plan.towers[pictures.tower].patch.pow(2) as usize;
+    let patches = pictures.patches[picture].values.chunks_exact(3 * pixels);
+    let pixel = |patch: &[f32], at: usize| [0, 1, 2].map(|channel| patch[channel * pixels + at]);
+    patches.flat_map(|patch| (0..pixels).flat_map(move |at| pixel(patch, at))).collect()
 }
 
 /// A safetensors file of f32 tensors whose shapes are known beforehand, filled piece by piece: a row of logits is a megabyte,

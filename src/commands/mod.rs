@@ -14,6 +14,7 @@ mod inspect;
 mod kernels;
 mod load;
 mod logits;
+mod media;
 mod perplexity;
 mod plan_file;
 mod profile;

@@ -3,15 +3,17 @@
 use std::io::{BufRead, IsTerminal};
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use gemma4c_models::chat::{ChatTemplate, Message};
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
 use gemma4c_plan::Vocab;
+use gemma4c_runtime::Soft;
 
 use super::Outcome;
 use super::batch::{self, Batch, Defaults};
 use super::cached::ModelArgs;
 use super::generation::{Generation, SamplingArgs};
+use super::media::{MediaArgs, Pictures};
 use super::plan_file::{EngineArgs, PlanArgs};
 use super::tokenize::parse_ids;
 use crate::output;
@@ -37,6 +39,10 @@ pub struct Args {
     /// Tokens to generate at most; generation ends earlier at a stop token or a full context.
     #[arg(short, value_name = "N", default_value_t = 256)]
     n: u32,
+
+    // Pictures stand before the text. With --tokens they take the places that the ids hold for them.
+    #[command(flatten)]
+    media: MediaArgs,
 
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -81,6 +87,7 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     args.model.resolve(&mut args.plan, args.sequences.unwrap_or(usual))?;
     let args = &args;
     if let (Some(prompts), Some(answers)) = (&args.file, &args.output) {
+        ensure!(args.media.is_empty(), "--image is for one prompt: a file of prompts has none");
         let (sequences, engine) = (args.sequences, args.engine);
         let batch = Batch { plan: &args.plan, prompts, answers, sequences, engine };
         batch::run(&batch, |plan| {
@@ -90,7 +97,9 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         return Ok(Outcome::Done);
     }
     args.engine.refuse_without("--file")?;
-    let session = args.plan.open()?;
+    let mut session = args.plan.open()?;
+    let pictures = args.media.read(session.plan())?;
+    let soft = pictures.look(&mut session, &mut |_, _, _, _| {})?;
     let vocab = session.plan().vocab.clone();
     // Tokens of other media make no sense in a text; whoever speaks ids gets what the model says.
     let suppress = vocab.as_ref().filter(|_| args.tokens.is_none()).map(|v| v.suppress.clone()).unwrap_or_default();
@@ -101,8 +110,9 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     }
     let mut generation = Generation { session, sampler, stop, most: args.n };
     if let Some(ids) = &args.tokens {
-        let mut first = true;
-        let speed = generation.answer(&parse_ids(ids)?, &mut |id| {
+        let (ids, mut first) = (parse_ids(ids)?, true);
+        generation.session.set_soft(&ids, &soft)?;
+        let speed = generation.answer(&ids, &mut |id| {
             let separator = if std::mem::take(&mut first) { "" } else { " " };
             output::print(&format!("{separator}{id}"))
         })?;
@@ -115,9 +125,12 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     };
     let tokenizer = Tokenizer::new(&vocab)?;
     match (&args.prompt, args.chat) {
-        (_, true) => chat(args, &mut generation, &vocab, &tokenizer),
+        (_, true) => chat(args, &mut generation, &vocab, &tokenizer, &pictures, &soft),
         (Some(prompt), false) => {
-            let ids = tokenizer.encode(prompt, EncodeOptions { add_bos: true, parse_special: false });
+            let mut ids = tokenizer.encode("", EncodeOptions { add_bos: true, parse_special: false });
+            ids.extend(pictures.tokens(generation.session.plan()));
+            ids.extend(tokenizer.encode(prompt, EncodeOptions { add_bos: false, parse_special: false }));
+            generation.session.set_soft(&ids, &soft)?;
             generation.stream(&ids, &tokenizer)?.speed.report();
             Ok(Outcome::Done)
         }
@@ -125,17 +138,30 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     }
 }
 
-fn chat(args: &Args, generation: &mut Generation, vocab: &Vocab, tokenizer: &Tokenizer) -> Result<Outcome> {
+fn chat(
+    args: &Args,
+    generation: &mut Generation,
+    vocab: &Vocab,
+    tokenizer: &Tokenizer,
+    pictures: &Pictures,
+    soft: &[Soft],
+) -> Result<Outcome> {
     let source = vocab.chat_template.as_deref().context("the model has no chat template: use -p without --chat")?;
     let template = ChatTemplate::new(source)?;
     let mut options = serde_json::Map::new();
     options.insert("enable_thinking".into(), args.thinking.into());
     let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text)).collect();
     let mut ask = |question: &str| -> Result<()> {
-        messages.push(Message::new("user", question));
+        messages.push(match messages.iter().any(|message| message.role == "user") {
+            // The pictures belong to the first question.
+            false if !pictures.patches.is_empty() => with_pictures(question, pictures.patches.len()),
+            _ => Message::new("user", question),
+        });
         let text = template.render(&messages, &[], true, &options)?;
         // The template spells the beginning-of-sequence token itself.
         let ids = tokenizer.encode(&text, EncodeOptions { add_bos: false, parse_special: true });
+        let ids = pictures.expand(generation.session.plan(), &ids)?;
+        generation.session.set_soft(&ids, soft)?;
         let answer = generation.stream(&ids, tokenizer)?;
         answer.speed.report();
         messages.push(Message::new("assistant", answer.text));
@@ -160,4 +186,12 @@ fn chat(args: &Args, generation: &mut Generation, vocab: &Vocab, tokenizer: &Tok
         prompt();
     }
     Ok(Outcome::Done)
+}
+
+/// A question after so many pictures.
+fn with_pictures(question: &str, count: usize) -> Message {
+    let picture = serde_json::json!({"type": "image"});
+    let text = serde_json::json!({"type": "text", "text": question});
+    let content = std::iter::repeat_n(picture, count).chain([text]).collect();
+    Message { content, ..Message::new("user", question) }
 }

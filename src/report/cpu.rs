@@ -15,6 +15,11 @@ pub fn memory(plan: &Plan) -> (u64, u64, u64) {
     (weights, plan.program.cache_bytes().unwrap_or(u64::MAX), plan.program.arena_bytes)
 }
 
+/// Bytes of the towers' activations.
+pub fn tower_arenas(plan: &Plan) -> u64 {
+    plan.towers.iter().fold(0u64, |sum, tower| sum.saturating_add(tower.program.arena_bytes))
+}
+
 /// Keys and values by the layer that owns them.
 pub fn caches(plan: &Plan) -> Vec<CacheFacts> {
     let caches = plan.program.caches.iter();
@@ -75,16 +80,22 @@ impl std::iter::Sum for Cost {
 pub fn text(plan: &Plan) -> String {
     let (program, (weights, kv, arena)) = (&plan.program, memory(plan));
     let mut out = header(plan);
-    let total = weights.saturating_add(kv).saturating_add(arena);
-    out += &memory_table(&[
-        ("weights (mapped)", weights),
-        ("keys and values", kv),
-        ("activations", arena),
-        ("total", total),
-    ]);
+    let mut rows = vec![("weights (mapped)", weights), ("keys and values", kv), ("activations", arena)];
+    rows.extend(plan.towers.iter().map(|tower| ("  of a tower", tower.program.arena_bytes)));
+    let total = rows.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+    rows.push(("total", total));
+    out += &memory_table(&rows);
     let _ = writeln!(out, "\nsteps          {}", program.steps.len());
     for (kind, count) in kinds(plan) {
         let _ = writeln!(out, "  {kind:<15}{count}");
+    }
+    for tower in &plan.towers {
+        let (steps, soft, side) = (tower.program.steps.len(), tower.program.asked, tower.patch * tower.pool);
+        let _ = writeln!(
+            out,
+            "\ntower {}   {steps} steps, {soft} soft tokens at most, one for {side} x {side} pixels",
+            tower.name
+        );
     }
     out
 }
@@ -103,7 +114,12 @@ pub fn json(plan: &Plan) -> Value {
         let out = &program.values[s.output as usize];
         json!({"kernel": s.op.name(), "nodes": [out.name], "width": out.width})
     });
-    json!({
+    let towers = plan.towers.iter().map(|tower| {
+        json!({"name": tower.name, "steps": tower.program.steps.len(), "patch": tower.patch, "pool": tower.pool,
+               "soft_tokens": tower.program.asked, "arena_bytes": tower.program.arena_bytes})
+    });
+    let towers: Vec<Value> = towers.collect();
+    let mut out = json!({
         "model": super::json::model(plan),
         "arch": plan.target.name(),
         "context": program.context,
@@ -112,8 +128,13 @@ pub fn json(plan: &Plan) -> Value {
         "phases": [{"name": "any", "rows": program.chunk, "launches": program.steps.len(), "arena_bytes": arena,
                     "steps": steps.collect::<Vec<_>>()}],
         "memory": {"weights": weights, "kv": kv, "arena": arena, "host": 0,
-                   "total": weights.saturating_add(kv).saturating_add(arena)},
-    })
+                   "total": weights.saturating_add(kv).saturating_add(arena).saturating_add(tower_arenas(plan))},
+    });
+    // A plan that reads text alone says nothing of towers.
+    if !towers.is_empty() {
+        out["towers"] = towers.into();
+    }
+    out
 }
 
 #[cfg(test)]

@@ -27,6 +27,23 @@ pub const MASSIVE: [&str; 2] = ["massive/o_tiny_q4_0", "massive/o_tiny_q8_0"];
 /// A small model that was trained.
 pub const TRAINED: [&str; 2] = ["trained/austen_q4_0", "trained/austen_q8_0"];
 
+/// Small models with the towers that read pictures.
+const VISION: [&str; 13] = [
+    "v_tiny_d.0.png",
+    "v_tiny_d.1.png",
+    "v_tiny_d.gguf",
+    "v_tiny_d.golden.safetensors",
+    "v_tiny_d.mmproj.gguf",
+    "v_tiny_e.gguf",
+    "v_tiny_e.golden.safetensors",
+    "v_tiny_e.mmproj.gguf",
+    "v_tiny_e.png",
+    "v_tiny_u.gguf",
+    "v_tiny_u.golden.safetensors",
+    "v_tiny_u.mmproj.gguf",
+    "v_tiny_u.png",
+];
+
 /// Vocabulary and chat templates of the real models.
 const REAL: [&str; 7] = [
     "ggml-vocab-gemma-4.gguf",
@@ -76,5 +93,6 @@ fn expected() -> Vec<String> {
     let of_models =
         models().into_iter().flat_map(|name| ["gguf", "golden.safetensors"].map(|end| format!("{name}.{end}")));
     let of_texts = TEXT.iter().map(|name| format!("{name}.tokens.json"));
-    of_models.chain(of_texts).chain(REAL.map(str::to_owned)).collect()
+    let of_pictures = VISION.iter().map(|name| format!("vision/{name}"));
+    of_models.chain(of_texts).chain(of_pictures).chain(REAL.map(str::to_owned)).collect()
 }

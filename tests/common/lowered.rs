@@ -62,7 +62,7 @@ pub fn plan_for(model: &Path, options: &LowerOptions, targets: &[Gpu]) -> Plan {
     let folder = model.parent().expect("a folder");
     // The CPU program first, with the GPU's limits, then the GPU programs without NVRTC.
     let chunk = Some(options.chunk.unwrap_or(compile::DEFAULT_CHUNK).min(compile::DEFAULT_CHUNK));
-    let cpu_options = Options { context: options.context, chunk, kv: Some(kv), cuda: None };
+    let cpu_options = Options { context: options.context, chunk, kv: Some(kv), ..Options::default() };
     let mut plan = compile::compile(&file, folder, &cpu_options).expect("a plan");
     let chunk = options.chunk.unwrap_or(compile::DEFAULT_CUDA_CHUNK);
     let no_code = Code { source: "// not compiled\n".into(), image: Image(vec![0]) };

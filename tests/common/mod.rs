@@ -136,7 +136,7 @@ impl Random {
     }
 }
 
-/// The tensors of a safetensors file: f32 as they are, i32 as the floats they equal.
+/// The tensors of a safetensors file: f32 as they are, integers as the floats they equal.
 #[derive(PartialEq)]
 pub struct Tensors(BTreeMap<String, Tensor>);
 
@@ -162,6 +162,7 @@ impl Tensors {
             let words = view.data().as_chunks::<4>().0.iter();
             let values = match view.dtype() {
                 Dtype::F32 => words.map(|w| f32::from_le_bytes(*w)).collect(),
+                Dtype::U8 => view.data().iter().map(|byte| f32::from(*byte)).collect(),
                 Dtype::I32 => words.map(|w| i32::from_le_bytes(*w) as f32).collect(),
                 other => panic!("{}: a tensor of {other:?}", path.display()),
             };
@@ -176,6 +177,10 @@ impl Tensors {
 
     pub fn find(&self, name: &str) -> Option<&Tensor> {
         self.0.get(name)
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
     }
 
     pub fn ids(&self, name: &str) -> Vec<u32> {

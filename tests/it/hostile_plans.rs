@@ -5,11 +5,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::common::{Place, Random};
+use crate::common::{Place, Random, golden};
 use gemma4c_blocks::DType;
 use gemma4c_plan::fingerprint::{FileBytes, fingerprint};
 use gemma4c_plan::{Kind, Op, Plan, RowCount};
-use gemma4c_runtime::{Asked, ModelLocation, Session};
+use gemma4c_runtime::{Asked, ModelLocation, Patches, Session};
 
 /// A number near `n`, or one that breaks arithmetic done on trust.
 fn another(random: &mut Random, n: u32) -> u32 {
@@ -91,7 +91,8 @@ fn mutate(plan: &mut Plan, random: &mut Random) {
         }
         12 => {
             let value = pick(random, &mut program.values);
-            value.rows = [RowCount::Chunk, RowCount::Asked][random.below(2) as usize];
+            let rows = [RowCount::Chunk, RowCount::Asked, RowCount::Patches, RowCount::Soft];
+            value.rows = rows[random.below(4) as usize];
         }
         13 => {
             let kinds = [Kind::Tokens, Kind::Kv { cache: 0 }, Kind::Routing { experts: 8 }, Kind::Floats { offset: 0 }];
@@ -145,6 +146,19 @@ fn mutate_op(op: &mut Op, random: &mut Random, weights: u64) {
     let other_weight = random.below(weights + 1) as u32;
     match op {
         Op::Gather { table: weight } | Op::MatMul { weight } | Op::MulWeight { weight } => *weight = other_weight,
+        Op::AddWeight { weight } | Op::AtLeast { weight } | Op::AtMost { weight } => *weight = other_weight,
+        Op::AddConstant { term } => *term = another_f32(random),
+        Op::Patches { width: number } | Op::GridMean { side: number } | Op::FullAttention { heads: number } => {
+            *number = another(random, *number);
+        }
+        Op::GatherText { table, pad: number } | Op::AxisRows { table, axis: number } => match random.below(2) {
+            0 => *table = other_weight,
+            _ => *number = another(random, *number),
+        },
+        Op::GridRope { head_dim, base } => match random.below(2) {
+            0 => *head_dim = another(random, *head_dim),
+            _ => *base = another_f32(random),
+        },
         Op::Columns { first, len } | Op::ExpertMatMul { first, len, .. } => {
             let number = if random.below(2) == 0 { first } else { len };
             *number = another(random, *number);
@@ -164,9 +178,10 @@ fn mutate_op(op: &mut Op, random: &mut Random, weights: u64) {
             _ => *factors = [None, Some(other_weight)][random.below(2) as usize],
         },
         Op::KvAppend { cache } => *cache = random.below(5) as u32,
-        Op::Attention { heads } => *heads = another(random, *heads),
-        Op::Tokens | Op::TakeAsked | Op::Add | Op::Mul | Op::Gelu => {
-            *op = [Op::Add, Op::Mul, Op::Gelu, Op::TakeAsked, Op::Scale { factor: 2.0 }][random.below(5) as usize];
+        Op::Attention { heads } | Op::AttentionAhead { heads } => *heads = another(random, *heads),
+        Op::Tokens | Op::TakeAsked | Op::PlaceSoft | Op::SubMean | Op::Add | Op::Mul | Op::Gelu => {
+            let others = [Op::Add, Op::Mul, Op::Gelu, Op::TakeAsked, Op::PlaceSoft, Op::Scale { factor: 2.0 }];
+            *op = others[random.below(6) as usize];
         }
     }
 }
@@ -229,6 +244,72 @@ fn what_passes_the_checks_can_be_run() {
     for (preset, seed, cases) in [("tiny-e", 1, 350), ("tiny-dense", 2, 150), ("tiny-moe", 3, 350)] {
         run_mutants(preset, seed, cases);
     }
+}
+
+/// One change somewhere in a tower.
+fn mutate_tower(plan: &mut Plan, random: &mut Random) {
+    let weights = plan.weights.len() as u64;
+    let tower = &mut plan.towers[0];
+    let program = &mut tower.program;
+    let values = program.values.len() as u64;
+    match random.below(12) {
+        0 => tower.patch = another(random, tower.patch),
+        1 => tower.pool = another(random, tower.pool),
+        2 => tower.tokens.placeholder = another(random, tower.tokens.placeholder),
+        3 => pick(random, &mut tower.stages).value = random.below(values + 1) as u32,
+        4 => program.output = random.below(values + 1) as u32,
+        5 => pick(random, &mut program.values).width = another(random, 192),
+        6 => {
+            let rows = [RowCount::Chunk, RowCount::Asked, RowCount::Patches, RowCount::Soft];
+            pick(random, &mut program.values).rows = rows[random.below(4) as usize];
+        }
+        7 => {
+            let arena = program.arena_bytes;
+            pick(random, &mut program.values).kind = Kind::Floats { offset: 4 * random.below(arena / 4) };
+        }
+        8 => {
+            let step = pick(random, &mut program.steps);
+            if !step.inputs.is_empty() {
+                *pick(random, &mut step.inputs) = random.below(values + 1) as u32;
+            }
+        }
+        9 => {
+            let rope = Op::Rope { head_dim: 64, base: 1e4, factors: None };
+            let others = [rope, Op::GridMean { side: 3 }, Op::PlaceSoft, Op::Gelu, Op::SubMean, Op::TakeAsked];
+            pick(random, &mut program.steps).op = others[random.below(6) as usize];
+        }
+        _ => mutate_op(&mut pick(random, &mut program.steps).op, random, weights),
+    }
+}
+
+#[test]
+fn what_passes_the_checks_of_a_tower_can_be_run() {
+    let Some(folder) = golden::folder().map(|folder| folder.join("vision")) else { return };
+    let place = Place::new();
+    let (model, projector) = (folder.join("v_tiny_e.gguf"), folder.join("v_tiny_e.mmproj.gguf"));
+    let files = format!("'{}' --mmproj '{}'", model.display(), projector.display());
+    place.ok(&format!("compile {files} -o plan.bin --ctx 24 --chunk 8 --image-tokens 70 --target cpu"));
+    let original = Plan::from_bytes(&place.read("plan.bin")).unwrap();
+    let location = ModelLocation { plan: place.path("plan.bin"), given: None };
+    let pixels = vec![0.5; 9 * 6 * original.towers[0].patch_width() as usize];
+    let (mut random, mut accepted, mut ran, cases) = (Random(5), 0, 0, 300);
+    for case in 0..cases {
+        let mut plan = original.clone();
+        mutate_tower(&mut plan, &mut random);
+        let Ok(bytes) = catch_unwind(|| plan.to_bytes()).unwrap_or_else(|_| panic!("{case}: checked")) else {
+            continue;
+        };
+        accepted += 1;
+        let plan = Plan::from_bytes(&bytes).unwrap();
+        let looked = catch_unwind(AssertUnwindSafe(|| {
+            let mut session = Session::on_cpu(plan, &location)?;
+            let soft = session.look(0, Patches { values: &pixels, columns: 9, rows: 6 }, &mut |_, _, _| {})?;
+            assert_eq!(soft.rows.len(), 6 * 256);
+            Ok::<_, gemma4c_runtime::RuntimeError>(())
+        }));
+        ran += usize::from(looked.unwrap_or_else(|_| panic!("{case}: run")).is_ok());
+    }
+    assert!(ran > cases / 20 && accepted < cases / 2, "the cases have lost their bite: {ran} ran of {accepted}");
 }
 
 /// The text side: a vocabulary that passes the checks makes a tokenizer, or an error.

@@ -44,6 +44,7 @@ mod targets;
 mod test_gpu;
 mod verify;
 mod verify_golden;
+mod vision;
 
 /// It counts for each thread on its own, so that tests that do not ask see nothing of it.
 #[global_allocator]

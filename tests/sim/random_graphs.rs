@@ -402,6 +402,7 @@ fn compare(recipe: &Recipe) -> Result<(), String> {
         vocab: None,
         sampling: Sampling::default(),
         embedded: None,
+        towers: Vec::new(),
         report: String::new(),
     };
     let tokens: Vec<u32> = (0..CHUNK + 3).map(|i| (i * 29 + 5) % VOCABULARY).collect();

@@ -93,6 +93,8 @@ pub enum LowerError {
     Kv { kv: &'static str, target: String, why: String },
     #[error("pages of {bytes} bytes of keys and values: a kernel counts up to 2^32 values")]
     Page { bytes: u64 },
+    #[error("{node} is {op}, which no kernel computes: what pictures need runs on the CPU so far")]
+    OnCpuAlone { node: String, op: &'static str },
     #[error("cannot read {tensor}: {why}")]
     Unreadable { tensor: String, why: String },
     // What follows are faults of the compiler, not of its input.

@@ -89,6 +89,21 @@ impl PhaseBuilder<'_, '_> {
         match node.op {
             // Views, which launch nothing, are groups of another kind.
             Op::Tokens | Op::Columns { .. } => Err(LowerError::NoValue { node: self.graph().full_name(id) }),
+            Op::Patches { .. }
+            | Op::GatherText { .. }
+            | Op::PlaceSoft
+            | Op::AttentionAhead { .. }
+            | Op::AxisRows { .. }
+            | Op::SubMean
+            | Op::GridMean { .. }
+            | Op::AddConstant { .. }
+            | Op::AddWeight { .. }
+            | Op::AtLeast { .. }
+            | Op::AtMost { .. }
+            | Op::GridRope { .. }
+            | Op::FullAttention { .. } => {
+                Err(LowerError::OnCpuAlone { node: self.graph().full_name(id), op: node.op.name() })
+            }
             Op::Gather { table } => self.gather(group, table, 1.0),
             Op::MatMul { .. } => match product_of(self.graph(), group) {
                 Some(product) if self.common.can.exact => self.exact_product(group, &product),

@@ -1,4 +1,4 @@
-//! The tests of the compiler's back end, in one binary: kernels against their oracles, their texts, NVRTC, and lowering for the CPU.
+//! The tests of the compiler's back end, in one binary: kernels against their oracles, their texts, NVRTC, lowering for the CPU, and what is refused for a GPU.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,6 +6,7 @@
 mod support;
 
 mod cpu_lowering;
+mod cuda_refusals;
 mod intrinsics;
 mod kernel_snapshots;
 mod kernels_attention;

@@ -43,7 +43,7 @@ fn kv(g: &mut Builder) -> Value {
 type Build = fn(&mut Builder) -> Value;
 
 /// Each builds one operation whose inputs do not fit.
-const MISFITS: [(&str, Build); 30] = [
+const MISFITS: [(&str, Build); 46] = [
     ("gather from a vector", |g| {
         let (table, tokens) = (g.weight("w", F32, &[8]), g.tokens());
         g.gather(table, tokens)
@@ -166,6 +166,69 @@ const MISFITS: [(&str, Build); 30] = [
     ("attention of heads that do not share evenly", |g| {
         let (kv, q) = (kv(g), rows(g, 12));
         g.attention(q, kv, 3)
+    }),
+    ("patches without pixels", |g| g.patches(0)),
+    ("take_asked of patches", |g| {
+        let x = g.patches(8);
+        g.take_asked(x)
+    }),
+    ("gather_text by floats", |g| {
+        let (table, x) = (g.weight("w", F32, &[8, 100]), rows(g, 8));
+        g.gather_text(table, 0, x)
+    }),
+    ("gather_text of a pad that the table does not have", |g| {
+        let (table, tokens) = (g.weight("w", F32, &[8, 100]), g.tokens());
+        g.gather_text(table, 100, tokens)
+    }),
+    ("place_soft among the asked rows", |g| {
+        let x = rows(g, 8);
+        let asked = g.take_asked(x);
+        g.place_soft(asked)
+    }),
+    ("axis_rows of a table for one axis", |g| {
+        let table = g.weight("w", F32, &[8, 20]);
+        g.axis_rows(table, 0)
+    }),
+    ("axis_rows of an axis there is not", |g| {
+        let table = g.weight("w", F32, &[8, 20, 2]);
+        g.axis_rows(table, 2)
+    }),
+    ("grid_mean of tokens", |g| {
+        let x = rows(g, 8);
+        g.grid_mean(x, 3)
+    }),
+    ("grid_mean of no patches", |g| {
+        let x = g.patches(8);
+        g.grid_mean(x, 0)
+    }),
+    ("add_weight of another width", |g| {
+        let (w, x) = (g.weight("w", F32, &[4]), rows(g, 8));
+        g.add_weight(x, w)
+    }),
+    ("at_least of a matrix", |g| {
+        let (w, x) = (g.weight("w", F32, &[8, 1]), rows(g, 8));
+        g.at_least(x, w)
+    }),
+    ("rope of patches", |g| {
+        let x = g.patches(8);
+        g.rope(x, 4, 1e4, None)
+    }),
+    ("grid_rope of a head without quarters", |g| {
+        let x = g.patches(12);
+        g.grid_rope(x, 6, 100.0)
+    }),
+    ("grid_rope of tokens", |g| {
+        let x = rows(g, 8);
+        g.grid_rope(x, 4, 100.0)
+    }),
+    ("full_attention of heads that do not divide", |g| {
+        let x = g.patches(8);
+        g.full_attention(x, x, x, 3)
+    }),
+    ("full_attention of different rows", |g| {
+        let x = g.patches(8);
+        let soft = g.grid_mean(x, 2);
+        g.full_attention(x, soft, soft, 2)
     }),
 ];
 

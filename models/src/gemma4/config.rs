@@ -83,9 +83,15 @@ pub enum ConfigError {
 /// No number of a config and no width made of several is larger; products of two then fit in 64 bits with room to spare.
 const MOST: u32 = 1 << 24;
 /// More layers than any model has, and few enough that listing what all of them lack takes little room.
-const MOST_LAYERS: u32 = 1024;
+pub(super) const MOST_LAYERS: u32 = 1024;
 
 impl Config {
+    /// Whether soft tokens of a picture see each other in sliding layers. The text's file has no key for it: models with per-layer embeddings
+    /// read pictures like text, the others do not.
+    pub const fn sees_ahead(&self) -> bool {
+        self.per_layer_width.is_none()
+    }
+
     pub fn read(file: &Header) -> Result<Config, ConfigError> {
         let meta = file.metadata();
         let found = meta.str("general.architecture")?;
@@ -174,14 +180,14 @@ impl Config {
     }
 }
 
-fn in_range(key: &'static str, n: u32) -> Result<u32, ConfigError> {
+pub(super) fn in_range(key: &'static str, n: u32) -> Result<u32, ConfigError> {
     match n {
         1..=MOST => Ok(n),
         _ => Err(ConfigError::Unusable { key, why: format!("is {n}, expected 1 to {MOST}") }),
     }
 }
 
-fn positive(key: &'static str, x: f32) -> Result<f32, ConfigError> {
+pub(super) fn positive(key: &'static str, x: f32) -> Result<f32, ConfigError> {
     match x.is_finite() && x > 0.0 {
         true => Ok(x),
         false => Err(ConfigError::Unusable { key, why: format!("is {x}, expected a positive number") }),

@@ -22,19 +22,30 @@ pub enum ModelError {
 
 /// The forward pass of the model in `file`, from token ids to logits.
 pub fn graph(file: &Header, config: &Config) -> Result<Graph, ModelError> {
+    declare(file, config, None)
+}
+
+/// The same of a model whose towers make soft tokens, which stand among the tokens of a text. Per-layer embeddings have no rows for
+/// them and take those of token `pad`.
+pub fn graph_with_soft_tokens(file: &Header, config: &Config, pad: u32) -> Result<Graph, ModelError> {
+    declare(file, config, Some(pad))
+}
+
+fn declare(file: &Header, config: &Config, soft: Option<u32>) -> Result<Graph, ModelError> {
     let mut g = Builder::new();
     let weights = weights::declare(file, config, &mut g)?;
-    forward(&mut g, config, &weights);
+    forward(&mut g, config, &weights, soft);
     Ok(g.finish()?)
 }
 
-fn forward(g: &mut Builder, config: &Config, w: &Weights) {
+fn forward(g: &mut Builder, config: &Config, w: &Weights, soft: Option<u32>) {
     let tokens = tokens(g);
-    let mut h = embedding(g, config, w, tokens);
-    let per_layer = w.per_layer.as_ref().map(|p| per_layer_inputs(g, config, p, tokens, h));
+    let mut h = embedding(g, config, w, tokens, soft.is_some());
+    let per_layer = w.per_layer.as_ref().map(|p| per_layer_inputs(g, config, p, tokens, h, soft));
     for (index, weights) in w.layers.iter().enumerate() {
         g.set_layer(Some(index as u32));
-        h = layer(g, config, w, index, weights, h, per_layer);
+        let place = Place { index: index as u32, has_soft: soft.is_some() };
+        h = layer(g, config, w, place, weights, h, per_layer);
     }
     g.set_layer(None);
     let logits = head(g, config, w, h);
@@ -47,25 +58,51 @@ fn tokens(g: &mut Builder) -> Value {
 }
 
 /// The factor is exact here. The bf16 reference rounds it (39.25 for 39.19), which the following norms nearly cancel.
+/// Soft tokens are not scaled.
 #[dataflow]
-fn embedding(g: &mut Builder, config: &Config, w: &Weights, tokens: Value) -> Value {
+fn embedding(g: &mut Builder, config: &Config, w: &Weights, tokens: Value, has_soft: bool) -> Value {
     let rows = g.gather(w.token_embd, tokens);
-    g.scale(rows, (config.hidden as f32).sqrt())
+    let factor = (config.hidden as f32).sqrt();
+    match has_soft {
+        false => g.scale(rows, factor),
+        true => {
+            let scaled = g.scale(rows, factor);
+            g.place_soft(scaled)
+        }
+    }
 }
 
 /// The per-layer inputs: for each token a row of the per-layer table plus a projection of the embedding, normalised per layer.
 /// They depend on the embedding alone, so all layers' slices are computed at once, before the first layer.
 #[dataflow]
-fn per_layer_inputs(g: &mut Builder, config: &Config, p: &PerLayer, tokens: Value, embedding: Value) -> Value {
+fn per_layer_inputs(
+    g: &mut Builder,
+    config: &Config,
+    p: &PerLayer,
+    tokens: Value,
+    embedding: Value,
+    soft: Option<u32>,
+) -> Value {
     let layers = config.layers.len() as u32;
     let raw = g.matmul(p.model_proj, embedding);
     let width = g.width(raw) / layers;
     let scaled = g.scale(raw, (config.hidden as f32).powf(-0.5));
     let context_part = g.group_norm(scaled, Some(p.proj_norm), width, config.rms_eps);
-    let rows = g.gather(p.token_embd, tokens);
+    let rows = match soft {
+        None => g.gather(p.token_embd, tokens),
+        Some(pad) => g.gather_text(p.token_embd, pad, tokens),
+    };
     let token_part = g.scale(rows, (width as f32).sqrt());
     let sum = g.add(context_part, token_part);
     g.scale(sum, 0.5f32.sqrt())
+}
+
+/// Where a layer stands.
+#[derive(Clone, Copy)]
+struct Place {
+    index: u32,
+    /// Among rows some of which are soft tokens.
+    has_soft: bool,
 }
 
 #[dataflow]
@@ -73,19 +110,19 @@ fn layer(
     g: &mut Builder,
     config: &Config,
     model: &Weights,
-    index: usize,
+    place: Place,
     w: &LayerWeights,
     h: Value,
     per_layer: Option<Value>,
 ) -> Value {
-    let Layer { attention: geometry, .. } = config.layers[index];
-    let h = attention(g, config, model, index as u32, &geometry, w, h);
+    let Layer { attention: geometry, .. } = config.layers[place.index as usize];
+    let h = attention(g, config, model, place, &geometry, w, h);
     let h = match (&w.experts, config.mixture) {
         (Some(experts), Some(mixture)) => mixture_of_experts(g, config, mixture, w, experts, h),
         _ => mlp(g, config, w, h),
     };
     let h = match (&w.per_layer, per_layer) {
-        (Some(gate), Some(inputs)) => per_layer_gate(g, config, gate, index as u32, inputs, h),
+        (Some(gate), Some(inputs)) => per_layer_gate(g, config, gate, place.index, inputs, h),
         _ => h,
     };
     // The whole residual is scaled, not what this layer added to it.
@@ -97,7 +134,7 @@ fn attention(
     g: &mut Builder,
     config: &Config,
     model: &Weights,
-    layer: u32,
+    place: Place,
     geometry: &Attention,
     w: &LayerWeights,
     h: Value,
@@ -113,7 +150,7 @@ fn attention(
     let q = g.rope(q_normed, head_dim, rope_base, factors);
     let kv = match (w.k, geometry.keys) {
         (Some(wk), _) => {
-            let cache = g.cache(Cache { layer, kv_heads, head_dim, window });
+            let cache = g.cache(Cache { layer: place.index, kv_heads, head_dim, window });
             let k_raw = g.matmul(wk, normed);
             let k_normed = g.group_norm(k_raw, w.k_norm, head_dim, config.rms_eps);
             let k = g.rope(k_normed, head_dim, rope_base, factors);
@@ -127,7 +164,8 @@ fn attention(
         }
         (None, _) => unreachable!("only layers that share keys have no key projection"),
     };
-    let mixed = g.attention(q, kv, heads);
+    let sees_ahead = place.has_soft && config.sees_ahead() && window.is_some();
+    let mixed = if sees_ahead { g.attention_ahead(q, kv, heads) } else { g.attention(q, kv, heads) };
     let projected = g.matmul(w.attn_output, mixed);
     let update = g.rms_norm(projected, Some(w.post_attention_norm), config.rms_eps);
     g.add(h, update)

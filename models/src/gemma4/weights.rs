@@ -87,25 +87,47 @@ fn listed(problems: &[String]) -> String {
 }
 
 /// Looks tensors up and remembers what was wrong.
-struct Inventory<'a> {
+pub(super) struct Inventory<'a> {
     file: &'a Header,
     builder: &'a mut Builder,
     problems: Vec<String>,
 }
 
-impl Inventory<'_> {
+impl<'a> Inventory<'a> {
+    pub(super) fn new(file: &'a Header, builder: &'a mut Builder) -> Inventory<'a> {
+        Inventory { file, builder, problems: Vec::new() }
+    }
+
+    /// All that was wrong, if anything was.
+    pub(super) fn finish(self) -> Result<(), WeightsError> {
+        match self.problems.is_empty() {
+            true => Ok(()),
+            false => Err(WeightsError { problems: self.problems }),
+        }
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.file.tensor(name).is_some()
+    }
+
     /// A matrix of any type: `[inputs, outputs]`, or with experts `[inputs, outputs, experts]`.
-    fn matrix(&mut self, name: &str, dims: &[u32]) -> WeightId {
+    pub(super) fn matrix(&mut self, name: &str, dims: &[u32]) -> WeightId {
         self.declare(name, dims, None)
     }
 
     /// A vector of f32: norms, scales and the like are never stored otherwise.
-    fn vector(&mut self, name: &str, len: u32) -> WeightId {
+    pub(super) fn vector(&mut self, name: &str, len: u32) -> WeightId {
         self.declare(name, &[len], Some(DType::F32))
     }
 
     fn declare(&mut self, name: &str, dims: &[u32], only: Option<DType>) -> WeightId {
-        let dims: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
+        self.reshaped(name, dims, dims, only)
+    }
+
+    /// A tensor that the file has in the shape `stored`, and the graph in the shape `dims`, of as many values in the same order.
+    pub(super) fn reshaped(&mut self, name: &str, stored: &[u32], dims: &[u32], only: Option<DType>) -> WeightId {
+        let [stored, shape] = [stored, dims].map(|dims| dims.iter().map(|d| *d as u64).collect::<Vec<u64>>());
+        let dims = stored;
         let mut dtype = DType::F32;
         match self.file.tensor(name) {
             None => self.problems.push(format!("{name} {dims:?} is missing")),
@@ -120,7 +142,7 @@ impl Inventory<'_> {
                 Ok(found) => dtype = found,
             },
         }
-        self.builder.weight(name, dtype, &dims)
+        self.builder.weight(name, dtype, &shape)
     }
 
     fn layer(&mut self, config: &Config, index: usize) -> LayerWeights {
@@ -178,7 +200,7 @@ impl Inventory<'_> {
 
 /// Declares every tensor the model needs.
 pub(super) fn declare(file: &Header, config: &Config, builder: &mut Builder) -> Result<Weights, WeightsError> {
-    let mut inventory = Inventory { file, builder, problems: Vec::new() };
+    let mut inventory = Inventory::new(file, builder);
     let (hidden, vocab) = (config.hidden, config.vocab_size);
     let token_embd = inventory.matrix("token_embd.weight", &[hidden, vocab]);
     let untied = file.tensor("output.weight").is_some();
@@ -198,8 +220,6 @@ pub(super) fn declare(file: &Header, config: &Config, builder: &mut Builder) -> 
         }),
         layers: (0..config.layers.len()).map(|i| inventory.layer(config, i)).collect(),
     };
-    match inventory.problems.is_empty() {
-        true => Ok(weights),
-        false => Err(WeightsError { problems: inventory.problems }),
-    }
+    inventory.finish()?;
+    Ok(weights)
 }

@@ -143,11 +143,26 @@ impl Gguf {
     /// # Panics
     /// Where a tensor is another model's and lies outside this one's files.
     pub fn fingerprint<'a>(&self, tensors: impl IntoIterator<Item = &'a TensorInfo>) -> u64 {
-        let files: Vec<FileBytes<'_>> = std::iter::zip(&self.maps, &self.files)
+        Gguf::fingerprint_of(&[(self, tensors.into_iter().collect())])
+    }
+
+    /// The same of several models as one: files and tensors of one after those of another.
+    ///
+    /// # Panics
+    /// Where a tensor lies outside the files of its model.
+    pub fn fingerprint_of(models: &[(&Gguf, Vec<&TensorInfo>)]) -> u64 {
+        let maps: Vec<Arc<Mapping>> = models.iter().flat_map(|(model, _)| model.maps.iter().cloned()).collect();
+        let infos = models.iter().flat_map(|(model, _)| &model.files);
+        let files: Vec<FileBytes<'_>> = std::iter::zip(&maps, infos)
             .map(|(map, file)| FileBytes { bytes: map, header_len: file.header_len })
             .collect();
-        let tensors = tensors.into_iter().map(|t| (t.file, t.offset, t.len));
-        Mapping::scattered(&self.maps, || fingerprint(&files, tensors))
+        let mut first_file = 0;
+        let tensors = models.iter().flat_map(|(model, tensors)| {
+            let first = first_file;
+            first_file += model.files.len();
+            tensors.iter().map(move |t| (first + t.file, t.offset, t.len))
+        });
+        Mapping::scattered(&maps, || fingerprint(&files, tensors))
             .expect("every range was checked against its file when it was opened")
     }
 }

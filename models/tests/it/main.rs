@@ -13,8 +13,10 @@ mod gguf_errors;
 mod gguf_golden;
 mod gguf_hostile;
 mod gguf_roundtrip;
+mod media;
 mod synth;
 mod tokenizer;
+mod vision;
 mod vocab_metadata;
 
 /// It counts for each thread on its own, so that tests that do not ask see nothing of it.

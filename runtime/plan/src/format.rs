@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! magic      8 bytes  "gemma4c\0"
-//! version    u32      4
+//! version    u32      6
 //! sections   u32
 //! length     u64      of all this, to the end of the last body
 //! checksum   u64      xxh3 of all that precedes and of the table
@@ -20,11 +20,12 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cuda::{Code, Cuda, CudaProgram};
 use crate::embedded::Embedded;
+use crate::tower::{MOST_TOWERS, Tower};
 use crate::{Plan, Weight, validate};
 
 const MAGIC: &[u8; 8] = b"gemma4c\0";
 /// The format this build reads and writes.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Bytes of the header.
 pub const START: usize = 32;
 const ENTRY: usize = 32;
@@ -33,14 +34,19 @@ const CHECKSUM_AT: usize = 24;
 const MOST_PROGRAMS: usize = 16;
 
 /// The sections, in the order they are written. All are required.
-const SECTIONS: [&str; 9] = ["model", "target", "weights", "program", "text", "report", "cuda", "code", "embedded"];
+const SECTIONS: [&str; 10] =
+    ["model", "target", "weights", "program", "text", "report", "cuda", "code", "embedded", "towers"];
 /// The most bytes of each. A real plan's are far smaller; together with the bounds on lists they keep what a hostile file can
 /// make a reader allocate below 64 MB and the machine code's own size.
-const LARGEST: [u64; 9] = [1 << 20, 1 << 10, 1 << 21, 1 << 22, 1 << 24, 1 << 22, 1 << 22, 1 << 28, 1 << 20];
+const LARGEST: [u64; 10] = [1 << 20, 1 << 10, 1 << 21, 1 << 22, 1 << 24, 1 << 22, 1 << 22, 1 << 28, 1 << 20, 1 << 20];
 
 /// The weights as they are decoded.
 #[derive(Deserialize)]
 struct Weights(#[serde(deserialize_with = "crate::list::at_most::<16384, _, _>")] Vec<Weight>);
+
+/// The towers as they are decoded.
+#[derive(Deserialize)]
+struct Towers(#[serde(deserialize_with = "crate::list::at_most::<MOST_TOWERS, _, _>")] Vec<Tower>);
 
 /// The programs for GPUs as they are decoded.
 #[derive(Deserialize)]
@@ -96,7 +102,7 @@ impl Plan {
     }
 
     fn encoded(&self) -> Result<Vec<u8>, PlanError> {
-        let bodies: [Vec<u8>; 9] = [
+        let bodies: [Vec<u8>; SECTIONS.len()] = [
             encode(0, &self.model)?,
             encode(1, &self.target)?,
             encode(2, &self.weights)?,
@@ -106,6 +112,7 @@ impl Plan {
             encode(6, &self.programs().map(|cuda| &cuda.program).collect::<Vec<_>>())?,
             encode(7, &self.programs().map(|cuda| &cuda.code).collect::<Vec<_>>())?,
             encode(8, &self.embedded)?,
+            encode(9, &self.towers)?,
         ];
         let start = START + SECTIONS.len() * ENTRY;
         let length = start + bodies.iter().map(Vec::len).sum::<usize>();
@@ -144,6 +151,7 @@ impl Plan {
         let Weights(weights) = decode(2, sections[2])?;
         let Programs(programs) = decode(6, sections[6])?;
         let AllCode(code) = decode(7, sections[7])?;
+        let Towers(towers) = decode(9, sections[9])?;
         if programs.len() != code.len() {
             return Err(PlanError::Invalid(format!(
                 "{} programs for GPUs, and code for {}",
@@ -168,6 +176,7 @@ impl Plan {
             sampling,
             report: decode(5, sections[5])?,
             embedded: decode(8, sections[8])?,
+            towers,
         };
         validate::check(&plan).map_err(PlanError::Invalid)?;
         match plan.file_bytes(bytes.len() as u64) {
@@ -199,7 +208,7 @@ fn header_checksum(header: &[u8], table: &[u8]) -> u64 {
     xxh3_64(&[&header[..START - 8], table].concat())
 }
 
-fn read_table(bytes: &[u8]) -> Result<[&[u8]; 9], PlanError> {
+fn read_table(bytes: &[u8]) -> Result<[&[u8]; SECTIONS.len()], PlanError> {
     let length = own_bytes(bytes)?;
     let cut = |what, needed: u64| Err(PlanError::Cut { what, needed, found: bytes.len() as u64 });
     let table_end = START + SECTIONS.len() * ENTRY;
@@ -222,7 +231,7 @@ fn read_table(bytes: &[u8]) -> Result<[&[u8]; 9], PlanError> {
     if count != SECTIONS.len() {
         return wrong(0, format!("the first of {}", SECTIONS.len()), format!("the first of {count}"));
     }
-    let mut sections = [&bytes[..0]; 9];
+    let mut sections = [&bytes[..0]; SECTIONS.len()];
     let mut start = (START + table.len()) as u64;
     for (i, entry) in table.chunks_exact(ENTRY).enumerate() {
         let (kind, offset, size, checksum) = (u32_at(entry, 0), u64_at(entry, 8), u64_at(entry, 16), u64_at(entry, 24));

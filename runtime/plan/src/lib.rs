@@ -14,15 +14,19 @@ mod list;
 mod model;
 mod places;
 mod program;
+mod tower;
 mod validate;
 mod validate_cuda;
 mod validate_kv;
+mod validate_program;
 mod validate_range;
+mod validate_tower;
 mod vocab;
 
 pub use format::{PlanError, START, VERSION, own_bytes};
 pub use model::{Model, ModelFile, Target, Weight};
 pub use program::{Cache, CacheIndex, Kind, Op, Program, RowCount, Step, Value, ValueIndex, WeightIndex};
+pub use tower::{MediaTokens, Stage, Tower};
 pub use vocab::{Merge, Sampling, Strings, TokenKind, Vocab};
 
 /// A compiled model.
@@ -42,6 +46,8 @@ pub struct Plan {
     pub sampling: Sampling,
     /// Weights behind the plan, in the same file; `None`: they are in the model's files alone.
     pub embedded: Option<embedded::Embedded>,
+    /// What makes soft tokens of pictures; none for a plan that reads text alone.
+    pub towers: Vec<Tower>,
     /// The graph the steps came from, as text.
     pub report: String,
 }

@@ -22,6 +22,10 @@ pub enum RowCount {
     Chunk,
     /// One row for every token whose logits are asked for.
     Asked,
+    /// Of a tower: one row for every patch of the picture.
+    Patches,
+    /// Of a tower: one row for every soft token that it makes of the picture.
+    Soft,
 }
 
 /// What a value's rows hold.
@@ -90,6 +94,19 @@ pub enum Op {
     Rope { head_dim: u32, base: f32, factors: Option<WeightIndex> },
     KvAppend { cache: CacheIndex },
     Attention { heads: u32 },
+    AttentionAhead { heads: u32 },
+    Patches { width: u32 },
+    GatherText { table: WeightIndex, pad: u32 },
+    PlaceSoft,
+    AxisRows { table: WeightIndex, axis: u32 },
+    SubMean,
+    GridMean { side: u32 },
+    AddConstant { term: f32 },
+    AddWeight { weight: WeightIndex },
+    AtLeast { weight: WeightIndex },
+    AtMost { weight: WeightIndex },
+    GridRope { head_dim: u32, base: f32 },
+    FullAttention { heads: u32 },
 }
 
 impl Op {
@@ -114,19 +131,34 @@ impl Op {
             Op::Rope { .. } => "rope",
             Op::KvAppend { .. } => "kv_append",
             Op::Attention { .. } => "attention",
+            Op::AttentionAhead { .. } => "attention_ahead",
+            Op::Patches { .. } => "patches",
+            Op::GatherText { .. } => "gather_text",
+            Op::PlaceSoft => "place_soft",
+            Op::AxisRows { .. } => "axis_rows",
+            Op::SubMean => "sub_mean",
+            Op::GridMean { .. } => "grid_mean",
+            Op::AddConstant { .. } => "add_constant",
+            Op::AddWeight { .. } => "add_weight",
+            Op::AtLeast { .. } => "at_least",
+            Op::AtMost { .. } => "at_most",
+            Op::GridRope { .. } => "grid_rope",
+            Op::FullAttention { .. } => "full_attention",
         }
     }
 
     /// How many values it reads.
     pub const fn arity(&self) -> usize {
         match self {
-            Op::Tokens => 0,
+            Op::Tokens | Op::Patches { .. } | Op::AxisRows { .. } => 0,
             Op::Add
             | Op::Mul
             | Op::KvAppend { .. }
             | Op::Attention { .. }
+            | Op::AttentionAhead { .. }
             | Op::ExpertMatMul { .. }
             | Op::ExpertSum { .. } => 2,
+            Op::FullAttention { .. } => 3,
             _ => 1,
         }
     }
@@ -141,7 +173,7 @@ pub struct Step {
     pub output: ValueIndex,
 }
 
-/// The steps of a CPU plan.
+/// The steps of a CPU plan, or of one of its towers, whose rows are patches and soft tokens in place of tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Program {
     /// Positions a sequence may have.
@@ -167,9 +199,14 @@ impl Program {
     /// Most rows a value can have.
     pub const fn max_rows(&self, rows: RowCount) -> u32 {
         match rows {
-            RowCount::Chunk => self.chunk,
-            RowCount::Asked => self.asked,
+            RowCount::Chunk | RowCount::Patches => self.chunk,
+            RowCount::Asked | RowCount::Soft => self.asked,
         }
+    }
+
+    /// Whether soft tokens of a picture see each other, so that one pass must have all of them.
+    pub fn sees_ahead(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step.op, Op::AttentionAhead { .. }))
     }
 
     /// Bytes of all keys and values at full context; `None` on overflow.

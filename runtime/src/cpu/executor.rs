@@ -1,13 +1,14 @@
-//! Walks the steps of a plan over some rows: a chunk of one sequence's tokens, or one token of each of several.
+//! Walks the steps of a plan over some rows: a chunk of one sequence's tokens, one token of each of several, or a picture's patches.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use gemma4c_blocks::{DType, decode};
-use gemma4c_plan::{Cache, Kind, Op, Plan, RowCount, Step, Value};
+use gemma4c_plan::{Cache, Kind, Op, Plan, Program, RowCount, Step, Value};
 
 use super::aligned::Aligned;
 use super::kv::{BLOCK_ROWS, KvLayer, Pages};
+use super::ops::grid::{self, Grid};
 use super::ops::matmul::{Experts, Matrix};
 use super::ops::moe::Routes;
 use super::ops::rope::RopeTable;
@@ -23,14 +24,36 @@ pub struct Span {
     pub rows: usize,
 }
 
-/// One pass over the model: which tokens, where they stand, and which of them want logits.
-#[derive(Clone, Debug)]
+/// Soft tokens in place of the rows of their placeholders.
+#[derive(Clone, Copy, Debug)]
+pub struct SoftRows<'a> {
+    /// The row of the pass that the first one takes.
+    pub first: usize,
+    /// Whole rows, one after the other.
+    pub values: &'a [f32],
+}
+
+/// A picture, as a tower reads it.
+#[derive(Clone, Copy, Debug)]
+pub struct Picture<'a> {
+    pub grid: Grid,
+    /// The grid's patches, whole rows one after the other.
+    pub patches: &'a [f32],
+    /// Soft tokens that become of it.
+    pub soft: usize,
+}
+
+/// One pass over the model: which tokens, where they stand, and which of them want logits. Or one over a tower.
+#[derive(Clone, Debug, Default)]
 pub struct Pass<'a> {
     pub tokens: &'a [u32],
     /// As many rows together as there are tokens, in their order.
     pub spans: &'a [Span],
     /// Rows of the pass, in order.
     pub asked: &'a [usize],
+    pub soft: &'a [SoftRows<'a>],
+    /// What a tower looks at, in place of all the others.
+    pub picture: Option<Picture<'a>>,
 }
 
 impl Pass<'_> {
@@ -38,13 +61,33 @@ impl Pass<'_> {
         match rows {
             RowCount::Chunk => self.tokens.len(),
             RowCount::Asked => self.asked.len(),
+            RowCount::Patches => self.picture.map_or(0, |picture| picture.grid.patches()),
+            RowCount::Soft => self.picture.map_or(0, |picture| picture.soft),
         }
+    }
+
+    /// The tokens whose embeddings are looked up, with `pad` where a soft token stands.
+    fn text_tokens(&self, pad: u32, width: usize) -> Vec<u32> {
+        let mut tokens = self.tokens.to_vec();
+        for soft in self.soft {
+            tokens[soft.first..][..soft.values.len() / width].fill(pad);
+        }
+        tokens
+    }
+
+    /// Where its soft tokens stand, which are all of one sequence.
+    fn soft_positions(&self, width: usize) -> Vec<Range<usize>> {
+        let first = self.spans.first().map_or(0, |span| span.first_position);
+        let range = |soft: &SoftRows<'_>| first + soft.first..first + soft.first + soft.values.len() / width;
+        self.soft.iter().map(range).collect()
     }
 
     /// Where rows stand.
     fn spans(&self, rows: RowCount) -> Vec<Span> {
-        if rows == RowCount::Chunk {
-            return self.spans.to_vec();
+        match rows {
+            RowCount::Chunk => return self.spans.to_vec(),
+            RowCount::Asked => {}
+            RowCount::Patches | RowCount::Soft => unreachable!("the plan was checked: patches have no positions"),
         }
         let (mut first_row, mut asked, mut parts) = (0, self.asked, Vec::new());
         for span in self.spans {
@@ -103,7 +146,9 @@ pub type Tap<'a> = dyn FnMut(&str, usize, &mut [f32]) + Send + 'a;
 /// A plan with its weights, its state and its working memory.
 pub struct Executor {
     plan: Arc<Plan>,
-    weights: Weights,
+    /// Which of the plan's towers it runs; `None` for the text.
+    tower: Option<usize>,
+    weights: Arc<Weights>,
     /// Weight vectors (f32), copied once because mapped bytes need not be aligned. Empty for matrices.
     vectors: Vec<Vec<f32>>,
     /// One for each RoPE step, shared by steps with the same frequencies.
@@ -119,17 +164,25 @@ pub struct Executor {
 impl Executor {
     /// Maps the model's files, checks that they are the plan's, and reserves all memory that there will ever be need of.
     pub(crate) fn open(plan: Arc<Plan>, location: &ModelLocation, room: Room) -> Result<Executor, RuntimeError> {
-        let needed = room.bytes(&plan).and_then(|kv| kv.checked_add(plan.program.arena_bytes));
+        let programs = std::iter::once(&plan.program).chain(plan.towers.iter().map(|tower| &tower.program));
+        let arenas = programs.map(|program| program.arena_bytes);
+        let needed = arenas.fold(room.bytes(&plan), |sum, bytes| sum?.checked_add(bytes));
         let needed = needed.unwrap_or(u64::MAX);
         if let Some(available) = machine::physical_memory().filter(|available| needed > *available) {
             let what = "keys, values and activations";
             return Err(RuntimeError::OutOfMemory { what, needed, available });
         }
         let weights = Weights::open(&plan, location)?;
-        Ok(Executor::new(plan, weights, room))
+        Ok(Executor::new(plan, None, Arc::new(weights), room))
     }
 
-    fn new(plan: Arc<Plan>, weights: Weights, room: Room) -> Executor {
+    /// One that runs a tower of the same plan over the same weights.
+    pub(crate) fn tower(&self, index: usize) -> Executor {
+        let room = Room { rings: 0, blocks: 0 };
+        Executor::new(Arc::clone(&self.plan), Some(index), Arc::clone(&self.weights), room)
+    }
+
+    fn new(plan: Arc<Plan>, tower: Option<usize>, weights: Arc<Weights>, room: Room) -> Executor {
         let vectors: Vec<Vec<f32>> = plan
             .weights
             .iter()
@@ -142,8 +195,9 @@ impl Executor {
                 vector
             })
             .collect();
-        let program = &plan.program;
+        let program = program(&plan, tower);
         Executor {
+            tower,
             ropes: rope_tables(&program.steps, &vectors),
             arena: Aligned::zeros(program.arena_bytes as usize / 4),
             caches: program
@@ -183,19 +237,22 @@ impl Executor {
     pub fn run(&mut self, pass: &Pass<'_>, tap: &mut Tap<'_>) -> &[f32] {
         // Runs on a pool thread: from any other thread each product would be handed over and waited for.
         rayon::scope(|_| self.walk(pass, tap));
-        let output = &self.plan.program.values[self.plan.program.output as usize];
+        let program = program(&self.plan, self.tower);
+        let output = &program.values[program.output as usize];
         place(output, pass).map_or(&[], |place| &self.arena.as_slice()[place])
     }
 
     fn walk(&mut self, pass: &Pass<'_>, tap: &mut Tap<'_>) {
         let nothing_asked = pass.asked.is_empty();
-        for index in 0..self.plan.program.steps.len() {
-            let output = &self.plan.program.values[self.plan.program.steps[index].output as usize];
+        for index in 0..program(&self.plan, self.tower).steps.len() {
+            let program = program(&self.plan, self.tower);
+            let output = &program.values[program.steps[index].output as usize];
             if nothing_asked && output.rows == RowCount::Asked {
                 continue;
             }
             self.step(index, pass);
-            let output = &self.plan.program.values[self.plan.program.steps[index].output as usize];
+            let program = self::program(&self.plan, self.tower);
+            let output = &program.values[program.steps[index].output as usize];
             if let Some(place) = place(output, pass) {
                 tap(&output.name, output.width as usize, &mut self.arena.as_mut_slice()[place]);
             }
@@ -203,7 +260,7 @@ impl Executor {
     }
 
     fn step(&mut self, index: usize, pass: &Pass<'_>) {
-        let program = &self.plan.program;
+        let program = program(&self.plan, self.tower);
         let step = &program.steps[index];
         let value = |i: u32| &program.values[i as usize];
         let output = value(step.output);
@@ -223,11 +280,46 @@ impl Executor {
             Matrix { dtype: weight.dtype, bytes: self.weights.bytes(weight), rows, cols }
         };
         let vector = |w: u32| self.vectors[w as usize].as_slice();
+        let picture = || pass.picture.expect("a tower is given a picture");
         let routes =
             |i: usize| self.routes[step.inputs[i] as usize].as_ref().expect("a route is made before it is read");
         match step.op {
             Op::Tokens => {}
             Op::Gather { table } => gather::gather(&matrix(table), pass.tokens, out),
+            Op::GatherText { table, pad } => {
+                let tokens = pass.text_tokens(pad, self.plan.model.hidden as usize);
+                gather::gather(&matrix(table), &tokens, out);
+            }
+            Op::PlaceSoft => {
+                out.copy_from_slice(read(0));
+                for soft in pass.soft {
+                    out[soft.first * output.width as usize..][..soft.values.len()].copy_from_slice(soft.values);
+                }
+            }
+            Op::Patches { .. } => out.copy_from_slice(picture().patches),
+            Op::AxisRows { table, axis } => {
+                let all = matrix(table);
+                // One table after the other; a row of a table is a row of the whole.
+                let slice = all.bytes.len() / self.plan.weights[table as usize].dim(2) as usize;
+                let table = Matrix { bytes: &all.bytes[axis as usize * slice..][..slice], ..all };
+                grid::axis_rows(&table, picture().grid, axis as usize, out);
+            }
+            Op::SubMean => norm::sub_mean(read(0), output.width as usize, out),
+            Op::GridMean { side } => {
+                grid::grid_mean(read(0), picture().grid, side as usize, output.width as usize, out);
+            }
+            Op::GridRope { head_dim, .. } => {
+                let table = self.ropes[index].as_ref().expect("every rotating step has its table");
+                out.copy_from_slice(read(0));
+                grid::grid_rope(out, output.width as usize, head_dim as usize, picture().grid, table);
+            }
+            Op::FullAttention { heads } => {
+                attention::full_attention(read(0), read(1), read(2), heads as usize, output.width as usize, out);
+            }
+            Op::AddConstant { term } => elementwise::add_constant(read(0), term, out),
+            Op::AddWeight { weight } => elementwise::add_weight(read(0), vector(weight), out),
+            Op::AtLeast { weight } => elementwise::at_least(read(0), vector(weight), out),
+            Op::AtMost { weight } => elementwise::at_most(read(0), vector(weight), out),
             Op::TakeAsked => {
                 let width = output.width as usize;
                 let all = read(0);
@@ -284,7 +376,7 @@ impl Executor {
                     (keys, values) = (other_keys, other_values);
                 }
             }
-            Op::Attention { heads } => {
+            Op::Attention { heads } | Op::AttentionAhead { heads } => {
                 let Kind::Kv { cache } = value(step.inputs[1]).kind else { unreachable!("the plan was checked") };
                 let window = program.caches[cache as usize].window.map(|w| w as usize);
                 let (kv, tables) = (&self.caches[cache as usize], &self.tables);
@@ -293,10 +385,19 @@ impl Executor {
                     attention::Span { kv, first_position: span.first_position, rows: span.rows }
                 };
                 let spans: Vec<attention::Span> = pass.spans(output.rows).into_iter().map(span).collect();
-                attention::attention(read(0), &spans, window, heads as usize, out);
+                let ahead = match step.op {
+                    Op::AttentionAhead { .. } => pass.soft_positions(self.plan.model.hidden as usize),
+                    _ => Vec::new(),
+                };
+                attention::attention(read(0), &spans, window, &ahead, heads as usize, out);
             }
         }
     }
+}
+
+/// The steps of the text, or of a tower.
+fn program(plan: &Plan, tower: Option<usize>) -> &Program {
+    tower.map_or(&plan.program, |index| &plan.towers[index].program)
 }
 
 /// Where a slot's sequence lies in a layer.
@@ -308,8 +409,13 @@ fn pages(tables: &[Vec<u32>], slot: u32, is_ring: bool) -> Pages<'_> {
 fn rope_tables(steps: &[Step], vectors: &[Vec<f32>]) -> Vec<Option<Arc<RopeTable>>> {
     let mut tables: Vec<Arc<RopeTable>> = Vec::new();
     let mut table_of = |step: &Step| {
-        let Op::Rope { head_dim, base, factors } = step.op else { return None };
-        let table = RopeTable::new(base, head_dim as usize, factors.map(|w| vectors[w as usize].as_slice()));
+        let table = match step.op {
+            Op::Rope { head_dim, base, factors } => {
+                RopeTable::new(base, head_dim as usize, factors.map(|w| vectors[w as usize].as_slice()))
+            }
+            Op::GridRope { head_dim, base } => RopeTable::new(base, head_dim as usize / 2, None),
+            _ => return None,
+        };
         let index = tables.iter().position(|other| other.same_as(&table)).unwrap_or_else(|| {
             tables.push(Arc::new(table));
             tables.len() - 1

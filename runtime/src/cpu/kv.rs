@@ -36,7 +36,12 @@ pub enum Pages<'a> {
 /// One sequence's keys and values in a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct KvView<'a> {
-    layer: &'a KvLayer,
+    keys: &'a [f32],
+    values: &'a [f32],
+    /// Rows of a page.
+    rows: usize,
+    heads: usize,
+    head_dim: usize,
     pages: Pages<'a>,
 }
 
@@ -65,7 +70,8 @@ impl KvLayer {
     }
 
     pub fn view<'a>(&'a self, pages: Pages<'a>) -> KvView<'a> {
-        KvView { layer: self, pages }
+        let KvLayer { rows, heads, head_dim, .. } = *self;
+        KvView { keys: self.keys.as_slice(), values: self.values.as_slice(), rows, heads, head_dim, pages }
     }
 
     /// Writes rows of a sequence at `first_position` and on, over whatever those places held.
@@ -75,22 +81,13 @@ impl KvLayer {
         let is_ring = matches!(pages, Pages::Ring(_));
         assert!(!is_ring || keys.len() <= self.rows * width, "a chunk longer than the ring would overwrite itself");
         for (i, (key, value)) in keys.chunks_exact(width).zip(values.chunks_exact(width)).enumerate() {
-            let at = self.row(pages, first_position + i) * width;
+            let at = row(pages, self.rows, first_position + i) * width;
             self.keys.as_mut_slice()[at..at + width].copy_from_slice(key);
             self.values.as_mut_slice()[at..at + width].copy_from_slice(value);
             for rows in [&mut self.keys, &mut self.values] {
                 round_row(self.kv, self.head_dim, &mut rows.as_mut_slice()[at..at + width]);
             }
         }
-    }
-
-    #[inline(always)]
-    fn row(&self, pages: Pages<'_>, position: usize) -> usize {
-        let page = match pages {
-            Pages::Ring(page) => page,
-            Pages::Table(pages) => pages[position / self.rows],
-        };
-        page as usize * self.rows + position % self.rows
     }
 
     /// Copies a page over another.
@@ -122,39 +119,55 @@ impl KvLayer {
     }
 }
 
+/// The row of a layer that holds a position, in pages of `rows`.
+#[inline(always)]
+fn row(pages: Pages<'_>, rows: usize, position: usize) -> usize {
+    let page = match pages {
+        Pages::Ring(page) => page,
+        Pages::Table(pages) => pages[position / rows],
+    };
+    page as usize * rows + position % rows
+}
+
 impl<'a> KvView<'a> {
+    /// Rows that were never appended anywhere: position p is row p of both.
+    pub fn of_rows(keys: &'a [f32], values: &'a [f32], heads: usize, head_dim: usize) -> KvView<'a> {
+        let rows = keys.len() / (heads * head_dim);
+        KvView { keys, values, rows, heads, head_dim, pages: Pages::Ring(0) }
+    }
+
     pub fn heads(&self) -> usize {
-        self.layer.heads
+        self.heads
     }
 
     pub fn head_dim(&self) -> usize {
-        self.layer.head_dim
+        self.head_dim
     }
 
     /// Whether the `reach` latest positions before `end` are there, if all were appended.
     pub fn has_room_for(&self, reach: usize, end: usize) -> bool {
         match self.pages {
-            Pages::Ring(_) => reach <= self.layer.rows,
-            Pages::Table(pages) => end <= pages.len() * self.layer.rows,
+            Pages::Ring(_) => reach <= self.rows,
+            Pages::Table(pages) => end <= pages.len() * self.rows,
         }
     }
 
     /// The key of a head at a position that has been appended and not overwritten.
     #[inline(always)]
     pub fn key(&self, position: usize, head: usize) -> &'a [f32] {
-        self.head(self.layer.keys.as_slice(), position, head)
+        self.head(self.keys, position, head)
     }
 
     /// The value of a head at a position that has been appended and not overwritten.
     #[inline(always)]
     pub fn value(&self, position: usize, head: usize) -> &'a [f32] {
-        self.head(self.layer.values.as_slice(), position, head)
+        self.head(self.values, position, head)
     }
 
     #[inline(always)]
     fn head(&self, rows: &'a [f32], position: usize, head: usize) -> &'a [f32] {
-        let at = (self.layer.row(self.pages, position) * self.layer.heads + head) * self.layer.head_dim;
-        &rows[at..at + self.layer.head_dim]
+        let at = (row(self.pages, self.rows, position) * self.heads + head) * self.head_dim;
+        &rows[at..at + self.head_dim]
     }
 }
 

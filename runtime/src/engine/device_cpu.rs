@@ -59,7 +59,8 @@ impl Parts {
 
     /// The logits of the asked rows.
     fn run(self, executor: &mut Executor) -> &[f32] {
-        executor.run(&Pass { tokens: &self.tokens, spans: &self.spans, asked: &self.asked }, &mut |_, _, _| {})
+        let pass = Pass { tokens: &self.tokens, spans: &self.spans, asked: &self.asked, ..Pass::default() };
+        executor.run(&pass, &mut |_, _, _| {})
     }
 }
 
@@ -186,7 +187,7 @@ impl CpuDevice {
             let span = |row: &Row| Span { slot: row.slot, first_position: row.position as usize, rows: 1 };
             let spans: Vec<Span> = rows.iter().map(span).collect();
             let asked: Vec<usize> = (0..rows.len()).collect();
-            let pass = Pass { tokens: &tokens, spans: &spans, asked: &asked };
+            let pass = Pass { tokens: &tokens, spans: &spans, asked: &asked, ..Pass::default() };
             logits.extend_from_slice(self.executor.run(&pass, &mut |_, _, _| {}));
         }
         let picking = rows.iter().map(|row| (row.picking, row.position + 1)).collect();

@@ -73,6 +73,7 @@ fn compile(path: &Path, context: u32) -> Plan {
         vocab: vocab_from_metadata(file.metadata()).expect("a vocabulary"),
         sampling: Sampling::default(),
         embedded: None,
+        towers: Vec::new(),
         report: String::new(),
     }
 }

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use gemma4c_plan::{Plan, Step};
+use gemma4c_plan::{Plan, Step, Tower};
 
 use super::draw::{self, Card};
 use super::layer::{Layer, Node, Role, kinds, part};
@@ -35,7 +35,7 @@ fn header(plan: &Plan, name: &str) -> String {
     let program = &plan.program;
     let token: Cost = program.steps.iter().map(|step| Cost::of(plan, step)).sum();
     let (weights, kv, arena) = cpu::memory(plan);
-    let total = weights.saturating_add(kv).saturating_add(arena);
+    let total = weights.saturating_add(kv).saturating_add(arena).saturating_add(cpu::tower_arenas(plan));
     let mut out = format!(
         "<header><h1>{name}</h1><p class=\"lead\">Compiled for the CPU from <code>{}</code>, fingerprint <code>{:016x}</code>. \
          The same model compiled for a GPU (<code>gemma4c compile --target cuda</code>) is fused into a few launches a layer, \
@@ -49,7 +49,7 @@ fn header(plan: &Plan, name: &str) -> String {
     out += &tile(&flops(token.flops), "in a token's products");
     out += &tile(&output::bytes(total), "of memory, weights mapped");
     out += "</div>";
-    out += &described(&[
+    let mut facts = vec![
         ("layers", format!("{}, {} with keys of their own", plan.model.layers, program.caches.len())),
         ("hidden", plan.model.hidden.to_string()),
         ("vocabulary", vocabulary(plan)),
@@ -61,7 +61,13 @@ fn header(plan: &Plan, name: &str) -> String {
             if program.kv.is_narrow() { format!("f32, rounded to {}", program.kv.name()) } else { "f32".into() },
         ),
         ("weights", by_type(plan.weights.iter().map(|w| (w.dtype, w.bytes)))),
-    ]);
+    ];
+    let tower = |tower: &Tower| {
+        let (steps, soft) = (tower.program.steps.len(), tower.program.asked);
+        ("pictures", format!("a tower of {steps} steps, {soft} soft tokens of a picture at most"))
+    };
+    facts.extend(plan.towers.iter().map(tower));
+    out += &described(&facts);
     out + "</header>"
 }
 
@@ -209,14 +215,17 @@ fn table(plan: &Plan, parts: &Parts<'_>, is_shown: impl Fn(&Cost) -> bool) -> St
 
 fn memory_section(plan: &Plan, parts: &Parts<'_>) -> String {
     let (weights, kv, arena) = cpu::memory(plan);
-    let total = weights.saturating_add(kv).saturating_add(arena);
+    let towers = cpu::tower_arenas(plan);
+    let total = weights.saturating_add(kv).saturating_add(arena).saturating_add(towers);
     let piece = |what: &str, bytes: u64, hue: usize| Piece { what: what.into(), bytes, class: format!("h{hue}") };
     let mut out = format!("<h3>{} in all</h3>", output::bytes(total));
-    out += &bar(&[
+    let mut pieces = vec![
         piece("weights, mapped from the file", weights, 0),
         piece("keys and values", kv, 1),
         piece("activations", arena, 2),
-    ]);
+    ];
+    pieces.extend((towers > 0).then(|| piece("activations of towers", towers, 3)));
+    out += &bar(&pieces);
     out += "<h3>Weights</h3>";
     let groups = weights::in_file(plan);
     let pieces: Vec<Piece> = groups.iter().map(|(group, bytes)| piece(group.name(), *bytes, *group as usize)).collect();

@@ -29,8 +29,9 @@ fn a_plan_comes_back_as_it_was() {
 
     let silent = Plan { vocab: None, ..plan };
     assert_eq!(Plan::from_bytes(&silent.to_bytes().unwrap()).unwrap(), silent);
-    let for_a_cpu = support::cpu_plan();
-    assert_eq!(Plan::from_bytes(&for_a_cpu.to_bytes().unwrap()).unwrap(), for_a_cpu);
+    for for_a_cpu in [support::cpu_plan(), support::with_tower(support::cpu_plan())] {
+        assert_eq!(Plan::from_bytes(&for_a_cpu.to_bytes().unwrap()).unwrap(), for_a_cpu);
+    }
 }
 
 #[test]
@@ -51,12 +52,12 @@ fn the_checksum_is_the_files_and_sees_every_section() {
 
 /// A file of this version, kept as it was written. If this fails, the format has changed: once it is released, raise [`VERSION`].
 #[test]
-fn version_5_is_read_and_written_as_ever() {
-    assert_eq!(VERSION, 5);
-    let kept: &[u8] = include_bytes!("../data/plan-v5.bin");
+fn version_6_is_read_and_written_as_ever() {
+    assert_eq!(VERSION, 6);
+    let kept: &[u8] = include_bytes!("../data/plan-v6.bin");
     let now = support::plan().to_bytes().unwrap();
     if now != kept {
-        let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("plan-v5.bin");
+        let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("plan-v6.bin");
         std::fs::write(&path, &now).unwrap();
         panic!("the bytes have changed; the new ones are in {}", path.display());
     }
@@ -67,11 +68,11 @@ fn version_5_is_read_and_written_as_ever() {
 #[test]
 fn older_versions_are_refused_by_name() {
     let mut bytes = support::plan().to_bytes().unwrap();
-    for old in [1, 2, 3, 4] {
+    for old in [1, 2, 3, 4, 5] {
         bytes[8] = old;
         let error = Plan::from_bytes(&bytes).unwrap_err();
         assert_eq!(error, PlanError::Version { found: old.into() });
-        let text = format!("plan version {old}, this gemma4c reads version 5: compile the model again");
+        let text = format!("plan version {old}, this gemma4c reads version 6: compile the model again");
         assert_eq!(error.to_string(), text);
     }
 }
@@ -160,6 +161,28 @@ const CONTRADICTIONS: [(&str, Edit); 41] = [
     ("a token without a kind", |p| p.vocab.as_mut().unwrap().kinds.truncate(11)),
 ];
 
+/// Of a plan with a tower.
+const TOWERS: [(&str, Edit); 16] = [
+    ("a tower beside a program for GPUs", |p| *p = Plan { towers: p.towers.clone(), ..support::plan() }),
+    ("five towers", |p| p.towers = vec![p.towers[0].clone(); 5]),
+    ("patches of no pixels", |p| p.towers[0].patch = 0),
+    ("patches of another size", |p| p.towers[0].patch = 4),
+    ("pooling of another size", |p| p.towers[0].pool = 3),
+    ("pooling by a side that is not the tower's", |p| p.towers[0].program.steps[9].op = Op::GridMean { side: 1 }),
+    ("patches that are not whole soft tokens", |p| p.towers[0].program.chunk = 15),
+    ("a placeholder that does not exist", |p| p.towers[0].tokens.placeholder = 12),
+    ("a stage that no step makes", |p| p.towers[0].stages[0].value = 99),
+    ("soft tokens of another width", |p| p.towers[0].program.output = 8),
+    ("a tower that remembers", |p| p.towers[0].program.caches = p.program.caches.clone()),
+    ("a tower that reads tokens", |p| p.towers[0].program.values[0].rows = RowCount::Chunk),
+    ("a table without that axis", |p| p.towers[0].program.steps[3].op = Op::AxisRows { table: 13, axis: 2 }),
+    ("heads without quarters", |p| p.towers[0].program.steps[6].op = Op::GridRope { head_dim: 6, base: 1e2 }),
+    ("a tower that turns by positions", |p| {
+        p.towers[0].program.steps[6].op = Op::Rope { head_dim: 8, base: 1e4, factors: None };
+    }),
+    ("a text that reads pictures", |p| p.program.values[24].rows = RowCount::Soft),
+];
+
 /// Of weights in the plan's own file.
 const EMBEDDED: [(&str, Edit); 5] = [
     ("embedded weights of other bytes", |p| p.embedded.as_mut().unwrap().bytes += 1),
@@ -214,6 +237,11 @@ fn each_fault_has_its_words() {
         let error = plan.to_bytes().expect_err(name);
         assert!(matches!(error, PlanError::Invalid(_)), "{name}: {error}");
         writeln!(texts, "{name}\n    {error}").unwrap();
+    }
+    for (name, edit) in TOWERS {
+        let mut plan = support::with_tower(support::cpu_plan());
+        edit(&mut plan);
+        writeln!(texts, "{name}\n    {}", plan.to_bytes().expect_err(name)).unwrap();
     }
     for (name, edit) in EMBEDDED {
         let mut plan = support::embedded(support::cpu_plan()).0;

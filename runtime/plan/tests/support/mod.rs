@@ -8,13 +8,15 @@ use gemma4c_blocks::DType;
 use gemma4c_plan::cuda::KvType;
 use gemma4c_plan::embedded::{Embedded, Summing};
 use gemma4c_plan::{
-    Cache, Kind, Merge, Model, ModelFile, Op, Plan, Program, RowCount, Sampling, Step, Strings, Target, TokenKind,
-    Value, Vocab, Weight,
+    Cache, Kind, MediaTokens, Merge, Model, ModelFile, Op, Plan, Program, RowCount, Sampling, Stage, Step, Strings,
+    Target, TokenKind, Tower, Value, Vocab, Weight,
 };
 
 const VOCAB: u32 = 12;
 const CHUNK: u32 = 4;
 const ASKED: u32 = 2;
+/// Soft tokens of a picture, of four patches each.
+const SOFT: u32 = 4;
 
 struct Sketch {
     weights: Vec<Weight>,
@@ -44,7 +46,12 @@ impl Sketch {
     /// A step that makes rows of f32, each in a place of its own.
     fn floats(&mut self, op: Op, inputs: &[u32], rows: RowCount, width: u32) -> u32 {
         let offset = self.arena_bytes;
-        let most = if rows == RowCount::Chunk { CHUNK } else { ASKED };
+        let most = match rows {
+            RowCount::Chunk => CHUNK,
+            RowCount::Asked => ASKED,
+            RowCount::Patches => 4 * SOFT,
+            RowCount::Soft => SOFT,
+        };
         self.arena_bytes += 4 * (most * width) as u64;
         self.step(op, inputs, Kind::Floats { offset }, rows, width)
     }
@@ -145,8 +152,54 @@ pub fn cpu_plan() -> Plan {
         vocab: Some(vocab()),
         sampling: Sampling::default(),
         embedded: None,
+        towers: Vec::new(),
         report: "graph: by hand\n".into(),
     }
+}
+
+/// The same with a tower that has every operation of pictures, and soft tokens in the text.
+pub fn with_tower(mut plan: Plan) -> Plan {
+    use RowCount::{Patches, Soft};
+    let file_bytes = plan.model.files[0].bytes;
+    let mut s = Sketch { weights: plan.weights, values: vec![], steps: vec![], file_bytes, arena_bytes: 0 };
+    let embed = s.weight("v.patch_embd.weight", DType::F32, &[12, 16]);
+    let table = s.weight("v.position_embd.weight", DType::F32, &[16, 8, 2]);
+    let bound = s.weight("v.bound", DType::F32, &[1]);
+    let bias = s.weight("v.bias", DType::F32, &[16]);
+    let project = s.weight("mm.weight", DType::F32, &[16, 32]);
+    let pixels = s.floats(Op::Patches { width: 12 }, &[], Patches, 12);
+    let centred = s.floats(Op::AddConstant { term: -1.0 }, &[pixels], Patches, 12);
+    let embedded = s.floats(Op::MatMul { weight: embed }, &[centred], Patches, 16);
+    let columns = s.floats(Op::AxisRows { table, axis: 0 }, &[], Patches, 16);
+    let rows = s.floats(Op::AxisRows { table, axis: 1 }, &[], Patches, 16);
+    let positions = s.floats(Op::Add, &[columns, rows], Patches, 16);
+    let q = s.floats(Op::GridRope { head_dim: 8, base: 100.0 }, &[embedded], Patches, 16);
+    let mixed = s.floats(Op::FullAttention { heads: 2 }, &[q, embedded, positions], Patches, 16);
+    let low = s.floats(Op::AtLeast { weight: bound }, &[mixed], Patches, 16);
+    let pooled = s.floats(Op::GridMean { side: 2 }, &[low], Soft, 16);
+    let high = s.floats(Op::AtMost { weight: bound }, &[pooled], Soft, 16);
+    let sum = s.floats(Op::AddWeight { weight: bias }, &[high], Soft, 16);
+    let output = s.floats(Op::MatMul { weight: project }, &[sum], Soft, 32);
+    let program = Program {
+        context: 4 * SOFT,
+        chunk: 4 * SOFT,
+        asked: SOFT,
+        arena_bytes: s.arena_bytes,
+        kv: KvType::F32,
+        caches: vec![],
+        values: s.values,
+        steps: s.steps,
+        output,
+    };
+    let tokens = MediaTokens { begin: 9, placeholder: 10, end: 11 };
+    let stages = vec![Stage { name: "pooled".into(), value: pooled }];
+    plan.towers.push(Tower { name: "vision".into(), program, patch: 2, pool: 2, tokens, stages });
+    plan.weights = s.weights;
+    plan.model.files[0].bytes = s.file_bytes;
+    // The text's rows take them in.
+    plan.program.steps[2].op = Op::PlaceSoft;
+    plan.program.steps[1].op = Op::GatherText { table: 0, pad: 0 };
+    plan
 }
 
 fn vocab() -> Vocab {

@@ -1,4 +1,4 @@
-//! Causal attention over a layer's keys and values, with scale 1.
+//! Attention with scale 1: causal, over a layer's keys and values, or of all rows over all rows.
 //!
 //! Keys are taken in segments of 256 absolute positions, as in split-KV attention. A segment's result for a query (the largest
 //! score, the sum of the exponentials relative to it, the values weighted by them) depends on the query and the segment alone,
@@ -26,45 +26,91 @@ pub struct Span<'a> {
 }
 
 /// Attends from the rows of `q` (n × heads · head_dim), which are those of `spans` one after the other, to all positions of their own
-/// sequence up to their own; with a window, to the `window` latest of these, their own among them.
+/// sequence up to their own; with a window, to the `window` latest of these, their own among them. A row at a position in one of
+/// the ranges `ahead`, which are in order, sees the rest of its range as well.
 ///
 /// Query head h reads key and value head `h / (heads / kv.heads())`.
-pub fn attention(q: &[f32], spans: &[Span<'_>], window: Option<usize>, heads: usize, out: &mut [f32]) {
+pub fn attention(
+    q: &[f32],
+    spans: &[Span<'_>],
+    window: Option<usize>,
+    ahead: &[Range<usize>],
+    heads: usize,
+    out: &mut [f32],
+) {
     let Some(Span { kv, .. }) = spans.first() else { return };
     let (kv_heads, width) = (kv.heads(), heads * kv.head_dim());
     let rows: usize = spans.iter().map(|span| span.rows).sum();
     assert!(heads.is_multiple_of(kv_heads) && q.len() == out.len() && q.len() == rows * width);
 
-    // The query heads of a GQA group are adjacent in a row.
-    let group_len = width / kv_heads;
-    let (mut blocks, mut outputs): (Vec<Block>, Vec<Vec<&mut [f32]>>) = (Vec::new(), Vec::new());
+    let mut blocks = Blocks::default();
     let mut rows = q.chunks_exact(width).zip(out.chunks_exact_mut(width));
     for Span { kv, first_position, rows: count } in spans {
         let end = first_position + count;
         let reach = window.map_or(end, |window| (window + count).saturating_sub(1).min(end));
         assert!(kv.has_room_for(reach, end), "keys this call needs have been overwritten");
-        for (row, (q, out)) in rows.by_ref().take(*count).enumerate() {
+        blocks.add(*kv, heads, rows.by_ref().take(*count), |row| {
+            let own = first_position + row;
+            let last = ahead.iter().find(|range| range.contains(&own)).map_or(own + 1, |range| range.end);
+            window.map_or(0, |window| (own + 1).saturating_sub(window))..last
+        });
+    }
+    blocks.attend();
+}
+
+/// Attends from every row of `q` (n × heads · head_dim) to every row of `k` and `v`, which are as many and as wide.
+pub fn full_attention(q: &[f32], k: &[f32], v: &[f32], heads: usize, width: usize, out: &mut [f32]) {
+    assert!(width.is_multiple_of(heads) && q.len().is_multiple_of(width));
+    assert!(k.len() == q.len() && v.len() == q.len() && out.len() == q.len());
+    let all = q.len() / width;
+    let mut blocks = Blocks::default();
+    let rows = q.chunks_exact(width).zip(out.chunks_exact_mut(width));
+    blocks.add(KvView::of_rows(k, v, heads, width / heads), heads, rows, |_| 0..all);
+    blocks.attend();
+}
+
+/// All of a call, as pieces that threads can share.
+#[derive(Default)]
+struct Blocks<'a> {
+    blocks: Vec<Block<'a>>,
+    /// For each block where its rows' results go.
+    outputs: Vec<Vec<&'a mut [f32]>>,
+}
+
+impl<'a> Blocks<'a> {
+    /// Adds the queries of some rows, each with the place of its result; row i looks at `positions(i)`.
+    fn add(
+        &mut self,
+        kv: KvView<'a>,
+        heads: usize,
+        rows: impl Iterator<Item = (&'a [f32], &'a mut [f32])>,
+        positions: impl Fn(usize) -> Range<usize>,
+    ) {
+        let (kv_heads, group) = (kv.heads(), heads / kv.heads());
+        // The query heads of a GQA group are adjacent in a row.
+        let group_len = group * kv.head_dim();
+        for (row, (q, out)) in rows.enumerate() {
             if row.is_multiple_of(ROWS) {
-                let block = |head| Block { kv: *kv, head, group: heads / kv_heads, rows: Vec::with_capacity(ROWS) };
-                blocks.extend((0..kv_heads).map(block));
-                outputs.extend((0..kv_heads).map(|_| Vec::with_capacity(ROWS)));
+                let block = |head| Block { kv, head, group, rows: Vec::with_capacity(ROWS) };
+                self.blocks.extend((0..kv_heads).map(block));
+                self.outputs.extend((0..kv_heads).map(|_| Vec::with_capacity(ROWS)));
             }
-            let end = first_position + row + 1;
-            let positions = window.map_or(0, |window| end.saturating_sub(window))..end;
-            let first = blocks.len() - kv_heads;
+            let (positions, first) = (positions(row), self.blocks.len() - kv_heads);
             for (head, (q, out)) in q.chunks_exact(group_len).zip(out.chunks_exact_mut(group_len)).enumerate() {
-                blocks[first + head].rows.push(Row { q, positions: positions.clone() });
-                outputs[first + head].push(out);
+                self.blocks[first + head].rows.push(Row { q, positions: positions.clone() });
+                self.outputs[first + head].push(out);
             }
         }
     }
-    if blocks.is_empty() {
-        return;
-    }
 
-    // Few blocks, as in decoding: several segments of each at a time, so that no thread is idle.
-    let at_once = (2 * rayon::current_num_threads()).div_ceil(blocks.len());
-    blocks.par_iter().zip(outputs).for_each(|(block, outputs)| block.attend(at_once, outputs));
+    fn attend(self) {
+        if self.blocks.is_empty() {
+            return;
+        }
+        // Few blocks, as in decoding: several segments of each at a time, so that no thread is idle.
+        let at_once = (2 * rayon::current_num_threads()).div_ceil(self.blocks.len());
+        self.blocks.par_iter().zip(self.outputs).for_each(|(block, outputs)| block.attend(at_once, outputs));
+    }
 }
 
 /// Some rows' queries for one key head.
@@ -217,7 +263,7 @@ mod tests {
         let mut out = vec![f32::NAN; q.len()];
         let kv = kv.view(RING);
         let span = Span { kv, first_position: first, rows: q.len() / (heads * kv.head_dim()) };
-        attention(q, &[span], window, heads, &mut out);
+        attention(q, &[span], window, &[], heads, &mut out);
         out
     }
 
@@ -310,8 +356,39 @@ mod tests {
             let spans: Vec<Span> =
                 (0..3).map(|i| Span { kv: together.view(pages(i)), first_position: ends[i] - 1, rows: 1 }).collect();
             let mut out = vec![f32::NAN; q.len()];
-            attention(&q, &spans, window, heads, &mut out);
+            attention(&q, &spans, window, &[], heads, &mut out);
             assert!(out == alone, "window {window:?}");
+        }
+    }
+
+    #[test]
+    fn full_attention_is_what_the_last_row_of_a_sequence_sees() {
+        for (rows, heads, dim) in [(1, 1, 32), (63, 3, 64), (270, 2, 72)] {
+            let width = heads * dim;
+            let kv = filled(rows, rows, heads, dim);
+            let [k, v] = kv.read_page(0).map(<[f32]>::to_vec);
+            let q = Random::new(4).values(rows * width);
+            let mut out = vec![f32::NAN; q.len()];
+            with_threads(2, || full_attention(&q, &k, &v, heads, width, &mut out));
+            let alone = q.chunks(width).flat_map(|q| attended(q, &kv, rows - 1, None, heads));
+            assert!(out == alone.collect::<Vec<_>>(), "{rows} rows");
+        }
+    }
+
+    /// A row that sees ahead has the bits of the last row it sees, with a window that reaches as far back.
+    #[test]
+    fn rows_of_a_range_see_its_end() {
+        let (heads, kv_heads, dim, width, window) = (4, 2, 32, 4 * 32, 100);
+        let kv = filled(400, 400, kv_heads, dim);
+        let (first, rows, ahead) = (250, 150, [260..300, 310..399]);
+        let q = Random::new(6).values(rows * width);
+        let span = Span { kv: kv.view(RING), first_position: first, rows };
+        let mut out = vec![f32::NAN; q.len()];
+        attention(&q, &[span], Some(window), &ahead, heads, &mut out);
+        for (row, (q, out)) in q.chunks(width).zip(out.chunks(width)).enumerate() {
+            let own = first + row;
+            let last = ahead.iter().find(|range| range.contains(&own)).map_or(own, |range| range.end - 1);
+            assert!(out == attended(q, &kv, last, Some(window + last - own), heads), "position {own}");
         }
     }
 

@@ -11,6 +11,7 @@
 pub mod attention;
 pub mod elementwise;
 pub mod gather;
+pub mod grid;
 mod lanes;
 mod math;
 pub mod matmul;

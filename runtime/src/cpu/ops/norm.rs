@@ -1,4 +1,4 @@
-//! RMS norms: over whole rows, or over each head of a row.
+//! Norms: RMS norms over whole rows or over each head of a row, and the mean that a layer norm takes off before one.
 
 use super::parallel::rows_in_parallel;
 use super::{lanes, vectorised};
@@ -10,7 +10,22 @@ pub fn rms_norm(x: &[f32], weight: Option<&[f32]>, group: usize, eps: f32, out: 
     rows_in_parallel(out, group, |row, out| norm_groups(&x[row * group..][..out.len()], weight, group, eps, out));
 }
 
+/// `out = x - mean(x)` over each row of `width`.
+pub fn sub_mean(x: &[f32], width: usize, out: &mut [f32]) {
+    assert!(width > 0 && x.len() == out.len() && x.len().is_multiple_of(width));
+    rows_in_parallel(out, width, |row, out| centre_rows(&x[row * width..][..out.len()], width, out));
+}
+
 vectorised! {
+    fn centre_rows(x: &[f32], width: usize, out: &mut [f32]) {
+        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+            let mean = lanes::sum(x) / width as f32;
+            for (out, x) in out.iter_mut().zip(x) {
+                *out = x - mean;
+            }
+        }
+    }
+
     fn norm_groups(x: &[f32], weight: Option<&[f32]>, group: usize, eps: f32, out: &mut [f32]) {
         for (x, out) in x.chunks_exact(group).zip(out.chunks_exact_mut(group)) {
             let factor = 1.0 / (lanes::dot(x, x) / group as f32 + eps).sqrt();
@@ -50,6 +65,20 @@ mod tests {
                 });
                 assert_close(&out, &exact.collect::<Vec<_>>(), 1e-6);
             }
+        }
+    }
+
+    #[test]
+    fn rows_lose_their_mean() {
+        for (rows, width) in [(1, 1), (3, 7), (70, 6912)] {
+            let x = Random::new(6).values(rows * width);
+            let mut out = vec![f32::NAN; x.len()];
+            sub_mean(&x, width, &mut out);
+            let exact = x.chunks(width).flat_map(|x| {
+                let mean = x.iter().map(|x| *x as f64).sum::<f64>() / width as f64;
+                x.iter().map(move |x| *x as f64 - mean)
+            });
+            assert_close(&out, &exact.collect::<Vec<_>>(), 1e-6);
         }
     }
 

@@ -16,9 +16,21 @@ pub struct RopeTable {
 
 /// Cosine and sine of each pair's angle, for each position.
 #[derive(Debug, Default)]
-struct Angles {
+pub(super) struct Angles {
     positions: Vec<usize>,
     cos_sin: Vec<(f32, f32)>,
+}
+
+impl Angles {
+    /// Rotates one head of the row whose position was the `row`-th.
+    #[inline(always)]
+    pub(super) fn turn(&self, row: usize, head: &mut [f32]) {
+        let pairs = head.len() / 2;
+        let (left, right) = head.split_at_mut(pairs);
+        for ((left, right), (cos, sin)) in left.iter_mut().zip(right).zip(&self.cos_sin[row * pairs..]) {
+            (*left, *right) = (*left * cos - *right * sin, *right * cos + *left * sin);
+        }
+    }
 }
 
 impl RopeTable {
@@ -39,7 +51,7 @@ impl RopeTable {
         self.inverse_frequencies == other.inverse_frequencies
     }
 
-    fn angles(&self, positions: &[usize]) -> Arc<Angles> {
+    pub(super) fn angles(&self, positions: &[usize]) -> Arc<Angles> {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         if latest.positions != positions {
             let cos_sin = positions
@@ -61,13 +73,8 @@ pub fn rope(x: &mut [f32], heads: usize, head_dim: usize, positions: &[usize], t
     assert!(pairs == table.inverse_frequencies.len() && x.len() == positions.len() * width);
     let angles = table.angles(positions);
     rows_in_parallel(x, width, |first, piece| {
-        for (row, cos_sin) in piece.chunks_exact_mut(width).zip(angles.cos_sin[first * pairs..].chunks_exact(pairs)) {
-            for head in row.chunks_exact_mut(head_dim) {
-                let (left, right) = head.split_at_mut(pairs);
-                for ((left, right), (cos, sin)) in left.iter_mut().zip(right).zip(cos_sin) {
-                    (*left, *right) = (*left * cos - *right * sin, *right * cos + *left * sin);
-                }
-            }
+        for (index, row) in (first..).zip(piece.chunks_exact_mut(width)) {
+            row.chunks_exact_mut(head_dim).for_each(|head| angles.turn(index, head));
         }
     });
 }

@@ -1,0 +1,73 @@
+//! The tower that makes soft tokens of pictures, from the projector file (mmproj) that comes beside a text model.
+//!
+//! Its sizes are in that file's metadata, its features (clipped products, standardised results) in the list of its tensors. What is in
+//! neither is the model's: the base of the rotation, and that three by three patches make a soft token. One kind has no encoder: a soft token
+//! is a projection of its pixels.
+
+mod config;
+mod forward;
+mod weights;
+
+use gemma4c_graph::{Builder, Graph, NodeId, VerifyError};
+
+pub use config::VisionConfig;
+
+use super::config::{Config, ConfigError};
+use super::weights::WeightsError;
+use crate::gguf::Header;
+
+/// A tower as a graph over the patches of one picture.
+#[derive(Debug)]
+pub struct VisionTower {
+    pub graph: Graph,
+    /// Values that a person may want to see, by the names that the reference data has for them.
+    pub stages: Vec<(String, NodeId)>,
+}
+
+/// Why a projector file gives no tower for a model.
+#[derive(Debug, thiserror::Error)]
+pub enum VisionError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("general.architecture is `{found}`, expected `clip`: this is not a projector file (mmproj)")]
+    NotAProjector { found: String },
+    #[error("the projector has no vision encoder (clip.has_vision_encoder)")]
+    NoVision,
+    #[error("clip.vision.projector_type is `{found}`; `gemma4v` and `gemma4uv` are read")]
+    Kind { found: String },
+    #[error(
+        "the projector{} makes soft tokens {projection} wide, the model{} is {hidden} wide: they belong to different sizes",
+        called(projector),
+        called(model)
+    )]
+    OtherSize { projector: Option<String>, projection: u32, model: Option<String>, hidden: u32 },
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    #[error("the declared tower is not well-formed: {0}")]
+    Graph(#[from] VerifyError),
+}
+
+fn called(name: &Option<String>) -> String {
+    name.as_ref().map_or(String::new(), |name| format!(" `{name}`"))
+}
+
+/// Whether a projector's soft tokens fit a text model.
+pub fn fits(vision: &VisionConfig, text: &Config) -> Result<(), VisionError> {
+    match vision.projection == text.hidden {
+        true => Ok(()),
+        false => Err(VisionError::OtherSize {
+            projector: vision.name.clone(),
+            projection: vision.projection,
+            model: text.name.clone(),
+            hidden: text.hidden,
+        }),
+    }
+}
+
+/// The tower in `file`, from the patches of a picture to soft tokens.
+pub fn vision_tower(file: &Header, config: &VisionConfig) -> Result<VisionTower, VisionError> {
+    let mut g = Builder::new();
+    let weights = weights::declare(file, config, &mut g)?;
+    let stages = forward::forward(&mut g, config, &weights);
+    Ok(VisionTower { graph: g.finish()?, stages })
+}
