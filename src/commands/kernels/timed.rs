@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use gemma4c_dsl::harness::{Random, Scalar};
 use gemma4c_dsl::{Access, ElementType, Instance, ParamKind};
 use gemma4c_graph::Elem;
-use gemma4c_plan::cuda::{Argument, CudaStep, Phase, PhaseKind, RECORD_WORDS, Range, Region, record};
+use gemma4c_plan::cuda::{Argument, CudaStep, Phase, PhaseKind, RECORD_WORDS, Range, Region, Segment, record};
 
 use crate::launched::Plan;
 
@@ -200,6 +200,10 @@ fn content(
     Ok(match name {
         _ if range.bytes == 0 => Content::Zeros,
         // The last rows of the context: all keys are visible.
+        "state" if range.offset == plan.lowered.program.places.segments => {
+            let whole = Segment::alone(plan.meaning.context.saturating_sub(rows), rows, 0);
+            Content::Words(Segment::words(&[whole], rows))
+        }
         "state" | "asked" => Content::Words(records(plan, phase, rows)),
         // The first slot's pages, in order.
         "pages" => Content::Words((0..range.bytes as u32 / 4).collect()),
