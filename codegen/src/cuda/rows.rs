@@ -36,7 +36,7 @@ impl PhaseBuilder<'_, '_> {
         let kind = rows::Product { one: choice, rows, order: self.schedule.sum_order(of) };
         let mut one = kind.one.shape(self.common.can.target.multiprocessors);
         if per_layer_step::is_step_of_one_row(self.schedule, &self.common.can, &product) {
-            // One row has this norm in another kernel, whose warps decide the order of its sums.
+            // One row has this norm in another kernel; with as many warps here, though bits no longer depend on them.
             one.warps = step::BLOCK_WARPS;
         }
         let (shape, ..) = kind.choose(&self.common.can.target);

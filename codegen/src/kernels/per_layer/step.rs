@@ -195,7 +195,7 @@ pub fn per_layer_step<
 
 /// Blocks of the cluster, at most: each brings its own way to memory.
 pub const MOST_PEERS: u32 = H200.fastest(Question::PerLayerBlocks);
-/// Warps of a block. Their number decides the order of the norm's sums, so products of several rows take it over.
+/// Warps of a block; the norm before products of several rows has as many.
 pub const BLOCK_WARPS: u32 = 16;
 
 /// Everything that decides an instance.

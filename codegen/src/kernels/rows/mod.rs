@@ -3,7 +3,7 @@
 //! What [`matvec`](crate::kernels::matvec) computes for one row is the specification. A weight row of an integer type is four stretches of blocks of 32 values; a stretch has four or eight sums, by the block's number modulo that, to which it adds its blocks in
 //! order, one fused multiply-add a block. Products of several rows keep that order for every row, so a sequence's logits do not depend on its company.
 //!
-//! A product is two launches. [`prepare`] norms and quantises each row as a block of the one-row product does, with its warps. Then the product
+//! A product is two launches. [`prepare`] norms and quantises each row as a block of the one-row product does. Then the product
 //! itself: [`cores`] on CUDA cores, for every type, or [`tiles`] on int8 tensor cores, for every integer type ([`steps`] where there are no mbarriers). The dense half of a mixture, whose order is by lanes, has [`stream`] and [`mma`]. All take rows that are not in use for ordinary ones. Results are f32, row by row.
 
 pub mod cores;
@@ -45,7 +45,7 @@ pub enum SumOrder {
 /// A product of several rows: everything that decides its instances.
 #[derive(Clone, Debug)]
 pub struct Product {
-    /// The product as one row has it, on the same GPU: its lanes and warps decide the bits. Whether it leaves int8 counts for that alone:
+    /// The product as one row has it, on the same GPU: its lanes decide the bits. Whether it leaves int8 counts for that alone:
     /// several rows always leave f32.
     pub one: matvec::Product,
     pub rows: u32,
