@@ -110,12 +110,13 @@ pub static FAMILIES: &[Family] = &[
     },
     Family {
         name: "product",
-        about: "prefill's matrix products on bf16 tensor cores: over repacked weights, and over a bf16 copy of them",
+        about: "prefill's matrix products on bf16 tensor cores: over repacked weights, and over bf16 weights",
         kernels: &[
             kernels::product::product::DEF,
             kernels::product::product_plain::DEF,
             kernels::product::round_rows::DEF,
             kernels::product::wgmma::product_wgmma::DEF,
+            kernels::product::decoding::product_decoding::DEF,
             kernels::product::widen::widen::DEF,
         ],
         cases: cases::product::cases,

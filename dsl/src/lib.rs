@@ -134,7 +134,7 @@
 //! atomic_wait_acquire`), [`intrinsics::asynchronous`] (`cp_async16 cp_async4 cp_async_commit cp_async_wait`), [`intrinsics::mbarrier`]
 //! (`mbarrier_init mbarrier_arrive mbarrier_arrive_expect cp_async_arrive mbarrier_wait`) and [`intrinsics::bulk`] (`bulk_load bulk_store bulk_commit
 //! bulk_wait_read bulk_wait`: Hopper and later, as mbarriers), [`intrinsics::tensor`] (`ldmatrix_x1 …
-//! mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k16_s8 mma_m16n8k32_s8`), [`intrinsics::warpgroup`] (`wgmma_bf16 wgmma_fence wgmma_commit wgmma_wait
+//! mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k16_s8 mma_m16n8k32_s8`), [`intrinsics::warpgroup`] (`wgmma_bf16 wgmma_bf16_held wgmma_fence wgmma_commit wgmma_wait
 //! fence_proxy_async`: Hopper only), [`intrinsics::grid`] (`grid_dependency_wait grid_launch_dependents`).
 //! Warp, warpgroup and block intrinsics need all their threads at the same line; shuffles and reductions of a warp do not order memory.
 

@@ -52,9 +52,9 @@ impl Recipe {
         Target::of_arch(self.arch).with_multiprocessors(H200.multiprocessors)
     }
 
-    /// The same where memory has no room for bf16 copies of the weights.
-    pub fn without_copies(&self) -> Recipe {
-        Recipe { without: vec!["bf16-copies"], ..self.clone() }
+    /// The same with bf16 copies of the weights.
+    pub fn with_copies(&self) -> Recipe {
+        Recipe { with: vec!["bf16-copies"], ..self.clone() }
     }
 
     /// `e4b q8_0`; what is not a default is said, but for the architecture.
@@ -83,7 +83,7 @@ pub fn of_types(arch: Arch, types: &[DType]) -> Vec<Recipe> {
     SIZES.into_iter().flat_map(of_size).collect()
 }
 
-/// The plans of an architecture whose launches count: all defaults, and both with bf16 copies and where memory has no room for them.
+/// The plans of an architecture whose launches count: all defaults.
 pub fn ordinary(arch: Arch) -> Vec<Recipe> {
     let of = |preset, types| Recipe::new(preset, types, arch);
     if FEWEST.contains(&arch) {
@@ -117,12 +117,6 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
     all.extend([Preset::E4b, Preset::Moe26bA4b].map(|preset| of(preset, Types::Q4KMixed)));
     all.extend([Preset::E2b, Preset::E4b].map(|preset| of(preset, Types::Q4_0Trained)));
     all.push(of(Preset::Moe26bA4b, Types::Q8_0WithQ6KExperts));
-    if arch.has_wgmma() {
-        // Their products read what is repacked, whose tiles do not depend on the size: a small one and the one with experts stand for all.
-        let stands = |recipe: &&Recipe| [Preset::E4b, Preset::Moe26bA4b].contains(&recipe.preset);
-        let more: Vec<Recipe> = all.iter().filter(stands).map(Recipe::without_copies).collect();
-        all.extend(more);
-    }
     // Of keys and values in other types, E4B, whose layers share them; in 8 bits, which long contexts are for, the largest as well.
     let with = |kv, size, dtype| Recipe { kv, ..of(size, Types::All(dtype)) };
     for kv in [KvType::BF16, KvType::F32] {
@@ -150,6 +144,13 @@ pub fn with_passes_off(arch: Arch) -> Vec<Recipe> {
     let mut all = Vec::new();
     if FEWEST.contains(&arch) {
         return all;
+    }
+    if arch.has_wgmma() {
+        // Their products are the same for every type that weights have in a file: one size without experts and the one with them stand for all.
+        let with_copies = [(Preset::E4b, DType::Q8_0), (Preset::Moe26bA4b, DType::Q4_0)];
+        all.extend(with_copies.map(|(preset, dtype)| of(preset, dtype, &[]).with_copies()));
+        // Weights of f32 are not decoded on the way: a product by warps.
+        all.push(of(Preset::E4b, DType::F32, &[]));
     }
     // Without rounding anywhere: a product for each type that weights have in a file.
     for dtype in DType::ALL {

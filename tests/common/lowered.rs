@@ -43,7 +43,12 @@ impl Default for LowerOptions {
 impl LowerOptions {
     pub fn without(self, passes: &[&str]) -> LowerOptions {
         let names: Vec<String> = passes.iter().map(|name| name.to_string()).collect();
-        LowerOptions { disabled: gemma4c_codegen::passes::switched_off(&names, &[]), ..self }
+        LowerOptions { disabled: passes::switched_off(&names, &[]), ..self }
+    }
+
+    /// With bf16 copies of the weights.
+    pub fn with_copies(self) -> LowerOptions {
+        LowerOptions { disabled: passes::switched_off(&[], &["bf16-copies".to_owned()]), ..self }
     }
 }
 

@@ -6,9 +6,10 @@ use gemma4c_dsl::{BF16, ElementType, Float, U32x4};
 
 use super::geglu::gelu;
 use super::matvec::random_planes;
+use super::wgmma::{Weights, bind_planes};
 use crate::kernels::moe::group::Grouping;
 use crate::kernels::planes::Repacked;
-use crate::kernels::product::wgmma::{WgmmaProduct, WgmmaTile};
+use crate::kernels::product::warpgroups::{Source, WgmmaProduct, WgmmaTile};
 use crate::kernels::product::{Product, Tile};
 
 /// Pairs sorted by expert, and the groups they are cut into; as many of either as there may be at most.
@@ -145,15 +146,11 @@ fn over_planes(dtype: DType, tile: Tile, [experts, outputs, k]: [usize; 3], shar
         "by expert, {} x {}, {} of {} pairs, {dtype}, {experts} experts of {outputs} x {k}, {share} pairs a row",
         tile.rows, tile.columns, pairs[1], pairs[0]
     );
-    let mut case = Case::new(name, product.instance(tile).expect("a shape that fits the kernel"));
-    for (plane, bytes) in &matrix.planes {
-        let param = if plane.name == "codes" { "codes".to_owned() } else { format!("side_{}", plane.name) };
-        case = case.buffer(&param, Data::new(plane.element(), bytes.clone()));
-    }
+    let case = bind_planes(Case::new(name, product.instance(tile).expect("a shape that fits the kernel")), &matrix);
     Problem::new(weights, outputs, k, share, pairs).finish(case, tile.rows, tile.columns, false, product.out)
 }
 
-/// Over bf16 weights, by warpgroups.
+/// By warpgroups, over bf16 weights or over planes.
 fn by_warpgroups(
     wgmma: WgmmaProduct,
     tile: WgmmaTile,
@@ -162,10 +159,10 @@ fn by_warpgroups(
     blocks: u32,
 ) -> Case {
     let height = wgmma.matrix_rows(outputs as u32) as usize;
-    let weights = Random::new(k as u64).floats(experts * height * k, -0.5, 0.5);
     let name = format!(
-        "wgmma by expert, {} x {}, {} of {} pairs, {experts} experts of {outputs} x {k} to {}{}, {} pairs a row",
-        tile.rows(),
+        "wgmma by expert{}, {} x {}, {} of {} pairs, {experts} experts of {outputs} x {k} to {}{}, {} pairs a row",
+        if wgmma.source == Source::Copy { "" } else { " over planes" },
+        tile.rows,
         tile.columns,
         pairs[1],
         pairs[0],
@@ -173,26 +170,29 @@ fn by_warpgroups(
         wgmma.out.name(),
         wgmma.pairs
     );
-    let weights: Vec<BF16> = weights.into_iter().map(BF16::from_f32).collect();
-    let case = Case::new(name, wgmma.instance(tile).expect("a tile that fits the kernel"));
-    Problem::new(weights.clone(), height, k, wgmma.pairs as usize, pairs)
-        .finish(case.buffer("weights", weights), tile.rows(), tile.columns, wgmma.geglu, wgmma.out)
+    let weights = Weights::random(wgmma.source, experts * height, k, k as u64);
+    let case = weights.bind(Case::new(name, wgmma.instance(tile).expect("a tile that fits the kernel")));
+    Problem::new(weights.values(), height, k, wgmma.pairs as usize, pairs)
+        .finish(case, tile.rows, tile.columns, wgmma.geglu, wgmma.out)
         .grid([blocks, 1, 1])
 }
 
 /// Groups that are full and not, rows that pairs share and rows of their own, in both products.
 pub fn products() -> Vec<Case> {
-    let wgmma = |out, geglu, pairs| WgmmaProduct { out, geglu, pairs, epilogue: Vec::new() };
+    let wgmma = |out, geglu, pairs| WgmmaProduct { out, geglu, pairs, epilogue: Vec::new(), source: Source::Copy };
+    let over = |dtype, wgmma| WgmmaProduct { source: Source::Planes(dtype), ..wgmma };
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
-    let tile = |warpgroups, columns| WgmmaTile { warpgroups, columns };
+    let tile = |rows, columns| WgmmaTile { rows, columns };
     vec![
         over_planes(DType::Q4_0, Tile::SMALL, [4, 24, 96], 2, [6, 4]),
         over_planes(DType::Q8_0, Tile::SMALL, [3, 70, 64], 1, [50, 49]),
         over_planes(DType::Q6K, Tile::GROUPED, [3, 130, 256], 3, [200, 180]),
-        by_warpgroups(wgmma(f32, false, 1), tile(1, 64), [3, 68, 64], [70, 67], 3),
-        by_warpgroups(wgmma(f32, false, 1), tile(2, 128), [2, 132, 128], [300, 290], 2),
-        by_warpgroups(wgmma(bf16, true, 2), tile(1, 128), [3, 72, 128], [100, 98], 2),
-        by_warpgroups(wgmma(bf16, true, 8), tile(2, 256), [2, 132, 64], [160, 160], 1),
+        by_warpgroups(wgmma(f32, false, 1), tile(64, 64), [3, 68, 64], [70, 67], 3),
+        by_warpgroups(wgmma(f32, false, 1), tile(128, 128), [2, 132, 128], [300, 290], 2),
+        by_warpgroups(wgmma(bf16, true, 2), tile(64, 128), [3, 72, 128], [100, 98], 2),
+        by_warpgroups(wgmma(bf16, true, 8), tile(128, 256), [2, 132, 64], [160, 160], 1),
+        by_warpgroups(over(DType::Q4_0, wgmma(f32, false, 1)), tile(64, 64), [3, 68, 64], [70, 67], 3),
+        by_warpgroups(over(DType::Q8_0, wgmma(bf16, true, 8)), tile(128, 256), [2, 132, 64], [160, 160], 1),
     ]
 }
 
@@ -204,9 +204,9 @@ pub fn first_pairs() -> Vec<Case> {
 
 /// The same, by warpgroups.
 pub fn first_pairs_of_warpgroups() -> Vec<Case> {
-    let wgmma = WgmmaProduct { out: ElementType::F32, geglu: false, pairs: 1, epilogue: Vec::new() };
-    let of = |pairs, warpgroups| {
-        by_warpgroups(wgmma.clone(), WgmmaTile { warpgroups, columns: 128 }, [3, 20, 128], [pairs, pairs], 2)
-    };
-    vec![of(1, 1), of(90, 1), of(200, 2)]
+    let wgmma =
+        WgmmaProduct { out: ElementType::F32, geglu: false, pairs: 1, epilogue: Vec::new(), source: Source::Copy };
+    let of =
+        |pairs, rows| by_warpgroups(wgmma.clone(), WgmmaTile { rows, columns: 128 }, [3, 20, 128], [pairs, pairs], 2);
+    vec![of(1, 64), of(90, 64), of(200, 128)]
 }

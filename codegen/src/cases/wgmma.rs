@@ -1,4 +1,4 @@
-//! Cases of the product by warpgroups: every tile, full and not, plain and gated; and of the widening of weights for it.
+//! Cases of the product by warpgroups, over bf16 weights and over planes: every tile, full and not, plain and gated; and of the widening of weights for it.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
@@ -8,17 +8,17 @@ use super::geglu::gelu;
 use super::matvec::random_planes;
 use crate::kernels::matvec::slots::then_add;
 use crate::kernels::planes::Repacked;
-use crate::kernels::product::wgmma::{WgmmaProduct, WgmmaTile};
+use crate::kernels::product::warpgroups::{Source, WgmmaProduct, WgmmaTile};
 use crate::kernels::product::widen;
 
 pub fn cases() -> Vec<Case> {
-    tiles().into_iter().chain(gated()).chain(widening()).collect()
+    tiles().into_iter().chain(gated()).chain(decoding()).chain(widening()).collect()
 }
 
 /// A product of random operands and what must come out.
 struct Problem {
     wgmma: WgmmaProduct,
-    weights: Vec<BF16>,
+    weights: Weights,
     x: Vec<BF16>,
     addend: Vec<f32>,
     outputs: usize,
@@ -29,6 +29,46 @@ struct Problem {
     bound: Bound,
 }
 
+/// Weights as a kernel takes them.
+pub enum Weights {
+    Rounded(Vec<BF16>),
+    Planes(Repacked),
+}
+
+impl Weights {
+    pub fn random(source: Source, rows: usize, k: usize, seed: u64) -> Self {
+        match source {
+            Source::Copy => Weights::Rounded(random_bf16(&mut Random::new(seed), rows * k, 0.5)),
+            Source::Planes(dtype) => {
+                Weights::Planes(Repacked { dtype, rows, k, planes: random_planes(dtype, rows, k, seed) })
+            }
+        }
+    }
+
+    pub fn values(&self) -> Vec<BF16> {
+        match self {
+            Weights::Rounded(values) => values.clone(),
+            Weights::Planes(matrix) => matrix.dequantise().iter().map(|weight| BF16::from_f32(*weight)).collect(),
+        }
+    }
+
+    pub fn bind(&self, case: Case) -> Case {
+        match self {
+            Weights::Rounded(values) => case.buffer("weights", values.clone()),
+            Weights::Planes(matrix) => bind_planes(case, matrix),
+        }
+    }
+}
+
+/// A case with the planes of a matrix, as slots and kernels call them.
+pub fn bind_planes(mut case: Case, matrix: &Repacked) -> Case {
+    for (plane, bytes) in &matrix.planes {
+        let param = if plane.name == "codes" { "codes".to_owned() } else { format!("side_{}", plane.name) };
+        case = case.buffer(&param, Data::new(plane.element(), bytes.clone()));
+    }
+    case
+}
+
 fn random_bf16(random: &mut Random, count: usize, size: f32) -> Vec<BF16> {
     random.floats(count, -size, size).into_iter().map(BF16::from_f32).collect()
 }
@@ -36,13 +76,13 @@ fn random_bf16(random: &mut Random, count: usize, size: f32) -> Vec<BF16> {
 impl Problem {
     fn new(wgmma: WgmmaProduct, outputs: usize, k: usize, rows: [usize; 2]) -> Self {
         let matrix_rows = wgmma.matrix_rows(outputs as u32) as usize;
-        let weights = random_bf16(&mut Random::new((outputs * k) as u64), matrix_rows * k, 0.5);
+        let weights = Weights::random(wgmma.source, matrix_rows, k, (outputs * k) as u64);
         // The first rows are the same, however many follow.
         let mut random = Random::new(k as u64);
         let x = random_bf16(&mut random, rows[0] * k, 2.0);
         let addend = random.floats(rows[0] * outputs, -9.0, 9.0);
         let numbers = |values: &[BF16]| values.iter().map(|value| f64::from(value.to_f32())).collect::<Vec<f64>>();
-        let (weight_numbers, x_numbers) = (numbers(&weights), numbers(&x));
+        let (weight_numbers, x_numbers) = (numbers(&weights.values()), numbers(&x));
         let dot = |row: usize, column: usize| -> f64 {
             let (x, w) = (&x_numbers[row * k..][..k], &weight_numbers[column * k..][..k]);
             x.iter().zip(w).map(|(x, w)| x * w).sum()
@@ -54,8 +94,10 @@ impl Problem {
             let sum = if wgmma.geglu { gelu(sum as f32) * dot(row, outputs + column) } else { sum };
             *value = (sum + if wgmma.epilogue.is_empty() { 0.0 } else { f64::from(addend[at]) }) as f32;
         }
-        // f32 sums of k terms of at most 1; gated, two of those are multiplied.
-        let absolute = k as f32 * 2e-6 * if wgmma.geglu { 20.0 } else { 1.0 };
+        // f32 sums of k terms of at most so much; gated, two of those are multiplied.
+        let largest = |of: &[f64]| of.iter().fold(0.0f64, |most, value| most.max(value.abs())) as f32;
+        let term = largest(&weight_numbers) * largest(&x_numbers);
+        let absolute = k as f32 * 2e-6 * if wgmma.geglu { 20.0 * term * term } else { term };
         let (expected, relative) = match wgmma.out {
             ElementType::BF16 => {
                 (Data::from(expected.into_iter().map(BF16::from_f32).collect::<Vec<_>>()), 1.0 / 128.0)
@@ -67,10 +109,14 @@ impl Problem {
     }
 
     fn case(&self, tile: WgmmaTile) -> Case {
-        let WgmmaProduct { out, geglu, epilogue, .. } = &self.wgmma;
+        let WgmmaProduct { out, geglu, epilogue, source, .. } = &self.wgmma;
+        let of = match source {
+            Source::Copy => String::new(),
+            Source::Planes(dtype) => format!("{dtype} of "),
+        };
         let name = format!(
-            "wgmma {} x {}, {} of {} rows, {} x {} to {}{}, {} epilogues",
-            tile.rows(),
+            "wgmma {} x {}, {} of {} rows, {of}{} x {} to {}{}, {} epilogues",
+            tile.rows,
             tile.columns,
             self.rows[1],
             self.rows[0],
@@ -84,8 +130,9 @@ impl Problem {
         if !epilogue.is_empty() {
             case = case.buffer("epilogue_addend", self.addend.clone());
         }
-        case.grid(self.wgmma.grid(tile, self.rows[0] as u32, self.outputs as u32, 132))
-            .buffer("weights", self.weights.clone())
+        self.weights
+            .bind(case)
+            .grid(self.wgmma.grid(tile, self.rows[0] as u32, self.outputs as u32, 132))
             .buffer("x", self.x.clone())
             .buffer("groups", Vec::<U32x4>::new())
             .buffer("order", Vec::<u32>::new())
@@ -98,11 +145,11 @@ impl Problem {
 }
 
 fn plain(out: ElementType) -> WgmmaProduct {
-    WgmmaProduct { out, geglu: false, pairs: 0, epilogue: Vec::new() }
+    WgmmaProduct { out, geglu: false, pairs: 0, epilogue: Vec::new(), source: Source::Copy }
 }
 
-const fn tile(warpgroups: u32, columns: u32) -> WgmmaTile {
-    WgmmaTile { warpgroups, columns }
+const fn tile(rows: u32, columns: u32) -> WgmmaTile {
+    WgmmaTile { rows, columns }
 }
 
 /// Every tile, full and not; fewer steps than the ring holds, and more; rows past the end of a chunk.
@@ -110,22 +157,22 @@ pub fn tiles() -> Vec<Case> {
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     let with_add = WgmmaProduct { epilogue: vec![then_add::DEF], ..plain(f32) };
     vec![
-        Problem::new(plain(f32), 4, 64, [1, 1]).case(tile(1, 32)),
-        Problem::new(plain(bf16), 68, 320, [9, 8]).case(tile(1, 32)),
-        Problem::new(plain(f32), 68, 64, [66, 66]).case(tile(1, 64)),
-        Problem::new(plain(f32), 132, 704, [3, 2]).case(tile(1, 128)),
-        Problem::new(plain(bf16), 300, 128, [64, 64]).case(tile(1, 256)),
-        Problem::new(plain(f32), 100, 192, [70, 67]).case(tile(2, 96)),
-        Problem::new(plain(f32), 72, 64, [130, 129]).case(tile(2, 128)),
-        Problem::new(plain(bf16), 164, 128, [5, 5]).case(tile(2, 160)),
-        Problem::new(plain(f32), 260, 192, [130, 130]).case(tile(2, 256)),
-        Problem::new(plain(f32), 32, 640, [128, 128]).case(tile(2, 256)),
-        Problem::new(with_add, 20, 64, [7, 5]).case(tile(1, 128)),
+        Problem::new(plain(f32), 4, 64, [1, 1]).case(tile(64, 32)),
+        Problem::new(plain(bf16), 68, 320, [9, 8]).case(tile(64, 32)),
+        Problem::new(plain(f32), 68, 64, [66, 66]).case(tile(64, 64)),
+        Problem::new(plain(f32), 132, 704, [3, 2]).case(tile(64, 128)),
+        Problem::new(plain(bf16), 300, 128, [64, 64]).case(tile(64, 256)),
+        Problem::new(plain(f32), 100, 192, [70, 67]).case(tile(128, 96)),
+        Problem::new(plain(f32), 72, 64, [130, 129]).case(tile(128, 128)),
+        Problem::new(plain(bf16), 164, 128, [5, 5]).case(tile(128, 160)),
+        Problem::new(plain(f32), 260, 192, [130, 130]).case(tile(128, 256)),
+        Problem::new(plain(f32), 32, 640, [128, 128]).case(tile(128, 256)),
+        Problem::new(with_add, 20, 64, [7, 5]).case(tile(64, 128)),
         // Several tiles a block: of fewer steps than the copies are ahead, of more, and more rows of tiles than go together.
-        Problem::new(plain(f32), 264, 64, [70, 70]).case(tile(1, 128)).grid([2, 1, 1]),
-        Problem::new(plain(f32), 260, 576, [70, 70]).case(tile(1, 128)).grid([4, 1, 1]),
-        Problem::new(plain(bf16), 260, 128, [130, 130]).case(tile(2, 256)).grid([1, 1, 1]),
-        Problem::new(plain(bf16), 132, 64, [1090, 1089]).case(tile(1, 128)).grid([5, 1, 1]),
+        Problem::new(plain(f32), 264, 64, [70, 70]).case(tile(64, 128)).grid([2, 1, 1]),
+        Problem::new(plain(f32), 260, 576, [70, 70]).case(tile(64, 128)).grid([4, 1, 1]),
+        Problem::new(plain(bf16), 260, 128, [130, 130]).case(tile(128, 256)).grid([1, 1, 1]),
+        Problem::new(plain(bf16), 132, 64, [1090, 1089]).case(tile(64, 128)).grid([5, 1, 1]),
     ]
 }
 
@@ -134,11 +181,50 @@ pub fn gated() -> Vec<Case> {
     let gated = |out| WgmmaProduct { geglu: true, ..plain(out) };
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     vec![
-        Problem::new(gated(f32), 72, 64, [2, 2]).case(tile(1, 128)),
-        Problem::new(gated(bf16), 40, 64, [3, 3]).case(tile(1, 32)),
-        Problem::new(gated(bf16), 132, 128, [70, 66]).case(tile(2, 256)),
-        Problem::new(gated(bf16), 48, 192, [65, 65]).case(tile(2, 96)),
+        Problem::new(gated(f32), 72, 64, [2, 2]).case(tile(64, 128)),
+        Problem::new(gated(bf16), 40, 64, [3, 3]).case(tile(64, 32)),
+        Problem::new(gated(bf16), 132, 128, [70, 66]).case(tile(128, 256)),
+        Problem::new(gated(bf16), 48, 192, [65, 65]).case(tile(128, 96)),
     ]
+}
+
+/// Over planes: every type that is decoded on the way; every tile that takes them, full and not, plain and gated; several tiles a block.
+pub fn decoding() -> Vec<Case> {
+    let (f32, bf16) = (ElementType::F32, ElementType::BF16);
+    let of = |dtype, out| WgmmaProduct { source: Source::Planes(dtype), ..plain(out) };
+    let decoded = |dtype: &DType| Source::without_copy(*dtype) == Some(Source::Planes(*dtype));
+    let types = DType::ALL.into_iter().filter(decoded);
+    let mut cases: Vec<Case> =
+        types.map(|dtype| Problem::new(of(dtype, f32), 68, 256, [5, 4]).case(tile(32, 64))).collect();
+    let gated = |dtype| WgmmaProduct { geglu: true, ..of(dtype, bf16) };
+    let with_add = WgmmaProduct { epilogue: vec![then_add::DEF], ..of(DType::Q8_0, f32) };
+    cases.extend([
+        // An odd number of steps, and a single one.
+        Problem::new(of(DType::Q8_0, f32), 132, 320, [3, 2]).case(tile(32, 128)),
+        Problem::new(of(DType::Q4_0, bf16), 68, 64, [64, 64]).case(tile(64, 64)),
+        Problem::new(of(DType::Q4_0, f32), 72, 128, [130, 129]).case(tile(128, 64)),
+        Problem::new(of(DType::Q4_0, f32), 132, 64, [70, 70]).case(tile(64, 128)),
+        Problem::new(of(DType::Q8_0, f32), 68, 192, [130, 130]).case(tile(160, 128)),
+        Problem::new(of(DType::Q5K, f32), 12, 256, [7, 7]).case(tile(192, 128)),
+        Problem::new(of(DType::Q8_0, bf16), 132, 128, [270, 268]).case(tile(256, 128)),
+        Problem::new(with_add, 20, 64, [7, 5]).case(tile(32, 128)),
+        // Several tiles a block.
+        Problem::new(of(DType::Q4_0, f32), 132, 576, [70, 70]).case(tile(32, 64)).grid([2, 1, 1]),
+        Problem::new(of(DType::Q8_0, bf16), 260, 192, [130, 130]).case(tile(128, 128)).grid([1, 1, 1]),
+        Problem::new(gated(DType::Q4_0), 72, 64, [3, 3]).case(tile(32, 64)),
+        Problem::new(gated(DType::Q8_0), 132, 128, [70, 66]).case(tile(64, 128)),
+    ]);
+    cases
+}
+
+/// A product over planes, and the same over a copy of them: both must have the same bits.
+pub fn with_and_without_copy(dtype: DType) -> [Case; 2] {
+    let over_planes = WgmmaProduct { source: Source::Planes(dtype), ..plain(ElementType::F32) };
+    let planes = Problem::new(over_planes.clone(), 20, 512, [3, 3]);
+    let wgmma = WgmmaProduct { source: Source::Copy, ..over_planes };
+    let weights = Weights::Rounded(planes.weights.values());
+    let case = planes.case(tile(128, 128));
+    [case, Problem { wgmma, weights, ..planes }.case(tile(64, 32))]
 }
 
 /// Every type to bf16, on a grid that goes round.
@@ -149,11 +235,7 @@ pub fn widening() -> Vec<Case> {
         let matrix = Repacked { dtype, rows, k, planes };
         let expected: Vec<BF16> = matrix.dequantise().into_iter().map(BF16::from_f32).collect();
         let instance = widen::instance(dtype).expect("every type has one");
-        let mut case = Case::new(format!("{rows} rows of {k} {dtype} to bf16"), instance);
-        for (plane, bytes) in &matrix.planes {
-            let param = if plane.name == "codes" { "codes".to_owned() } else { format!("side_{}", plane.name) };
-            case = case.buffer(&param, Data::new(plane.element(), bytes.clone()));
-        }
+        let case = bind_planes(Case::new(format!("{rows} rows of {k} {dtype} to bf16"), instance), &matrix);
         let units = widen::units(dtype, rows as u64, k as u64).expect("few");
         case.scalar("units", units).expect("out", expected, Bound::Exact)
     };
@@ -163,5 +245,5 @@ pub fn widening() -> Vec<Case> {
 /// The first row of each is the same product: alone, and with neighbours in every tile.
 pub fn first_rows() -> Vec<Case> {
     let of = |(rows, tile)| Problem::new(plain(ElementType::F32), 20, 448, [rows, rows]).case(tile);
-    [1, 2, 3, 70, 9, 5, 66, 4].into_iter().zip(WgmmaTile::ALL).map(of).collect()
+    [1, 2, 3, 70, 9, 5, 66, 4].into_iter().zip(Source::Copy.tiles().iter().copied()).map(of).collect()
 }

@@ -4,8 +4,8 @@
 //! Each expert that is chosen is read once, whatever the number of rows, where a product for each pair of a row and an expert
 //! would read it for each: so there is no number of rows from two on for which that would be better.
 //!
-//! All phases of a plan multiply alike, over bf16 copies of the experts or over their planes. For few rows planes are smaller
-//! and so faster, but the two kernels round sums differently, and a row's result must not depend on the chunk it came in.
+//! All phases of a plan multiply alike, by warpgroups or by warps: the two round sums differently, and a row's result must not depend on the
+//! chunk it came in.
 
 use gemma4c_dsl::ElementType;
 use gemma4c_graph::{Group, Kind, NodeId, WeightId};
@@ -15,10 +15,11 @@ use super::LowerError;
 use super::choice::Choice;
 use super::launch::Span;
 use super::phase::{PhaseBuilder, Place, SortedPairs, Work};
+use super::products::WarpgroupOperands;
 use crate::kernels::moe::group::{Grouping, group_pairs};
-use crate::kernels::product::wgmma::product_wgmma;
+use crate::kernels::product::warpgroups::Source;
 use crate::kernels::product::{Product, Tile, product};
-use crate::passes::{copies, experts_of};
+use crate::passes::{experts_of, warpgroups};
 
 impl PhaseBuilder<'_, '_> {
     /// The pairs of a row and an expert, sorted by expert, in groups of a height.
@@ -43,7 +44,7 @@ impl PhaseBuilder<'_, '_> {
         self.sorts.keys().any(|(sorted, _)| *sorted == routing)
     }
 
-    /// A product of sorted rows: over bf16 copies of the experts, or over their planes.
+    /// A product of sorted rows: by warpgroups, or by warps.
     pub fn expert_product(&mut self, group: &Group) -> Result<(), LowerError> {
         let no_value = || LowerError::NoValue { node: self.graph().full_name(group.anchor()) };
         let Kind::ExpertProduct { weight, input, routing, ref matmuls, geglu, height } = group.kind else {
@@ -59,10 +60,10 @@ impl PhaseBuilder<'_, '_> {
         };
         // Gate and up read one row for all experts of a row; down reads one for each.
         let shares_rows = self.graph().node(input).ty.width as u64 == self.graph().weight(weight).dim(0);
-        if self.schedule.is_copied(matmuls[0]) {
-            self.experts_over_copies(group, (weight, routing, geglu), &sorted, x, out, height)?;
+        if let Some(source) = self.schedule.source(matmuls[0]) {
+            self.experts_by_warpgroups(group, (weight, routing, geglu), source, &sorted, x, out)?;
         } else {
-            self.experts_over_planes(group, (weight, routing, shares_rows), &sorted, x, out)?;
+            self.experts_by_warps(group, (weight, routing, shares_rows), &sorted, x, out)?;
         }
         match (geglu, group.last(), &matmuls[..]) {
             (true, Some(node), _) => self.record_output(node, form, out),
@@ -87,45 +88,40 @@ impl PhaseBuilder<'_, '_> {
         out
     }
 
-    fn experts_over_copies(
+    fn experts_by_warpgroups(
         &mut self,
         group: &Group,
         (weight, routing, geglu): (WeightId, NodeId, bool),
+        source: Source,
         sorted: &SortedPairs,
         x: Span,
         out: Span,
-        height: u32,
     ) -> Result<(), LowerError> {
         let (experts, top) = experts_of(self.graph(), routing);
         let pairs = self.rows() * top;
         let w = self.graph().weight(weight);
         let (k, all) = (w.dim(0) as u32, w.dim(1) as u32);
+        let target = &self.common.can.target;
         let (wgmma, tile, outputs) =
-            copies::grouped(self.graph(), weight, routing, self.rows(), geglu, &self.common.can.target)
+            warpgroups::grouped(self.graph(), weight, routing, self.rows(), geglu, source, target)
                 .ok_or_else(|| LowerError::NoValue { node: w.name.clone() })?;
-        let copy = self.common.weights.rounded(&[weight], &mut self.common.kernels)?;
-        let arguments = product_wgmma::Arguments {
-            weights: copy,
-            x,
-            groups: sorted.groups,
-            order: sorted.order,
-            state: self.row_count(group),
-            out,
-            outputs,
-            k,
-        };
-        let read = all as u64 * k as u64 * 2 * experts.min(pairs) as u64;
+        let (groups, order, state) = (sorted.groups, sorted.order, self.row_count(group));
+        let rest = WarpgroupOperands { x, groups, order, state, out, outputs, k };
+        let (arguments, bytes) = self.by_warpgroups(&[weight], source, rest)?;
+        let read = bytes / experts as u64 * experts.min(pairs) as u64;
         let work = work(read, pairs, all, outputs, k, wgmma.out.size() as u64);
         let why = format!(
-            "{pairs} pairs of a row and an expert, sorted: warpgroups over a bf16 copy, tiles of {height} x {}",
+            "{pairs} pairs of a row and an expert, sorted: warpgroups {}, tiles of {} x {}",
+            source.words(),
+            tile.rows,
             tile.columns
         );
-        let why = Choice::because(why).over("tensor cores over weight planes");
+        let why = Choice::because(why).over("warps over weight planes");
         let grid = wgmma.grouped_grid(tile, sorted.most_groups, outputs, self.common.can.target.multiprocessors);
         self.launch(wgmma.instance(tile)?, grid, arguments, &group.nodes, work, why)
     }
 
-    fn experts_over_planes(
+    fn experts_by_warps(
         &mut self,
         group: &Group,
         (weight, routing, shares_rows): (WeightId, NodeId, bool),
@@ -157,11 +153,11 @@ impl PhaseBuilder<'_, '_> {
         let read = matrix.bytes() / experts as u64 * experts.min(pairs) as u64;
         let work = work(read, pairs, outputs, outputs, matrix.k, 4);
         let why = format!(
-            "{pairs} pairs of a row and an expert, sorted: tensor cores over weight planes, tiles of {} x {}",
+            "{pairs} pairs of a row and an expert, sorted: warps over weight planes, tiles of {} x {}",
             tile.rows, tile.columns
         );
-        let no_copy = self.common.can.wgmma_experts.err().unwrap_or("its sizes are no multiples of what they take");
-        let why = Choice::because(why).over(format!("warpgroups over a bf16 copy: {no_copy}"));
+        let none = self.schedule.note(group).unwrap_or("they are switched off");
+        let why = Choice::because(why).over(format!("warpgroups: {none}"));
         let grid = [sorted.most_groups, outputs.div_ceil(tile.columns), 1];
         self.launch(kind.instance(tile)?, grid, arguments, &group.nodes, work, why)
     }

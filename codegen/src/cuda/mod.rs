@@ -194,9 +194,10 @@ pub fn lower(
     let budget = options.vram.unwrap_or(u64::MAX);
     let room = Room::of(options);
     let mut needed = 0;
-    for (copies, on_host) in
-        [(Copies::All, &[][..]), (Copies::NoExperts, &[][..]), (Copies::None, &[][..]), (Copies::None, &tables[..])]
-    {
+    let has_copies = !options.disabled.iter().any(|name| name == target_passes::copies::PASS.name);
+    let with_copies = [(Copies::All, &[][..]), (Copies::NoExperts, &[][..])];
+    let without = [(Copies::None, &[][..]), (Copies::None, &tables[..])];
+    for (copies, on_host) in with_copies.into_iter().filter(|_| has_copies).chain(without) {
         let lowered = lower_with(graph, meaning, options, read, Extras { copies, on_host, room })?;
         needed = lowered.program.memory.device().unwrap_or(u64::MAX);
         if needed <= budget {
@@ -316,7 +317,6 @@ fn lower_with(
         meaning.values.iter().enumerate().map(|(i, value)| (value.name.clone(), i as ValueIndex)).collect();
     let target = options.target.clone();
     let copies = |of: &[Copies]| match target.arch.has_wgmma() {
-        _ if off("bf16-copies") => Err("they are switched off"),
         false => Err("the GPU has no warpgroup products"),
         true if !of.contains(&extras.copies) => Err("the budget of memory has no room for it"),
         true => Ok(()),
@@ -329,8 +329,8 @@ fn lower_with(
         chunk,
         cluster: if off("clusters") { 1 } else { options.target.arch.most_peers() },
         target: options.target.clone(),
-        wgmma: copies(&[Copies::All, Copies::NoExperts]),
-        wgmma_experts: copies(&[Copies::All]),
+        copies: copies(&[Copies::All, Copies::NoExperts]),
+        copies_of_experts: copies(&[Copies::All]),
     };
     let kv_layout = memory::kv_layout(graph, &can, extras.room);
     let mut common = Common {

@@ -13,11 +13,13 @@ use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::matvec::slot;
 use crate::kernels::matvec::{self, Prologue, slots};
 use crate::kernels::outputs::Outputs;
+use crate::kernels::product::decoding::product_decoding;
+use crate::kernels::product::warpgroups::Source;
 use crate::kernels::product::wgmma::product_wgmma;
 use crate::kernels::product::{self, Tile};
 use crate::kernels::{geglu, per_layer};
-use crate::passes::copies;
 use crate::passes::forms::{is_unbounded, leaves_int8};
+use crate::passes::warpgroups;
 
 /// How the activations of a decoded row's product arrive.
 pub struct Arrival {
@@ -47,6 +49,19 @@ pub struct Decoded {
     pub epilogue: Vec<Filled<Span>>,
     /// The residual that it leaves for others.
     pub left: Option<(NodeId, Span)>,
+}
+
+/// What a product by warpgroups takes besides its weights.
+pub struct WarpgroupOperands {
+    pub x: Span,
+    /// Sorted pairs, where rows are pairs of a row and an expert.
+    pub groups: Span,
+    pub order: Span,
+    pub state: Span,
+    pub out: Span,
+    /// Values of a row that are stored.
+    pub outputs: u32,
+    pub k: u32,
 }
 
 impl PhaseBuilder<'_, '_> {
@@ -265,15 +280,15 @@ impl PhaseBuilder<'_, '_> {
         }
     }
 
-    /// The product of many rows: by warpgroups over bf16 copies of the weights, or on tensor cores over their planes.
+    /// The product of many rows: by warpgroups, or by warps where the GPU or the shape does not allow that.
     pub fn product_of_many_rows(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
         if self.common.can.exact {
             return self.exact_product(group, of);
         }
         let x = self.location(of.input, Form::BF16)?.start;
         let weights = self.weights_of(of);
-        if self.schedule.is_copied(of.matmuls[0]) {
-            return self.wgmma_product(group, of, &weights, x);
+        if let Some(source) = self.schedule.source(of.matmuls[0]) {
+            return self.product_by_warpgroups(group, of, &weights, source, x);
         }
         let rows = self.rows();
         let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
@@ -298,40 +313,38 @@ impl PhaseBuilder<'_, '_> {
         let arguments = arguments.with_slot(product::product::slot::side, matrix.side());
         let bytes = matrix.bytes() + rows as u64 * (k as u64 * 2 + outputs as u64 * 4);
         let work = Work { bytes, flops: 2 * rows as u64 * matrix.rows * k as u64 };
-        let why = format!("{rows} rows: tensor cores over weight planes, tiles of {} x {}", tile.rows, tile.columns);
-        let no_copy = self.schedule.note(group).unwrap_or("they are switched off");
-        let why = Choice::because(why).over(format!("warpgroups over a bf16 copy: {no_copy}"));
+        let why = format!("{rows} rows: warps over weight planes, tiles of {} x {}", tile.rows, tile.columns);
+        let none = self.schedule.note(group).unwrap_or("they are switched off");
+        let why = Choice::because(why).over(format!("warpgroups: {none}"));
         self.launch(choice.instance(tile)?, tile.grid(rows, outputs), arguments, &group.nodes, work, why)?;
         self.record_product_outputs(group, of, out);
         Ok(())
     }
 
-    /// By warpgroups, over bf16 copies of the weights.
-    fn wgmma_product(&mut self, group: &Group, of: &Product, weights: &[WeightId], x: Span) -> Result<(), LowerError> {
+    fn product_by_warpgroups(
+        &mut self,
+        group: &Group,
+        of: &Product,
+        weights: &[WeightId],
+        source: Source,
+        x: Span,
+    ) -> Result<(), LowerError> {
         let rows = self.rows();
         let k = self.graph().weight(weights[0]).dim(0) as u32;
         let all: u64 = weights.iter().map(|w| self.graph().weight(*w).dim(1)).sum();
-        let (kind, tile, stored) = copies::dense(self.graph(), of, of.geglu, rows, &self.common.can.target)
+        let (kind, tile, stored) = warpgroups::dense(self.graph(), of, of.geglu, rows, source, &self.common.can.target)
             .ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(of.matmuls[0]) })?;
-        let copy = self.common.weights.rounded(weights, &mut self.common.kernels)?;
         let out = match (of.geglu, group.last()) {
             (true, Some(joined)) => self.alloc_value(joined, Form::BF16, rows),
             _ => self.product_output(group, of, stored, rows),
         };
-        let arguments = product_wgmma::Arguments {
-            weights: copy,
-            x,
-            groups: Span::Unused,
-            order: Span::Unused,
-            state: self.row_count(group),
-            out,
-            outputs: stored,
-            k,
-        };
-        let bytes = all * k as u64 * 2 + rows as u64 * (k as u64 * 2 + stored as u64 * 4);
+        let state = self.row_count(group);
+        let rest = WarpgroupOperands { x, groups: Span::Unused, order: Span::Unused, state, out, outputs: stored, k };
+        let (arguments, read) = self.by_warpgroups(weights, source, rest)?;
+        let bytes = read + rows as u64 * (k as u64 * 2 + stored as u64 * 4);
         let work = Work { bytes, flops: 2 * rows as u64 * all * k as u64 };
-        let why = format!("{rows} rows: warpgroups over a bf16 copy, tiles of {} x {}", tile.rows(), tile.columns);
-        let why = Choice::because(why).over("tensor cores over weight planes");
+        let why = format!("{rows} rows: warpgroups {}, tiles of {} x {}", source.words(), tile.rows, tile.columns);
+        let why = Choice::because(why).over("warps over weight planes");
         let grid = kind.grid(tile, rows, stored, self.common.can.target.multiprocessors);
         self.launch(kind.instance(tile)?, grid, arguments, &group.nodes, work, why)?;
         match (of.geglu, group.last()) {
@@ -339,6 +352,29 @@ impl PhaseBuilder<'_, '_> {
             _ => self.record_product_outputs(group, of, out),
         }
         Ok(())
+    }
+
+    /// The arguments of a product by warpgroups, and the bytes of all weights that it may read.
+    pub fn by_warpgroups(
+        &mut self,
+        weights: &[WeightId],
+        source: Source,
+        rest: WarpgroupOperands,
+    ) -> Result<(LaunchArguments<Span>, u64), LowerError> {
+        let WarpgroupOperands { x, groups, order, state, out, outputs, k } = rest;
+        let matrix = self.common.weights.matrix(weights, &mut self.common.kernels)?;
+        Ok(match source {
+            Source::Copy => {
+                let weights = self.common.weights.rounded(weights, &mut self.common.kernels)?;
+                let arguments = product_wgmma::Arguments { weights, x, groups, order, state, out, outputs, k };
+                (arguments.into(), matrix.rows * k as u64 * 2)
+            }
+            Source::Planes(_) => {
+                let codes = matrix.codes();
+                let arguments = product_decoding::Arguments { codes, x, groups, order, state, out, outputs, k };
+                (arguments.with_slot(product_decoding::slot::side, matrix.side()), matrix.bytes())
+            }
+        })
     }
 
     /// `gelu(gate) * up` of many rows, after the product that made them.

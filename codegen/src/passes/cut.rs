@@ -4,7 +4,7 @@ use gemma4c_graph::passes::Log;
 use gemma4c_graph::{Group, Kind, NodeId, Op, Product, WeightId};
 
 use super::forms::wanted;
-use super::{Abilities, Pass, Schedule, copies, experts_of};
+use super::{Abilities, Pass, Schedule, experts_of, warpgroups};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::Tile;
 
@@ -54,7 +54,7 @@ fn cut(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<Group> {
         }
         Kind::Product(product) if !one_row && !product.is_plain() => cut_product(schedule, can, group, product),
         Kind::ExpertGateUp { weight, input, routing, out, .. } if !one_row => {
-            let joins = schedule.is_copied(group.nodes[0]);
+            let joins = schedule.source(group.nodes[0]).is_some();
             cut_experts(schedule, group, (*weight, *input, *routing), joins, |matmuls, after| {
                 let (gate, up) = gate_and_up(schedule, *out, matmuls);
                 vec![Group::new(Kind::Geglu { gate, up }, after)]
@@ -76,7 +76,7 @@ fn cut_experts(
     rest: impl FnOnce(&[NodeId], Vec<NodeId>) -> Vec<Group>,
 ) -> Vec<Group> {
     let (matmuls, after): (Vec<NodeId>, Vec<NodeId>) = group.nodes.iter().partition(|id| is_matrix(schedule, **id));
-    let height = height(schedule, routing, schedule.is_copied(group.nodes[0]));
+    let height = height(schedule, routing, schedule.source(group.nodes[0]).is_some());
     let rest = if joins { Vec::new() } else { rest(&matmuls, after) };
     let nodes = if joins { group.nodes.clone() } else { matmuls.clone() };
     let sort = Group::new(Kind::SortPairs { routing, height }, Vec::new());
@@ -88,11 +88,11 @@ fn is_matrix(schedule: &Schedule, id: NodeId) -> bool {
     matches!(schedule.graph().node(id).op, Op::MatMul { .. } | Op::ExpertMatMul { .. })
 }
 
-/// Rows of a tile over sorted pairs, by warpgroups over copies or over weight planes.
-fn height(schedule: &Schedule, routing: NodeId, copied: bool) -> u32 {
+/// Rows of a tile over sorted pairs, by warpgroups or by warps.
+fn height(schedule: &Schedule, routing: NodeId, by_warpgroups: bool) -> u32 {
     let (experts, top) = experts_of(schedule.graph(), routing);
     let pairs = schedule.rows * top;
-    if copied { copies::height(pairs, experts) } else { Tile::for_groups(pairs, experts).rows }
+    if by_warpgroups { warpgroups::height(pairs, experts) } else { Tile::for_groups(pairs, experts).rows }
 }
 
 /// Which of two matrices is behind the GELU of `gelu(gate) * up`.
@@ -117,11 +117,11 @@ fn cut_single(schedule: &Schedule, group: &Group) -> Vec<Group> {
     }
 }
 
-/// A product of many rows: only that over a copy joins gate and up, and none has another epilogue.
+/// A product of many rows: only that by warpgroups joins gate and up, and none has another epilogue.
 fn cut_product(schedule: &Schedule, can: &Abilities, group: &Group, of: &Product) -> Vec<Group> {
     let graph = schedule.graph();
     let reads_bf16 = group.last().is_some_and(|last| wanted(schedule, can, last) == Outputs::BF16);
-    if of.geglu && reads_bf16 && schedule.is_copied(of.matmuls[0]) {
+    if of.geglu && reads_bf16 && schedule.source(of.matmuls[0]).is_some() {
         return vec![group.clone()];
     }
     let plain = Group::new(Kind::Product(Product::new(of.input, of.matmuls.clone())), of.matmuls.clone());

@@ -1,8 +1,8 @@
 //! The passes that ask what a GPU's kernels can do. They follow the graph's own passes in one list; after them a group is a launch.
 //!
 //! ```text
-//! graph passes (no GPU) ──► mixtures ──► absorb-norms ──► per-layer-step ──► attention-step ──► clusters ──► int8 ──► bf16-copies
-//!                           ──► cut ──► forms ──► rows ──► persistent
+//! graph passes (no GPU) ──► mixtures ──► absorb-norms ──► per-layer-step ──► attention-step ──► clusters ──► int8 ──► warpgroups
+//!                           ──► bf16-copies ──► cut ──► forms ──► rows ──► persistent
 //! ```
 //!
 //! All but three merge groups or mark them, and can be switched off. `cut` takes apart what no kernel computes in one launch,
@@ -19,8 +19,9 @@ mod mixtures;
 pub mod per_layer_step;
 pub mod persistent;
 pub mod rows;
+pub mod warpgroups;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use gemma4c_graph::passes::{self, Log, Report};
 use gemma4c_graph::{CacheId, Elem, Fused, Graph, Group, Kind, NodeId, Op, Product, Rows};
@@ -29,6 +30,7 @@ use gemma4c_plan::cuda::KvType;
 use crate::kernels::attention::Attention;
 use crate::kernels::attention::address::BLOCK_ROWS;
 use crate::kernels::outputs::Outputs;
+use crate::kernels::product::warpgroups::Source;
 use crate::kernels::rows::SumOrder;
 use crate::target::Target;
 
@@ -39,7 +41,7 @@ pub struct Pass {
     pub about: &'static str,
     /// Whether there is no program without it.
     pub required: bool,
-    /// Whether it is switched off unless somebody asks for it: what it makes is right, and slower so far.
+    /// Whether it is switched off unless somebody asks for it: what it makes is right, and slower so far or dear.
     pub asked_for: bool,
     run: fn(&mut Schedule, &Abilities, &mut Log),
 }
@@ -52,6 +54,7 @@ pub static PASSES: &[Pass] = &[
     attention_step::PASS,
     attention_step::CLUSTERS,
     int8::PASS,
+    warpgroups::PASS,
     copies::PASS,
     cut::PASS,
     forms::PASS,
@@ -88,10 +91,10 @@ pub struct Abilities {
     pub per_layer_step: bool,
     /// Blocks of the largest cluster there; 1 where there are none, or where they are switched off.
     pub cluster: u32,
-    /// Prefill multiplies by bf16 copies of the weights, where their shape allows; or why it does not.
-    pub wgmma: Result<(), &'static str>,
-    /// By copies of the experts too, which are many times larger; or why it does not.
-    pub wgmma_experts: Result<(), &'static str>,
+    /// Prefill may have bf16 copies of the weights; or why not.
+    pub copies: Result<(), &'static str>,
+    /// Of the experts too, which are many times larger; or why not.
+    pub copies_of_experts: Result<(), &'static str>,
 }
 
 impl Abilities {
@@ -132,8 +135,8 @@ pub struct Schedule {
     pub decodes: bool,
     /// The forms in which values are left, where that is not f32 alone.
     forms: HashMap<NodeId, Outputs>,
-    /// Products over bf16 copies of their weights, by their first matrix.
-    copied: HashSet<NodeId>,
+    /// What products by warpgroups read their weights from, by their first matrix.
+    sources: HashMap<NodeId, Source>,
     /// Blocks that may merge parts of an attention in a cluster.
     clusters: HashMap<NodeId, u32>,
     /// Products of several rows that one row has in another kernel than its own, by their first matrix: in which order that adds.
@@ -150,9 +153,9 @@ pub fn schedule(
     can: &Abilities,
     disabled: &[String],
 ) -> (Schedule, Vec<Report>) {
-    let (forms, copied, clusters) = (HashMap::new(), HashSet::new(), HashMap::new());
+    let (forms, sources, clusters) = (HashMap::new(), HashMap::new(), HashMap::new());
     let (orders, notes) = (HashMap::new(), HashMap::new());
-    let mut schedule = Schedule { fused, rows, decodes, forms, copied, clusters, orders, notes };
+    let mut schedule = Schedule { fused, rows, decodes, forms, sources, clusters, orders, notes };
     let mut reports = Vec::new();
     for pass in PASSES {
         let enabled = pass.required || !disabled.iter().any(|name| name == pass.name);
@@ -210,9 +213,9 @@ impl Schedule {
         self.forms.get(&node).copied().unwrap_or(Outputs::FLOATS)
     }
 
-    /// Whether a product multiplies by a bf16 copy of its weights.
-    pub fn is_copied(&self, first_matrix: NodeId) -> bool {
-        self.copied.contains(&first_matrix)
+    /// What a product reads its weights from, if it is one by warpgroups.
+    pub fn source(&self, first_matrix: NodeId) -> Option<Source> {
+        self.sources.get(&first_matrix).copied()
     }
 
     /// The order in which a product of several rows adds: that of the kernel that one row has.

@@ -1,8 +1,9 @@
 //! The matrix product against a plain sum in f64: in the simulator under three orders, and as host-compiled text.
 
+use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cases::{grouped, product, wgmma};
-use gemma4c_codegen::kernels::product::wgmma::WgmmaProduct;
+use gemma4c_codegen::kernels::product::warpgroups::{Source, WgmmaProduct};
 use gemma4c_codegen::kernels::product::{Product, Tile};
 use gemma4c_codegen::target::Target;
 use gemma4c_dsl::ElementType;
@@ -67,15 +68,28 @@ fn warpgroups_gate_what_they_multiplied() {
 }
 
 #[test]
+fn warpgroups_decode_weights_on_the_way() {
+    check(wgmma::decoding());
+}
+
+#[test]
+fn a_copy_of_the_weights_changes_no_bit() {
+    for dtype in [DType::Q8_0, DType::Q4_0, DType::Q6K, DType::F16] {
+        same_first_rows(&wgmma::with_and_without_copy(dtype), 20);
+    }
+}
+
+#[test]
 fn weights_to_bf16() {
     check(wgmma::widening());
 }
 
 #[test]
 fn warpgroups_take_the_tile_with_the_shortest_waves() {
-    let wgmma = WgmmaProduct { out: ElementType::F32, geglu: false, pairs: 0, epilogue: Vec::new() };
+    let wgmma =
+        WgmmaProduct { out: ElementType::F32, geglu: false, pairs: 0, epilogue: Vec::new(), source: Source::Copy };
     let h200 = Target::of_arch(Arch::Sm90a);
-    let tile = |rows, outputs, k| wgmma.choose(rows, outputs, k, &h200).map(|tile| (tile.rows(), tile.columns));
+    let tile = |rows, outputs, k| wgmma.choose(rows, outputs, k, &h200).map(|tile| (tile.rows, tile.columns));
     assert_eq!(tile(2048, 20480, 2560), Some((128, 256)));
     assert_eq!(tile(512, 2560, 10240), Some((128, 96)));
     assert_eq!(tile(2048, 2560, 10240), Some((128, 160)));
@@ -100,8 +114,7 @@ fn the_tile_is_the_largest_that_leaves_nobody_without_work() {
 
 #[test]
 fn a_width_that_is_not_whole_groups_is_refused() {
-    let product =
-        Product { dtype: gemma4c_blocks::DType::F16, k: 40, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
+    let product = Product { dtype: DType::F16, k: 40, out: ElementType::F32, pairs: 0, epilogue: Vec::new() };
     let text = product.instance(Tile::SMALL).expect("the compiler refuses it, not the builder").cuda();
     assert!(text.contains("static_assert(STEP % 32 == 0"), "{text}");
 }

@@ -6,6 +6,9 @@
 //! between start and wait: no thread may touch either meanwhile. The simulator reads operands as late as the wait, and hides
 //! the accumulator until then.
 //!
+//! The left operand may lie in registers instead: of a thread `w`, `g`, `t` as below, a pair of bf16 each, rows `16 w + g` and `+ 8` of columns `2 t`
+//! and `2 t + 1`, then both rows of columns `+ 8`. Registers must keep their values until the wait; the simulator reads them at the start.
+//!
 //! The accumulator of a thread, with `g = lane / 4`, `t = lane % 4` and `w` its warp in the warpgroup: `sums[4 j …]` are
 //! (row `16 w + g`, column `8 j + 2 t`), the next column, and the same two of row `+ 8`.
 //!
@@ -13,7 +16,6 @@
 //! in the writing thread, then a barrier.
 
 use super::rows::{intrinsic, row};
-use crate::BF16;
 use crate::elements::Float;
 use crate::sim::FaultKind;
 use crate::sim::memory::{Readable, Regs, Shared};
@@ -21,6 +23,7 @@ use crate::sim::pending::{Operands, Product, Tile, WARPGROUP};
 use crate::sim::region::Region;
 use crate::sim::shadow::Touch;
 use crate::sim::thread::{Stop, StopScope, Thread};
+use crate::{BF16, U32x4};
 use std::rc::Rc;
 
 /// Values of k in one product.
@@ -64,6 +67,28 @@ fn operands(thread: &Thread, number: u32, read: impl FnOnce() -> Operands) -> Rc
         recent.pop_front();
     }
     operands
+}
+
+/// Leaves a thread's part of a left operand in registers for its warpgroup.
+fn hold(thread: &Thread, number: u32, words: [u32; 4]) {
+    let mut held = thread.warpgroup().held.borrow_mut();
+    held.entry(number).or_insert_with(|| vec![[0; 4]; WARPGROUP])[thread.index as usize % WARPGROUP] = words;
+    // Nobody is further behind than the products that may be on their way.
+    while held.len() > KEPT {
+        held.pop_first();
+    }
+}
+
+/// A left operand that lies in registers, 16 values to a line.
+fn held_lines(thread: &Thread, number: u32) -> Vec<f32> {
+    let held = thread.warpgroup().held.borrow();
+    let words = held.get(&number).expect("all threads have left their part");
+    let value = |row: usize, k: usize| {
+        let lane = row / 16 * 32 + row % 8 * 4 + k % 8 / 2;
+        let word = words[lane][k / 8 * 2 + row % 16 / 8];
+        BF16::from_bits((word >> (k % 2 * 16)) as u16).to_f32()
+    };
+    (0..ROWS * DEPTH).map(|at| value(at / DEPTH, at % DEPTH)).collect()
 }
 
 /// Operand lines of 16 values. `piece` gives the 16 bytes at a place of the tile after the swizzle.
@@ -114,8 +139,23 @@ fn tile_at(thread: &Thread, handle: Shared<BF16>) -> Tile {
 #[track_caller]
 pub fn wgmma_bf16(sums: &mut Regs<f32>, left: Shared<BF16>, right: Shared<BF16>) {
     let thread = Thread::current();
+    let left = tile_at(thread, left);
+    start(thread, "wgmma_bf16", sums, Some(left), right);
+}
+
+/// The same with the left operand in registers: four words a thread.
+#[track_caller]
+pub fn wgmma_bf16_held(sums: &mut Regs<f32>, left: U32x4, right: Shared<BF16>) {
+    let thread = Thread::current();
+    let number = thread.products.borrow().started;
+    hold(thread, number, [left.x, left.y, left.z, left.w]);
+    start(thread, "wgmma_bf16_held", sums, None, right);
+}
+
+#[track_caller]
+fn start(thread: &Thread, operation: &'static str, sums: &mut Regs<f32>, left: Option<Tile>, right: Shared<BF16>) {
     let line = thread.line();
-    let (left, right) = (tile_at(thread, left), tile_at(thread, right));
+    let right = tile_at(thread, right);
     let columns = sums.values_mut().len() * 2;
     if columns == 0 || !columns.is_multiple_of(32) || columns > 256 {
         thread.raise(
@@ -124,14 +164,16 @@ pub fn wgmma_bf16(sums: &mut Regs<f32>, left: Shared<BF16>, right: Shared<BF16>)
             format!("a product of {columns} columns: 32 to 256, a multiple of 32"),
         );
     }
-    thread.suspend(Stop { scope: StopScope::Warpgroup, operation: "wgmma_bf16", line });
+    thread.suspend(Stop { scope: StopScope::Warpgroup, operation, line });
     let mut products = thread.products.borrow_mut();
     if !products.fenced {
         thread.raise(FaultKind::MissingFence, line, "multiplies without wgmma_fence() since the last wait".into());
     }
     // The GPU may read its operands now: what is not there yet, or not visible, is a fault.
     if (thread.index as usize).is_multiple_of(WARPGROUP) && thread.launch().checks {
-        left.read(thread, ROWS);
+        if let Some(left) = left {
+            left.read(thread, ROWS);
+        }
         right.read(thread, columns);
     }
     if products.is_idle() {
@@ -185,14 +227,37 @@ template <u32 COUNT> __device__ __forceinline__ void wgmma_bf16(f32 (&sums)[COUN
     host "template <u32 COUNT> inline void wgmma_bf16(f32 (&sums)[COUNT], const BF16* left, const BF16* right) { wgmma_at_once((u64)sums, COUNT, (u64)left, (u64)right); }"
 }
 
+row! {
+    /// The same with the left operand in registers: four words a thread.
+    Warpgroup wgmma_bf16_held since 90 needs [wgmma_bf16, wgmma_held_at_once]
+    cuda "
+#define WGMMA_HELD(columns, names, a, b, c, d, second, ...) asm volatile(\"wgmma.mma_async.sync.aligned.m64n\" #columns \"k16.f32.bf16.bf16 {\" names \"}, {%\" #a \", %\" #b \", %\" #c \", %\" #d \"}, %\" #second \", 1, 1, 1, 0;\" : __VA_ARGS__ : \"r\"(left.x), \"r\"(left.y), \"r\"(left.z), \"r\"(left.w), \"l\"(right_tile))
+template <u32 COUNT> __device__ __forceinline__ void wgmma_bf16_held(f32 (&sums)[COUNT], U32x4 left, const BF16* right) {
+    static_assert(COUNT % 16 == 0 && COUNT <= 128, \"a product has 32 to 256 columns, a multiple of 32\");
+    u64 right_tile = swizzled_tile(right);
+    if constexpr (COUNT == 16) WGMMA_HELD(32, WGMMA_NAMES_0, 16, 17, 18, 19, 20, WGMMA_SUMS(0));
+    else if constexpr (COUNT == 32) WGMMA_HELD(64, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1, 32, 33, 34, 35, 36, WGMMA_SUMS(0), WGMMA_SUMS(16));
+    else if constexpr (COUNT == 48) WGMMA_HELD(96, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2, 48, 49, 50, 51, 52, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32));
+    else if constexpr (COUNT == 64) WGMMA_HELD(128, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3, 64, 65, 66, 67, 68, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48));
+    else if constexpr (COUNT == 80) WGMMA_HELD(160, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4, 80, 81, 82, 83, 84, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64));
+    else if constexpr (COUNT == 96) WGMMA_HELD(192, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4 \", \" WGMMA_NAMES_5, 96, 97, 98, 99, 100, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64), WGMMA_SUMS(80));
+    else if constexpr (COUNT == 112) WGMMA_HELD(224, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4 \", \" WGMMA_NAMES_5 \", \" WGMMA_NAMES_6, 112, 113, 114, 115, 116, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64), WGMMA_SUMS(80), WGMMA_SUMS(96));
+    else if constexpr (COUNT == 128) WGMMA_HELD(256, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4 \", \" WGMMA_NAMES_5 \", \" WGMMA_NAMES_6 \", \" WGMMA_NAMES_7, 128, 129, 130, 131, 132, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64), WGMMA_SUMS(80), WGMMA_SUMS(96), WGMMA_SUMS(112));
+}"
+    host "template <u32 COUNT> inline void wgmma_bf16_held(f32 (&sums)[COUNT], U32x4 left, const BF16* right) { wgmma_held_at_once((u64)sums, COUNT, left.x, left.y, left.z, left.w, (u64)right); }"
+}
+
 /// A product on addresses of the host text, which passes its own registers, and tiles of its shared memory.
 #[allow(unsafe_code)]
-fn multiply_at(thread: &Thread, sums: *mut f32, count: usize, left: usize, right: usize) {
+fn multiply_at(thread: &Thread, sums: *mut f32, count: usize, left: Option<usize>, right: usize) {
     let number = thread.products.borrow().started;
     thread.products.borrow_mut().started += 1;
     // SAFETY: the text's shared memory is aligned to the pattern, and its tiles are whole.
     let operand = |at, count| lines(count, at, |place| unsafe { *(place as *const [u16; 8]) });
-    let read = || Operands { left: operand(left, ROWS), right: operand(right, count * 2) };
+    let read = || Operands {
+        left: left.map_or_else(|| held_lines(thread, number), |left| operand(left, ROWS)),
+        right: operand(right, count * 2),
+    };
     let operands = operands(thread, number, read);
     // SAFETY: the text gives the length of its own array.
     accumulate(unsafe { std::slice::from_raw_parts_mut(sums, count) }, thread, &operands);
@@ -203,7 +268,19 @@ intrinsic! {
     Warpgroup fn wgmma_at_once(sums: u64, count: u32, left: u64, right: u64) {
         let thread = Thread::current();
         thread.suspend(Stop { scope: StopScope::Warpgroup, operation: "wgmma_bf16", line: thread.line() });
-        multiply_at(thread, sums as *mut f32, count as usize, left as usize, right as usize);
+        multiply_at(thread, sums as *mut f32, count as usize, Some(left as usize), right as usize);
+    }
+    cuda ""
+}
+
+intrinsic! {
+    /// The same of `wgmma_bf16_held`.
+    Warpgroup fn wgmma_held_at_once(sums: u64, count: u32, a: u32, b: u32, c: u32, d: u32, right: u64) {
+        let thread = Thread::current();
+        let number = thread.products.borrow().started;
+        hold(thread, number, [a, b, c, d]);
+        thread.suspend(Stop { scope: StopScope::Warpgroup, operation: "wgmma_bf16_held", line: thread.line() });
+        multiply_at(thread, sums as *mut f32, count as usize, None, right as usize);
     }
     cuda ""
 }
@@ -269,7 +346,10 @@ pub fn wgmma_wait(pending: u32, sums: &mut Regs<f32>) {
     while products.groups.len() > pending as usize {
         for Product { number, left, right } in products.groups.pop_front().unwrap_or_default() {
             let columns = products.sums.len() * 2;
-            let read = || Operands { left: left.read(thread, ROWS), right: right.read(thread, columns) };
+            let read = || Operands {
+                left: left.map_or_else(|| held_lines(thread, number), |left| left.read(thread, ROWS)),
+                right: right.read(thread, columns),
+            };
             accumulate(&mut products.sums, thread, &operands(thread, number, read));
         }
     }

@@ -23,6 +23,8 @@ pub(crate) const WARPGROUP: usize = 128;
 #[derive(Default)]
 pub(crate) struct Warpgroup {
     pub operands: RefCell<VecDeque<(u32, Rc<Operands>)>>,
+    /// Left operands that lie in registers, by the product's number: four words a thread.
+    pub held: RefCell<BTreeMap<u32, Vec<[u32; 4]>>>,
 }
 
 /// A product's operands as numbers, 16 to a line: 64 lines of the left one, a line for each column of the right one.
@@ -36,7 +38,8 @@ pub(crate) struct Operands {
 pub(crate) struct Product {
     /// Counts the thread's products.
     pub number: u32,
-    pub left: Tile,
+    /// `None` where the threads hold it in registers.
+    pub left: Option<Tile>,
     pub right: Tile,
 }
 

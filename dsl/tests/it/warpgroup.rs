@@ -49,14 +49,51 @@ fn products_of_a_warpgroup() {
         let term = |row: usize, column: usize, k: usize| a[row * 64 + k].to_f32() * b[column * 64 + k].to_f32();
         let sum = |row, column| 1.0 + (0..64).filter(multiplied).map(|k| term(row, column, k)).sum::<f32>();
         let expected: Vec<f32> = (0..64 * columns).map(|i| sum(i / columns, i % columns)).collect();
-        let instance = Instance::of(product_by_warpgroup::DEF).constant("COLUMNS", columns as u32).build().unwrap();
-        assert!(instance.needs_warpgroups());
-        assert!(instance.cuda().contains("SWIZZLED_SHARED("));
-        Case::new(format!("64 x {columns} x 48"), instance)
-            .buffer("a", a)
-            .buffer("b", b)
-            .expect("out", expected, Bound::Within { absolute: 1e-5, relative: 1e-5 })
-            .assert();
+        for kernel in [product_by_warpgroup::DEF, product_of_registers::DEF] {
+            let instance = Instance::of(kernel).constant("COLUMNS", columns as u32).build().unwrap();
+            assert!(instance.needs_warpgroups());
+            assert!(instance.cuda().contains("SWIZZLED_SHARED("));
+            Case::new(format!("64 x {columns} x 48"), instance)
+                .buffer("a", a.clone())
+                .buffer("b", b.clone())
+                .expect("out", expected.clone(), Bound::Within { absolute: 1e-5, relative: 1e-5 })
+                .assert();
+        }
+    }
+}
+
+/// The same product with the left operand in registers.
+#[kernel(block = 128, dynamic_shared)]
+fn product_of_registers<const COLUMNS: u32>(a: Input<BF16>, b: Input<BF16>, out: Output<f32>) {
+    let b_tile = shared::<BF16>(COLUMNS * 64);
+    for at in (thread_idx()..COLUMNS * 8).by(128) {
+        let row = at / 8;
+        cp_async16(b_tile, row * 64 + (at % 8 ^ row % 8) * 8, b, at * 8);
+    }
+    cp_async_commit();
+    cp_async_wait(0);
+    fence_proxy_async();
+    barrier();
+
+    let row = warp_id() * 16 + lane_id() / 4;
+    let mut held = regs(U32x4::ZERO, 4);
+    #[unroll]
+    for i in 0u32..4 {
+        let at = row * 64 + i * 16 + lane_id() % 4 * 2;
+        held[i] = u32x4(load::<u32>(a, at), load::<u32>(a, at + 512), load::<u32>(a, at + 8), load::<u32>(a, at + 520));
+    }
+    let mut sums = regs(1.0f32, COLUMNS / 2);
+    wgmma_fence(&mut sums);
+    wgmma_bf16_held(&mut sums, held[0], b_tile);
+    wgmma_bf16_held(&mut sums, held[1], b_tile.offset(16u32));
+    wgmma_commit();
+    wgmma_bf16_held(&mut sums, held[3], b_tile.offset(48u32));
+    wgmma_commit();
+    wgmma_wait(1, &mut sums);
+    wgmma_wait(0, &mut sums);
+    #[unroll]
+    for i in 0..COLUMNS / 2 {
+        out[(row + i / 2 % 2 * 8) * COLUMNS + i / 4 * 8 + lane_id() % 4 * 2 + i % 2] = sums[i];
     }
 }
 

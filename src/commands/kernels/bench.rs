@@ -78,8 +78,8 @@ pub fn decode_recipes(arch: Arch) -> Vec<Recipe> {
 /// The plans whose prefill products are timed: over bf16 copies, where the GPU has them, and over the weights as they are kept.
 pub fn prefill_recipes(arch: Arch) -> Vec<Recipe> {
     let usual = recipes::of_types(arch, &[DType::Q8_0]);
-    let without = usual.iter().filter(|_| arch.has_wgmma()).map(Recipe::without_copies);
-    usual.iter().cloned().chain(without).collect()
+    let with_copies = usual.iter().filter(|_| arch.has_wgmma()).map(Recipe::with_copies);
+    usual.iter().cloned().chain(with_copies).collect()
 }
 
 /// The head of the table that is being printed.

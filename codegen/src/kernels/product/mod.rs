@@ -12,6 +12,8 @@
 //! Activations are bf16 on arrival, because only then can they be copied asynchronously; [`round_rows`] makes them of f32.
 
 pub mod decode;
+pub mod decoding;
+pub mod warpgroups;
 pub mod wgmma;
 pub mod widen;
 

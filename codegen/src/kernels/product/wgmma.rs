@@ -1,4 +1,4 @@
-//! The matrix product of prefill on Hopper: bf16 rows of activations times a bf16 copy of the weights, by whole warpgroups.
+//! The matrix product of prefill on Hopper over bf16 weights: those of a file, or a copy of them.
 //!
 //! A block makes tiles of the result, 64 rows to a warpgroup, one after the other. Tiles of both operands, 64 values deep, go
 //! round a ring in shared memory: while one step is multiplied, its successors are on their way, copied asynchronously by
@@ -16,14 +16,8 @@
 //! expert's weights.
 
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{DeviceDef, ElementType, Instance, InstanceError};
 
-use crate::arch::Arch;
 use crate::kernels::gelu::gelu_by_exp;
-use crate::target::Target;
-
-/// Values of K in a step: a row of a tile is 128 bytes, as far as the swizzle goes.
-const STEP: u32 = 64;
 
 /// The row (x) and column (y) of tiles in which tile `tile` of `tiles` stands: down, 16 rows of tiles at a time, before
 /// across. Neighbours share either weights or activations, so that blocks that run together read little more than they need
@@ -274,125 +268,5 @@ pub fn product_wgmma<
                 }
             }
         }
-    }
-}
-
-/// A block's part of the result. All give the same bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WgmmaTile {
-    /// 64 rows each.
-    pub warpgroups: u32,
-    pub columns: u32,
-}
-
-impl WgmmaTile {
-    /// From the least work a tile to the most.
-    pub const ALL: [Self; 8] = [
-        Self { warpgroups: 1, columns: 32 },
-        Self { warpgroups: 1, columns: 64 },
-        Self { warpgroups: 1, columns: 128 },
-        Self { warpgroups: 1, columns: 256 },
-        Self { warpgroups: 2, columns: 96 },
-        Self { warpgroups: 2, columns: 128 },
-        Self { warpgroups: 2, columns: 160 },
-        Self { warpgroups: 2, columns: 256 },
-    ];
-
-    pub fn rows(&self) -> u32 {
-        self.warpgroups * 64
-    }
-
-    /// Bytes of both operands of a step.
-    fn step_bytes(&self) -> u32 {
-        (self.rows() + self.columns) * STEP * 2
-    }
-
-    /// Steps in the ring: as many as there is room for, and no more than help.
-    fn stages(&self) -> u32 {
-        (Arch::Sm90a.max_shared_bytes_per_block() / self.step_bytes()).min(6)
-    }
-
-    /// Clocks of a step, about: the most of what tensor cores, shared memory and L2 need. Each warpgroup reads all weights of
-    /// the tile, and both operands are written once. An SM multiplies 2048 pairs a clock, reads or writes 128
-    /// bytes of its shared memory, and gets some 48 bytes from L2.
-    fn step_clocks(&self) -> u32 {
-        let products = self.rows() * self.columns * STEP / 2048;
-        let read = self.warpgroups * (64 + self.columns) * STEP * 2;
-        products.max((read + self.step_bytes()) / 128).max(self.step_bytes() / 48)
-    }
-}
-
-/// A product with a bf16 copy of the weights: everything that decides its instance but the tile. Outputs and the values of a
-/// row are launch parameters.
-#[derive(Clone, Debug)]
-pub struct WgmmaProduct {
-    /// What the result is stored as.
-    pub out: ElementType,
-    /// The matrix holds gates, then what they gate.
-    pub geglu: bool,
-    /// Rows are pairs of a row and an expert, sorted by expert, of which so many neighbouring ones share a row of x. 0: they
-    /// are rows.
-    pub pairs: u32,
-    /// Applied in order to each value of the result, which is counted over all rows.
-    pub epilogue: Vec<&'static DeviceDef>,
-}
-
-impl WgmmaProduct {
-    /// The tile for `rows` rows, if the kernel can make that product: the one whose waves of blocks take the fewest clocks.
-    /// `outputs` are those that are stored.
-    pub fn choose(&self, rows: u32, outputs: u32, k: u32, target: &Target) -> Option<WgmmaTile> {
-        let fits = target.arch.has_wgmma() && rows > 0 && outputs > 0 && outputs.is_multiple_of(4) && k > 0;
-        let clocks =
-            |tile: &WgmmaTile| self.tiles(*tile, rows, outputs).div_ceil(target.multiprocessors) * tile.step_clocks();
-        let tiles = WgmmaTile::ALL.into_iter().rev();
-        if fits && k.is_multiple_of(STEP) { tiles.min_by_key(clocks) } else { None }
-    }
-
-    /// The tile for groups of `height` pairs of an expert, of which there are about so many, if the kernel can make that product.
-    pub fn choose_grouped(&self, groups: u32, height: u32, outputs: u32, k: u32, target: &Target) -> Option<WgmmaTile> {
-        let fits = target.arch.has_wgmma() && groups > 0 && outputs > 0 && outputs.is_multiple_of(4) && k > 0;
-        let clocks = |tile: &WgmmaTile| {
-            let tiles = groups * outputs.div_ceil(self.columns(*tile));
-            tiles.div_ceil(target.multiprocessors) * tile.step_clocks()
-        };
-        let tiles = WgmmaTile::ALL.into_iter().rev().filter(|tile| tile.rows() == height && tile.columns >= 64);
-        if fits && k.is_multiple_of(STEP) { tiles.min_by_key(clocks) } else { None }
-    }
-
-    /// Rows of the matrix, or of each expert's.
-    pub fn matrix_rows(&self, outputs: u32) -> u32 {
-        if self.geglu { 2 * outputs } else { outputs }
-    }
-
-    /// Columns of the result in a block's part.
-    fn columns(&self, tile: WgmmaTile) -> u32 {
-        if self.geglu { tile.columns / 2 } else { tile.columns }
-    }
-
-    fn tiles(&self, tile: WgmmaTile, rows: u32, outputs: u32) -> u32 {
-        rows.div_ceil(tile.rows()) * outputs.div_ceil(self.columns(tile))
-    }
-
-    /// Blocks for `rows` rows: a tile each, or one for each SM.
-    pub fn grid(&self, tile: WgmmaTile, rows: u32, outputs: u32, multiprocessors: u32) -> [u32; 3] {
-        [self.tiles(tile, rows, outputs).min(multiprocessors), 1, 1]
-    }
-
-    /// Blocks for at most so many groups.
-    pub fn grouped_grid(&self, tile: WgmmaTile, groups: u32, outputs: u32, multiprocessors: u32) -> [u32; 3] {
-        [(groups * outputs.div_ceil(self.columns(tile))).min(multiprocessors), 1, 1]
-    }
-
-    pub fn instance(&self, tile: WgmmaTile) -> Result<Instance, InstanceError> {
-        product_wgmma::Chosen {
-            WARPGROUPS: tile.warpgroups,
-            COLUMNS: tile.columns,
-            STAGES: tile.stages(),
-            GEGLU: self.geglu,
-            PAIRS: self.pairs,
-            O: self.out,
-            epilogue: self.epilogue.clone(),
-        }
-        .build()
     }
 }

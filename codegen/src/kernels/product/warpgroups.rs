@@ -1,0 +1,236 @@
+//! Products of many rows by warpgroups: what they read weights from, their tiles, and which tile is taken.
+
+use gemma4c_blocks::DType;
+use gemma4c_dsl::{DeviceDef, ElementType, Instance, InstanceError};
+
+use crate::arch::Arch;
+use crate::kernels::matvec::formats::format;
+use crate::target::Target;
+
+use super::decode::decode;
+use super::decoding::product_decoding;
+use super::wgmma::product_wgmma;
+
+/// Values of K in a step: a row of a tile is 128 bytes, as far as the swizzle goes.
+const STEP: u32 = 64;
+
+/// What weights are read from. Both give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A bf16 copy, or weights that are bf16.
+    Copy,
+    /// Their planes: decoded on the way.
+    Planes(DType),
+}
+
+impl Source {
+    /// What weights of a type are read from where there is no copy; `None` where they are not decoded on the way.
+    pub fn without_copy(dtype: DType) -> Option<Source> {
+        match dtype {
+            DType::BF16 => Some(Source::Copy),
+            DType::F32 => None,
+            _ => Some(Source::Planes(dtype)),
+        }
+    }
+
+    /// What is said of it where a plan tells its reasons.
+    pub fn words(&self) -> &'static str {
+        match self {
+            Source::Copy => "over bf16 weights",
+            Source::Planes(_) => "that decode weight planes on the way",
+        }
+    }
+
+    /// The tiles of its kernel, from the least work to the most.
+    pub fn tiles(&self) -> &'static [WgmmaTile] {
+        const fn tile(rows: u32, columns: u32) -> WgmmaTile {
+            WgmmaTile { rows, columns }
+        }
+        const OF_COPIES: &[WgmmaTile] = &[
+            tile(64, 32),
+            tile(64, 64),
+            tile(64, 128),
+            tile(64, 256),
+            tile(128, 96),
+            tile(128, 128),
+            tile(128, 160),
+            tile(128, 256),
+        ];
+        const OF_PLANES: &[WgmmaTile] = &[
+            tile(32, 64),
+            tile(64, 64),
+            tile(128, 64),
+            tile(32, 128),
+            tile(64, 128),
+            tile(128, 128),
+            tile(160, 128),
+            tile(192, 128),
+            tile(256, 128),
+        ];
+        if *self == Source::Copy { OF_COPIES } else { OF_PLANES }
+    }
+
+    /// Warpgroups that share a tile: they have 64 rows of it each, or 64 columns.
+    fn warpgroups(&self, tile: WgmmaTile) -> u32 {
+        if *self == Source::Copy { tile.rows / 64 } else { tile.columns / 64 }
+    }
+
+    /// Bytes of a step that lie in shared memory: both operands, or the activations alone.
+    fn step_bytes(&self, tile: WgmmaTile) -> u32 {
+        let rows = if *self == Source::Copy { tile.rows + tile.columns } else { tile.rows };
+        rows * STEP * 2
+    }
+
+    /// Steps in the ring: as many as there is room for, and no more than help.
+    fn stages(&self, tile: WgmmaTile) -> u32 {
+        let most = if *self == Source::Copy { 6 } else { 2 + 2 * Self::depth(tile) };
+        // A KiB of shared memory of each block is the driver's.
+        let bytes = Arch::Sm90a.max_shared_bytes_per_block() / self.resident(tile) - 1024;
+        (bytes / self.step_bytes(tile)).min(most)
+    }
+
+    /// Steps that codes of planes are ahead of their products: as many as registers allow.
+    fn depth(tile: WgmmaTile) -> u32 {
+        if tile.rows <= 128 { 4 } else { 2 }
+    }
+
+    /// Blocks that an SM has at once. Over planes those of few rows have few registers and wait for memory most of the time, so that several share an SM.
+    fn resident(&self, tile: WgmmaTile) -> u32 {
+        match (self, tile.rows, self.warpgroups(tile)) {
+            (Source::Planes(_), 32 | 64, 1) => 3,
+            (Source::Planes(_), 128, 1) => 2,
+            _ => 1,
+        }
+    }
+
+    /// Clocks of a step of all resident blocks, about. Over bf16 weights the most of what tensor cores, shared memory and L2 need: each warpgroup reads all weights
+    /// of the tile, and both operands are written once. An SM multiplies 2048 pairs a clock, reads or writes 128 bytes of its shared memory, and gets some
+    /// 48 bytes from L2. Over planes a line through what was measured: decoding takes as long whatever the rows.
+    fn step_clocks(&self, tile: WgmmaTile) -> u32 {
+        let warpgroups = self.warpgroups(tile);
+        if *self != Source::Copy {
+            let alone = 600 + 150 * warpgroups + tile.rows * (3 + warpgroups);
+            return alone + (self.resident(tile) - 1) * warpgroups * (200 + 2 * tile.rows);
+        }
+        let products = tile.rows * tile.columns * STEP / 2048;
+        let read = warpgroups * (64 + tile.columns) * STEP * 2;
+        products.max((read + self.step_bytes(tile)) / 128).max(self.step_bytes(tile) / 48)
+    }
+}
+
+/// A block's part of the result. All give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WgmmaTile {
+    pub rows: u32,
+    pub columns: u32,
+}
+
+/// A product by warpgroups: everything that decides its instance but the tile. Outputs and the values of a row are launch parameters.
+#[derive(Clone, Debug)]
+pub struct WgmmaProduct {
+    /// What the result is stored as.
+    pub out: ElementType,
+    /// The matrix holds gates, then what they gate.
+    pub geglu: bool,
+    /// Rows are pairs of a row and an expert, sorted by expert, of which so many neighbouring ones share a row of x. 0: they
+    /// are rows.
+    pub pairs: u32,
+    /// Applied in order to each value of the result, which is counted over all rows.
+    pub epilogue: Vec<&'static DeviceDef>,
+    /// What the weights are read from.
+    pub source: Source,
+}
+
+impl WgmmaProduct {
+    /// The tile for `rows` rows, if the kernel can make that product: the one whose waves of blocks take the fewest clocks.
+    /// `outputs` are those that are stored.
+    pub fn choose(&self, rows: u32, outputs: u32, k: u32, target: &Target) -> Option<WgmmaTile> {
+        let tiles = |tile: &WgmmaTile| self.tiles(*tile, rows, outputs);
+        self.fewest_clocks(rows, outputs, k, target, |_| true, tiles)
+    }
+
+    /// The tile for groups of `height` pairs of an expert, of which there are about so many, if the kernel can make that product.
+    pub fn choose_grouped(&self, groups: u32, height: u32, outputs: u32, k: u32, target: &Target) -> Option<WgmmaTile> {
+        let fits = |tile: &WgmmaTile| tile.rows == height && tile.columns >= 64;
+        let tiles = |tile: &WgmmaTile| groups * outputs.div_ceil(self.columns(*tile));
+        self.fewest_clocks(groups, outputs, k, target, fits, tiles)
+    }
+
+    /// Of the tiles that fit, the one whose waves of blocks take the fewest clocks, if the kernel can make the product at all.
+    fn fewest_clocks(
+        &self,
+        rows: u32,
+        outputs: u32,
+        k: u32,
+        target: &Target,
+        fits: impl Fn(&WgmmaTile) -> bool,
+        tiles: impl Fn(&WgmmaTile) -> u32,
+    ) -> Option<WgmmaTile> {
+        let whole = outputs.is_multiple_of(4) && k.is_multiple_of(STEP);
+        if !target.arch.has_wgmma() || rows == 0 || outputs == 0 || k == 0 || !whole {
+            return None;
+        }
+        let clocks = |tile: &&WgmmaTile| {
+            let waves = tiles(tile).div_ceil(target.multiprocessors * self.source.resident(**tile));
+            waves * self.source.step_clocks(**tile)
+        };
+        self.source.tiles().iter().rev().filter(|tile| fits(tile)).min_by_key(clocks).copied()
+    }
+
+    /// Rows of the matrix, or of each expert's.
+    pub fn matrix_rows(&self, outputs: u32) -> u32 {
+        if self.geglu { 2 * outputs } else { outputs }
+    }
+
+    /// Columns of the result in a block's part.
+    fn columns(&self, tile: WgmmaTile) -> u32 {
+        if self.geglu { tile.columns / 2 } else { tile.columns }
+    }
+
+    fn tiles(&self, tile: WgmmaTile, rows: u32, outputs: u32) -> u32 {
+        rows.div_ceil(tile.rows) * outputs.div_ceil(self.columns(tile))
+    }
+
+    /// Blocks for `rows` rows: a tile each, or as many as the SMs have at once.
+    pub fn grid(&self, tile: WgmmaTile, rows: u32, outputs: u32, multiprocessors: u32) -> [u32; 3] {
+        [self.tiles(tile, rows, outputs).min(multiprocessors * self.source.resident(tile)), 1, 1]
+    }
+
+    /// Blocks for at most so many groups.
+    pub fn grouped_grid(&self, tile: WgmmaTile, groups: u32, outputs: u32, multiprocessors: u32) -> [u32; 3] {
+        let most = multiprocessors * self.source.resident(tile);
+        [(groups * outputs.div_ceil(self.columns(tile))).min(most), 1, 1]
+    }
+
+    pub fn instance(&self, tile: WgmmaTile) -> Result<Instance, InstanceError> {
+        let (warpgroups, stages) = (self.source.warpgroups(tile), self.source.stages(tile));
+        match self.source {
+            Source::Planes(dtype) => product_decoding::Chosen {
+                UNIT: format(dtype).unit,
+                // Their scales are f16, two to a step, and their codes are transposed as they lie.
+                RAW: matches!(dtype, DType::Q8_0 | DType::Q4_0),
+                DEPTH: Source::depth(tile),
+                WARPGROUPS: warpgroups,
+                ROWS: tile.rows,
+                STAGES: stages,
+                GEGLU: self.geglu,
+                PAIRS: self.pairs,
+                O: self.out,
+                side: format(dtype).side,
+                decode: vec![decode(dtype)],
+                epilogue: self.epilogue.clone(),
+            }
+            .build(),
+            Source::Copy => product_wgmma::Chosen {
+                WARPGROUPS: warpgroups,
+                COLUMNS: tile.columns,
+                STAGES: stages,
+                GEGLU: self.geglu,
+                PAIRS: self.pairs,
+                O: self.out,
+                epilogue: self.epilogue.clone(),
+            }
+            .build(),
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Products of many rows by warpgroups: where the GPU has wgmma and the shape fits. Weights are decoded on the way; those that are bf16 are read as they are.
+
+use gemma4c_dsl::ElementType;
+use gemma4c_graph::passes::Log;
+use gemma4c_graph::{Graph, Group, Kind, NodeId, Product, WeightId};
+
+use super::forms::wanted;
+use super::{Abilities, Pass, Schedule, experts_of, product_of};
+use crate::kernels::outputs::Outputs;
+use crate::kernels::product::warpgroups::{Source, WgmmaProduct, WgmmaTile};
+use crate::target::Target;
+
+pub const PASS: Pass = Pass {
+    name: "warpgroups",
+    about: "prefill: products by warpgroups, which decode weights on the way",
+    required: false,
+    asked_for: false,
+    run,
+};
+
+/// What warpgroups are refused at where there are none at all.
+pub const EVERY_PRODUCT: &str = "all products of many rows";
+pub const NO_FIT: &str = "its sizes are no multiples of what they take";
+
+fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
+    if can.exact {
+        return;
+    }
+    for (group, first) in products_of_many_rows(schedule) {
+        if !can.target.arch.has_wgmma() {
+            let why = "the GPU has no warpgroup products";
+            if log.covered.is_empty() {
+                log.refuse_group(vec![EVERY_PRODUCT.into()], why);
+            }
+            schedule.notes.extend(group.last().map(|last| (last, why.to_owned())));
+            continue;
+        }
+        let dtype = schedule.graph().node(first).op.weight().map(|weight| schedule.graph().weight(weight).dtype);
+        let source = dtype.and_then(Source::without_copy).ok_or("weights of f32 are not decoded on the way");
+        match source.and_then(|source| fits(schedule, can, &group, source).map(|()| source)) {
+            Ok(source) => {
+                schedule.mark(log, &group.nodes);
+                schedule.sources.insert(first, source);
+            }
+            Err(why) => schedule.refuse(log, &group, why),
+        }
+    }
+}
+
+/// The products of many rows, each with its first matrix.
+pub fn products_of_many_rows(schedule: &Schedule) -> Vec<(Group, NodeId)> {
+    let of = |group: Group| {
+        let of_experts = matches!(group.kind, Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. });
+        let first = match product_of(schedule.graph(), &group) {
+            Some(product) => product.matmuls[0],
+            None if of_experts => group.nodes[0],
+            None => return None,
+        };
+        (!schedule.is_one_row(&group)).then_some((group, first))
+    };
+    schedule.fused.ordered().into_iter().filter_map(of).collect()
+}
+
+/// Whether warpgroups can make a product of these weights.
+pub fn fits(schedule: &Schedule, can: &Abilities, group: &Group, source: Source) -> Result<(), &'static str> {
+    let graph = schedule.graph();
+    let tile = match &group.kind {
+        Kind::ExpertGateUp { weight, routing, out, .. } => {
+            let gated = wanted(schedule, can, *out) == Outputs::BF16;
+            grouped(graph, *weight, *routing, schedule.rows, true, source, &can.target).filter(|_| gated).map(|_| ())
+        }
+        Kind::ExpertDown { weight, routing, .. } => {
+            grouped(graph, *weight, *routing, schedule.rows, false, source, &can.target).map(|_| ())
+        }
+        _ => {
+            let product = product_of(graph, group).ok_or(NO_FIT)?;
+            let gated = product.geglu && group.last().is_some_and(|last| wanted(schedule, can, last) == Outputs::BF16);
+            dense(graph, &product, gated, schedule.rows, source, &can.target).map(|_| ())
+        }
+    };
+    tile.ok_or(NO_FIT)
+}
+
+/// The kernel of a product, its tile, and the values of a row that it stores.
+pub fn dense(
+    graph: &Graph,
+    of: &Product,
+    gated: bool,
+    rows: u32,
+    source: Source,
+    target: &Target,
+) -> Option<(WgmmaProduct, WgmmaTile, u32)> {
+    let weight = |id: &NodeId| graph.node(*id).op.weight().map(|weight| graph.weight(weight));
+    let all: u64 = of.matmuls.iter().filter_map(weight).map(|weight| weight.dim(1)).sum();
+    let k = weight(&of.matmuls[0])?.dim(0) as u32;
+    let kind = WgmmaProduct {
+        out: if gated { ElementType::BF16 } else { ElementType::F32 },
+        geglu: gated,
+        pairs: 0,
+        epilogue: Vec::new(),
+        source,
+    };
+    let stored = if gated { all as u32 / 2 } else { all as u32 };
+    let tile = kind.choose(rows, stored, k, target)?;
+    Some((kind, tile, stored))
+}
+
+/// The most pairs of an expert, on average, for which a tile is of one warpgroup: beyond, two share what they read.
+const MOST_FOR_ONE_WARPGROUP: u32 = 48;
+
+/// Rows of a group of sorted pairs.
+pub fn height(pairs: u32, experts: u32) -> u32 {
+    if pairs <= experts * MOST_FOR_ONE_WARPGROUP { 64 } else { 128 }
+}
+
+/// The same of sorted rows by experts: gate and up joined, or a plain product whose rows are one a pair.
+pub fn grouped(
+    graph: &Graph,
+    weight: WeightId,
+    routing: NodeId,
+    rows: u32,
+    geglu: bool,
+    source: Source,
+    target: &Target,
+) -> Option<(WgmmaProduct, WgmmaTile, u32)> {
+    let (experts, top) = experts_of(graph, routing);
+    let (pairs, w) = (rows * top, graph.weight(weight));
+    let (k, all) = (w.dim(0) as u32, w.dim(1) as u32);
+    let outputs = if geglu { all / 2 } else { all };
+    let (out, share) = if geglu { (ElementType::BF16, top) } else { (ElementType::F32, 1) };
+    let kind = WgmmaProduct { out, geglu, pairs: share, epilogue: Vec::new(), source };
+    let height = height(pairs, experts);
+    // An expert's last group is half full, on average.
+    let groups = pairs / height + experts.min(pairs).div_ceil(2);
+    let tile = kind.choose_grouped(groups, height, outputs, k, target)?;
+    Some((kind, tile, outputs))
+}
