@@ -31,6 +31,11 @@ impl Key {
         }
         Key(hash.digest128())
     }
+
+    /// Its lower half, for tables: enough for the few thousand compilations of a tree.
+    pub fn short(self) -> u64 {
+        self.0 as u64
+    }
 }
 
 /// A folder of compiled kernels. Any number of processes may share one.
