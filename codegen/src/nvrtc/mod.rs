@@ -7,10 +7,13 @@
 //! Every compilation passes `--fmad=false`: a product and a sum are contracted where the kernel says so and nowhere else,
 //! so that the text means the same here, in the simulator and under the host's compiler.
 
-mod cache;
-mod error;
+#[doc(hidden)]
+pub mod cache;
+#[doc(hidden)]
+pub mod error;
 mod find;
-mod log;
+#[doc(hidden)]
+pub mod log;
 mod sys;
 mod toolchain;
 
