@@ -128,11 +128,12 @@ ldmatrix_rows! {
 const MOST_DEPTH: usize = 32;
 
 /// Row `line` of A, or column `line` of B: eight words, gathered from those of all lanes. `value` takes a part of one.
+#[inline(always)]
 fn operand<V: Copy + Default, const PER_WORD: usize>(
     lanes: &[[u32; LANE_WORDS]; 32],
     a: bool,
     line: usize,
-    value: impl Fn(u32, usize) -> V,
+    value: impl Fn(u32, usize) -> V + Copy,
 ) -> [V; MOST_DEPTH] {
     let mut values = [V::default(); MOST_DEPTH];
     for (number, values) in values[..8 * PER_WORD].chunks_exact_mut(PER_WORD).enumerate() {
@@ -152,14 +153,14 @@ fn mma<S: Copy, V: Copy + Default, const PER_WORD: usize>(
     a: U32x4,
     b: U32x2,
     mut sums: [S; 4],
-    value: impl Fn(u32, usize) -> V,
+    value: impl Fn(u32, usize) -> V + Copy,
     add: impl Fn(S, V, V) -> S,
 ) -> [S; 4] {
     let thread = Thread::current();
     let (g, t) = (thread.lane() / 4, thread.lane() % 4);
     thread.warp_collective(operation, thread.line(), &[a.x, a.y, a.z, a.w, b.x, b.y], |lanes| {
-        let rows = [g, g + 8].map(|row| operand::<V, PER_WORD>(lanes, true, row, &value));
-        let columns = [2 * t, 2 * t + 1].map(|column| operand::<V, PER_WORD>(lanes, false, column, &value));
+        let rows = [g, g + 8].map(|row| operand::<V, PER_WORD>(lanes, true, row, value));
+        let columns = [2 * t, 2 * t + 1].map(|column| operand::<V, PER_WORD>(lanes, false, column, value));
         for k in 0..8 * PER_WORD {
             for (i, sum) in sums.iter_mut().enumerate() {
                 *sum = add(*sum, rows[i / 2][k], columns[i % 2][k]);
@@ -171,8 +172,8 @@ fn mma<S: Copy, V: Copy + Default, const PER_WORD: usize>(
 
 /// The product of two such floats is exact in f32: it does not matter whether it is rounded before the sum.
 #[track_caller]
-fn float_mma<T: Float>(operation: &'static str, a: U32x4, b: U32x2, c: F32x4, from_bits: fn(u16) -> T) -> F32x4 {
-    let value = |word: u32, half: usize| from_bits((word >> (16 * half)) as u16).to_f32();
+fn float_mma(operation: &'static str, a: U32x4, b: U32x2, c: F32x4, float: impl Fn(u16) -> f32 + Copy) -> F32x4 {
+    let value = |word: u32, half: usize| float((word >> (16 * half)) as u16);
     let [x, y, z, w] = mma::<f32, f32, 2>(operation, a, b, [c.x, c.y, c.z, c.w], value, |sum, a, b| sum + a * b);
     F32x4 { x, y, z, w }
 }
@@ -186,7 +187,7 @@ intrinsic! {
     /// `c + a · b`: 16 x 16 times 16 x 8 of bf16, summed in f32. The GPU's order of additions is not specified: the last
     /// bits differ.
     Warp fn mma_m16n8k16_bf16(a: U32x4, b: U32x2, c: F32x4) -> F32x4 {
-        float_mma("mma_m16n8k16_bf16", a, b, c, BF16::from_bits)
+        float_mma("mma_m16n8k16_bf16", a, b, c, |bits| BF16::from_bits(bits).to_f32())
     }
     cuda "
     F32x4 d;
@@ -199,7 +200,7 @@ intrinsic! {
 intrinsic! {
     /// `c + a · b`: 16 x 16 times 16 x 8 of f16, summed in f32. The GPU's order of additions is not specified.
     Warp fn mma_m16n8k16_f16(a: U32x4, b: U32x2, c: F32x4) -> F32x4 {
-        float_mma("mma_m16n8k16_f16", a, b, c, F16::from_bits)
+        float_mma("mma_m16n8k16_f16", a, b, c, |bits| F16::from_bits(bits).to_f32())
     }
     cuda "
     F32x4 d;
