@@ -155,39 +155,3 @@ impl FromStr for Arch {
         Arch::from_name(name).ok_or_else(|| UnknownArch(name.to_owned()))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_round_trip_and_a_wrong_one_is_told_the_right_ones() {
-        for arch in Arch::ALL.into_iter().chain([Arch::Compute80]) {
-            assert_eq!(arch.name().parse(), Ok(arch));
-        }
-        let error = "sm_90".parse::<Arch>().unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "unknown architecture `sm_90`; known are sm_80, sm_89, sm_90a, sm_100a, sm_103a, sm_120a, compute_80"
-        );
-    }
-
-    #[test]
-    fn a_gpu_gets_the_newest_target_that_runs_on_it() {
-        let cases = [
-            ((7, 5), None),
-            ((8, 0), Some(Arch::Sm80)),
-            ((8, 6), Some(Arch::Sm80)),
-            ((8, 9), Some(Arch::Sm89)),
-            ((9, 0), Some(Arch::Sm90a)),
-            ((10, 0), Some(Arch::Sm100a)),
-            ((10, 3), Some(Arch::Sm103a)),
-            ((11, 0), Some(Arch::Compute80)),
-            ((12, 0), Some(Arch::Sm120a)),
-            ((12, 1), Some(Arch::Compute80)),
-        ];
-        for (capability, expected) in cases {
-            assert_eq!(Arch::for_capability(capability), expected, "compute capability {capability:?}");
-        }
-    }
-}

@@ -5,6 +5,7 @@
 //! behind [`LaunchValues`].
 
 use crate::elements::{BF16, ElementType, F16, F32x2, F32x4, I32x4, U32x2, U32x4};
+use smallvec::SmallVec;
 use std::any::Any;
 use std::cell::Cell;
 
@@ -67,6 +68,16 @@ impl Word4 {
     }
 }
 
+/// The values that pass through a slot. Most slots take few: they need no allocation.
+#[derive(Default)]
+pub struct Words(pub(crate) SmallVec<[Word4; 8]>);
+
+impl Words {
+    pub fn push(&mut self, word: Word4) {
+        self.0.push(word);
+    }
+}
+
 /// A value type that a slot may take or give.
 pub trait SlotValue: Copy {
     #[doc(hidden)]
@@ -77,11 +88,13 @@ pub trait SlotValue: Copy {
 
 macro_rules! slot_values {
     ($($ty:ident ($value:ident) $into:expr, ($words:ident) $from:expr;)*) => { $(impl SlotValue for $ty {
+        #[inline]
         fn into_words(self) -> [u32; 4] {
             let $value = self;
             $into
         }
 
+        #[inline]
         fn from_words($words: [u32; 4]) -> Self {
             $from
         }
@@ -115,7 +128,7 @@ pub trait Value: Copy {
     #[doc(hidden)]
     const WORDS: usize;
     #[doc(hidden)]
-    fn put(self, words: &mut Vec<Word4>);
+    fn put(self, words: &mut Words);
     /// Takes its words off the front.
     #[doc(hidden)]
     fn take(words: &mut &[Word4]) -> Self;
@@ -126,7 +139,8 @@ macro_rules! values {
         const ZERO: Self = $zero;
         const WORDS: usize = 1;
 
-        fn put(self, words: &mut Vec<Word4>) {
+        #[inline]
+        fn put(self, words: &mut Words) {
             words.push(Word4::from_value(self));
         }
 

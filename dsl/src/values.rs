@@ -60,8 +60,14 @@ macro_rules! constants {
 constants!(u32 U32 i32 I32 f32 F32 bool Bool);
 
 /// The value of the constant `name`, whose type an instance has checked.
+#[inline]
 pub(crate) fn of_type<T: Constant>(value: ConstantValue, name: &str) -> T {
-    T::from_value(value).unwrap_or_else(|| panic!("compile-time parameter `{name}` is of another type, {}", value.ty()))
+    T::from_value(value).unwrap_or_else(|| refuse_type(value, name))
+}
+
+#[cold]
+fn refuse_type(value: ConstantValue, name: &str) -> ! {
+    panic!("compile-time parameter `{name}` is of another type, {}", value.ty())
 }
 
 /// The compile-time parameters and element types of an instance, by name.

@@ -88,11 +88,14 @@ fn alone(place: &Place, requests: &[Request]) -> Vec<Answer> {
     requests.iter().map(one).collect()
 }
 
+/// Enough prompts that some begin alike while the pool keeps what they share.
+const MANY: usize = 60;
+
 #[test]
-fn a_hundred_prompts_have_the_same_bits_alone_and_in_company() {
+fn many_prompts_have_the_same_bits_alone_and_in_company() {
     let rooms = [(5, 2, 0), (40, 3, 4 << 20), (2, 0, 0)];
     for (preset, count, rooms) in
-        [("tiny-e", 100, &rooms[..]), ("tiny-dense", 15, &rooms[..1]), ("tiny-moe", 15, &rooms[..1])]
+        [("tiny-e", MANY, &rooms[..]), ("tiny-dense", 15, &rooms[..1]), ("tiny-moe", 15, &rooms[..1])]
     {
         let place = place(preset);
         let requests = requests(7, count);
@@ -132,7 +135,7 @@ fn a_hundred_prompts_have_the_same_bits_alone_and_in_company() {
             }
             assert!(engine.shared_chunks() > 3, "{preset}: no prompts shared a chunk");
             assert!(snapshots > 0 || cached == 0, "{preset}: {cached} tokens of prefixes that nothing could keep");
-            assert!(snapshots == 0 || count < 100 || cached > 0, "{preset}: no prompt began like another");
+            assert!(snapshots == 0 || count < MANY || cached > 0, "{preset}: no prompt began like another");
             for (id, index) in &of {
                 assert!(answers[id] == alone[*index], "{preset}, {sequences} sequences: request {index}");
             }

@@ -212,13 +212,13 @@ fn a_pool_is_whole_after_many_prompts() {
     let place = Place::new();
     place.ok("synth tiny-dense -q q8_0 --layers 2 -o model.gguf");
     place.ok("compile model.gguf -o plan.bin --target cpu --ctx 64 --chunk 16");
-    let report = place.ok("verify plan.bin --device cpu --company 3,8 --prompts 600 --tokens 6 --decode 2 --seed 5");
-    assert!(report.contains("in batches of 8: 1200 rows, 0 differ\n"), "{report}");
+    let report = place.ok("verify plan.bin --device cpu --company 3,8 --prompts 300 --tokens 6 --decode 2 --seed 5");
+    assert!(report.contains("in batches of 8: 600 rows, 0 differ\n"), "{report}");
     assert!(report.ends_with("\npool: all 12 blocks are free again, and so is every ring\nok\n"), "{report}");
     let shared = report
         .lines()
         .find_map(|line| line.strip_suffix(" chunks of prompts were shared by several")?.parse::<u32>().ok());
-    assert!(shared.is_some_and(|shared| shared > 50), "{report}");
+    assert!(shared.is_some_and(|shared| shared > 25), "{report}");
     let hits = report.lines().find_map(|line| line.strip_prefix("after ")?.split(' ').next()?.parse::<u32>().ok());
-    assert!(hits.is_some_and(|hits| hits > 200), "{report}");
+    assert!(hits.is_some_and(|hits| hits > 100), "{report}");
 }

@@ -140,6 +140,21 @@ fn write_rows(blocks: &[u8], rows: u64, to_bytes: u64, made: &Made, out: &mut dy
     Ok(())
 }
 
+/// The plane of a matrix: its rows, of so many bytes each.
+#[doc(hidden)]
+pub fn repacked_plane(
+    blocks: &[u8],
+    rows: usize,
+    layout: &Layout,
+    content: Content,
+    row_bytes: usize,
+) -> Result<Vec<u8>, ImageError> {
+    let mut out = Vec::new();
+    let made = Made::Plane(Repack::new(layout, content));
+    write_rows(blocks, rows as u64, (rows * row_bytes) as u64, &made, &mut out)?;
+    Ok(out)
+}
+
 impl Made {
     fn row(&self, from: &[u8], to: &mut [u8]) {
         match self {
@@ -237,30 +252,6 @@ impl Repack {
                         *scale = (block[low + k / 2] >> (4 * (k % 2)) & 15 | upper << 4).wrapping_sub(32);
                     }
                 }
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::kernels::planes::Repacked;
-    use gemma4c_dsl::harness::Random;
-
-    /// Against the plain oracle of the kernels, bit by bit.
-    #[test]
-    fn planes_are_those_that_the_kernels_make() {
-        for dtype in DType::ALL {
-            let (layout, rows, k) = (dtype.layout(), 3, 768);
-            let blocks = Random::new(dtype as u64 + 7).bytes(rows * k / layout.len * layout.bytes);
-            let expected = Repacked::from_blocks(dtype, rows, k, &blocks).expect("whole rows");
-            for (plane, bytes) in &expected.planes {
-                let row_bytes = k / plane.per * plane.bytes;
-                let made = Made::Plane(Repack::new(layout, plane.content));
-                let mut out = Vec::new();
-                write_rows(&blocks, rows as u64, (rows * row_bytes) as u64, &made, &mut out).expect("memory");
-                assert_eq!(out, bytes[..rows * row_bytes], "{dtype} {}", plane.name);
             }
         }
     }

@@ -15,13 +15,15 @@
 
 mod attention;
 pub mod build;
-mod choice;
+#[doc(hidden)]
+pub mod choice;
 mod edges;
 mod experts;
 mod gathered;
 mod grouped;
 pub mod image;
-mod launch;
+#[doc(hidden)]
+pub mod launch;
 mod memory;
 mod norms;
 mod per_layer;

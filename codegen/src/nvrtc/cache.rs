@@ -17,7 +17,7 @@ const CHECKSUM_BYTES: usize = 16;
 
 /// The identity of a compilation: equal keys, equal cubins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Key(u128);
+pub struct Key(u128);
 
 impl Key {
     /// A key over the parts in order. Each is hashed with its length, so that no text can pose as two parts.
@@ -30,6 +30,11 @@ impl Key {
             hash.update(part.as_bytes());
         }
         Key(hash.digest128())
+    }
+
+    /// Its lower half, for tables: enough for the few thousand compilations of a tree.
+    pub fn short(self) -> u64 {
+        self.0 as u64
     }
 }
 
@@ -77,7 +82,8 @@ impl Cache {
         self.problem.get().map(String::as_str)
     }
 
-    pub(super) fn load(&self, key: Key) -> Option<Cubin> {
+    #[doc(hidden)]
+    pub fn load(&self, key: Key) -> Option<Cubin> {
         let mut bytes = Vec::new();
         File::open(self.file(key)?).ok()?.take(LARGEST_ENTRY).read_to_end(&mut bytes).ok()?;
         let (checksum, content) = bytes.split_first_chunk::<CHECKSUM_BYTES>()?;
@@ -87,7 +93,8 @@ impl Cache {
         postcard::from_bytes(content).ok()
     }
 
-    pub(super) fn store(&self, key: Key, cubin: &Cubin) {
+    #[doc(hidden)]
+    pub fn store(&self, key: Key, cubin: &Cubin) {
         let Some(file) = self.file(key) else { return };
         if self.problem.get().is_some() {
             return;
@@ -99,7 +106,8 @@ impl Cache {
         }
     }
 
-    fn file(&self, key: Key) -> Option<PathBuf> {
+    #[doc(hidden)]
+    pub fn file(&self, key: Key) -> Option<PathBuf> {
         Some(self.folder.as_ref()?.join(format!("{:032x}", key.0)))
     }
 }
@@ -114,49 +122,4 @@ fn write_whole(file: &Path, cubin: &Cubin) -> io::Result<()> {
     temporary.write_all(&content)?;
     temporary.persist(file)?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_cannot_be_shifted_between_each_other() {
-        assert_ne!(Key::of(&["ab", "c"]), Key::of(&["a", "bc"]));
-        assert_ne!(Key::of(&["a"]), Key::of(&["a", ""]));
-        assert_eq!(Key::of(&["a", "b"]), Key::of(&["a", "b"]));
-    }
-
-    #[test]
-    fn every_cut_and_every_flipped_byte_is_a_miss() {
-        let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::at(folder.path());
-        let key = Key::of(&["kernel"]);
-        let cubin = Cubin { bytes: vec![1, 2, 3], resources: Default::default(), log: "a log".to_owned() };
-        assert_eq!(cache.load(key), None);
-        cache.store(key, &cubin);
-        assert_eq!(cache.load(key), Some(cubin));
-
-        let file = cache.file(key).unwrap();
-        let whole = fs::read(&file).unwrap();
-        for at in 0..whole.len() {
-            fs::write(&file, &whole[..at]).unwrap();
-            assert_eq!(cache.load(key), None, "cut at byte {at}");
-            let mut flipped = whole.clone();
-            flipped[at] ^= 0x10;
-            fs::write(&file, flipped).unwrap();
-            assert_eq!(cache.load(key), None, "flipped byte {at}");
-        }
-    }
-
-    #[test]
-    fn a_folder_that_cannot_be_made_is_noted_and_nothing_else() {
-        let folder = tempfile::tempdir().unwrap();
-        let blocked = folder.path().join("a file");
-        fs::write(&blocked, "").unwrap();
-        let cache = Cache::at(blocked.join("cubins"));
-        assert_eq!(cache.problem(), None);
-        cache.store(Key::of(&["kernel"]), &Cubin::default());
-        assert!(cache.problem().unwrap().contains("cannot write to"), "{:?}", cache.problem());
-    }
 }

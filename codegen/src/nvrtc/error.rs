@@ -77,17 +77,17 @@ pub(super) fn report(source: &Source, log: &str, assembly: &str) -> String {
 const ASSEMBLY_PLACE: &str = "ptx input, line ";
 
 /// Whether the assembler refused what the compiler before it accepted: most often inline PTX.
-pub(super) fn blames_assembly(log: &str) -> bool {
+pub fn blames_assembly(log: &str) -> bool {
     !error_lines(log, ASSEMBLY_PLACE, ";").is_empty()
 }
 
 /// Whether the log says what was wrong, and not only how far the assembler came.
-pub(super) fn names_an_error(log: &str) -> bool {
+pub fn names_an_error(log: &str) -> bool {
     log.lines().any(|line| line.contains("error") && !line.starts_with("ptxas info"))
 }
 
 /// Line numbers of the log's errors, written as `PREFIX 12 SUFFIX … error`.
-fn error_lines(log: &str, prefix: &str, suffix: &str) -> Vec<usize> {
+pub fn error_lines(log: &str, prefix: &str, suffix: &str) -> Vec<usize> {
     let number = |line: &str| {
         let (number, message) = line.split_once(prefix)?.1.split_once(suffix)?;
         message.contains("error").then(|| number.trim().parse().ok())?
@@ -96,7 +96,7 @@ fn error_lines(log: &str, prefix: &str, suffix: &str) -> Vec<usize> {
 }
 
 /// The marked lines of a text with their neighbours, numbered from 1; a gap shows as `...`.
-fn excerpt(text: &str, marked: &[usize]) -> String {
+pub fn excerpt(text: &str, marked: &[usize]) -> String {
     let mut shown = String::new();
     let mut previous = 0;
     for (number, line) in (1..).zip(text.lines()) {
@@ -111,31 +111,4 @@ fn excerpt(text: &str, marked: &[usize]) -> String {
         previous = number;
     }
     shown
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn neighbours_are_shown_once_and_gaps_are_marked() {
-        let text: String = (1..=20).map(|n| format!("line {n}\n")).collect();
-        let shown = excerpt(&text, &[2, 4, 19, 400]);
-        let expected: Vec<String> = (1..=7)
-            .chain(16..=20)
-            .map(|n| format!("{}{n:5} | line {n}", if [2, 4, 19].contains(&n) { '>' } else { ' ' }))
-            .collect();
-        assert_eq!(shown.lines().filter(|line| *line != "    ...").collect::<Vec<_>>(), expected);
-        assert_eq!(shown.lines().nth(7), Some("    ..."));
-    }
-
-    #[test]
-    fn only_errors_of_this_file_are_marked() {
-        let log =
-            "k.cu(3): warning #177-D: x\nk.cu(7): error: y\nother.cu(9): error: z\nk.cu(12): catastrophic error: w";
-        assert_eq!(error_lines(log, "k.cu(", "):"), [7, 12]);
-        assert!(names_an_error(log) && !blames_assembly(log));
-        assert!(!names_an_error("ptxas info    : Compiling entry function 'error' for 'sm_90a'"));
-        assert!(blames_assembly("ptxas application ptx input, line 39; error   : Unknown modifier '.bar'"));
-    }
 }

@@ -29,7 +29,7 @@ impl Resources {
 ///
 /// An entry's lines start at `Compiling entry function 'NAME'` and run to the next such line; what lies between includes
 /// the device functions that were not inlined into it, whose spills are its spills.
-pub(super) fn entries(log: &str) -> Vec<(&str, Resources)> {
+pub fn entries(log: &str) -> Vec<(&str, Resources)> {
     let mut entries: Vec<(&str, Resources)> = Vec::new();
     for line in log.lines() {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
@@ -49,7 +49,7 @@ pub(super) fn entries(log: &str) -> Vec<(&str, Resources)> {
 }
 
 /// The log without the lines that differ from run to run, so that equal inputs give equal results.
-pub(super) fn without_times(log: &str) -> String {
+pub fn without_times(log: &str) -> String {
     let kept: Vec<&str> = log.lines().filter(|line| !line.contains("Compile time = ")).collect();
     kept.join("\n")
 }
@@ -69,46 +69,4 @@ fn number_before(line: &str, unit: &str) -> u32 {
 
 fn number_in(line: &str, before: &str, after: &str) -> u32 {
     line.split_once(before).map_or(0, |(_, rest)| number_before(rest, after))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LOG: &str = "\
-ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function 'second' for 'sm_90a'
-ptxas info    : Function properties for second
-ptxas         .     1280 bytes stack frame, 1948 bytes spill stores, 2508 bytes spill loads
-ptxas info    : Used 32 registers, used 1 barriers, 1440 bytes cumulative stack size, 1024 bytes smem, 368 bytes cmem[0]
-ptxas info    : Compile time = 219.972 ms
-ptxas info    : Function properties for _Z1fPfi
-ptxas         .     160 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
-ptxas info    : Compiling entry function 'first' for 'sm_90a'
-ptxas info    : Function properties for first
-ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 10 registers, used 0 barriers
-ptxas info    : Compile time = 3.056 ms";
-
-    #[test]
-    fn an_entry_owns_the_functions_called_from_it() {
-        let second =
-            Resources { registers: 32, shared_bytes: 1024, stack_bytes: 1440, spill_stores: 1952, spill_loads: 2516 };
-        let first = Resources { registers: 10, ..Resources::default() };
-        assert_eq!(entries(LOG), [("second", second), ("first", first)]);
-        assert!(second.spills() && !first.spills());
-    }
-
-    #[test]
-    fn times_are_dropped_and_nothing_else() {
-        let kept = without_times(LOG);
-        assert_eq!(kept.lines().count(), LOG.lines().count() - 2);
-        assert_eq!(entries(&kept), entries(LOG));
-    }
-
-    #[test]
-    fn a_log_of_another_shape_gives_no_entries() {
-        assert_eq!(entries(""), []);
-        assert_eq!(entries("Used 99999999999 registers, x bytes smem"), []);
-    }
 }

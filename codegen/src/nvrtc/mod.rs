@@ -7,10 +7,13 @@
 //! Every compilation passes `--fmad=false`: a product and a sum are contracted where the kernel says so and nowhere else,
 //! so that the text means the same here, in the simulator and under the host's compiler.
 
-mod cache;
-mod error;
+#[doc(hidden)]
+pub mod cache;
+#[doc(hidden)]
+pub mod error;
 mod find;
-mod log;
+#[doc(hidden)]
+pub mod log;
 mod sys;
 mod toolchain;
 
@@ -89,14 +92,23 @@ pub struct Compiler {
 impl Compiler {
     pub fn compile(&self, job: Job<'_>) -> Result<Compiled, NvrtcError> {
         let Job { source, arch, options } = job;
-        let arguments = toolchain::arguments(arch, options).join("\n");
-        let key = cache::Key::of(&[self.toolchain.identity(), &arguments, &source.name, &source.text]);
+        let key = self.cache_key(job);
         if let Some(cubin) = self.cache.load(key) {
             return Ok(Compiled { cubin, from_cache: true });
         }
         let cubin = self.toolchain.compile(source, arch, options)?;
         self.cache.store(key, &cubin);
         Ok(Compiled { cubin, from_cache: false })
+    }
+
+    /// The identity of a compilation, short: by this compiler, with these arguments, of this text.
+    pub fn key(&self, job: Job<'_>) -> u64 {
+        self.cache_key(job).short()
+    }
+
+    fn cache_key(&self, Job { source, arch, options }: Job<'_>) -> cache::Key {
+        let arguments = toolchain::arguments(arch, options).join("\n");
+        cache::Key::of(&[self.toolchain.identity(), &arguments, &source.name, &source.text])
     }
 
     /// Compiles all of them on all cores. Results come in the jobs' order, and every failure is reported, not the first.

@@ -20,7 +20,8 @@ pub struct Version {
 impl Version {
     /// The option that switches NVRTC's own cache off, in the versions that have one. What comes from that cache has no log, and so
     /// no registers and spills.
-    fn without_its_cache(self) -> Option<&'static str> {
+    #[doc(hidden)]
+    pub fn without_its_cache(self) -> Option<&'static str> {
         (self >= Version { major: 12, minor: 9 }).then_some("--no-cache")
     }
 }
@@ -171,18 +172,4 @@ fn ptx(source: &Source, bytes: Vec<u8>, log: &str) -> Result<Cubin, NvrtcError> 
         return Err(NvrtcError::NoEntry { kernel: source.name.clone(), found: "none of that name".to_owned() });
     }
     Ok(Cubin { bytes, resources: Resources::default(), log: log::without_times(log) })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_versions_that_have_a_cache_are_told_to_leave_it() {
-        let option = |major, minor| Version { major, minor }.without_its_cache();
-        assert_eq!(
-            [option(11, 8), option(12, 8), option(12, 9), option(13, 0)],
-            [None, None, Some("--no-cache"), Some("--no-cache")]
-        );
-    }
 }

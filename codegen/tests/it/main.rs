@@ -7,6 +7,7 @@ mod support;
 
 mod cpu_lowering;
 mod cuda_refusals;
+mod gpus;
 mod intrinsics;
 mod kernel_snapshots;
 mod kernels_attention;
@@ -25,4 +26,7 @@ mod kernels_repack;
 mod kernels_rows;
 mod kernels_run;
 mod kernels_sample;
+mod launch_arguments;
 mod nvrtc;
+mod nvrtc_parts;
+mod planes;

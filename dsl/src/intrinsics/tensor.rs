@@ -124,53 +124,70 @@ ldmatrix_rows! {
     "template <class T, class I> inline U32x4 ldmatrix_x4_trans(const T* tile, I index) { return ldmatrix_exchange(*(const U32x4*)(tile + index), 4, true); }"
 }
 
-/// The four (row, column) of a lane's accumulator.
-fn accumulator_places(lane: usize) -> [(usize, usize); 4] {
-    let (g, t) = (lane / 4, lane % 4);
-    [(g, 2 * t), (g, 2 * t + 1), (g + 8, 2 * t), (g + 8, 2 * t + 1)]
+/// Most values of k that one product has.
+const MOST_DEPTH: usize = 32;
+
+/// Row `line` of A, or column `line` of B: eight words, gathered from those of all lanes. `value` takes a part of one.
+#[inline(always)]
+fn operand<V: Copy + Default, const PER_WORD: usize>(
+    lanes: &[[u32; LANE_WORDS]; 32],
+    a: bool,
+    line: usize,
+    value: impl Fn(u32, usize) -> V + Copy,
+) -> [V; MOST_DEPTH] {
+    let mut values = [V::default(); MOST_DEPTH];
+    for (number, values) in values[..8 * PER_WORD].chunks_exact_mut(PER_WORD).enumerate() {
+        let (half, t) = (number / 4, number % 4);
+        let word = if a { lanes[line % 8 * 4 + t][2 * half + line / 8] } else { lanes[line * 4 + t][4 + half] };
+        for (part, out) in values.iter_mut().enumerate() {
+            *out = value(word, part);
+        }
+    }
+    values
 }
 
-/// The word, among all lanes', that holds element (row, k) of A or (k, column) of B, and where in it.
-fn operand<const PER_WORD: usize>(lanes: &[[u32; LANE_WORDS]; 32], a: bool, line: usize, k: usize) -> (u32, usize) {
-    let half = k / (4 * PER_WORD);
-    let t = k % (4 * PER_WORD) / PER_WORD;
-    let (lane, word) = if a { (line % 8 * 4 + t, 2 * half + line / 8) } else { (line * 4 + t, 4 + half) };
-    (lanes[lane][word], k % PER_WORD)
-}
-
+/// Each sum takes its products in the order of k. The four of a lane are taken together, since each waits for its last addition.
 #[track_caller]
-fn mma<S: Copy, const PER_WORD: usize>(
+fn mma<S: Copy, V: Copy + Default, const PER_WORD: usize>(
     operation: &'static str,
     a: U32x4,
     b: U32x2,
-    sums: [S; 4],
-    add: impl Fn(S, (u32, usize), (u32, usize)) -> S,
+    mut sums: [S; 4],
+    value: impl Fn(u32, usize) -> V + Copy,
+    add: impl Fn(S, V, V) -> S,
 ) -> [S; 4] {
     let thread = Thread::current();
-    let places = accumulator_places(thread.lane());
+    let (g, t) = (thread.lane() / 4, thread.lane() % 4);
     thread.warp_collective(operation, thread.line(), &[a.x, a.y, a.z, a.w, b.x, b.y], |lanes| {
-        std::array::from_fn(|i| {
-            let (row, column) = places[i];
-            (0..8 * PER_WORD).fold(sums[i], |sum, k| {
-                add(sum, operand::<PER_WORD>(lanes, true, row, k), operand::<PER_WORD>(lanes, false, column, k))
-            })
-        })
+        let rows = [g, g + 8].map(|row| operand::<V, PER_WORD>(lanes, true, row, value));
+        let columns = [2 * t, 2 * t + 1].map(|column| operand::<V, PER_WORD>(lanes, false, column, value));
+        for k in 0..8 * PER_WORD {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                *sum = add(*sum, rows[i / 2][k], columns[i % 2][k]);
+            }
+        }
+        sums
     })
 }
 
-fn float_mma(sums: [f32; 4], product: impl FnOnce([f32; 4]) -> [f32; 4]) -> F32x4 {
-    let [x, y, z, w] = product(sums);
+/// The product of two such floats is exact in f32: it does not matter whether it is rounded before the sum.
+#[track_caller]
+fn float_mma(operation: &'static str, a: U32x4, b: U32x2, c: F32x4, float: impl Fn(u16) -> f32 + Copy) -> F32x4 {
+    let value = |word: u32, half: usize| float((word >> (16 * half)) as u16);
+    let [x, y, z, w] = mma::<f32, f32, 2>(operation, a, b, [c.x, c.y, c.z, c.w], value, |sum, a, b| sum + a * b);
     F32x4 { x, y, z, w }
+}
+
+/// A signed byte of a word.
+fn signed_byte(word: u32, byte: usize) -> i32 {
+    i32::from((word >> (8 * byte)) as i8)
 }
 
 intrinsic! {
     /// `c + a · b`: 16 x 16 times 16 x 8 of bf16, summed in f32. The GPU's order of additions is not specified: the last
     /// bits differ.
     Warp fn mma_m16n8k16_bf16(a: U32x4, b: U32x2, c: F32x4) -> F32x4 {
-        let value = |(word, half): (u32, usize)| BF16::from_bits((word >> (16 * half)) as u16).to_f32();
-        float_mma([c.x, c.y, c.z, c.w], |sums| {
-            mma::<f32, 2>("mma_m16n8k16_bf16", a, b, sums, |sum, a, b| value(a).mul_add(value(b), sum))
-        })
+        float_mma("mma_m16n8k16_bf16", a, b, c, |bits| BF16::from_bits(bits).to_f32())
     }
     cuda "
     F32x4 d;
@@ -183,10 +200,7 @@ intrinsic! {
 intrinsic! {
     /// `c + a · b`: 16 x 16 times 16 x 8 of f16, summed in f32. The GPU's order of additions is not specified.
     Warp fn mma_m16n8k16_f16(a: U32x4, b: U32x2, c: F32x4) -> F32x4 {
-        let value = |(word, half): (u32, usize)| F16::from_bits((word >> (16 * half)) as u16).to_f32();
-        float_mma([c.x, c.y, c.z, c.w], |sums| {
-            mma::<f32, 2>("mma_m16n8k16_f16", a, b, sums, |sum, a, b| value(a).mul_add(value(b), sum))
-        })
+        float_mma("mma_m16n8k16_f16", a, b, c, |bits| F16::from_bits(bits).to_f32())
     }
     cuda "
     F32x4 d;
@@ -199,12 +213,11 @@ intrinsic! {
 intrinsic! {
     /// `c + a · b`: 16 x 16 times 16 x 8 of signed bytes, summed in i32, exactly. A's words are rows `g` and `g + 8`, B's is column `g`.
     Warp fn mma_m16n8k16_s8(a: U32x2, b: u32, c: I32x4) -> I32x4 {
-        let value = |(word, byte): (u32, usize)| i32::from((word >> (8 * byte)) as i8);
         // The second half of k, of which there is none, is zeros.
         let (a, b) = (U32x4 { x: a.x, y: a.y, z: 0, w: 0 }, U32x2 { x: b, y: 0 });
-        let [x, y, z, w] = mma::<i32, 4>("mma_m16n8k16_s8", a, b, [c.x, c.y, c.z, c.w], |sum, a, b| {
-            sum.wrapping_add(value(a) * value(b))
-        });
+        let sums = [c.x, c.y, c.z, c.w];
+        let [x, y, z, w] =
+            mma::<i32, i32, 4>("mma_m16n8k16_s8", a, b, sums, signed_byte, |sum, a, b| sum.wrapping_add(a * b));
         I32x4 { x, y, z, w }
     }
     cuda "
@@ -218,10 +231,9 @@ intrinsic! {
 intrinsic! {
     /// `c + a · b`: 16 x 32 times 32 x 8 of signed bytes, summed in i32, exactly.
     Warp fn mma_m16n8k32_s8(a: U32x4, b: U32x2, c: I32x4) -> I32x4 {
-        let value = |(word, byte): (u32, usize)| i32::from((word >> (8 * byte)) as i8);
         let sums = [c.x, c.y, c.z, c.w];
         let [x, y, z, w] =
-            mma::<i32, 4>("mma_m16n8k32_s8", a, b, sums, |sum, a, b| sum.wrapping_add(value(a) * value(b)));
+            mma::<i32, i32, 4>("mma_m16n8k32_s8", a, b, sums, signed_byte, |sum, a, b| sum.wrapping_add(a * b));
         I32x4 { x, y, z, w }
     }
     cuda "

@@ -161,9 +161,10 @@ fn butterfly<T: Word>(mut values: [T; 32], combine: fn(T, T) -> T) -> T {
 #[track_caller]
 fn reduce_warp<T: Word>(operation: &'static str, value: T, combine: fn(T, T) -> T) -> T {
     let thread = Thread::current();
-    thread.warp_collective(operation, thread.line(), &value.into_words()[..1], |lanes| {
-        butterfly(lanes.map(|words| T::from_words([words[0], 0, 0, 0])), combine)
-    })
+    let word = thread.warp_reduction(operation, thread.line(), value.into_words()[0], |lanes| {
+        butterfly(lanes.map(|words| T::from_words([words[0], 0, 0, 0])), combine).into_words()[0]
+    });
+    T::from_words([word, 0, 0, 0])
 }
 
 /// The sum over the warp's lanes, by a tree that every executor shares.

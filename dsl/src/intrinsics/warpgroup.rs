@@ -46,12 +46,19 @@ fn swizzled(at: usize) -> usize {
 fn accumulate(sums: &mut [f32], thread: &Thread, operands: &Operands) {
     let in_group = thread.index as usize % WARPGROUP;
     let (warp, g, t) = (in_group / 32, in_group % 32 / 4, in_group % 4);
-    let line = |values: &[f32], line: usize| -> [f32; DEPTH] { std::array::from_fn(|k| values[line * DEPTH + k]) };
+    fn line(values: &[f32], line: usize) -> &[f32; DEPTH] {
+        values[line * DEPTH..].first_chunk().expect("a whole line")
+    }
     let rows = [0, 8].map(|below| line(&operands.left, 16 * warp + g + below));
-    for (at, sum) in sums.iter_mut().enumerate() {
-        let right = line(&operands.right, at / 4 * 8 + 2 * t + at % 2);
-        // A product of two bf16 is exact in f32: it does not matter whether it is rounded before the sum.
-        *sum = rows[at / 2 % 2].iter().zip(right).fold(*sum, |sum, (a, b)| sum + a * b);
+    // Four sums together, since each waits for its last addition.
+    for (eight, sums) in sums.chunks_exact_mut(4).enumerate() {
+        let columns = [0, 1].map(|right| line(&operands.right, eight * 8 + 2 * t + right));
+        for k in 0..DEPTH {
+            for (at, sum) in sums.iter_mut().enumerate() {
+                // A product of two bf16 is exact in f32: it does not matter whether it is rounded before the sum.
+                *sum += rows[at / 2][k] * columns[at % 2][k];
+            }
+        }
     }
 }
 

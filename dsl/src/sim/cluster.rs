@@ -11,22 +11,14 @@ use super::mbarrier;
 use super::order::Order;
 use super::panics;
 use super::pending::{WARPGROUP, Warpgroup};
+use super::stacks::{self, ThreadStack};
 use super::thread::{Block, CURRENT, ClusterState, LANE_WORDS, Launch, Raised, Stop, StopScope, Thread, Warp};
-use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult};
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-/// Address space of a coroutine's stack; pages are committed as they are touched.
-const STACK_BYTES: usize = 256 * 1024;
-
-thread_local! {
-    /// Stacks of finished coroutines, for the next cluster.
-    static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
-}
-
-type GpuThread = Coroutine<(), Stop, (), DefaultStack>;
+type GpuThread = Coroutine<(), Stop, (), ThreadStack>;
 
 /// The error after a fault, which is stored in the launch.
 pub(crate) struct Faulted;
@@ -77,14 +69,8 @@ pub(crate) struct Cluster<'a> {
 
 impl Drop for Cluster<'_> {
     fn drop(&mut self) {
-        STACKS.with_borrow_mut(|pool| {
-            for coroutine in self.coroutines.drain(..) {
-                // A thread that is still suspended (after a fault) is unwound by its drop instead.
-                if coroutine.done() {
-                    pool.push(coroutine.into_stack());
-                }
-            }
-        });
+        // A thread that is still suspended (after a fault) is unwound by its drop instead.
+        stacks::put_back(self.coroutines.drain(..).filter(GpuThread::done).map(GpuThread::into_stack));
         self.states.clear();
         if let Some(state) = self.state.take() {
             self.launch.spare.borrow_mut().push(state.shared);
@@ -102,7 +88,9 @@ fn block(launch: &Launch<'_>, first: [u32; 3], rank: u32, cluster: *const Cluste
         rank,
         cluster,
         released: Cell::new(false),
-        warps: (0..threads / 32).map(|_| Warp { words: RefCell::new([[[0; LANE_WORDS]; 32]; 2]) }).collect(),
+        warps: (0..threads / 32)
+            .map(|_| Warp { words: RefCell::new([[[0; LANE_WORDS]; 32]; 2]), result: Cell::new((0, 0)) })
+            .collect(),
         warpgroups: (0..threads.div_ceil(WARPGROUP)).map(|_| Warpgroup::default()).collect(),
         proxy_fences: vec![Cell::new(0); threads],
         mbarriers: RefCell::default(),
@@ -114,9 +102,7 @@ fn block(launch: &Launch<'_>, first: [u32; 3], rank: u32, cluster: *const Cluste
 
 #[allow(unsafe_code)]
 fn coroutine(state: &Thread, program: Program<'_>) -> GpuThread {
-    let stack = STACKS
-        .with_borrow_mut(Vec::pop)
-        .unwrap_or_else(|| DefaultStack::new(STACK_BYTES).expect("address space for a coroutine's stack"));
+    let stack = stacks::take();
     let state: *const Thread = state;
     // SAFETY: the coroutine borrows `state` and `program`, both of which outlive it: a cluster drops its coroutines first.
     unsafe {
@@ -287,6 +273,9 @@ impl<'a> Cluster<'a> {
 
     /// Whole warps that met at a barrier know what any of them did and knew. The other threads of the block took no part in it.
     fn gather_knowledge(&self, part: std::ops::Range<usize>) {
+        if !self.launch.checks {
+            return;
+        }
         let now = self.launch.tick();
         let mut all = Known::default();
         for state in &self.states[part.clone()] {

@@ -1,34 +1,60 @@
-//! The compile-time parameters that the threads of a launch ask for, found by the addresses of their names.
+//! The compile-time parameters that the threads of a launch ask for.
 //!
-//! Every call of a device function asks for all of its own. Comparing the names' texts each time took a third of a simulated launch.
+//! Every call of a device function asks for all of its own. Comparing the names' texts each time took a third of a simulated launch, finding them
+//! by address one by one a tenth. So the names of a function have a number, and a launch keeps their values under it.
 
 use crate::values::{ConstantValue, Values};
-use std::cell::Cell;
+use std::cell::RefCell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A power of two, several times as many as a kernel and its device functions have.
-const PLACES: usize = 64;
+/// The names of a function's compile-time parameters.
+pub struct ConstantNames {
+    names: &'static [&'static str],
+    /// Given at the first use.
+    number: OnceLock<usize>,
+}
 
-/// What was asked for last at each place. Two names that share a place cost time, and give no wrong value.
-pub(crate) struct Constants([Cell<Option<(&'static str, ConstantValue)>>; PLACES]);
+impl ConstantNames {
+    pub const fn new(names: &'static [&'static str]) -> Self {
+        Self { names, number: OnceLock::new() }
+    }
 
-impl Default for Constants {
-    fn default() -> Self {
-        Self([const { Cell::new(None) }; PLACES])
+    #[inline]
+    fn number(&self) -> usize {
+        static GIVEN: AtomicUsize = AtomicUsize::new(0);
+        *self.number.get_or_init(|| GIVEN.fetch_add(1, Ordering::Relaxed))
     }
 }
 
+/// The values of a launch's instance, by the number of their names; empty for those that nobody asked for.
+#[derive(Default)]
+pub(crate) struct Constants(RefCell<Vec<Box<[ConstantValue]>>>);
+
 impl Constants {
-    /// The constant `name` of the launch's instance. One name has several addresses where several crates spell it.
     #[inline]
-    pub fn value(&self, values: &Values, name: &'static str) -> ConstantValue {
-        let place = &self.0[(name.as_ptr() as usize).wrapping_mul(0x9e37_79b9) >> 8 & (PLACES - 1)];
-        match place.get() {
-            Some((known, value)) if std::ptr::eq(known, name) => value,
-            _ => {
-                let value = values.value(name);
-                place.set(Some((name, value)));
-                value
+    pub fn read(&self, values: &Values, names: &ConstantNames, into: &mut [ConstantValue]) {
+        let number = names.number();
+        if let Some(known) = self.0.borrow().get(number)
+            && known.len() == into.len()
+        {
+            // A loop, since most functions have too few for a call of memcpy.
+            for (value, known) in into.iter_mut().zip(known) {
+                *value = *known;
             }
+            return;
         }
+        self.find(values, names, into);
+    }
+
+    #[cold]
+    fn find(&self, values: &Values, names: &ConstantNames, into: &mut [ConstantValue]) {
+        let found: Box<[ConstantValue]> = names.names.iter().map(|name| values.value(name)).collect();
+        into.copy_from_slice(&found);
+        let (number, mut all) = (names.number(), self.0.borrow_mut());
+        if all.len() <= number {
+            all.resize_with(number + 1, Default::default);
+        }
+        all[number] = found;
     }
 }

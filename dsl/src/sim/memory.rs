@@ -10,6 +10,7 @@ use super::shadow::Touch;
 use super::thread::Thread;
 use crate::definition::Access;
 use crate::elements::Element;
+use smallvec::SmallVec;
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
@@ -353,11 +354,11 @@ macro_rules! writable {
 writable!(Output InOut Shared);
 
 /// An array in registers: `let mut acc = regs(0.0f32, N);`. `T acc[N]` in CUDA.
-pub struct Regs<T>(Vec<T>);
+pub struct Regs<T>(SmallVec<[T; 8]>);
 
 /// `len` registers that start as `value`.
 pub fn regs<T: Copy>(value: T, len: u32) -> Regs<T> {
-    Regs(vec![value; len as usize])
+    Regs(SmallVec::from_elem(value, len as usize))
 }
 
 impl<T> Regs<T> {
@@ -365,17 +366,22 @@ impl<T> Regs<T> {
         &mut self.0
     }
 
+    #[inline]
     #[track_caller]
     fn slot(&self, index: i64) -> usize {
         match usize::try_from(index) {
             Ok(at) if at < self.0.len() => at,
-            _ => {
-                let thread = Thread::current();
-                let message = format!("register {index} of an array of {}", self.0.len());
-                thread.raise(FaultKind::OutOfBounds, thread.line(), message)
-            }
+            _ => no_register(index, self.0.len()),
         }
     }
+}
+
+#[cold]
+#[track_caller]
+fn no_register(index: i64, len: usize) -> ! {
+    let thread = Thread::current();
+    let message = format!("register {index} of an array of {len}");
+    thread.raise(FaultKind::OutOfBounds, thread.line(), message)
 }
 
 impl<T, I: KernelIndex> Index<I> for Regs<T> {

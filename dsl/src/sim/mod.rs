@@ -23,10 +23,13 @@ pub(crate) mod pending;
 pub(crate) mod region;
 pub(crate) mod shadow;
 mod slots;
+mod stacks;
 mod stream;
 pub(crate) mod thread;
 
 pub use chain::{ChainStep, Interleaving, launch_chain};
+#[doc(hidden)]
+pub use constants::ConstantNames;
 pub use fault::{Fault, FaultKind};
 pub(crate) use launch::launch_host;
 pub use launch::{Arg, LaunchError, Options, launch};
@@ -39,7 +42,7 @@ pub use slots::slot;
 
 #[doc(hidden)]
 pub use crate::passing::FromSlot;
-pub use crate::passing::{Arguments, FromArgument, SlotArguments, SlotValue, Value, Word4};
+pub use crate::passing::{Arguments, FromArgument, SlotArguments, SlotValue, Value, Word4, Words};
 
 use crate::elements::{Element, ElementType};
 use crate::passing::LaunchValues;
@@ -78,15 +81,26 @@ handle_arguments!(Weights Input Output InOut);
 
 // ---- what the expansion of a kernel calls -----------------------------------------------------------------------
 
+/// The values of a function's compile-time parameters in the instance that runs.
 #[doc(hidden)]
-pub fn constant<T: Constant>(name: &'static str) -> T {
-    of_type(running_constant(name), name)
+#[inline]
+pub fn constants<const N: usize>(names: &ConstantNames) -> [ConstantValue; N] {
+    let mut values = [ConstantValue::Bool(false); N];
+    read_constants(names, &mut values);
+    values
 }
 
 /// Not generic, so that it is compiled here, where it is optimised.
-fn running_constant(name: &'static str) -> ConstantValue {
+fn read_constants(names: &ConstantNames, into: &mut [ConstantValue]) {
     let launch = Thread::current().launch();
-    launch.constants.value(launch.values(), name)
+    launch.constants.read(launch.values(), names, into);
+}
+
+/// One of them as its type, which the instance has checked.
+#[doc(hidden)]
+#[inline]
+pub fn constant<T: Constant>(value: ConstantValue, name: &str) -> T {
+    of_type(value, name)
 }
 
 #[doc(hidden)]

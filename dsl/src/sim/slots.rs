@@ -3,7 +3,7 @@
 use super::memory::{InOut, Input, Output, Weights};
 use super::thread::Thread;
 use crate::elements::Element;
-use crate::passing::{FromArgument, FromSlot, SlotArguments, SlotValue, Word4};
+use crate::passing::{FromArgument, FromSlot, SlotArguments, SlotValue, Word4, Words};
 use std::cell::Cell;
 
 macro_rules! from_slot_handles {
@@ -18,8 +18,11 @@ from_slot_handles!(Weights Input Output InOut);
 
 /// Calls what fills a slot.
 #[doc(hidden)]
-#[track_caller]
-pub fn slot<T: SlotValue>(number: usize, mut values: Vec<Word4>) -> T {
+pub fn slot<T: SlotValue>(number: usize, values: Words) -> T {
+    T::from_words(call(number, values).0)
+}
+
+fn call(number: usize, Words(mut values): Words) -> Word4 {
     let launch = Thread::current().launch();
     let fill = &launch.instance.fills()[number];
     for (function, &first) in fill.functions.iter().zip(&fill.extra) {
@@ -27,5 +30,5 @@ pub fn slot<T: SlotValue>(number: usize, mut values: Vec<Word4>) -> T {
         let result = call(&SlotArguments { values: &values, launch, first, taken: Cell::new(0) });
         values[0] = result;
     }
-    T::from_words(values[0].0)
+    values[0]
 }

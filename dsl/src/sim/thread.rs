@@ -145,6 +145,8 @@ pub(crate) struct Block {
 
 pub(crate) struct Warp {
     pub words: RefCell<[Lanes; 2]>,
+    /// (number of the collective, its result), of collectives with one for all lanes
+    pub result: Cell<(u32, u32)>,
 }
 
 /// State of one GPU thread.
@@ -327,9 +329,12 @@ impl Thread {
         }
     }
 
-    /// What the thread did until now, and knows of others: what a release publishes.
+    /// What the thread did until now, and knows of others: what a release publishes. Nothing, where no accesses are checked.
     pub fn knowledge(&self) -> Known {
         let (launch, block) = (self.launch(), self.block());
+        if !launch.checks {
+            return Known::default();
+        }
         // What the thread does from now on is later.
         let now = launch.tick();
         let mut all = self.known.borrow().as_deref().cloned().unwrap_or_default();
@@ -345,6 +350,9 @@ impl Thread {
 
     /// Publishes at a counter what the thread did and knows.
     pub fn releases(&self, counter: usize) {
+        if !self.launch().checks {
+            return;
+        }
         let known = self.knowledge();
         self.launch().published.borrow_mut().entry(counter).or_default().join(&known);
     }
@@ -358,6 +366,9 @@ impl Thread {
 
     /// Takes over what another knows.
     pub fn learns(&self, known: &Known) {
+        if !self.launch().checks {
+            return;
+        }
         let mut own = self.known.borrow_mut();
         let mut all = own.as_deref().cloned().unwrap_or_default();
         all.join(known);
@@ -451,6 +462,25 @@ impl Thread {
         warp.words.borrow_mut()[turn as usize % 2][self.lane()][..words.len()].copy_from_slice(words);
         self.suspend(Stop { scope: StopScope::Warp { orders_memory: false }, operation, line });
         see(&warp.words.borrow()[turn as usize % 2])
+    }
+
+    /// All lanes bring a word, wait for each other, and get one result.
+    pub fn warp_reduction(
+        &self,
+        operation: &'static str,
+        line: Line,
+        word: u32,
+        see: impl FnOnce(&Lanes) -> u32,
+    ) -> u32 {
+        // Numbered from one: a warp that has reduced nothing has the result zero of collective zero.
+        let turn = self.warp_collectives.get() + 1;
+        let result = &self.block().warps[self.index as usize / 32].result;
+        self.warp_collective(operation, line, &[word], |lanes| {
+            if result.get().0 != turn {
+                result.set((turn, see(lanes)));
+            }
+            result.get().1
+        })
     }
 
     /// All threads bring a word, wait for each other, and get one result. Orders memory like a barrier.

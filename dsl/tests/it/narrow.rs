@@ -106,3 +106,16 @@ fn floats_are_packed_to_the_nearest() {
         .expect("out", expected, Bound::Exact)
         .assert();
 }
+
+#[test]
+fn every_half_has_the_value_that_ieee_gives_it() {
+    for bits in 0..=u16::MAX {
+        let pairs = [
+            (F16::from_bits(bits).to_f32(), half::f16::from_bits(bits).to_f32()),
+            (BF16::from_bits(bits).to_f32(), half::bf16::from_bits(bits).to_f32()),
+        ];
+        for (ours, expected) in pairs {
+            assert!(ours.to_bits() == expected.to_bits() || ours.is_nan() && expected.is_nan(), "{bits:#x}: {ours}");
+        }
+    }
+}

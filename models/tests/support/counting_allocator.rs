@@ -1,10 +1,12 @@
 //! An allocator that knows how much its thread holds, for tests that bound what hostile input can make a reader allocate.
 //!
 //! A test binary takes it in with `#[path] mod` and sets it as its `#[global_allocator]`. Counts are per thread, so that
-//! tests running side by side do not see each other; memory freed on another thread than its own is counted wrong.
+//! tests running side by side do not see each other; memory freed on another thread than its own is counted wrong. While nobody
+//! measures, nothing is counted: test binaries are not optimised, and all their allocations come here.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub struct CountingAllocator;
 
@@ -13,8 +15,27 @@ thread_local! {
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
 
+/// Calls of [`peak_during`] that have not ended, on any thread.
+static MEASURING: AtomicUsize = AtomicUsize::new(0);
+
+struct Measurement;
+
+impl Measurement {
+    fn start() -> Measurement {
+        MEASURING.fetch_add(1, Ordering::Relaxed);
+        Measurement
+    }
+}
+
+impl Drop for Measurement {
+    fn drop(&mut self) {
+        MEASURING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// What `work` returns, and the most bytes it held at a time beyond what was held before.
 pub fn peak_during<R>(work: impl FnOnce() -> R) -> (R, usize) {
+    let _measurement = Measurement::start();
     let before = HELD.get();
     PEAK.set(before);
     let result = work();
@@ -22,6 +43,9 @@ pub fn peak_during<R>(work: impl FnOnce() -> R) -> (R, usize) {
 }
 
 fn count(change: isize) {
+    if MEASURING.load(Ordering::Relaxed) == 0 {
+        return;
+    }
     // A thread that is being torn down has no counters any more, and nothing to measure.
     let _ = HELD.try_with(|held| {
         held.set(held.get() + change);

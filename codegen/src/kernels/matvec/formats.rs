@@ -412,21 +412,3 @@ pub fn side_arguments<M>(dtype: DType, plane: impl Fn(&'static str) -> M) -> Fil
         DType::IQ4XS => side_iq4_xs::Arguments { scales: scales(), supers: supers() }.into(),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::kernels::planes::planes;
-
-    /// A type's planes besides `codes` are what its side function takes, each once.
-    #[test]
-    fn side_functions_take_the_planes_of_their_type() {
-        for dtype in DType::ALL.iter().copied() {
-            let filled: Filled<&str> = side_arguments(dtype, |plane| plane);
-            assert_eq!(filled.function, format(dtype).side, "{dtype}");
-            let params: Vec<_> = filled.function.params[1..].iter().map(|param| param.name).collect();
-            let planes: Vec<_> = planes(dtype).iter().skip(1).map(|plane| plane.name).collect();
-            assert_eq!(params, planes, "{dtype}");
-        }
-    }
-}

@@ -123,9 +123,17 @@ fn rust_function(item: &ItemFn, constants: &[super::function::Constant], slots: 
             name.mutability.get_or_insert_with(|| syn::Token![mut](name.ident.span()));
         }
     }
-    let bindings = constants.iter().map(|constant| {
+    let names = constants.iter().map(|constant| constant.name.to_string());
+    let count = constants.len();
+    let values = (count > 0).then(|| {
+        quote! {
+            static __NAMES: ::gemma4c_dsl::sim::ConstantNames = ::gemma4c_dsl::sim::ConstantNames::new(&[#(#names),*]);
+            let __values = ::gemma4c_dsl::sim::constants::<#count>(&__NAMES);
+        }
+    });
+    let bindings = constants.iter().enumerate().map(|(index, constant)| {
         let (name, ty, text) = (&constant.name, &constant.rust, constant.name.to_string());
-        quote!(let #name: #ty = ::gemma4c_dsl::sim::constant(#text);)
+        quote!(let #name: #ty = ::gemma4c_dsl::sim::constant(__values[#index], #text);)
     });
     let (closures, parameters) = match slots {
         Slots::Closures(slots) => (slots, [].as_slice()),
@@ -141,7 +149,7 @@ fn rust_function(item: &ItemFn, constants: &[super::function::Constant], slots: 
         let types: Vec<_> = slot.params.iter().map(|(_, ty)| ty).collect();
         quote! {
             let #name = |#(#names: #types),*| -> #output {
-                let mut __words = ::std::vec::Vec::with_capacity(0 #(+ <#types as ::gemma4c_dsl::sim::Value>::WORDS)*);
+                let mut __words = ::gemma4c_dsl::sim::Words::default();
                 #(::gemma4c_dsl::sim::Value::put(#names, &mut __words);)*
                 ::gemma4c_dsl::sim::slot(#number, __words)
             };
@@ -153,6 +161,7 @@ fn rust_function(item: &ItemFn, constants: &[super::function::Constant], slots: 
         // The language is smaller than Rust: advice to write what it does not have would mislead.
         #[allow(non_snake_case, unused_variables, unused_mut, clippy::style, clippy::complexity, clippy::erasing_op)]
         #vis #sig {
+            #values
             #(#bindings)*
             #(#closures)*
             #(#statements)*

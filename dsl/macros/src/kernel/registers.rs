@@ -71,7 +71,7 @@ fn items(item: &ItemStruct, errors: &Errors) -> TokenStream {
             const ZERO: Self = Self { #(#fields: <#field_types as ::gemma4c_dsl::sim::Value>::ZERO),* };
             const WORDS: usize = 0 #(+ <#field_types as ::gemma4c_dsl::sim::Value>::WORDS)*;
 
-            fn put(self, words: &mut ::std::vec::Vec<::gemma4c_dsl::sim::Word4>) {
+            fn put(self, words: &mut ::gemma4c_dsl::sim::Words) {
                 #(::gemma4c_dsl::sim::Value::put(self.#fields, words);)*
             }
 
