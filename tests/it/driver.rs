@@ -212,7 +212,7 @@ fn two_plans_share_a_gpu() {
 #[test]
 fn weights_in_the_plan_are_copied_as_they_are() {
     let Some(place) = place() else { return };
-    place.ok("compile model.gguf -o whole.bin --target cuda --arch sm_90a --ctx 256 --chunk 48 --embed-weights");
+    place.ok("compile model.gguf -o whole.bin --target cuda --arch sm_90a --ctx 256 --chunk 48 --bf16-copies --embed-weights");
     let plan: serde_json::Value = serde_json::from_str(&place.ok("inspect whole.bin --json")).unwrap();
     let weights = plan["embedded"]["bytes"].as_u64().unwrap();
     assert!(weights < plan["memory"]["weights"].as_u64().unwrap(), "copies in bf16 are not in the file");
@@ -240,7 +240,7 @@ fn weights_in_the_plan_are_copied_as_they_are() {
 fn tables_on_the_host_come_from_the_plan_as_well() {
     let Some(place) = place() else { return };
     let line = "compile model.gguf --target cuda --arch sm_90a --ctx 256 --chunk 48";
-    place.ok(&format!("{line} -o small.bin --disable-pass bf16-copies"));
+    place.ok(&format!("{line} -o small.bin"));
     let memory = |plan: &str| -> serde_json::Value {
         let shown: serde_json::Value = serde_json::from_str(&place.ok(&format!("inspect {plan} --json"))).unwrap();
         shown["memory"].clone()

@@ -131,7 +131,7 @@ fn a_plan_for_gpus_computes_the_same_with_its_weights() {
     assert!(shown.contains("as the GPU's memory holds them"), "{shown}");
     let json: serde_json::Value = serde_json::from_str(&place.ok("inspect whole.bin --json")).unwrap();
     assert_eq!(json["embedded"]["form"], "regions");
-    assert!(json["embedded"]["bytes"].as_u64() < json["memory"]["weights"].as_u64(), "copies are made on the device");
+    assert!(json["embedded"]["bytes"].as_u64() <= json["memory"]["weights"].as_u64());
     let plain: serde_json::Value = serde_json::from_str(&place.ok("inspect plan.bin --json")).unwrap();
     assert!(plain["embedded"].is_null());
     assert!(place.ok("diff plan.bin whole.bin").contains("in the model file -> in the plan"));

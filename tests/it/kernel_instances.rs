@@ -368,7 +368,7 @@ fn what_a_users_plan_launches_is_in_the_list() {
     lowered_as.extend(SIZES.map(|preset| (preset, DType::Q8_0, LowerOptions::default())));
     lowered_as.extend(SIZES.map(|preset| (preset, DType::Q4_0, LowerOptions::default())));
     lowered_as.push((Preset::E4b, DType::Q4_0, LowerOptions { context: Some(131_072), ..LowerOptions::default() }));
-    lowered_as.push((Preset::Moe26bA4b, DType::Q4_0, LowerOptions::default().without(&["bf16-copies"])));
+    lowered_as.push((Preset::Moe26bA4b, DType::Q4_0, LowerOptions::default().with_copies()));
     let mut before = None;
     for (preset, dtype, lowered_as) in lowered_as {
         if before.replace((preset, dtype)) != Some((preset, dtype)) {

