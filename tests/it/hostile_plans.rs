@@ -147,6 +147,8 @@ fn mutate_op(op: &mut Op, random: &mut Random, weights: u64) {
     match op {
         Op::Gather { table: weight } | Op::MatMul { weight } | Op::MulWeight { weight } => *weight = other_weight,
         Op::AddWeight { weight } | Op::AtLeast { weight } | Op::AtMost { weight } => *weight = other_weight,
+        Op::TokenMatMul { weight } => *weight = other_weight,
+        Op::Hidden { width: number } | Op::Candidates { each: number } => *number = another(random, *number),
         Op::AddConstant { term } => *term = another_f32(random),
         Op::Patches { width: number } | Op::GridMean { side: number } | Op::FullAttention { heads: number } => {
             *number = another(random, *number);
@@ -177,9 +179,9 @@ fn mutate_op(op: &mut Op, random: &mut Random, weights: u64) {
             1 => *base = another_f32(random),
             _ => *factors = [None, Some(other_weight)][random.below(2) as usize],
         },
-        Op::KvAppend { cache } => *cache = random.below(5) as u32,
-        Op::Attention { heads } | Op::AttentionAhead { heads } => *heads = another(random, *heads),
-        Op::Tokens | Op::TakeAsked | Op::PlaceSoft | Op::SubMean | Op::Add | Op::Mul | Op::Gelu => {
+        Op::KvAppend { cache } | Op::BorrowKv { cache } => *cache = random.below(5) as u32,
+        Op::Attention { heads } | Op::AttentionAhead { heads } | Op::AttentionBefore { heads } => *heads = another(random, *heads),
+        Op::Concat | Op::SpreadTokens | Op::Tokens | Op::TakeAsked | Op::PlaceSoft | Op::SubMean | Op::Add | Op::Mul | Op::Gelu => {
             let others = [Op::Add, Op::Mul, Op::Gelu, Op::TakeAsked, Op::PlaceSoft, Op::Scale { factor: 2.0 }];
             *op = others[random.below(6) as usize];
         }

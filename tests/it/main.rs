@@ -21,6 +21,7 @@ mod compile_cuda;
 mod config;
 mod demo;
 mod diff;
+mod draft;
 mod driver;
 mod edges;
 mod embed;

@@ -403,6 +403,7 @@ fn compare(recipe: &Recipe) -> Result<(), String> {
         sampling: Sampling::default(),
         embedded: None,
         towers: Vec::new(),
+        drafter: None,
         report: String::new(),
     };
     let tokens: Vec<u32> = (0..CHUNK + 3).map(|i| (i * 29 + 5) % VOCABULARY).collect();

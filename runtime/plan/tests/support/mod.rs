@@ -153,6 +153,7 @@ pub fn cpu_plan() -> Plan {
         sampling: Sampling::default(),
         embedded: None,
         towers: Vec::new(),
+        drafter: None,
         report: "graph: by hand\n".into(),
     }
 }
