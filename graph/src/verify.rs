@@ -26,7 +26,9 @@ pub enum VerifyError {
     Type { node: String, source: TypeError },
     #[error("node {node} is declared as {found}, but its operation gives {expected}")]
     WrongType { node: String, expected: Type, found: Type },
-    #[error("node {node} reads the cache of layer {layer}, which only attention may, and a borrowed one only attention to what lies before")]
+    #[error(
+        "node {node} reads the cache of layer {layer}, which only attention may, and a borrowed one only attention to what lies before"
+    )]
     CacheRead { node: String, layer: u32 },
     #[error("the cache of layer {layer} is appended to or borrowed {times} times in one pass, not once")]
     Appends { layer: u32, times: usize },

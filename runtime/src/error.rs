@@ -86,6 +86,8 @@ pub enum RuntimeError {
     NoDrafter,
     #[error("drafts are made and verified on the CPU so far: use --device cpu")]
     DraftsOnCpu,
+    #[error("the plan computes one row a pass, and drafts are verified several at once: compile with a larger --chunk")]
+    NoRoomToVerify,
     #[error("a draft needs at least one token before the one it follows, and its logits asked for")]
     NothingToDraftFrom,
     #[error("the logits are not numbers, so no token can be picked")]

@@ -15,10 +15,13 @@ use crate::{ModelLocation, RuntimeError};
 pub use draft::{Draft, MOST_DRAFTS};
 pub use generate::{End, Request};
 pub use media::{Patches, Soft};
+pub use speculate::{Counts, Guess, Source, Speculation};
 
+mod depth;
 mod draft;
 mod generate;
 mod media;
+mod speculate;
 
 /// Which of the tokens fed want logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -41,6 +41,7 @@ mod perplexity;
 mod plan_faults;
 mod run;
 mod serve;
+mod speculation;
 mod targets;
 mod test_gpu;
 mod verify;

@@ -1,4 +1,4 @@
-//! What must hold of a program, the text's or a tower's: its values lie in the arena, and every step fits what it reads and makes.
+//! What must hold of a program, the text's, a tower's or a drafter's: its values lie in the arena, and every step fits what it reads and makes.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ pub(crate) const MOST: u32 = 1 << 28;
 /// Bytes of a name.
 const LONGEST_NAME: usize = 200;
 
-/// Checks the steps of the text or of a tower, and returns the values they make.
+/// Checks the steps of the text, a tower or a drafter, and returns the values they make.
 pub(crate) fn check_program(plan: &Plan, program: &Program) -> Result<HashSet<u32>, String> {
     let limits = [program.context, program.chunk, program.asked];
     if limits.iter().any(|n| *n == 0 || *n > MOST) || program.asked > program.chunk {

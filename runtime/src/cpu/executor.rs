@@ -187,7 +187,8 @@ impl Executor {
     /// Maps the model's files, checks that they are the plan's, and reserves all memory that there will ever be need of.
     pub(crate) fn open(plan: Arc<Plan>, location: &ModelLocation, room: Room) -> Result<Executor, RuntimeError> {
         let drafter = plan.drafter.iter().map(|drafter| &drafter.program);
-        let programs = std::iter::once(&plan.program).chain(plan.towers.iter().map(|tower| &tower.program)).chain(drafter);
+        let programs =
+            std::iter::once(&plan.program).chain(plan.towers.iter().map(|tower| &tower.program)).chain(drafter);
         let arenas = programs.map(|program| program.arena_bytes);
         let needed = arenas.fold(room.bytes(&plan), |sum, bytes| sum?.checked_add(bytes));
         let needed = needed.unwrap_or(u64::MAX);

@@ -118,8 +118,11 @@ impl Stated {
         let head_dims =
             [number("gemma4-assistant.attention.key_length_swa")?, number("gemma4-assistant.attention.key_length")?];
         for heads in &heads {
-            let widest = heads.saturating_mul(head_dims[0].max(head_dims[1]));
-            in_range("gemma4-assistant.attention.head_count", widest)?;
+            let longest = head_dims[0].max(head_dims[1]);
+            if in_range("", heads.saturating_mul(longest)).is_err() {
+                let why = format!("is {heads}, of heads as long as {longest}");
+                return unusable("gemma4-assistant.attention.head_count", why);
+            }
         }
         let base = |key: &'static str| positive(key, meta.f32(key)?);
         let vocab_size = file.tensor("token_embd.weight").and_then(|table| table.dims().get(1).copied()).unwrap_or(0);
@@ -134,10 +137,7 @@ impl Stated {
             ffn: each("gemma4-assistant.feed_forward_length")?,
             sliding: meta.per_layer_bool("gemma4-assistant.attention.sliding_window_pattern", layers)?,
             head_dims,
-            rope_bases: [
-                base("gemma4-assistant.rope.freq_base_swa")?,
-                base("gemma4-assistant.rope.freq_base")?,
-            ],
+            rope_bases: [base("gemma4-assistant.rope.freq_base_swa")?, base("gemma4-assistant.rope.freq_base")?],
         })
     }
 
@@ -171,7 +171,8 @@ impl Stated {
             problems.push(format!("the drafter's {heads} heads do not share {} kv heads of the model", of.kv_heads));
         }
         if problems.is_empty() {
-            let attention = Attention { heads: self.heads[index], keys: Keys::SharedWith { donor: donor as u32 }, ..of };
+            let attention =
+                Attention { heads: self.heads[index], keys: Keys::SharedWith { donor: donor as u32 }, ..of };
             return Ok(Layer { attention, ffn: self.ffn[index] });
         }
         Err(problems)

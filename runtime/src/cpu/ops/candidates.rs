@@ -62,8 +62,7 @@ mod tests {
             let (scored, out) = (&tokens[row * 12..][..12], &out[row * vocab..][..vocab]);
             let least = some[row * 12..][..12].iter().copied().fold(f32::INFINITY, f32::min);
             for (token, value) in out.iter().enumerate() {
-                let expected =
-                    if scored.contains(&(token as u32)) { all[row * vocab + token] } else { least - 1.0 };
+                let expected = if scored.contains(&(token as u32)) { all[row * vocab + token] } else { least - 1.0 };
                 assert_eq!(*value, expected, "row {row}, token {token}");
             }
         }
