@@ -209,7 +209,7 @@ fn shape_fits(plan: &Plan, program: &Program, op: &Op, inputs: &[&Value], out: &
         Op::Candidates { each } => {
             let (x, order) = (x?, plan.drafter.as_ref()?.token_order.len() as u64);
             let Kind::Routing { experts } = x.kind else { return Some(false) };
-            let groups = experts as u64 * each as u64 == order && wide(&x) * each as u64 == wide(&out);
+            let groups = experts as u64 * each as u64 == order && x.width as u64 * each as u64 == wide(&out);
             out.kind == Kind::Tokens && same_rows && each > 0 && groups
         }
         Op::SpreadTokens => {

@@ -14,7 +14,7 @@ pub use config::{Centroids, DrafterConfig};
 
 use super::config::{Config, ConfigError};
 use super::weights::WeightsError;
-use crate::gguf::{Gguf, GgufError, Header};
+use crate::gguf::{Gguf, Header};
 
 /// A drafter as a graph over one row a sequence, whose output is logits.
 #[derive(Debug)]
@@ -37,8 +37,6 @@ pub enum DrafterError {
     OtherModel { drafter: Option<String>, model: Option<String>, problems: Vec<String> },
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    #[error(transparent)]
-    Gguf(#[from] GgufError),
     #[error("tensor {ORDERING}: {why}")]
     Ordering { why: String },
     #[error("the declared drafter is not well-formed: {0}")]
@@ -76,7 +74,7 @@ pub fn token_order(file: &Gguf, config: &DrafterConfig) -> Result<Vec<u32>, Draf
         return Ok(Vec::new());
     }
     let wrong = |why: String| DrafterError::Ordering { why };
-    let stored = file.integers(ORDERING)?;
+    let stored = file.integers(ORDERING).map_err(ConfigError::from)?;
     let vocab_size = config.body.vocab_size as usize;
     if stored.len() != vocab_size {
         return Err(wrong(format!("has {} values, expected {vocab_size}, one for each token", stored.len())));
