@@ -63,6 +63,8 @@ pub struct CudaOptions {
     pub kv: KvType,
     /// Sequences at once.
     pub sequences: u32,
+    /// Rows of one sequence that are decoded at once, to verify drafts: 1 for none.
+    pub verified: u32,
     /// Rings for snapshots; `None`: as many as are of use.
     pub snapshots: Option<u32>,
     pub vram: Option<u64>,
@@ -310,6 +312,7 @@ pub fn lower(
         chunk,
         kv: options.kv,
         sequences: options.sequences,
+        verified: options.verified,
         snapshots: options.snapshots,
         target: target.clone(),
         vram: options.vram,

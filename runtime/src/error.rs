@@ -86,7 +86,9 @@ pub enum RuntimeError {
     NoDrafter,
     #[error("drafts are made and verified on the CPU so far: use --device cpu")]
     DraftsOnCpu,
-    #[error("the plan computes one row a pass, and drafts are verified several at once: compile with a larger --chunk")]
+    #[error(
+        "the plan computes one row a pass of a sequence, and drafts are verified several at once: compile with --drafts for a GPU, with a larger --chunk for a CPU"
+    )]
     NoRoomToVerify,
     #[error("a draft needs at least one token before the one it follows, and its logits asked for")]
     NothingToDraftFrom,

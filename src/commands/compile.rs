@@ -78,6 +78,10 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
     sequences: u32,
 
+    /// Drafts of a sequence that a GPU plan can verify at once: what `run --draft ngram` needs there, up to 7. A CPU plan verifies as many as --chunk allows.
+    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true, value_parser = clap::value_parser!(u32).range(0..=7))]
+    drafts: u32,
+
     /// Windows beyond those of the sequences, which keep prompts' prefixes [default: half as many, at least 1 and at most 16]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=4096))]
     snapshots: Option<u32>,
@@ -171,6 +175,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
             targets: targets(args, gpu.as_ref())?,
             kv,
             sequences: args.sequences,
+            verified: args.drafts + 1,
             snapshots: args.snapshots,
             vram: args.vram,
             disabled: passes_off(args)?,

@@ -189,6 +189,7 @@ fn find_gpu() -> Result<Choice, String> {
 
 fn options(target: Target) -> CudaOptions {
     CudaOptions {
+        verified: 1,
         targets: vec![target],
         kv: KvType::F16,
         sequences: 1,

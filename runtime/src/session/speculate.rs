@@ -7,7 +7,9 @@
 use std::time::Instant;
 
 use super::depth::Depth;
-use super::{Asked, End, MOST_DRAFTS, On, Request, Session};
+use super::generate::picking_of;
+use super::{Asked, End, MOST_DRAFTS, On, Request, SLOT, Session, collect_beyond, oldest_of};
+use crate::engine::{Device, Picked, Picking, Row};
 use crate::{RuntimeError, Sampler};
 
 /// Guesses what follows: of the sequence so far, so many tokens at most.
@@ -65,21 +67,14 @@ impl Session {
         speculation: &mut Speculation,
         each: &mut dyn FnMut(u32) -> Result<(), E>,
     ) -> Result<End, E> {
-        let program = &self.plan.program;
-        let (context, pass) = (program.context, program.chunk.min(program.asked));
-        if !matches!(self.on, On::Cpu(_)) {
-            return Err(RuntimeError::DraftsOnCpu.into());
-        }
+        let (context, pass) = (self.plan.program.context, self.verified_rows());
         if pass < 2 {
             return Err(RuntimeError::NoRoomToVerify.into());
         }
         if request.most == 0 {
             return self.generate(request, sampler, each);
         }
-        let mut picked = None;
-        let position = self.position() as u64 + request.prompt.len() as u64;
-        self.feed(request.prompt, Asked::Last, None, |_, row| picked = sampler.pick(row, position))?;
-        let mut token = picked.ok_or(RuntimeError::NoPick)?;
+        let mut token = self.first_token(request.prompt, sampler)?;
         let mut given = 0;
         loop {
             if request.stop.contains(&token) {
@@ -118,6 +113,27 @@ impl Session {
         }
     }
 
+    /// Rows of the sequence that a pass can verify.
+    fn verified_rows(&self) -> u32 {
+        match (&self.on, &self.plan.cuda) {
+            (On::Device(_), Some(cuda)) => cuda.program.verified_rows,
+            _ => self.plan.program.chunk.min(self.plan.program.asked),
+        }
+    }
+
+    /// Feeds a prompt and picks the token after it.
+    fn first_token(&mut self, prompt: &[u32], sampler: &mut Sampler) -> Result<u32, RuntimeError> {
+        if self.device_picks(sampler).is_ok() {
+            self.queue_first(prompt, sampler)?;
+            let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram) };
+            return known(oldest_of(1, device)?.token, self.plan.model.vocab_size);
+        }
+        let mut picked = None;
+        let position = self.position() as u64 + prompt.len() as u64;
+        self.feed(prompt, Asked::Last, None, |_, row| picked = sampler.pick(row, position))?;
+        picked.ok_or(RuntimeError::NoPick)
+    }
+
     /// At most `most` tokens that may follow `token`, which has not been fed.
     fn drafts(&mut self, token: u32, most: u32, source: &mut Source) -> Result<Vec<u32>, RuntimeError> {
         let mut drafts = Vec::new();
@@ -136,26 +152,59 @@ impl Session {
         Ok(drafts)
     }
 
+    /// Decodes tokens of the sequence at once on a device, and waits for what is picked.
+    fn decode_rows(&mut self, tokens: &[u32], picking: Picking) -> Result<Vec<Picked>, RuntimeError> {
+        self.check(tokens)?;
+        let rows = tokens.iter().zip(self.position()..);
+        let rows: Vec<Row> =
+            rows.map(|(token, position)| Row { slot: SLOT, position, token: *token, picking }).collect();
+        let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram) };
+        device.decode(&rows)?;
+        collect_beyond(device, 1)?;
+        let picked = device.collect()?;
+        self.append(tokens);
+        Ok(picked)
+    }
+
     /// Feeds a token and drafts of what follows it, and keeps those that the sampler picks.
     fn verify(&mut self, token: u32, drafts: &[u32], sampler: &mut Sampler) -> Result<Round, RuntimeError> {
         let first = self.position();
         let rows = [&[token], drafts].concat();
         // Row i picks the token after it; a row behind a wrong draft is of another text.
         let (mut accepted, mut next, mut failed) = (0, None, false);
-        self.feed(&rows, Asked::All, None, |row, logits| {
-            if next.is_some() || failed {
-                return;
-            }
-            match sampler.pick(logits, u64::from(first) + row as u64 + 1) {
+        let mut judge = |row: usize, picked: Option<u32>| {
+            match picked {
                 None => failed = true,
                 Some(picked) if drafts.get(row) == Some(&picked) => accepted += 1,
                 picked => next = picked,
             }
-        })?;
+            next.is_none() && !failed
+        };
+        if matches!(self.on, On::Device(_)) {
+            let (picks, vocab_size) = (self.device_picks(sampler).is_ok(), self.plan.model.vocab_size);
+            let picked = self.decode_rows(&rows, if picks { picking_of(sampler) } else { Picking::LOGITS })?;
+            for (row, Picked { token, logits }) in picked.iter().enumerate() {
+                let at = u64::from(first) + row as u64 + 1;
+                let token = if picks { known(*token, vocab_size).ok() } else { sampler.pick(logits, at) };
+                if !judge(row, token) {
+                    break;
+                }
+            }
+        } else {
+            let mut goes_on = true;
+            self.feed(&rows, Asked::All, None, |row, logits| {
+                goes_on = goes_on && judge(row, sampler.pick(logits, u64::from(first) + row as u64 + 1));
+            })?;
+        }
         self.truncate(first + 1 + accepted as u32)?;
         let next = next.ok_or(RuntimeError::NoPick)?;
         Ok(Round { accepted: drafts[..accepted].to_vec(), next })
     }
+}
+
+/// A token that a device picked, if it is one: from what are no numbers it picks none.
+fn known(token: u32, vocab_size: u32) -> Result<u32, RuntimeError> {
+    if token < vocab_size { Ok(token) } else { Err(RuntimeError::NoPick) }
 }
 
 /// Tokens that a lookup goes by: at most, and at least.
