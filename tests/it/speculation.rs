@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
+use crate::common::lowered::{self, LowerOptions};
 use crate::common::{Place, Tensors, golden, random_tokens};
+use gemma4c_plan::cuda::{CudaStep, Phase, PhaseKind};
 use gemma4c_plan::{Plan, Sampling};
 use gemma4c_runtime::{
     Asked, Counts, End, ModelLocation, Request, RuntimeError, Sampler, Session, Source, Speculation,
@@ -237,4 +239,27 @@ fn a_drafter_changes_no_text() {
         assert!(ran.stderr.contains("[drafts: "), "a drafter is used where there is one: {}", ran.stderr);
         assert_eq!(ran.stdout, place.ok("run plan.bin --tokens 2,5,6 -n 12 --temp 0 --draft off"));
     }
+}
+
+/// On a GPU, phases whose rows may be of one sequence store all keys before a row looks at them; others keep it in one launch.
+#[test]
+fn keys_are_stored_before_rows_of_one_sequence_look_at_them() {
+    let place = Place::new();
+    place.ok("synth tiny-e -q q8_0 -o model.gguf");
+    let stores = |verified: u32, sequences: u32| {
+        let options = LowerOptions { context: Some(64), verified, sequences, ..LowerOptions::default() };
+        let program = lowered::plan(&place.path("model.gguf"), &options).cuda.unwrap().program;
+        assert_eq!(program.verified_rows, verified);
+        let caches = program.kv_layout.caches.len();
+        let count = |phase: &Phase| {
+            let is_store = |step: &&CudaStep| program.kernels[step.launch.kernel as usize].name.starts_with("heads");
+            (phase.rows, phase.steps.iter().filter(is_store).count())
+        };
+        let decode = program.phases.iter().filter(|phase| phase.kind == PhaseKind::Decode);
+        (caches, decode.map(count).collect::<Vec<_>>(), program.kv_layout.slots)
+    };
+    let (caches, decode, slots) = stores(4, 1);
+    assert_eq!((decode, slots), (vec![(1, 0), (2, caches), (4, caches)], 1), "more rows, and no more sequences");
+    let (_, decode, _) = stores(1, 4);
+    assert_eq!(decode, [(1, 0), (2, 0), (4, 0)]);
 }
