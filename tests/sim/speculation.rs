@@ -92,14 +92,13 @@ fn check(case: &Case) {
     assert!(drafts.counts.accepted > 0 && drafts.counts.drafted > drafts.counts.accepted, "{:?}", drafts.counts);
 }
 
-/// Keys of a layer that owns some and of one that shares them, in clusters; with launches side by side, so that the store of keys and the rows that look at them
-/// must wait for each other.
+/// In clusters, with launches side by side: the store of keys and the rows that look at them must wait for each other.
 #[test]
 fn rows_of_one_sequence_wait_for_each_others_keys() {
     let (kv, target) = (KvType::F16, Gpu::of_arch(Arch::Sm90a));
     let (sampling, pattern) = (Sampling { temperature: 1.0, top_k: 40, top_p: 0.95 }, &[2]);
     check(&Case {
-        synth: "tiny-e -q q8_0 --layers 3",
+        synth: "tiny-dense -q q8_0 --layers 2",
         kv,
         target,
         sampling,
