@@ -1,5 +1,6 @@
 //! From an open GGUF file to a plan: the one place where the compile side's crates meet.
 
+use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,12 +11,12 @@ use gemma4c_codegen::cuda::{self, LowerError, Lowered, build};
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
 use gemma4c_graph::{Graph, NodeId, WeightId, to_text};
-use gemma4c_models::gemma4::{self, Config, VisionConfig};
+use gemma4c_models::gemma4::{self, Config, DrafterConfig, VisionConfig};
 use gemma4c_models::gguf::{Gguf, GgufError, TensorInfo};
 use gemma4c_models::media;
 use gemma4c_models::tokenizer::vocab_from_metadata;
 use gemma4c_plan::cuda::KvType;
-use gemma4c_plan::{MediaTokens, Model, ModelFile, Plan, Sampling, Stage, Target, Tower, Weight};
+use gemma4c_plan::{Drafter, MediaTokens, Model, ModelFile, Plan, Sampling, Stage, Target, Tower, Weight};
 use gemma4c_runtime::machine;
 
 /// Long enough for most conversations, and cheap: only global layers pay for every position.
@@ -38,6 +39,8 @@ pub struct Options {
     pub cuda: Option<CudaOptions>,
     /// What reads pictures; `None`: the plan reads text alone.
     pub projector: Option<Arc<Projector>>,
+    /// The file of what guesses the next tokens, if there is one.
+    pub drafter: Option<Arc<Gguf>>,
 }
 
 /// A projector file that belongs to the model.
@@ -48,10 +51,9 @@ pub struct Projector {
     pub image_tokens: u32,
 }
 
-impl Projector {
-    fn path(&self) -> String {
-        self.file.files().first().map_or(String::new(), |file| file.path.display().to_string())
-    }
+/// A model's file, for messages.
+fn path_of(file: &Gguf) -> String {
+    file.files().first().map_or(String::new(), |file| file.path.display().to_string())
 }
 
 /// What is decided for a GPU besides.
@@ -61,6 +63,8 @@ pub struct CudaOptions {
     pub kv: KvType,
     /// Sequences at once.
     pub sequences: u32,
+    /// Rows of one sequence that are decoded at once, to verify drafts: 1 for none.
+    pub verified: u32,
     /// Rings for snapshots; `None`: as many as are of use.
     pub snapshots: Option<u32>,
     pub vram: Option<u64>,
@@ -83,12 +87,12 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
         None => None,
         Some(projector) => {
             ensure!(options.cuda.is_none(), "towers run on the CPU so far: a plan with a projector has no GPU");
-            let vision = VisionConfig::read(&projector.file).with_context(|| projector.path())?;
-            gemma4::fits(&vision, &config).with_context(|| projector.path())?;
+            let vision = VisionConfig::read(&projector.file).with_context(|| path_of(&projector.file))?;
+            gemma4::fits(&vision, &config).with_context(|| path_of(&projector.file))?;
             let tokens = vocab.as_ref().and_then(media::image_tokens);
             let tokens =
                 tokens.context("the model's vocabulary lacks the tokens of pictures: <|image>, <|image|>, <image|>")?;
-            let tower = gemma4::vision_tower(&projector.file, &vision).with_context(|| projector.path())?;
+            let tower = gemma4::vision_tower(&projector.file, &vision).with_context(|| path_of(&projector.file))?;
             Some(Vision { config: vision, tower, tokens })
         }
     };
@@ -111,16 +115,27 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     let kv = options.cuda.as_ref().map(|cuda| cuda.kv).or(options.kv).unwrap_or(KvType::F32);
     let program = cpu::lower(&graph, Limits { context, chunk, asked: chunk.min(ASKED), kv })?;
     let tensors = tensors_of(file, &graph)?;
-    let mut weights = weights_of(&graph, &tensors, 0);
+    let mut weights = weights_of(&graph.weights, &tensors, 0);
     let mut models = vec![(file, tensors)];
     let mut towers = Vec::new();
     let mut report = to_text(&graph);
     if let (Some(projector), Some(vision)) = (projector, &vision) {
         let tensors = tensors_of(&projector.file, &vision.tower.graph)?;
         towers.push(vision.lower(projector.image_tokens, weights.len() as u32)?);
-        weights.extend(weights_of(&vision.tower.graph, &tensors, file.files().len() as u32));
+        weights.extend(weights_of(&vision.tower.graph.weights, &tensors, file.files().len() as u32));
         models.push((&projector.file, tensors));
         report += &format!("\n\ntower vision\n{}", to_text(&vision.tower.graph));
+    }
+    let mut drafter = None;
+    if let Some(drafter_file) = options.drafter.as_deref() {
+        ensure!(options.cuda.is_none(), "drafters run on the CPU so far: a plan with one has no GPU");
+        let first_file: usize = models.iter().map(|(model, _)| model.files().len()).sum();
+        let target = Drafted { file, config: &config, graph: &graph, program: &program };
+        let parts = target.drafter(drafter_file, weights.len() as u32).with_context(|| path_of(drafter_file))?;
+        weights.extend(weights_of(&parts.own_weights, &parts.tensors, first_file as u32));
+        models.push((drafter_file, parts.tensors));
+        report += &format!("\n\ndrafter\n{}", parts.report);
+        drafter = Some(parts.drafter);
     }
     let mut programs = Vec::new();
     if let Some(cuda) = &options.cuda {
@@ -161,12 +176,13 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
         sampling: sampling(file)?,
         embedded: None,
         towers,
+        drafter,
         report,
     })
 }
 
-/// Where the weights of a graph lie, whose first file is the plan's `first_file`-th.
-fn weights_of(graph: &Graph, tensors: &[&TensorInfo], first_file: u32) -> Vec<Weight> {
+/// Where weights lie, the first of whose files is the plan's `first_file`-th.
+fn weights_of(weights: &[gemma4c_graph::Weight], tensors: &[&TensorInfo], first_file: u32) -> Vec<Weight> {
     let weight = |(w, t): (&gemma4c_graph::Weight, &&TensorInfo)| Weight {
         name: w.name.clone(),
         dtype: w.dtype,
@@ -175,7 +191,7 @@ fn weights_of(graph: &Graph, tensors: &[&TensorInfo], first_file: u32) -> Vec<We
         offset: t.offset,
         bytes: t.len,
     };
-    std::iter::zip(&graph.weights, tensors).map(weight).collect()
+    std::iter::zip(weights, tensors).map(weight).collect()
 }
 
 /// What is known of a vision tower before it is lowered.
@@ -193,13 +209,71 @@ impl Vision {
         let stage = |(name, node): &(String, NodeId)| Stage { name: name.clone(), value: node.0 };
         Ok(Tower {
             name: "vision".into(),
-            program: cpu::lower_beside(&self.tower.graph, limits, first_weight)?,
+            program: cpu::lower_beside(&self.tower.graph, limits, &|weight| first_weight + weight.0, &[])?,
             patch,
             pool,
             tokens: self.tokens,
             stages: self.tower.stages.iter().map(stage).collect(),
         })
     }
+}
+
+/// A text model that a drafter is to belong to.
+struct Drafted<'a> {
+    file: &'a Gguf,
+    config: &'a Config,
+    graph: &'a Graph,
+    program: &'a gemma4c_plan::Program,
+}
+
+/// A drafter, and what it adds to a plan.
+struct DrafterParts<'a> {
+    drafter: Drafter,
+    /// But for the model's.
+    own_weights: Vec<gemma4c_graph::Weight>,
+    tensors: Vec<&'a TensorInfo>,
+    report: String,
+}
+
+impl Drafted<'_> {
+    /// The drafter in `file`, whose weights stand from `first_weight` on in the plan.
+    fn drafter<'a>(&self, file: &'a Gguf, first_weight: u32) -> Result<DrafterParts<'a>> {
+        let config = DrafterConfig::read(file, self.file, self.config)?;
+        let declared = gemma4::drafter(file, &config, self.file, self.config)?;
+        let (borrowed, name) = declared.borrowed;
+        let lender = self.graph.weights.iter().position(|weight| weight.name == name);
+        let lender = lender.with_context(|| format!("the model does not read {name}"))? as u32;
+        // Its own weights stand behind each other, without the model's.
+        let place = |weight: WeightId| match weight.0.cmp(&borrowed.0) {
+            Ordering::Less => first_weight + weight.0,
+            Ordering::Equal => lender,
+            Ordering::Greater => first_weight + weight.0 - 1,
+        };
+        let (context, kv) = (self.program.context, self.program.kv);
+        let limits = Limits { context, chunk: 1, asked: 1, kv };
+        let mut program = cpu::lower_beside(&declared.graph, limits, &place, &[declared.hidden])?;
+        for cache in &mut program.caches {
+            let own = self.program.caches.iter().find(|own| own.layer == cache.layer);
+            *cache = *own.with_context(|| format!("the model's layer {} has no keys", cache.layer))?;
+        }
+        let mut own_weights = declared.graph.weights.clone();
+        own_weights.remove(borrowed.index());
+        let find = |name: &str| file.tensor(name).with_context(|| format!("tensor {name} is missing"));
+        let tensors = own_weights.iter().map(|weight| find(&weight.name)).collect::<Result<Vec<_>>>()?;
+        let drafter = Drafter {
+            program,
+            reads: head_input(self.program)?,
+            hidden: declared.hidden.0,
+            token_order: gemma4::token_order(file, &config)?,
+        };
+        Ok(DrafterParts { drafter, own_weights, tensors, report: to_text(&declared.graph) })
+    }
+}
+
+/// What the LM head of a program reads: its last product's input.
+fn head_input(program: &gemma4c_plan::Program) -> Result<u32> {
+    let product = program.steps.iter().rfind(|step| matches!(step.op, gemma4c_plan::Op::MatMul { .. }));
+    product.and_then(|step| step.inputs.first()).copied().context("the model has no LM head")
 }
 
 /// The target that this machine's GPU is; `None` for one that is older than all there are.
@@ -238,6 +312,7 @@ pub fn lower(
         chunk,
         kv: options.kv,
         sequences: options.sequences,
+        verified: options.verified,
         snapshots: options.snapshots,
         target: target.clone(),
         vram: options.vram,

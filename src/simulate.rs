@@ -61,6 +61,7 @@ fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result
         targets: vec![target.clone()],
         kv: program.kv,
         sequences: layout.slots,
+        verified: program.verified_rows,
         snapshots: Some(layout.rings - layout.slots),
         // What a budget decided then is what it decides now, if it is as large as the plan.
         vram: program.memory.device(),

@@ -30,12 +30,17 @@ pub enum LowerError {
 
 /// The program of a CPU plan. Weight indices are those of the graph's weights.
 pub fn lower(graph: &Graph, limits: Limits) -> Result<plan::Program, LowerError> {
-    lower_beside(graph, limits, 0)
+    lower_beside(graph, limits, &|weight| weight.0, &[])
 }
 
-/// The same of a graph whose weights stand behind others in the plan, from `first_weight` on. Of a tower's, the chunk is its
-/// patches and the asked rows are its soft tokens.
-pub fn lower_beside(graph: &Graph, limits: Limits, first_weight: u32) -> Result<plan::Program, LowerError> {
+/// The same of a graph beside the text's: a tower's, whose chunk is its patches and whose asked rows are its soft tokens, or a drafter's. `place` is
+/// where a weight stands in the plan. The values `kept` are there until the end of a pass, as the output is.
+pub fn lower_beside(
+    graph: &Graph,
+    limits: Limits,
+    place: &dyn Fn(WeightId) -> u32,
+    kept: &[NodeId],
+) -> Result<plan::Program, LowerError> {
     let output = graph.output.ok_or(LowerError::NoOutput)?;
     let rows = |rows: Rows| match rows {
         Rows::Chunk | Rows::Patches => limits.chunk as u64,
@@ -45,7 +50,9 @@ pub fn lower_beside(graph: &Graph, limits: Limits, first_weight: u32) -> Result<
     for (id, node) in graph.iter() {
         node.inputs.iter().for_each(|i| last_read[i.index()] = id.index());
     }
-    last_read[output.index()] = graph.nodes.len();
+    for id in kept.iter().chain([&output]) {
+        last_read[id.index()] = graph.nodes.len();
+    }
     let lifetimes: Vec<Lifetime> = graph
         .iter()
         .map(|(id, node)| {
@@ -75,7 +82,7 @@ pub fn lower_beside(graph: &Graph, limits: Limits, first_weight: u32) -> Result<
         width: node.ty.width,
     };
     let step = |(id, node): (NodeId, &Node)| plan::Step {
-        op: operation(&node.op, first_weight),
+        op: operation(&node.op, place),
         inputs: node.inputs.iter().map(|i| i.0).collect(),
         output: id.0,
     };
@@ -100,8 +107,7 @@ pub fn lower_beside(graph: &Graph, limits: Limits, first_weight: u32) -> Result<
     })
 }
 
-fn operation(op: &Op, first_weight: u32) -> plan::Op {
-    let at = |weight: WeightId| first_weight + weight.0;
+fn operation(op: &Op, at: &dyn Fn(WeightId) -> u32) -> plan::Op {
     match *op {
         Op::Tokens => plan::Op::Tokens,
         Op::Gather { table } => plan::Op::Gather { table: at(table) },
@@ -136,5 +142,12 @@ fn operation(op: &Op, first_weight: u32) -> plan::Op {
         Op::AtMost { weight } => plan::Op::AtMost { weight: at(weight) },
         Op::GridRope { head_dim, base } => plan::Op::GridRope { head_dim, base },
         Op::FullAttention { heads } => plan::Op::FullAttention { heads },
+        Op::Hidden { width } => plan::Op::Hidden { width },
+        Op::BorrowKv { cache } => plan::Op::BorrowKv { cache: cache.0 },
+        Op::Concat => plan::Op::Concat,
+        Op::Candidates { each } => plan::Op::Candidates { each },
+        Op::SpreadTokens { .. } => plan::Op::SpreadTokens,
+        Op::TokenMatMul { weight } => plan::Op::TokenMatMul { weight: at(weight) },
+        Op::AttentionBefore { heads } => plan::Op::AttentionBefore { heads },
     }
 }

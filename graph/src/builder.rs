@@ -76,6 +76,20 @@ impl Builder {
         self.push(Op::Patches { width }, &[])
     }
 
+    /// What the model's LM head read, `width` numbers a row.
+    pub fn hidden(&mut self, width: u32) -> Value {
+        self.push(Op::Hidden { width }, &[])
+    }
+
+    /// Keys and values that another graph appends; layers find them with [`Builder::kv_of`].
+    pub fn borrow_kv(&mut self, cache: Cache) -> Value {
+        let layer = cache.layer;
+        let cache = self.cache(cache);
+        let kv = self.push(Op::BorrowKv { cache }, &[]);
+        self.caches.insert(layer, kv);
+        kv
+    }
+
     pub fn gather_text(&mut self, table: WeightId, pad: u32, tokens: Value) -> Value {
         self.push(Op::GatherText { table, pad }, &[tokens])
     }
@@ -94,6 +108,22 @@ impl Builder {
 
     pub fn columns(&mut self, x: Value, first: u32, len: u32) -> Value {
         self.push(Op::Columns { first, len }, &[x])
+    }
+
+    pub fn concat(&mut self, a: Value, b: Value) -> Value {
+        self.push(Op::Concat, &[a, b])
+    }
+
+    pub fn candidates(&mut self, routing: Value, each: u32) -> Value {
+        self.push(Op::Candidates { each }, &[routing])
+    }
+
+    pub fn spread_tokens(&mut self, x: Value, tokens: Value, width: u32) -> Value {
+        self.push(Op::SpreadTokens { width }, &[x, tokens])
+    }
+
+    pub fn token_matmul(&mut self, weight: WeightId, x: Value, tokens: Value) -> Value {
+        self.push(Op::TokenMatMul { weight }, &[x, tokens])
     }
 
     pub fn matmul(&mut self, weight: WeightId, x: Value) -> Value {
@@ -194,6 +224,10 @@ impl Builder {
 
     pub fn attention_ahead(&mut self, q: Value, kv: Value, heads: u32) -> Value {
         self.push(Op::AttentionAhead { heads }, &[q, kv])
+    }
+
+    pub fn attention_before(&mut self, q: Value, kv: Value, heads: u32) -> Value {
+        self.push(Op::AttentionBefore { heads }, &[q, kv])
     }
 
     pub fn grid_rope(&mut self, x: Value, head_dim: u32, base: f32) -> Value {

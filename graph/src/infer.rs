@@ -20,14 +20,14 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
     }
     // Every input of most operations is a row of f32; the exceptions are checked in their own arms.
     let x = inputs.first().copied().unwrap_or(Type::f32(Rows::Chunk, 0));
-    let wants_f32 = !matches!(op, Op::Tokens | Op::Gather { .. } | Op::GatherText { .. });
+    let wants_f32 = !matches!(op, Op::Tokens | Op::Gather { .. } | Op::GatherText { .. } | Op::Candidates { .. });
     if wants_f32 && x.elem != Elem::F32 {
         return fail(format!("needs f32 rows, was given {x}"));
     }
     match *op {
         Op::Tokens => Ok(Type { elem: Elem::Token, rows: Rows::Chunk, width: 1 }),
         Op::Gather { table } => {
-            if x.elem != Elem::Token {
+            if x.elem != Elem::Token || x.width != 1 {
                 return fail(format!("needs tokens, was given {x}"));
             }
             Ok(Type::f32(x.rows, matrix_inputs(graph, op, table)?))
@@ -36,8 +36,15 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
             0 => fail("a patch has no pixels".into()),
             _ => Ok(Type::f32(Rows::Patches, width)),
         },
+        Op::Hidden { width } => match width {
+            0 => fail("a hidden state has no values".into()),
+            _ => Ok(Type::f32(Rows::Chunk, width)),
+        },
+        Op::BorrowKv { cache } => {
+            Ok(Type { elem: Elem::Kv(cache), rows: Rows::Chunk, width: graph.cache(cache).width() })
+        }
         Op::GatherText { table, pad } => {
-            if x.elem != Elem::Token {
+            if x.elem != Elem::Token || x.width != 1 {
                 return fail(format!("needs tokens, was given {x}"));
             }
             let (width, w) = (matrix_inputs(graph, op, table)?, graph.weight(table));
@@ -66,6 +73,31 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
             Some(end) if len > 0 && end <= x.width => Ok(Type { width: len, ..x }),
             _ => fail(format!("{len} from {first} on are not in rows {} wide", x.width)),
         },
+        Op::Concat => match x.width.checked_add(inputs[1].width) {
+            Some(width) if inputs[1].elem == Elem::F32 && inputs[1].rows == x.rows => Ok(Type { width, ..x }),
+            _ => fail(format!("{x} and {} are not parts of the same rows", inputs[1])),
+        },
+        Op::Candidates { each } => match (x.elem, x.width.checked_mul(each)) {
+            (Elem::Routing { .. }, Some(width @ 1..)) => Ok(Type { elem: Elem::Token, width, ..x }),
+            _ => fail(format!("needs a routing to groups of {each} tokens, was given {x}")),
+        },
+        Op::SpreadTokens { width } => {
+            let tokens = Type { elem: Elem::Token, ..x };
+            match inputs[1] == tokens && width >= x.width {
+                true => Ok(Type { width, ..x }),
+                false => fail(format!("cannot spread {x} of {} over a vocabulary of {width}", inputs[1])),
+            }
+        }
+        Op::TokenMatMul { weight } => {
+            let (w, tokens) = (graph.weight(weight), inputs[1]);
+            if tokens.elem != Elem::Token || tokens.rows != x.rows {
+                return fail(format!("needs the tokens of the same rows, was given {tokens}"));
+            }
+            if w.dims.len() != 2 || w.dim(0) != x.width as u64 {
+                return fail(format!("{} {:?} does not fit rows {} wide", w.name, w.dims, x.width));
+            }
+            Ok(Type { width: tokens.width, ..x })
+        }
         Op::MatMul { weight } => {
             let w = graph.weight(weight);
             if w.dims.len() != 2 || w.dim(0) != x.width as u64 {
@@ -154,11 +186,14 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
             }
             Ok(Type { elem: Elem::Kv(cache), ..want })
         }
-        Op::Attention { heads } | Op::AttentionAhead { heads } => {
+        Op::Attention { heads } | Op::AttentionAhead { heads } | Op::AttentionBefore { heads } => {
             let Elem::Kv(cache) = inputs[1].elem else {
                 return fail(format!("needs a cache, was given {}", inputs[1]));
             };
             let c = graph.cache(cache);
+            if matches!(op, Op::AttentionBefore { .. }) && c.window == Some(1) {
+                return fail("a window of 1 has nothing before a row's own position".into());
+            }
             if c.kv_heads == 0 || !heads.is_multiple_of(c.kv_heads) || heads.checked_mul(c.head_dim) != Some(x.width) {
                 let (kv_heads, dim) = (c.kv_heads, c.head_dim);
                 return fail(format!(

@@ -17,6 +17,10 @@ pub enum Op {
     Tokens,
     /// A picture's patches, as their pixels.
     Patches { width: u32 },
+    /// Of a drafter: for each row what the LM head read when the row's token was chosen, or what the drafter made for its next step.
+    Hidden { width: u32 },
+    /// Of a drafter: the keys and values that the model's own graph has appended, up to a row's position and without it.
+    BorrowKv { cache: CacheId },
 
     // -- Choosing rows -------------------------------------------------------------------------------------------------
     /// Row `token` of a table, decoded. Inputs: tokens.
@@ -31,12 +35,21 @@ pub enum Op {
     TakeAsked,
     /// Columns `first .. first + len` of every row. Inputs: x.
     Columns { first: u32, len: u32 },
+    /// A row of a, then the same row of b. Inputs: a, b.
+    Concat,
+    /// The tokens of the groups that a row was routed to, group after group. Tokens are in groups of `each`, by an order that comes with the
+    /// graph. Inputs: routing.
+    Candidates { each: u32 },
+    /// A row as wide as the vocabulary: each token's value, and for tokens that have none the least of these less 1. Inputs: x, tokens.
+    SpreadTokens { width: u32 },
 
     // -- Products ------------------------------------------------------------------------------------------------------
     /// `W x` for every row. Inputs: x.
     MatMul { weight: WeightId },
     /// `W_e x` for every row and each of its experts `e`. `x` is one row for all experts, or one a slot. Inputs: x, routing.
     ExpertMatMul { weight: WeightId, part: Part },
+    /// The rows of W that the row's tokens name, times x. Inputs: x, tokens.
+    TokenMatMul { weight: WeightId },
 
     // -- Reductions ----------------------------------------------------------------------------------------------------
     /// `x * (mean(x²) + eps)^-½ [* w]` over each `group` consecutive values (a whole row, or an attention head). Inputs: x.
@@ -81,6 +94,8 @@ pub enum Op {
     Attention { heads: u32 },
     /// The same, but soft tokens of one picture also see those of it that come after them. Inputs: q, kv.
     AttentionAhead { heads: u32 },
+    /// The same without the row's own position: only what was appended before it. Inputs: q, kv.
+    AttentionBefore { heads: u32 },
     /// Rotates the first half of each head by the patch's column, the second by its row: the pairs (i, i + head_dim/4) of a half by
     /// `coordinate * base^(-4i/head_dim)`. Inputs: x.
     GridRope { head_dim: u32, base: f32 },
@@ -94,14 +109,20 @@ impl Op {
         match self {
             Op::Tokens => "tokens",
             Op::Patches { .. } => "patches",
+            Op::Hidden { .. } => "hidden",
+            Op::BorrowKv { .. } => "borrow_kv",
             Op::Gather { .. } => "gather",
             Op::GatherText { .. } => "gather_text",
             Op::PlaceSoft => "place_soft",
             Op::AxisRows { .. } => "axis_rows",
             Op::TakeAsked => "take_asked",
             Op::Columns { .. } => "columns",
+            Op::Concat => "concat",
+            Op::Candidates { .. } => "candidates",
+            Op::SpreadTokens { .. } => "spread_tokens",
             Op::MatMul { .. } => "matmul",
             Op::ExpertMatMul { .. } => "expert_matmul",
+            Op::TokenMatMul { .. } => "token_matmul",
             Op::RmsNorm { .. } => "rms_norm",
             Op::SubMean => "sub_mean",
             Op::Route { .. } => "route",
@@ -121,6 +142,7 @@ impl Op {
             Op::KvAppend { .. } => "kv_append",
             Op::Attention { .. } => "attention",
             Op::AttentionAhead { .. } => "attention_ahead",
+            Op::AttentionBefore { .. } => "attention_before",
             Op::GridRope { .. } => "grid_rope",
             Op::FullAttention { .. } => "full_attention",
         }
@@ -129,12 +151,16 @@ impl Op {
     /// How many values it reads.
     pub const fn arity(&self) -> usize {
         match self {
-            Op::Tokens | Op::Patches { .. } | Op::AxisRows { .. } => 0,
+            Op::Tokens | Op::Patches { .. } | Op::AxisRows { .. } | Op::Hidden { .. } | Op::BorrowKv { .. } => 0,
             Op::Add
             | Op::Mul
+            | Op::Concat
+            | Op::SpreadTokens { .. }
+            | Op::TokenMatMul { .. }
             | Op::KvAppend { .. }
             | Op::Attention { .. }
             | Op::AttentionAhead { .. }
+            | Op::AttentionBefore { .. }
             | Op::ExpertMatMul { .. }
             | Op::ExpertSum { .. } => 2,
             Op::FullAttention { .. } => 3,
@@ -147,7 +173,7 @@ impl Op {
         match *self {
             Op::Gather { table: w } | Op::MatMul { weight: w } | Op::ExpertMatMul { weight: w, .. } => Some(w),
             Op::GatherText { table: w, .. } | Op::AxisRows { table: w, .. } => Some(w),
-            Op::MulWeight { weight: w } | Op::AddWeight { weight: w } => Some(w),
+            Op::MulWeight { weight: w } | Op::AddWeight { weight: w } | Op::TokenMatMul { weight: w } => Some(w),
             Op::AtLeast { weight: w } | Op::AtMost { weight: w } => Some(w),
             Op::RmsNorm { weight, .. } => weight,
             Op::ExpertSum { scale } => scale,

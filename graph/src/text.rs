@@ -96,14 +96,17 @@ fn parameters(graph: &Graph, node: &Node) -> Vec<String> {
         Op::Scale { factor } => out.push(format!("factor={factor}")),
         Op::Softcap { cap } => out.push(format!("cap={cap}")),
         Op::Rope { head_dim, base, .. } => out.extend([format!("head_dim={head_dim}"), format!("base={base:e}")]),
-        Op::KvAppend { cache } => {
+        Op::Candidates { each } => out.push(format!("each={each}")),
+        Op::KvAppend { cache } | Op::BorrowKv { cache } => {
             let c = graph.cache(cache);
+            out.extend(matches!(node.op, Op::BorrowKv { .. }).then(|| format!("of={}", c.layer)));
             out.extend([format!("kv_heads={}", c.kv_heads), format!("head_dim={}", c.head_dim)]);
             out.extend(c.window.map(|w| format!("window={w}")));
         }
-        Op::Attention { heads } | Op::AttentionAhead { heads } | Op::FullAttention { heads } => {
-            out.push(format!("heads={heads}"));
-        }
+        Op::Attention { heads }
+        | Op::AttentionAhead { heads }
+        | Op::AttentionBefore { heads }
+        | Op::FullAttention { heads } => out.push(format!("heads={heads}")),
         _ => {}
     }
     out

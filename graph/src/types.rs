@@ -7,7 +7,7 @@ use crate::ids::CacheId;
 /// What one row of a value is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Elem {
-    /// A token id.
+    /// `width` token ids; of a text one.
     Token,
     F32,
     /// `width` pairs of (expert, weight), best first, of so many experts.
@@ -54,7 +54,8 @@ impl fmt::Display for Type {
             Rows::Soft => "soft",
         };
         match self.elem {
-            Elem::Token => write!(f, "token[{rows}]"),
+            Elem::Token if self.width == 1 => write!(f, "token[{rows}]"),
+            Elem::Token => write!(f, "token[{rows}, {}]", self.width),
             Elem::F32 => write!(f, "f32[{rows}, {}]", self.width),
             Elem::Routing { experts } => write!(f, "routing[{rows}, {} of {experts}]", self.width),
             Elem::Kv(_) => write!(f, "kv[context, {}]", self.width),

@@ -3,7 +3,8 @@
 //! 1. Every id in a node (input, weight, cache) exists.
 //! 2. A node reads only nodes that stand before it: the vector is an order in which the graph can run.
 //! 3. Every node's type is what [`infer`] gives for it.
-//! 4. Each cache is appended to exactly once, and a cache's value is read only by attention.
+//! 4. Each cache is appended to exactly once, or borrowed and never appended to. A cache's value is read only by attention: a borrowed one
+//!    by attention to what lies before a row, another by the other kinds.
 //! 5. There is an output: f32 rows.
 //! 6. A named node's full name is its own.
 
@@ -25,14 +26,25 @@ pub enum VerifyError {
     Type { node: String, source: TypeError },
     #[error("node {node} is declared as {found}, but its operation gives {expected}")]
     WrongType { node: String, expected: Type, found: Type },
-    #[error("node {node} reads the cache of layer {layer}, which only attention may")]
+    #[error(
+        "node {node} reads the cache of layer {layer}, which only attention may, and a borrowed one only attention to what lies before"
+    )]
     CacheRead { node: String, layer: u32 },
-    #[error("the cache of layer {layer} is appended to {times} times in one pass, not once")]
+    #[error("the cache of layer {layer} is appended to or borrowed {times} times in one pass, not once")]
     Appends { layer: u32, times: usize },
     #[error("the graph has no output of f32 rows")]
     Output,
     #[error("two nodes are called {name}")]
     Name { name: String },
+}
+
+/// Whether `reader` may read the cache that `cache` gives it.
+fn may_read(cache: Op, reader: Op) -> bool {
+    match reader {
+        Op::Attention { .. } | Op::AttentionAhead { .. } => !matches!(cache, Op::BorrowKv { .. }),
+        Op::AttentionBefore { .. } => matches!(cache, Op::BorrowKv { .. }),
+        _ => false,
+    }
 }
 
 /// Checks the whole specification.
@@ -53,12 +65,12 @@ pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
                 return Err(VerifyError::Order { node: name, input: graph.full_name(input) });
             }
             if let Elem::Kv(cache) = graph.node(input).ty.elem
-                && !matches!(node.op, Op::Attention { .. } | Op::AttentionAhead { .. })
+                && !may_read(graph.node(input).op, node.op)
             {
                 return Err(VerifyError::CacheRead { node: name, layer: graph.cache(cache).layer });
             }
         }
-        if let Op::KvAppend { cache } = node.op {
+        if let Op::KvAppend { cache } | Op::BorrowKv { cache } = node.op {
             if cache.index() >= graph.caches.len() {
                 return dangling(format!("cache {}", cache.0));
             }

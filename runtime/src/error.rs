@@ -82,6 +82,16 @@ pub enum RuntimeError {
     PictureTooLarge { soft: u64, most: u32 },
     #[error("a picture {patches} patches long: the tower knows positions up to {longest}")]
     PictureTooLong { patches: u32, longest: u64 },
+    #[error("the plan has no drafter: compile it with --draft, and the drafter's file of its model")]
+    NoDrafter,
+    #[error("drafts are made and verified on the CPU so far: use --device cpu")]
+    DraftsOnCpu,
+    #[error(
+        "the plan computes one row a pass of a sequence, and drafts are verified several at once: compile with --drafts for a GPU, with a larger --chunk for a CPU"
+    )]
+    NoRoomToVerify,
+    #[error("a draft needs at least one token before the one it follows, and its logits asked for")]
+    NothingToDraftFrom,
     #[error("the logits are not numbers, so no token can be picked")]
     NoPick,
     /// Of a backend that is not this crate's.

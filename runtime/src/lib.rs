@@ -31,4 +31,6 @@ pub use embedded::EmbeddedWeights;
 pub use error::RuntimeError;
 pub use map::ModelLocation;
 pub use sampler::{Sampler, argmax};
-pub use session::{Asked, End, Patches, Request, Session, Soft};
+pub use session::{
+    Asked, Counts, Draft, End, Guess, MOST_DRAFTS, Patches, Request, Session, Soft, Source, Speculation,
+};

@@ -12,11 +12,16 @@ use crate::cuda::{CudaBackend, OnGpu};
 use crate::engine::{AskedRow, BackendDevice, BackendOptions, Chunk, Device, Limits, Picked, Picking, Row};
 use crate::{ModelLocation, RuntimeError};
 
+pub use draft::{Draft, MOST_DRAFTS};
 pub use generate::{End, Request};
 pub use media::{Patches, Soft};
+pub use speculate::{Counts, Guess, Source, Speculation};
 
+mod depth;
+mod draft;
 mod generate;
 mod media;
+mod speculate;
 
 /// Which of the tokens fed want logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +39,7 @@ pub struct Session {
     /// Positions whose keys and values were written since the last reset: beyond `seen` where the sequence went back.
     written: u32,
     media: media::Media,
+    drafting: draft::Drafting,
 }
 
 /// What runs the plan.
@@ -49,7 +55,12 @@ impl Session {
         let room = Room::for_one(&plan);
         let plan = Arc::new(plan);
         let on = On::Cpu(Box::new(Executor::open(Arc::clone(&plan), location, room)?));
-        Ok(Session { plan, on, seen: Vec::new(), written: 0, media: media::Media::default() })
+        Ok(Session::new(plan, on))
+    }
+
+    fn new(plan: Arc<Plan>, on: On) -> Session {
+        let (media, drafting) = (media::Media::default(), draft::Drafting::default());
+        Session { plan, on, seen: Vec::new(), written: 0, media, drafting }
     }
 
     /// Runs on the first GPU, by the program of the plan that fits it. All its memory is allocated and all weights are loaded; `progress` is told the bytes done and the
@@ -75,7 +86,7 @@ impl Session {
         let pages = device.limits().blocks_for(plan.program.context);
         device.set_pages(SLOT, &(0..pages).collect::<Vec<u32>>())?;
         let on = On::Device(Box::new(device));
-        Ok(Session { plan, on, seen: Vec::new(), written: 0, media: media::Media::default() })
+        Ok(Session::new(plan, on))
     }
 
     pub fn plan(&self) -> &Plan {
@@ -129,6 +140,7 @@ impl Session {
     pub fn reset(&mut self) {
         self.seen.clear();
         self.written = 0;
+        self.drafting.forget();
     }
 
     /// Goes back to the sequence's first `position` tokens. A sliding layer keeps its window and a few rows besides, so it cannot go
@@ -250,6 +262,8 @@ impl Session {
         let most = if asked == Asked::All { program.asked.min(program.chunk) } else { program.chunk };
         let chunk = chunk.unwrap_or(most).clamp(1, most) as usize;
         let position = self.seen.len();
+        self.drafting.forget();
+        let reads = self.plan.drafter.as_ref().map(|drafter| program.values[drafter.reads as usize].name.as_str());
         for Range { start: first, end } in self.media.pieces(program, position, tokens.len(), chunk) {
             let piece = &tokens[first..end];
             let is_last = end == tokens.len();
@@ -270,8 +284,12 @@ impl Session {
                     let of_asked = |value: &Value| value.rows == RowCount::Asked && value.name == name;
                     part == 0 || program.values.iter().any(of_asked)
                 };
-                let pass = Pass { tokens: piece, spans: &[span], asked, soft: &soft, picture: None };
+                let pass = Pass { tokens: piece, spans: &[span], asked, soft: &soft, ..Pass::default() };
+                let first_asked = span.first_position + asked.first().copied().unwrap_or(0);
                 let out = executor.run(&pass, &mut |name, width, values| {
+                    if reads == Some(name) {
+                        self.drafting.keep(first_asked, values, width);
+                    }
                     if is_new(name) {
                         tap(name, width, values);
                     }

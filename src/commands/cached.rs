@@ -92,6 +92,7 @@ impl ModelArgs {
         ensure!(target.is_some() || self.vram.is_none(), "--vram is about GPUs, but the plan runs on the CPU");
         let kv = self.kv.map_or(KvType::F16, Kv::kv_type);
         let cuda = target.map(|target| CudaOptions {
+            verified: 1,
             targets: vec![target],
             kv,
             sequences,

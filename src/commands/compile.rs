@@ -40,6 +40,10 @@ pub struct Args {
     #[arg(long, value_name = "N", requires = "mmproj", default_value = "280", value_parser = media::budget)]
     image_tokens: u32,
 
+    /// The model's drafter (a GGUF file of its assistant), which guesses tokens that the model then verifies. So far on a CPU.
+    #[arg(long, value_name = "ASSISTANT.gguf")]
+    draft: Option<PathBuf>,
+
     /// What the plan will run on.
     #[arg(long, value_enum, default_value = "auto")]
     target: Target,
@@ -73,6 +77,10 @@ pub struct Args {
     /// leaves
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
     sequences: u32,
+
+    /// Drafts of a sequence that a GPU plan can verify at once: what `run --draft ngram` needs there, up to 7. A CPU plan verifies as many as --chunk allows.
+    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true, value_parser = clap::value_parser!(u32).range(0..=7))]
+    drafts: u32,
 
     /// Windows beyond those of the sequences, which keep prompts' prefixes [default: half as many, at least 1 and at most 16]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=4096))]
@@ -174,22 +182,32 @@ pub fn run(args: &Args) -> Result<Outcome> {
             targets: targets(args, gpu.as_ref())?,
             kv,
             sequences: args.sequences,
+            verified: args.drafts + 1,
             snapshots: args.snapshots,
             vram: args.vram,
             disabled: passes_off(args)?,
         }),
     };
     ensure!(!for_gpu || args.mmproj.is_none(), "--mmproj: towers run on the CPU so far; compile with --target cpu");
+    ensure!(!for_gpu || args.draft.is_none(), "--draft: drafters run on the CPU so far; compile with --target cpu");
+    let drafter = args.draft.as_ref().map(Gguf::open).transpose()?.map(Arc::new);
     let projector = match &args.mmproj {
         Some(path) => Some(Arc::new(Projector { file: Gguf::open(path)?, image_tokens: args.image_tokens })),
         None => None,
     };
-    let options =
-        compile::Options { context: args.ctx, chunk: args.chunk, kv: Some(kv), cuda, projector: projector.clone() };
+    let options = compile::Options {
+        context: args.ctx,
+        chunk: args.chunk,
+        kv: Some(kv),
+        cuda,
+        projector: projector.clone(),
+        drafter: drafter.clone(),
+    };
     let mut plan = compile::compile(&file, output::folder(&args.output), &options)?;
     let bytes = if args.embed_weights {
         let bar = progress::bytes("packing weights", 0);
-        let models: Vec<&Gguf> = std::iter::once(&file).chain(projector.iter().map(|p| &p.file)).collect();
+        let beside = projector.iter().map(|projector| &projector.file).chain(drafter.as_deref());
+        let models: Vec<&Gguf> = std::iter::once(&file).chain(beside).collect();
         let written = embed::write(&mut plan, &models, &args.output, &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
@@ -210,7 +228,9 @@ pub fn run(args: &Args) -> Result<Outcome> {
         None => {
             let tower = |tower: &Tower| format!(", {} of its {} tower", tower.program.steps.len(), tower.name);
             let towers: String = plan.towers.iter().map(tower).collect();
-            format!("cpu: {} steps{towers}", plan.program.steps.len())
+            let drafter = plan.drafter.as_ref();
+            let drafter = drafter.map_or(String::new(), |d| format!(", {} of its drafter", d.program.steps.len()));
+            format!("cpu: {} steps{towers}{drafter}", plan.program.steps.len())
         }
     };
     eprintln!(

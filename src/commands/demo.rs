@@ -80,7 +80,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let location = ModelLocation { plan: files.plan.clone(), given: None };
     let session = plan_file::open(plan.clone(), &location, choice.device, &OnGpu::default())?;
     let sampler = args.sampling.sampler(plan.sampling, vocab.suppress.clone())?;
-    let mut generation = Generation { session, sampler, stop: vocab.stop.clone(), most: args.n };
+    let mut generation = Generation { session, sampler, stop: vocab.stop.clone(), most: args.n, speculation: None };
 
     let prompt = tokenizer.encode(&args.prompt, EncodeOptions { add_bos: true, parse_special: false });
     let (tokens, context) = (prompt.len(), plan.program.context);
@@ -189,6 +189,7 @@ fn find_gpu() -> Result<Choice, String> {
 
 fn options(target: Target) -> CudaOptions {
     CudaOptions {
+        verified: 1,
         targets: vec![target],
         kv: KvType::F16,
         sequences: 1,

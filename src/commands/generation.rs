@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use gemma4c_models::tokenizer::Tokenizer;
-use gemma4c_plan::Sampling;
-use gemma4c_runtime::{Asked, End, Request, RuntimeError, Sampler, Session};
+use gemma4c_plan::{Plan, Sampling};
+use gemma4c_runtime::{Asked, Counts, End, MOST_DRAFTS, Request, RuntimeError, Sampler, Session, Source, Speculation};
 
 use crate::{output, progress};
 
@@ -41,12 +41,54 @@ impl SamplingArgs {
     }
 }
 
+/// How far tokens are guessed before the model computes them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Drafts {
+    /// By the plan's drafter, if it has one, as far as that pays.
+    #[default]
+    Auto,
+    Off,
+    /// By looking the last tokens up in the text so far.
+    Ngram,
+    /// By the plan's drafter, so many in a row.
+    Steps(u32),
+}
+
+impl std::str::FromStr for Drafts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Drafts, String> {
+        match (text, text.parse()) {
+            ("auto", _) => Ok(Drafts::Auto),
+            ("off", _) => Ok(Drafts::Off),
+            ("ngram", _) => Ok(Drafts::Ngram),
+            (_, Ok(steps @ 1..=MOST_DRAFTS)) => Ok(Drafts::Steps(steps)),
+            _ => Err(format!("expected auto, off, ngram or 1 to {MOST_DRAFTS}")),
+        }
+    }
+}
+
+impl Drafts {
+    /// What that means for a plan; `None`: tokens are decoded one by one.
+    pub fn speculation(self, plan: &Plan) -> Result<Option<Speculation>, RuntimeError> {
+        let has_drafter = plan.drafter.is_some();
+        Ok(match self {
+            Drafts::Off => None,
+            Drafts::Auto => has_drafter.then(|| Speculation::new(Source::Drafter, None)),
+            Drafts::Ngram => Some(Speculation::new(Source::Lookup, None)),
+            Drafts::Steps(_) if !has_drafter => return Err(RuntimeError::NoDrafter),
+            Drafts::Steps(steps) => Some(Speculation::new(Source::Drafter, Some(steps))),
+        })
+    }
+}
+
 /// A session that answers prompts one after another.
 pub struct Generation {
     pub session: Session,
     pub sampler: Sampler,
     pub stop: Vec<u32>,
     pub most: u32,
+    pub speculation: Option<Speculation>,
 }
 
 impl Generation {
@@ -73,15 +115,24 @@ impl Generation {
         let prompt = self.prefill(&prompt[kept..])?;
         let (mut first_token, mut written) = (None, 0);
         let request = Request { prompt: prompt.last_chunk, most: self.most, stop: &self.stop };
-        let end = self.session.generate(request, &mut self.sampler, &mut |token| {
+        let each: &mut dyn FnMut(u32) -> Result<()> = &mut |token| {
             first_token.get_or_insert_with(Instant::now);
             written += 1;
             each(token)
-        })?;
+        };
+        let end = match &mut self.speculation {
+            None => self.session.generate(request, &mut self.sampler, each)?,
+            Some(speculation) => {
+                speculation.counts = Counts::default();
+                self.session.generate_speculating(request, &mut self.sampler, speculation, each)?
+            }
+        };
         let ended = Instant::now();
         let first_token = first_token.unwrap_or(ended);
         let full = (end == End::Context).then(|| self.session.plan().program.context as usize);
-        Ok(Speed { prompt: prompt.tokens, prefill: first_token - started, written, decode: ended - first_token, full })
+        let (prefill, decode) = (first_token - started, ended - first_token);
+        let drafts = self.speculation.as_ref().map(|speculation| speculation.counts);
+        Ok(Speed { prompt: prompt.tokens, prefill, written, decode, full, drafts })
     }
 
     /// Feeds all but the last chunk of a prompt, with a bar.
@@ -131,6 +182,8 @@ pub struct Speed {
     decode: Duration,
     /// The context, where it ended the answer.
     full: Option<usize>,
+    /// Where tokens were guessed.
+    drafts: Option<Counts>,
 }
 
 impl Speed {
@@ -154,6 +207,10 @@ impl Speed {
             self.written,
             self.decode_rate()
         );
+        if let Some(Counts { rounds, drafted, accepted }) = self.drafts {
+            let share = 100.0 * accepted as f64 / (drafted as f64).max(1.0);
+            eprintln!("[drafts: {accepted} of {drafted} accepted ({share:.0} %), {rounds} passes]");
+        }
     }
 
     /// Says so where the context ended the answer.

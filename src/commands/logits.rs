@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::{Kind, Plan, Program, RowCount, Tower};
-use gemma4c_runtime::Asked;
+use gemma4c_runtime::{Asked, Draft, RuntimeError, Session};
 use tempfile::NamedTempFile;
 
 use super::media::{MediaArgs, Pictures};
@@ -17,7 +17,8 @@ use crate::{output, progress};
 /// Compute logits for given tokens and write them to a safetensors file.
 ///
 /// Key `logits`, f32 [rows, vocabulary]. Rows: one for the last token of the prompt and one for every token decoded after it;
-/// with --all one for every token.
+/// with --all one for every token. With --draft the last token is not run: it is taken as the one just chosen. The drafter's steps after it are
+/// `draft.tokens` i32 [steps], `draft.logits` [steps, vocabulary] and `draft.h_next` [steps, width].
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -39,6 +40,10 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     chunk: Option<u32>,
 
+    /// Draft N tokens after the last one, which is not run.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    draft: Option<u32>,
+
     // Pictures take the places that the tokens hold for them, a placeholder for each soft token.
     #[command(flatten)]
     media: MediaArgs,
@@ -54,12 +59,15 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<Outcome> {
-    let tokens = parse_ids(&args.tokens)?;
+    let mut tokens = parse_ids(&args.tokens)?;
+    ensure!(args.draft.is_none() || tokens.len() >= 2, "--draft needs two tokens: one that is run and one that is not");
+    let drafts = args.draft.and_then(|steps| Some((tokens.pop()?, steps)));
     let prefill = args.prefill.unwrap_or(tokens.len());
     ensure!(!tokens.is_empty(), "--tokens is empty");
     ensure!((1..=tokens.len()).contains(&prefill), "--prefill {prefill} is out of range: 1 to {}", tokens.len());
     ensure!(args.chunk != Some(0), "--chunk 0: at least 1 token is needed");
     let mut session = args.plan.open()?;
+    ensure!(drafts.is_none() || session.plan().drafter.is_some(), RuntimeError::NoDrafter);
     let (prompt, decoded) = tokens.split_at(prefill);
     let skipped = if args.all { 0 } else { prefill - 1 };
     let pictures = args.media.read(session.plan())?;
@@ -67,7 +75,10 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let mut shapes = shapes(&session.plan().program, &of_text, tokens.len(), tokens.len() - skipped)?;
     let picture_taps = of_pictures.iter().map(|tap| Wanted::find(session.plan(), &pictures, tap));
     let picture_taps = picture_taps.collect::<Result<Vec<_>>>()?;
-    shapes.extend(picture_taps.iter().map(|tap| (tap.name.clone(), tap.shape)));
+    shapes.extend(picture_taps.iter().map(|tap| Entry::floats(&tap.name, tap.shape)));
+    if let Some((_, steps)) = drafts {
+        shapes.extend(draft_shapes(session.plan(), steps as usize));
+    }
     let file = Tensors::create(&args.output, &shapes)?;
     let mut seen: Result<()> = Ok(());
     let media = pictures.look(&mut session, &mut |picture, value, _, rows| {
@@ -120,21 +131,50 @@ pub fn run(args: &Args) -> Result<Outcome> {
     tap_failed?;
     bar.finish_and_clear();
     failed?;
+    if let Some((token, steps)) = drafts {
+        write_drafts(&mut session, token, steps, &file)?;
+    }
     file.finish()?;
     Ok(Outcome::Done)
 }
 
 /// Names and shapes of what will be written.
-fn shapes(program: &Program, taps: &[&String], tokens: usize, rows: usize) -> Result<Vec<(String, [usize; 2])>> {
+fn shapes(program: &Program, taps: &[&String], tokens: usize, rows: usize) -> Result<Vec<Entry>> {
     let output = &program.values[program.output as usize];
-    let mut shapes = vec![("logits".to_string(), [rows, output.width as usize])];
+    let mut shapes = vec![Entry::floats("logits", [rows, output.width as usize])];
     for tap in taps {
         let value = program.values.iter().find(|v| v.name == **tap && matches!(v.kind, Kind::Floats { .. }));
         let Some(value) = value else { bail!("the plan has no value called {tap} to tap") };
         let rows = if value.rows == RowCount::Chunk { tokens } else { rows };
-        shapes.push((tap.to_string(), [rows, value.width as usize]));
+        shapes.push(Entry::floats(tap, [rows, value.width as usize]));
     }
     Ok(shapes)
+}
+
+fn draft_shapes(plan: &Plan, steps: usize) -> [Entry; 3] {
+    [
+        Entry { name: "draft.tokens".into(), dtype: "I32", shape: vec![steps] },
+        Entry::floats("draft.logits", [steps, plan.model.vocab_size as usize]),
+        Entry::floats("draft.h_next", [steps, plan.model.hidden as usize]),
+    ]
+}
+
+/// The drafter's steps after `token`, each fed what the one before chose.
+fn write_drafts(session: &mut Session, token: u32, steps: u32, file: &Tensors) -> Result<()> {
+    let (mut step, mut failed) = (0, Ok(()));
+    session.draft(token, steps, &mut |_, _, _| {}, &mut |draft| {
+        let Draft { token, logits, hidden } = draft;
+        let write = || -> Result<()> {
+            file.write_bytes("draft.tokens", step, &(token as i32).to_le_bytes())?;
+            file.write("draft.logits", step * logits.len(), logits)?;
+            file.write("draft.h_next", step * hidden.len(), hidden)
+        };
+        if failed.is_ok() {
+            failed = write();
+        }
+        step += 1;
+    })?;
+    failed
 }
 
 /// A value of a picture that is to be written: of a tower, or the pixels that it reads.
@@ -189,7 +229,21 @@ fn pixel_values(plan: &Plan, pictures: &Pictures, picture: usize) -> Vec<f32> {
     patches.flat_map(|patch| (0..pixels).flat_map(move |at| pixel(patch, at))).collect()
 }
 
-/// A safetensors file of f32 tensors whose shapes are known beforehand, filled piece by piece: a row of logits is a megabyte,
+/// A tensor of the file.
+struct Entry {
+    name: String,
+    /// Of four bytes.
+    dtype: &'static str,
+    shape: Vec<usize>,
+}
+
+impl Entry {
+    fn floats(name: &str, shape: [usize; 2]) -> Entry {
+        Entry { name: name.into(), dtype: "F32", shape: shape.to_vec() }
+    }
+}
+
+/// A safetensors file of tensors whose shapes are known beforehand, filled piece by piece: a row of logits is a megabyte,
 /// so they are not collected in memory.
 struct Tensors {
     file: NamedTempFile,
@@ -199,12 +253,12 @@ struct Tensors {
 }
 
 impl Tensors {
-    fn create(path: &Path, shapes: &[(String, [usize; 2])]) -> Result<Tensors> {
+    fn create(path: &Path, shapes: &[Entry]) -> Result<Tensors> {
         let mut header = serde_json::Map::new();
         let (mut offset, mut starts) = (0u64, BTreeMap::new());
-        for (name, shape) in shapes {
-            let end = offset + 4 * shape[0] as u64 * shape[1] as u64;
-            let entry = serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [offset, end]});
+        for Entry { name, dtype, shape } in shapes {
+            let end = offset + 4 * shape.iter().map(|n| *n as u64).product::<u64>();
+            let entry = serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, end]});
             header.insert(name.clone(), entry);
             starts.insert(name.clone(), offset);
             offset = end;
@@ -225,8 +279,12 @@ impl Tensors {
     /// Writes values from element `first` of a tensor on.
     fn write(&self, name: &str, first: usize, values: &[f32]) -> Result<()> {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.write_bytes(name, first, &bytes)
+    }
+
+    fn write_bytes(&self, name: &str, first: usize, bytes: &[u8]) -> Result<()> {
         let start = self.starts.get(name).with_context(|| format!("no tensor {name}"))?;
-        let written = self.file.as_file().write_all_at(&bytes, start + 4 * first as u64);
+        let written = self.file.as_file().write_all_at(bytes, start + 4 * first as u64);
         written.with_context(|| format!("cannot write {}", self.path.display()))
     }
     /// Gives the file its name.

@@ -12,7 +12,7 @@ use gemma4c_runtime::Soft;
 use super::Outcome;
 use super::batch::{self, Batch, Defaults};
 use super::cached::ModelArgs;
-use super::generation::{Generation, SamplingArgs};
+use super::generation::{Drafts, Generation, SamplingArgs};
 use super::media::{MediaArgs, Pictures};
 use super::plan_file::{EngineArgs, PlanArgs};
 use super::tokenize::parse_ids;
@@ -46,6 +46,11 @@ pub struct Args {
 
     #[command(flatten)]
     sampling: SamplingArgs,
+
+    /// Guess tokens, which the model then verifies several at once; the text is the same. auto: by the plan's drafter (compile --draft) where it has
+    /// one, as far as that pays; off; ngram: by looking the last tokens up in prompt and text so far; N: by the drafter, N in a row. So far on a CPU.
+    #[arg(long, value_name = "auto|off|ngram|N", default_value = "auto", hide_default_value = true)]
+    draft: Drafts,
 
     /// Talk to an instruction-tuned model through its chat template.
     #[arg(long)]
@@ -88,6 +93,8 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     let args = &args;
     if let (Some(prompts), Some(answers)) = (&args.file, &args.output) {
         ensure!(args.media.is_empty(), "--image is for one prompt: a file of prompts has none");
+        let is_plain = matches!(args.draft, Drafts::Auto | Drafts::Off);
+        ensure!(is_plain, "--draft is for one prompt so far: the prompts of a file are decoded together");
         let (sequences, engine) = (args.sequences, args.engine);
         let batch = Batch { plan: &args.plan, prompts, answers, sequences, engine };
         batch::run(&batch, |plan| {
@@ -108,7 +115,8 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     if let Some(why) = session.picks_on_host(&sampler) {
         eprintln!("[tokens are picked on the host, which is slower: {why}]");
     }
-    let mut generation = Generation { session, sampler, stop, most: args.n };
+    let speculation = args.draft.speculation(session.plan())?;
+    let mut generation = Generation { session, sampler, stop, most: args.n, speculation };
     if let Some(ids) = &args.tokens {
         let (ids, mut first) = (parse_ids(ids)?, true);
         generation.session.set_soft(&ids, &soft)?;

@@ -53,6 +53,7 @@ impl Plan {
             chunk,
             kv: recipe.kv,
             sequences: recipe.sequences,
+            verified: 1,
             snapshots: None,
             target: recipe.target(),
             vram: None,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use gemma4c_plan::{Op, Plan, Step};
+use gemma4c_plan::{Drafter, Kind, Op, Plan, Step};
 use serde_json::{Value, json};
 
 use super::facts::CacheFacts;
@@ -13,6 +13,11 @@ use super::text::{header, memory_table};
 pub fn memory(plan: &Plan) -> (u64, u64, u64) {
     let weights = plan.weights.iter().map(|w| w.bytes).sum();
     (weights, plan.program.cache_bytes().unwrap_or(u64::MAX), plan.program.arena_bytes)
+}
+
+/// Bytes of a drafter's activations; it has no keys and values.
+pub fn drafter_arena(plan: &Plan) -> u64 {
+    plan.drafter.as_ref().map_or(0, |drafter| drafter.program.arena_bytes)
 }
 
 /// Bytes of the towers' activations.
@@ -82,6 +87,7 @@ pub fn text(plan: &Plan) -> String {
     let mut out = header(plan);
     let mut rows = vec![("weights (mapped)", weights), ("keys and values", kv), ("activations", arena)];
     rows.extend(plan.towers.iter().map(|tower| ("  of a tower", tower.program.arena_bytes)));
+    rows.extend(plan.drafter.iter().map(|drafter| ("  of the drafter", drafter.program.arena_bytes)));
     let total = rows.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
     rows.push(("total", total));
     out += &memory_table(&rows);
@@ -97,7 +103,19 @@ pub fn text(plan: &Plan) -> String {
             tower.name
         );
     }
+    if let Some(drafter) = &plan.drafter {
+        let _ = writeln!(out, "\ndrafter        {}", describe_drafter(drafter));
+    }
     out
+}
+
+/// What a drafter is, in a line.
+pub fn describe_drafter(drafter: &Drafter) -> String {
+    let steps = drafter.program.steps.len();
+    let layers: Vec<String> = drafter.program.caches.iter().map(|cache| cache.layer.to_string()).collect();
+    let scored = drafter.program.values.iter().find(|value| value.kind == Kind::Tokens && value.width > 1);
+    let scored = scored.map_or("all tokens".to_owned(), |value| format!("{} tokens", value.width));
+    format!("{steps} steps over the keys and values of layers {}, scores {scored}", layers.join(" and "))
 }
 
 /// How often each operation is in it.
@@ -128,11 +146,18 @@ pub fn json(plan: &Plan) -> Value {
         "phases": [{"name": "any", "rows": program.chunk, "launches": program.steps.len(), "arena_bytes": arena,
                     "steps": steps.collect::<Vec<_>>()}],
         "memory": {"weights": weights, "kv": kv, "arena": arena, "host": 0,
-                   "total": weights.saturating_add(kv).saturating_add(arena).saturating_add(tower_arenas(plan))},
+                   "total": weights.saturating_add(kv).saturating_add(arena).saturating_add(tower_arenas(plan))
+                       .saturating_add(drafter_arena(plan))},
     });
     // A plan that reads text alone says nothing of towers.
     if !towers.is_empty() {
         out["towers"] = towers.into();
+    }
+    if let Some(drafter) = &plan.drafter {
+        let program = &drafter.program;
+        let layers: Vec<u32> = program.caches.iter().map(|cache| cache.layer).collect();
+        out["drafter"] = json!({"steps": program.steps.len(), "arena_bytes": program.arena_bytes, "layers": layers,
+                                "centroids": !drafter.token_order.is_empty()});
     }
     out
 }

@@ -94,6 +94,7 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
             prepare: prepare(&plan),
             phases: vec![decode, prefill],
             most_candidates: 64,
+            verified_rows: 1,
             passes: passes(),
         },
     });

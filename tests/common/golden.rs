@@ -44,6 +44,14 @@ const VISION: [&str; 13] = [
     "v_tiny_u.png",
 ];
 
+/// Drafters for two of the models.
+const ASSISTANT: [&str; 4] = [
+    "d_tiny_assistant_bf16.gguf",
+    "d_tiny_assistant_bf16.golden.safetensors",
+    "e_tiny_assistant_q8_0.gguf",
+    "e_tiny_assistant_q8_0.golden.safetensors",
+];
+
 /// Vocabulary and chat templates of the real models.
 const REAL: [&str; 7] = [
     "ggml-vocab-gemma-4.gguf",
@@ -94,5 +102,6 @@ fn expected() -> Vec<String> {
         models().into_iter().flat_map(|name| ["gguf", "golden.safetensors"].map(|end| format!("{name}.{end}")));
     let of_texts = TEXT.iter().map(|name| format!("{name}.tokens.json"));
     let of_pictures = VISION.iter().map(|name| format!("vision/{name}"));
-    of_models.chain(of_texts).chain(of_pictures).chain(REAL.map(str::to_owned)).collect()
+    let of_drafters = ASSISTANT.iter().map(|name| format!("assistant/{name}"));
+    of_models.chain(of_texts).chain(of_pictures).chain(of_drafters).chain(REAL.map(str::to_owned)).collect()
 }

@@ -21,6 +21,8 @@ pub struct LowerOptions {
     pub chunk: Option<u32>,
     pub kv: KvType,
     pub sequences: u32,
+    /// Rows of one sequence at once.
+    pub verified: u32,
     pub snapshots: Option<u32>,
     pub vram: Option<u64>,
     pub disabled: Vec<String>,
@@ -33,6 +35,7 @@ impl Default for LowerOptions {
             chunk: None,
             kv: KvType::F16,
             sequences: 1,
+            verified: 1,
             snapshots: None,
             vram: None,
             disabled: passes::switched_off(&[], &[]),
@@ -61,9 +64,9 @@ pub fn plan(model: &Path, options: &LowerOptions) -> Plan {
 pub fn plan_for(model: &Path, options: &LowerOptions, targets: &[Gpu]) -> Plan {
     let file = Gguf::open(model).expect("a model");
     let graph = gemma4::graph(&file, &Config::read(&file).expect("a config")).expect("a graph");
-    let LowerOptions { kv, sequences, snapshots, vram, ref disabled, .. } = *options;
+    let LowerOptions { kv, sequences, verified, snapshots, vram, ref disabled, .. } = *options;
     let (targets_given, disabled) = (targets.to_vec(), disabled.clone());
-    let cuda = CudaOptions { targets: targets_given, kv, sequences, snapshots, vram, disabled };
+    let cuda = CudaOptions { targets: targets_given, kv, sequences, verified, snapshots, vram, disabled };
     let folder = model.parent().expect("a folder");
     // The CPU program first, with the GPU's limits, then the GPU programs without NVRTC.
     let chunk = Some(options.chunk.unwrap_or(compile::DEFAULT_CHUNK).min(compile::DEFAULT_CHUNK));

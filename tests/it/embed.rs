@@ -80,6 +80,7 @@ fn the_weights_of_a_gpu_are_those_that_its_kernels_make() {
         let plan = lowered::plan(&place.path("model.gguf"), &short());
         let h200 = gemma4c_codegen::target::Target::of_arch(gemma4c_codegen::arch::Arch::Sm90a);
         let cuda = compile::CudaOptions {
+            verified: 1,
             targets: vec![h200.clone()],
             kv: gemma4c_plan::cuda::KvType::F16,
             // The per-layer table goes to the host's memory.

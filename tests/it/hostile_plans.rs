@@ -147,6 +147,8 @@ fn mutate_op(op: &mut Op, random: &mut Random, weights: u64) {
     match op {
         Op::Gather { table: weight } | Op::MatMul { weight } | Op::MulWeight { weight } => *weight = other_weight,
         Op::AddWeight { weight } | Op::AtLeast { weight } | Op::AtMost { weight } => *weight = other_weight,
+        Op::TokenMatMul { weight } => *weight = other_weight,
+        Op::Hidden { width: number } | Op::Candidates { each: number } => *number = another(random, *number),
         Op::AddConstant { term } => *term = another_f32(random),
         Op::Patches { width: number } | Op::GridMean { side: number } | Op::FullAttention { heads: number } => {
             *number = another(random, *number);
@@ -177,9 +179,19 @@ fn mutate_op(op: &mut Op, random: &mut Random, weights: u64) {
             1 => *base = another_f32(random),
             _ => *factors = [None, Some(other_weight)][random.below(2) as usize],
         },
-        Op::KvAppend { cache } => *cache = random.below(5) as u32,
-        Op::Attention { heads } | Op::AttentionAhead { heads } => *heads = another(random, *heads),
-        Op::Tokens | Op::TakeAsked | Op::PlaceSoft | Op::SubMean | Op::Add | Op::Mul | Op::Gelu => {
+        Op::KvAppend { cache } | Op::BorrowKv { cache } => *cache = random.below(5) as u32,
+        Op::Attention { heads } | Op::AttentionAhead { heads } | Op::AttentionBefore { heads } => {
+            *heads = another(random, *heads)
+        }
+        Op::Concat
+        | Op::SpreadTokens
+        | Op::Tokens
+        | Op::TakeAsked
+        | Op::PlaceSoft
+        | Op::SubMean
+        | Op::Add
+        | Op::Mul
+        | Op::Gelu => {
             let others = [Op::Add, Op::Mul, Op::Gelu, Op::TakeAsked, Op::PlaceSoft, Op::Scale { factor: 2.0 }];
             *op = others[random.below(6) as usize];
         }
@@ -308,6 +320,66 @@ fn what_passes_the_checks_of_a_tower_can_be_run() {
             Ok::<_, gemma4c_runtime::RuntimeError>(())
         }));
         ran += usize::from(looked.unwrap_or_else(|_| panic!("{case}: run")).is_ok());
+    }
+    assert!(ran > cases / 20 && accepted < cases / 2, "the cases have lost their bite: {ran} ran of {accepted}");
+}
+
+/// One change somewhere in a drafter.
+fn mutate_drafter(plan: &mut Plan, random: &mut Random) {
+    let weights = plan.weights.len() as u64;
+    let drafter = plan.drafter.as_mut().unwrap();
+    let program = &mut drafter.program;
+    let values = program.values.len() as u64;
+    match random.below(12) {
+        0 => drafter.reads = random.below(2000) as u32,
+        1 => drafter.hidden = random.below(values + 1) as u32,
+        2 => program.output = random.below(values + 1) as u32,
+        3 => *pick(random, &mut drafter.token_order) = random.below(1000) as u32,
+        4 => pick(random, &mut program.values).width = another(random, 128),
+        5 => pick(random, &mut program.caches).capacity = another(random, 24),
+        6 => program.chunk = another(random, 1),
+        7 => {
+            let arena = program.arena_bytes;
+            pick(random, &mut program.values).kind = Kind::Floats { offset: 4 * random.below(arena / 4) };
+        }
+        8 => {
+            let step = pick(random, &mut program.steps);
+            if !step.inputs.is_empty() {
+                *pick(random, &mut step.inputs) = random.below(values + 1) as u32;
+            }
+        }
+        9 => {
+            let others = [Op::Concat, Op::SpreadTokens, Op::Tokens, Op::Gelu, Op::SubMean, Op::TakeAsked];
+            pick(random, &mut program.steps).op = others[random.below(6) as usize];
+        }
+        _ => mutate_op(&mut pick(random, &mut program.steps).op, random, weights),
+    }
+}
+
+#[test]
+fn what_passes_the_checks_of_a_drafter_can_be_run() {
+    let Some(folder) = golden::folder() else { return };
+    let place = Place::new();
+    let (model, drafter) = (folder.join("e_tiny_q8_0.gguf"), folder.join("assistant/e_tiny_assistant_q8_0.gguf"));
+    let files = format!("'{}' --draft '{}'", model.display(), drafter.display());
+    place.ok(&format!("compile {files} -o plan.bin --ctx 24 --chunk 8 --target cpu"));
+    let original = Plan::from_bytes(&place.read("plan.bin")).unwrap();
+    let location = ModelLocation { plan: place.path("plan.bin"), given: None };
+    let (mut random, mut accepted, mut ran, cases) = (Random(6), 0, 0, 300);
+    for case in 0..cases {
+        let mut plan = original.clone();
+        mutate_drafter(&mut plan, &mut random);
+        let Ok(bytes) = catch_unwind(|| plan.to_bytes()).unwrap_or_else(|_| panic!("{case}: checked")) else {
+            continue;
+        };
+        accepted += 1;
+        let plan = Plan::from_bytes(&bytes).unwrap();
+        let drafted = catch_unwind(AssertUnwindSafe(|| {
+            let mut session = Session::on_cpu(plan, &location)?;
+            session.feed(&[2, 5, 6, 7, 8], Asked::Last, None, |_, _| {})?;
+            session.draft(9, 3, &mut |_, _, _| {}, &mut |_| {})
+        }));
+        ran += usize::from(drafted.unwrap_or_else(|_| panic!("{case}: run")).is_ok());
     }
     assert!(ran > cases / 20 && accepted < cases / 2, "the cases have lost their bite: {ran} ran of {accepted}");
 }

@@ -13,5 +13,6 @@ mod passes;
 mod persistent;
 mod random_graphs;
 mod simulated;
+mod speculation;
 mod stages;
 mod targets;

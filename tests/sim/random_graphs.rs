@@ -354,7 +354,9 @@ fn compare(recipe: &Recipe) -> Result<(), String> {
     // So few SMs that warps have several rounds, and the simulator little to do.
     let target = Target { multiprocessors: 2, ..Target::find("h200").expect("a GPU of the table").clone() };
     let (sequences, snapshots, kv) = (1, Some(0), recipe.kv);
-    let options = Options { context: CONTEXT, chunk: CHUNK, kv, sequences, snapshots, target, vram: None, disabled };
+    let verified = 1;
+    let options =
+        Options { verified, context: CONTEXT, chunk: CHUNK, kv, sequences, snapshots, target, vram: None, disabled };
     let read = |id: WeightId| -> Result<Vec<f32>, LowerError> {
         Ok(tensors[id.index()].chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     };
@@ -403,6 +405,7 @@ fn compare(recipe: &Recipe) -> Result<(), String> {
         sampling: Sampling::default(),
         embedded: None,
         towers: Vec::new(),
+        drafter: None,
         report: String::new(),
     };
     let tokens: Vec<u32> = (0..CHUNK + 3).map(|i| (i * 29 + 5) % VOCABULARY).collect();

@@ -104,7 +104,7 @@ fn default_snapshots(slots: u32) -> u32 {
 /// The most rows that are decoded at once.
 const MOST_ROWS: u32 = 128;
 
-/// Rows of the decode phases: powers of two, up to all sequences.
+/// Rows of the decode phases: powers of two, up to all sequences or all rows of one that are verified.
 pub fn decode_ladder(slots: u32) -> Vec<u32> {
     let most = slots.clamp(1, MOST_ROWS).next_power_of_two();
     (0..=most.ilog2()).map(|power| 1 << power).collect()

@@ -66,6 +66,8 @@ pub struct Options {
     pub kv: KvType,
     /// Sequences at once.
     pub sequences: u32,
+    /// Rows of one sequence that are decoded at once, to verify drafts: 1 for none.
+    pub verified: u32,
     /// Rings beyond those of the sequences, for snapshots; `None`: as many as are of use.
     pub snapshots: Option<u32>,
     /// The GPU that launches are shaped for.
@@ -287,7 +289,7 @@ fn lower_with(
     let mut ladder: Vec<u32> = LADDER.into_iter().filter(|rows| *rows < chunk).collect();
     ladder.push(chunk.max(2));
     let vocabulary = graph.output.map_or(0, |id| graph.node(id).ty.width);
-    let decode_ladder = memory::decode_ladder(extras.room.slots);
+    let decode_ladder = memory::decode_ladder(extras.room.slots.max(options.verified));
     let decode_rows = decode_ladder.iter().copied().max().unwrap_or(1) as u64;
     let max_pages = memory::pages_of(options.context);
 
@@ -325,6 +327,7 @@ fn lower_with(
     };
     let can = Abilities {
         exact: off("int8"),
+        verifies: options.verified > 1,
         per_layer_step: !off("per-layer-step"),
         kv: options.kv,
         context: options.context,
@@ -389,6 +392,7 @@ fn lower_with(
         prepare: common.weights.prepare.clone(),
         phases,
         most_candidates: MOST_KEPT,
+        verified_rows: options.verified.max(1),
         passes: reports.iter().chain(&of_target).map(pass_report).collect(),
     };
     Ok(Lowered { program, instances: common.kernels.instances })

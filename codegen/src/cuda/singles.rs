@@ -101,7 +101,14 @@ impl PhaseBuilder<'_, '_> {
             | Op::AtLeast { .. }
             | Op::AtMost { .. }
             | Op::GridRope { .. }
-            | Op::FullAttention { .. } => {
+            | Op::FullAttention { .. }
+            | Op::Hidden { .. }
+            | Op::BorrowKv { .. }
+            | Op::Concat
+            | Op::Candidates { .. }
+            | Op::SpreadTokens { .. }
+            | Op::TokenMatMul { .. }
+            | Op::AttentionBefore { .. } => {
                 Err(LowerError::OnCpuAlone { node: self.graph().full_name(id), op: node.op.name() })
             }
             Op::Gather { table } => self.gather(group, table, 1.0),

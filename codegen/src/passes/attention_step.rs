@@ -1,7 +1,7 @@
 //! One row's way from raw heads to the mixed values in one launch; and where clusters merge its parts.
 
 use gemma4c_graph::passes::Log;
-use gemma4c_graph::{Kind, Op};
+use gemma4c_graph::{Group, Heads, Kind, NodeId, Op};
 
 use super::{Abilities, Pass, Schedule, cache_of};
 
@@ -21,10 +21,13 @@ pub const CLUSTERS: Pass = Pass {
     run: merge_in_clusters,
 };
 
-fn run(schedule: &mut Schedule, _: &Abilities, log: &mut Log) {
+fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
+    if can.verifies && schedule.decodes && schedule.rows > 1 {
+        store_before(schedule);
+    }
     for group in schedule.fused.ordered() {
         let Kind::Heads(heads) = group.kind else { continue };
-        if !schedule.is_one_row(&group) {
+        if !schedule.is_one_row(&group) || heads.q.is_none() {
             continue;
         }
         let reader = heads.q.and_then(|queries| schedule.fused.sole_user(queries.out));
@@ -40,6 +43,34 @@ fn run(schedule: &mut Schedule, _: &Abilities, log: &mut Log) {
             None => schedule.refuse(log, &group, "its queries are not read by one attention alone"),
         }
     }
+}
+
+/// Takes keys and values out of the groups of heads: where rows may be of one sequence, all rows' keys are stored by a launch of their own before a row looks
+/// at them. A row finds the same bits in the cache that it would have kept for itself.
+fn store_before(schedule: &mut Schedule) {
+    let graph = schedule.graph();
+    let part = |group: &Group| match group.kind {
+        Kind::Heads(heads) if heads.q.is_some() => heads.kv.map(|kv| (heads, kv.out)),
+        _ => None,
+    };
+    let mut pieces = Vec::new();
+    for group in schedule.fused.ordered() {
+        let Some((heads, append)) = part(&group) else {
+            pieces.push(group);
+            continue;
+        };
+        // The append, what it reads, and the norms behind that.
+        let mut of_keys = vec![append];
+        for _ in 0..2 {
+            let inputs = of_keys.iter().flat_map(|id| &graph.node(*id).inputs).copied();
+            let inside: Vec<NodeId> = inputs.filter(|id| group.nodes.contains(id) && !of_keys.contains(id)).collect();
+            of_keys.extend(inside);
+        }
+        let (keys, queries): (Vec<NodeId>, Vec<NodeId>) = group.nodes.iter().partition(|id| of_keys.contains(id));
+        pieces.push(Group::new(Kind::Heads(Heads { q: None, ..heads }), keys));
+        pieces.push(Group::new(Kind::Heads(Heads { kv: None, ..heads }), queries));
+    }
+    schedule.fused.regroup(pieces);
 }
 
 fn merge_in_clusters(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {

@@ -81,6 +81,8 @@ pub fn switched_off(unwanted: &[String], asked_for: &[String]) -> Vec<String> {
 pub struct Abilities {
     /// No rounding of activations anywhere: the reference.
     pub exact: bool,
+    /// Rows that are decoded together may be of one sequence: a row must find the keys and values of those before it.
+    pub verifies: bool,
     pub kv: KvType,
     pub context: u32,
     /// Most rows of a pass.

@@ -30,6 +30,7 @@ fn lowered(
     let graph = g.finish().unwrap();
     let program = cpu::lower(&graph, Limits { context: 64, chunk: 8, asked: 1, kv: KvType::F16 }).unwrap();
     let options = Options {
+        verified: 1,
         context: 64,
         chunk: 8,
         kv: KvType::F16,

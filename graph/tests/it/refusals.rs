@@ -43,7 +43,39 @@ fn kv(g: &mut Builder) -> Value {
 type Build = fn(&mut Builder) -> Value;
 
 /// Each builds one operation whose inputs do not fit.
-const MISFITS: [(&str, Build); 46] = [
+const MISFITS: [(&str, Build); 54] = [
+    ("a hidden state of nothing", |g| g.hidden(0)),
+    ("parts of other rows", |g| {
+        let x = rows(g, 8);
+        let asked = g.take_asked(x);
+        g.concat(x, asked)
+    }),
+    ("parts that are no floats", |g| {
+        let (x, tokens) = (rows(g, 8), g.tokens());
+        g.concat(x, tokens)
+    }),
+    ("candidates without a routing", |g| {
+        let x = rows(g, 8);
+        g.candidates(x, 2)
+    }),
+    ("candidates of empty groups", |g| {
+        let routing = routing(g);
+        g.candidates(routing, 0)
+    }),
+    ("a product of tokens that are floats", |g| {
+        let (w, x) = (g.weight("w", F32, &[8, 100]), rows(g, 8));
+        g.token_matmul(w, x, x)
+    }),
+    ("values of other tokens spread", |g| {
+        let (x, routing) = (rows(g, 8), routing(g));
+        let tokens = g.candidates(routing, 3);
+        g.spread_tokens(x, tokens, 100)
+    }),
+    ("attention before the only position", |g| {
+        let q = rows(g, 8);
+        let kv = g.borrow_kv(Cache { layer: 0, kv_heads: 2, head_dim: 4, window: Some(1) });
+        g.attention_before(q, kv, 2)
+    }),
     ("gather from a vector", |g| {
         let (table, tokens) = (g.weight("w", F32, &[8]), g.tokens());
         g.gather(table, tokens)
@@ -254,7 +286,7 @@ type Break = fn(&mut Graph);
 type IsExpected = fn(&VerifyError) -> bool;
 
 /// Each breaks one rule of the specification in the model above, and says which error it must be.
-const BREAKS: [(&str, Break, IsExpected); 12] = [
+const BREAKS: [(&str, Break, IsExpected); 14] = [
     ("a weight that does not exist", |g| op_of(g, "logits", Op::MatMul { weight: WeightId(7) }), is_dangling),
     ("a cache that does not exist", |g| op_of(g, "kv", Op::KvAppend { cache: CacheId(1) }), is_dangling),
     ("an input that does not exist", |g| g.nodes[3].inputs[1] = NodeId(99), is_dangling),
@@ -275,6 +307,18 @@ const BREAKS: [(&str, Break, IsExpected); 12] = [
         |g| {
             let ty = g.nodes[2].ty;
             (g.nodes[3].op, g.nodes[3].inputs, g.nodes[3].ty) = (Op::Gelu, vec![NodeId(2)], ty);
+        },
+        |e| matches!(e, VerifyError::CacheRead { .. }),
+    ),
+    (
+        "attention before, over a cache that is appended to",
+        |g| op_of(g, "mixed", Op::AttentionBefore { heads: 2 }),
+        |e| matches!(e, VerifyError::CacheRead { .. }),
+    ),
+    (
+        "a borrowed cache with a key at the row's own position",
+        |g| {
+            (g.nodes[2].op, g.nodes[2].inputs) = (Op::BorrowKv { cache: CacheId(0) }, vec![]);
         },
         |e| matches!(e, VerifyError::CacheRead { .. }),
     ),

@@ -44,7 +44,8 @@ fn forward(g: &mut Builder, config: &Config, w: &Weights, soft: Option<u32>) {
     let per_layer = w.per_layer.as_ref().map(|p| per_layer_inputs(g, config, p, tokens, h, soft));
     for (index, weights) in w.layers.iter().enumerate() {
         g.set_layer(Some(index as u32));
-        let place = Place { index: index as u32, has_soft: soft.is_some() };
+        let sees = if soft.is_some() { Sees::Pictures } else { Sees::Text };
+        let place = Place { index: index as u32, sees };
         h = layer(g, config, w, place, weights, h, per_layer);
     }
     g.set_layer(None);
@@ -53,7 +54,7 @@ fn forward(g: &mut Builder, config: &Config, w: &Weights, soft: Option<u32>) {
 }
 
 #[dataflow]
-fn tokens(g: &mut Builder) -> Value {
+pub(super) fn tokens(g: &mut Builder) -> Value {
     g.tokens()
 }
 
@@ -99,14 +100,23 @@ fn per_layer_inputs(
 
 /// Where a layer stands.
 #[derive(Clone, Copy)]
-struct Place {
-    index: u32,
-    /// Among rows some of which are soft tokens.
-    has_soft: bool,
+pub(super) struct Place {
+    pub index: u32,
+    pub sees: Sees,
+}
+
+/// What a layer's rows are among.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sees {
+    Text,
+    /// Tokens, some of which are soft tokens of pictures.
+    Pictures,
+    /// Only what lies before them, in keys and values of another graph.
+    Before,
 }
 
 #[dataflow]
-fn layer(
+pub(super) fn layer(
     g: &mut Builder,
     config: &Config,
     model: &Weights,
@@ -164,8 +174,11 @@ fn attention(
         }
         (None, _) => unreachable!("only layers that share keys have no key projection"),
     };
-    let sees_ahead = place.has_soft && config.sees_ahead() && window.is_some();
-    let mixed = if sees_ahead { g.attention_ahead(q, kv, heads) } else { g.attention(q, kv, heads) };
+    let mixed = match place.sees {
+        Sees::Before => g.attention_before(q, kv, heads),
+        Sees::Pictures if config.sees_ahead() && window.is_some() => g.attention_ahead(q, kv, heads),
+        Sees::Pictures | Sees::Text => g.attention(q, kv, heads),
+    };
     let projected = g.matmul(w.attn_output, mixed);
     let update = g.rms_norm(projected, Some(w.post_attention_norm), config.rms_eps);
     g.add(h, update)

@@ -145,7 +145,7 @@ impl<'a> Inventory<'a> {
         self.builder.weight(name, dtype, &shape)
     }
 
-    fn layer(&mut self, config: &Config, index: usize) -> LayerWeights {
+    pub(super) fn layer(&mut self, config: &Config, index: usize) -> LayerWeights {
         let (layer, hidden) = (&config.layers[index], config.hidden);
         let attention = &layer.attention;
         let (query_width, key_width) = (attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim);

@@ -24,6 +24,10 @@ pub enum GgufError {
     WrongValue { key: String, expected: String, found: String },
     #[error("tensor {} has ggml type {id}, which is not supported (supported: {})", quoted(tensor), supported_types())]
     UnsupportedType { tensor: String, id: u32 },
+    #[error("tensor {} is missing", quoted(tensor))]
+    MissingTensor { tensor: String },
+    #[error("tensor {} has ggml type {id}, expected 26, 32-bit integers", quoted(tensor))]
+    NotIntegers { tensor: String, id: u32 },
 }
 
 /// A fault in the bytes of one file.

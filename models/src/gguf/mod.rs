@@ -39,6 +39,9 @@ pub const MAX_ENTRIES: u64 = 65_536;
 /// Dimensions of a tensor, at most.
 pub const MAX_DIMS: usize = 4;
 
+/// The number of the type of 32-bit integers in a file.
+const GGML_I32: u32 = 26;
+
 /// One tensor of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
@@ -131,6 +134,25 @@ impl Gguf {
     /// Where `tensor` is another model's and lies outside this one's files.
     pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
         &self.maps[tensor.file][tensor.offset as usize..][..tensor.len as usize]
+    }
+
+    /// The values of a tensor of 32-bit integers.
+    pub fn integers(&self, name: &str) -> Result<Vec<i32>, GgufError> {
+        let tensor = self.tensor(name).ok_or_else(|| GgufError::MissingTensor { tensor: name.into() })?;
+        if tensor.ggml_type != GGML_I32 {
+            return Err(GgufError::NotIntegers { tensor: name.into(), id: tensor.ggml_type });
+        }
+        // Not a type of weights, so its size was not checked when the file was opened.
+        let bytes = tensor.dims().iter().try_fold(4u64, |bytes, dim| bytes.checked_mul(*dim));
+        let (map, file) = (&self.maps[tensor.file], &self.files[tensor.file]);
+        let end = bytes.and_then(|bytes| tensor.offset.checked_add(bytes)).filter(|end| *end <= file.len);
+        let Some(end) = end else {
+            let (start, bytes) = (tensor.offset.into(), bytes.unwrap_or(u64::MAX));
+            let fault = Fault::CutTensor { tensor: name.into(), start, bytes, len: file.len };
+            return Err(GgufError::Malformed { path: file.path.clone(), fault });
+        };
+        let values = map[tensor.offset as usize..end as usize].chunks_exact(4);
+        Ok(values.map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     }
 
     pub fn files(&self) -> &[FileInfo] {

@@ -9,6 +9,7 @@ mod counting_allocator;
 mod golden;
 
 mod chat;
+mod drafter;
 mod gguf_errors;
 mod gguf_golden;
 mod gguf_hostile;

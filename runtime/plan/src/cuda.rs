@@ -54,6 +54,8 @@ pub struct CudaProgram {
     pub phases: Vec<Phase>,
     /// The most candidates that a [`Phase::pick_sampled`] considers.
     pub most_candidates: u32,
+    /// Rows of one sequence that a decode may have, at consecutive positions: 1 where each must be of another.
+    pub verified_rows: u32,
     /// What each pass did, and what it refused.
     #[serde(deserialize_with = "at_most::<64, _, _>")]
     pub passes: Vec<PassReport>,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! magic      8 bytes  "gemma4c\0"
-//! version    u32      6
+//! version    u32      7
 //! sections   u32
 //! length     u64      of all this, to the end of the last body
 //! checksum   u64      xxh3 of all that precedes and of the table
@@ -25,7 +25,7 @@ use crate::{Plan, Weight, validate};
 
 const MAGIC: &[u8; 8] = b"gemma4c\0";
 /// The format this build reads and writes.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Bytes of the header.
 pub const START: usize = 32;
 const ENTRY: usize = 32;
@@ -34,11 +34,12 @@ const CHECKSUM_AT: usize = 24;
 const MOST_PROGRAMS: usize = 16;
 
 /// The sections, in the order they are written. All are required.
-const SECTIONS: [&str; 10] =
-    ["model", "target", "weights", "program", "text", "report", "cuda", "code", "embedded", "towers"];
+const SECTIONS: [&str; 11] =
+    ["model", "target", "weights", "program", "text", "report", "cuda", "code", "embedded", "towers", "drafter"];
 /// The most bytes of each. A real plan's are far smaller; together with the bounds on lists they keep what a hostile file can
 /// make a reader allocate below 64 MB and the machine code's own size.
-const LARGEST: [u64; 10] = [1 << 20, 1 << 10, 1 << 21, 1 << 22, 1 << 24, 1 << 22, 1 << 22, 1 << 28, 1 << 20, 1 << 20];
+const LARGEST: [u64; 11] =
+    [1 << 20, 1 << 10, 1 << 21, 1 << 22, 1 << 24, 1 << 22, 1 << 22, 1 << 28, 1 << 20, 1 << 20, 1 << 20];
 
 /// The weights as they are decoded.
 #[derive(Deserialize)]
@@ -113,6 +114,7 @@ impl Plan {
             encode(7, &self.programs().map(|cuda| &cuda.code).collect::<Vec<_>>())?,
             encode(8, &self.embedded)?,
             encode(9, &self.towers)?,
+            encode(10, &self.drafter)?,
         ];
         let start = START + SECTIONS.len() * ENTRY;
         let length = start + bodies.iter().map(Vec::len).sum::<usize>();
@@ -177,6 +179,7 @@ impl Plan {
             report: decode(5, sections[5])?,
             embedded: decode(8, sections[8])?,
             towers,
+            drafter: decode(10, sections[10])?,
         };
         validate::check(&plan).map_err(PlanError::Invalid)?;
         match plan.file_bytes(bytes.len() as u64) {

@@ -5,6 +5,7 @@
 //! and how to tell that those have not changed, or that they follow it in its own file ([`embedded`]).
 
 pub mod cuda;
+mod drafter;
 pub mod embedded;
 pub mod fingerprint;
 mod format;
@@ -17,12 +18,14 @@ mod program;
 mod tower;
 mod validate;
 mod validate_cuda;
+mod validate_drafter;
 mod validate_kv;
 mod validate_program;
 mod validate_range;
 mod validate_tower;
 mod vocab;
 
+pub use drafter::Drafter;
 pub use format::{PlanError, START, VERSION, own_bytes};
 pub use model::{Model, ModelFile, Target, Weight};
 pub use program::{Cache, CacheIndex, Kind, Op, Program, RowCount, Step, Value, ValueIndex, WeightIndex};
@@ -48,6 +51,8 @@ pub struct Plan {
     pub embedded: Option<embedded::Embedded>,
     /// What makes soft tokens of pictures; none for a plan that reads text alone.
     pub towers: Vec<Tower>,
+    /// What guesses the next tokens; `None` for a plan without one.
+    pub drafter: Option<Drafter>,
     /// The graph the steps came from, as text.
     pub report: String,
 }

@@ -107,6 +107,13 @@ pub enum Op {
     AtMost { weight: WeightIndex },
     GridRope { head_dim: u32, base: f32 },
     FullAttention { heads: u32 },
+    Hidden { width: u32 },
+    BorrowKv { cache: CacheIndex },
+    Concat,
+    Candidates { each: u32 },
+    SpreadTokens,
+    TokenMatMul { weight: WeightIndex },
+    AttentionBefore { heads: u32 },
 }
 
 impl Op {
@@ -144,15 +151,26 @@ impl Op {
             Op::AtMost { .. } => "at_most",
             Op::GridRope { .. } => "grid_rope",
             Op::FullAttention { .. } => "full_attention",
+            Op::Hidden { .. } => "hidden",
+            Op::BorrowKv { .. } => "borrow_kv",
+            Op::Concat => "concat",
+            Op::Candidates { .. } => "candidates",
+            Op::SpreadTokens => "spread_tokens",
+            Op::TokenMatMul { .. } => "token_matmul",
+            Op::AttentionBefore { .. } => "attention_before",
         }
     }
 
     /// How many values it reads.
     pub const fn arity(&self) -> usize {
         match self {
-            Op::Tokens | Op::Patches { .. } | Op::AxisRows { .. } => 0,
+            Op::Tokens | Op::Patches { .. } | Op::AxisRows { .. } | Op::Hidden { .. } | Op::BorrowKv { .. } => 0,
             Op::Add
             | Op::Mul
+            | Op::Concat
+            | Op::SpreadTokens
+            | Op::TokenMatMul { .. }
+            | Op::AttentionBefore { .. }
             | Op::KvAppend { .. }
             | Op::Attention { .. }
             | Op::AttentionAhead { .. }
@@ -173,7 +191,7 @@ pub struct Step {
     pub output: ValueIndex,
 }
 
-/// The steps of a CPU plan, or of one of its towers, whose rows are patches and soft tokens in place of tokens.
+/// The steps of a CPU plan, of one of its towers, whose rows are patches and soft tokens in place of tokens, or of its drafter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Program {
     /// Positions a sequence may have.

@@ -4,7 +4,7 @@
 
 use crate::program::RowCount;
 use crate::validate_program::{MOST, check_name, check_program, is_floats};
-use crate::{Plan, Target, validate_cuda, validate_tower};
+use crate::{Plan, Target, validate_cuda, validate_drafter, validate_tower};
 
 /// The first contradiction, as a sentence.
 pub(crate) fn check(plan: &Plan) -> Result<(), String> {
@@ -24,6 +24,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
         _ => return Err(format!("output {} is not a value of asked f32 rows that a step makes", program.output)),
     }
     validate_tower::check(plan)?;
+    validate_drafter::check(plan)?;
     match (plan.target, &plan.cuda) {
         (Target::Cuda, Some(_)) => validate_cuda::check_all(plan)?,
         (Target::Cpu, None) if plan.others.is_empty() => {}

@@ -83,6 +83,10 @@ fn check_ladders(program: &CudaProgram) -> Result<(), String> {
     if program.phases.first().is_none_or(|phase| (phase.kind, phase.rows) != (PhaseKind::Decode, 1)) {
         return Err("the first phase does not decode one row".into());
     }
+    if !(1..=program.decode_rows()).contains(&program.verified_rows) {
+        let (verified, decoded) = (program.verified_rows, program.decode_rows());
+        return Err(format!("{verified} rows of a sequence at once, and {decoded} are decoded at most"));
+    }
     let in_order = |two: &[Phase]| match (two[0].kind, two[1].kind) {
         (PhaseKind::Decode, PhaseKind::Prefill) => true,
         (PhaseKind::Prefill, PhaseKind::Decode) => false,

@@ -1,4 +1,4 @@
-//! What must hold of a program, the text's or a tower's: its values lie in the arena, and every step fits what it reads and makes.
+//! What must hold of a program, the text's, a tower's or a drafter's: its values lie in the arena, and every step fits what it reads and makes.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ pub(crate) const MOST: u32 = 1 << 28;
 /// Bytes of a name.
 const LONGEST_NAME: usize = 200;
 
-/// Checks the steps of the text or of a tower, and returns the values they make.
+/// Checks the steps of the text, a tower or a drafter, and returns the values they make.
 pub(crate) fn check_program(plan: &Plan, program: &Program) -> Result<HashSet<u32>, String> {
     let limits = [program.context, program.chunk, program.asked];
     if limits.iter().any(|n| *n == 0 || *n > MOST) || program.asked > program.chunk {
@@ -123,11 +123,13 @@ fn shape_fits(plan: &Plan, program: &Program, op: &Op, inputs: &[&Value], out: &
         is_floats(out) && inputs.iter().all(|i| is_floats(i) && (!same_width || i.width == out.width)) && same_rows
     };
     let (x, wide) = (inputs.first(), |v: &&Value| v.width as u64);
+    // Tokens, as many as the other value has numbers.
+    let is_tokens = |tokens: &Value, of: &Value| tokens.kind == Kind::Tokens && tokens.width == of.width;
     Some(match *op {
         Op::Tokens => out.kind == Kind::Tokens && out.rows == RowCount::Chunk && out.width == 1,
         Op::Gather { table } => {
             let w = weight(table)?;
-            let tokens = x?.kind == Kind::Tokens && x?.rows == out.rows;
+            let tokens = x?.kind == Kind::Tokens && x?.width == 1 && x?.rows == out.rows;
             tokens && is_floats(out) && w.dims == [wide(&out), plan.model.vocab_size as u64]
         }
         Op::TakeAsked => {
@@ -189,17 +191,39 @@ fn shape_fits(plan: &Plan, program: &Program, op: &Op, inputs: &[&Value], out: &
             let rows = |v: &&Value| is_floats(v) && v.rows == RowCount::Chunk && v.width == c.kv_heads * c.head_dim;
             out.kind == Kind::Kv { cache } && out.rows == RowCount::Chunk && inputs.iter().all(rows)
         }
-        Op::Attention { heads } | Op::AttentionAhead { heads } => {
+        Op::Attention { heads } | Op::AttentionAhead { heads } | Op::AttentionBefore { heads } => {
             let Kind::Kv { cache } = inputs.get(1)?.kind else { return Some(false) };
             let c = program.caches.get(cache as usize)?;
-            let shared = heads > 0 && heads.is_multiple_of(c.kv_heads);
+            // Before its own position a row with a window of 1 sees nothing.
+            let sees = !matches!(op, Op::AttentionBefore { .. }) || c.window != Some(1);
+            let shared = heads > 0 && heads.is_multiple_of(c.kv_heads) && sees;
             let width = heads as u64 * c.head_dim as u64;
             is_floats(x?) && is_floats(out) && same_rows && shared && wide(x?) == width && wide(&out) == width
+        }
+        Op::Hidden { width } => is_floats(out) && out.rows == RowCount::Chunk && out.width == width,
+        Op::BorrowKv { cache } => {
+            let c = program.caches.get(cache as usize)?;
+            out.kind == Kind::Kv { cache } && out.rows == RowCount::Chunk && out.width == c.kv_heads * c.head_dim
+        }
+        Op::Concat => floats(false) && inputs.iter().map(wide).sum::<u64>() == wide(&out),
+        Op::Candidates { each } => {
+            let (x, order) = (x?, plan.drafter.as_ref()?.token_order.len() as u64);
+            let Kind::Routing { experts } = x.kind else { return Some(false) };
+            let groups = experts as u64 * each as u64 == order && x.width as u64 * each as u64 == wide(&out);
+            out.kind == Kind::Tokens && same_rows && each > 0 && groups
+        }
+        Op::SpreadTokens => {
+            let tokens = is_tokens(inputs.get(1)?, x?);
+            is_floats(x?) && tokens && is_floats(out) && same_rows && out.width == plan.model.vocab_size
+        }
+        Op::TokenMatMul { weight: w } => {
+            let fits = weight(w)?.dims == [wide(x?), plan.model.vocab_size as u64];
+            is_floats(x?) && is_tokens(inputs.get(1)?, out) && is_floats(out) && same_rows && fits
         }
         Op::Patches { width } => is_floats(out) && out.rows == RowCount::Patches && out.width == width,
         Op::GatherText { table, pad } => {
             let (w, vocab_size) = (weight(table)?, plan.model.vocab_size);
-            let tokens = x?.kind == Kind::Tokens && x?.rows == out.rows;
+            let tokens = x?.kind == Kind::Tokens && x?.width == 1 && x?.rows == out.rows;
             tokens && is_floats(out) && w.dims == [wide(&out), vocab_size as u64] && pad < vocab_size
         }
         Op::PlaceSoft => floats(true) && out.rows == RowCount::Chunk && out.width == plan.model.hidden,

@@ -1,4 +1,5 @@
-//! Walks the steps of a plan over some rows: a chunk of one sequence's tokens, one token of each of several, or a picture's patches.
+//! Walks the steps of a plan over some rows: a chunk of one sequence's tokens, one token of each of several, or a picture's patches. A drafter's
+//! steps read the keys and values of the text's executor.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use super::ops::grid::{self, Grid};
 use super::ops::matmul::{Experts, Matrix};
 use super::ops::moe::Routes;
 use super::ops::rope::RopeTable;
-use super::ops::{attention, elementwise, gather, matmul, moe, norm, rope};
+use super::ops::{attention, candidates, elementwise, gather, matmul, moe, norm, rope};
 use crate::weights::Weights;
 use crate::{ModelLocation, RuntimeError, machine};
 
@@ -54,6 +55,8 @@ pub struct Pass<'a> {
     pub soft: &'a [SoftRows<'a>],
     /// What a tower looks at, in place of all the others.
     pub picture: Option<Picture<'a>>,
+    /// Of a drafter: the hidden state of each row, one after the other.
+    pub hidden: &'a [f32],
 }
 
 impl Pass<'_> {
@@ -143,11 +146,28 @@ impl Room {
 /// Sees every f32 value as it is made: its name, its width and its rows. What it changes, later steps read.
 pub type Tap<'a> = dyn FnMut(&str, usize, &mut [f32]) + Send + 'a;
 
+/// Which of a plan's programs an executor runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Text,
+    Tower(usize),
+    Drafter,
+}
+
+impl Part {
+    fn program(self, plan: &Plan) -> &Program {
+        match self {
+            Part::Text => &plan.program,
+            Part::Tower(index) => &plan.towers[index].program,
+            Part::Drafter => &plan.drafter.as_ref().expect("whoever made this looked for one").program,
+        }
+    }
+}
+
 /// A plan with its weights, its state and its working memory.
 pub struct Executor {
     plan: Arc<Plan>,
-    /// Which of the plan's towers it runs; `None` for the text.
-    tower: Option<usize>,
+    part: Part,
     weights: Arc<Weights>,
     /// Weight vectors (f32), copied once because mapped bytes need not be aligned. Empty for matrices.
     vectors: Vec<Vec<f32>>,
@@ -159,12 +179,16 @@ pub struct Executor {
     tables: Vec<Vec<u32>>,
     /// One for each value that is a routing.
     routes: Vec<Option<Routes>>,
+    /// One for each value that is tokens, but for those of the pass.
+    tokens: Vec<Option<Vec<u32>>>,
 }
 
 impl Executor {
     /// Maps the model's files, checks that they are the plan's, and reserves all memory that there will ever be need of.
     pub(crate) fn open(plan: Arc<Plan>, location: &ModelLocation, room: Room) -> Result<Executor, RuntimeError> {
-        let programs = std::iter::once(&plan.program).chain(plan.towers.iter().map(|tower| &tower.program));
+        let drafter = plan.drafter.iter().map(|drafter| &drafter.program);
+        let programs =
+            std::iter::once(&plan.program).chain(plan.towers.iter().map(|tower| &tower.program)).chain(drafter);
         let arenas = programs.map(|program| program.arena_bytes);
         let needed = arenas.fold(room.bytes(&plan), |sum, bytes| sum?.checked_add(bytes));
         let needed = needed.unwrap_or(u64::MAX);
@@ -173,16 +197,23 @@ impl Executor {
             return Err(RuntimeError::OutOfMemory { what, needed, available });
         }
         let weights = Weights::open(&plan, location)?;
-        Ok(Executor::new(plan, None, Arc::new(weights), room))
+        Ok(Executor::new(plan, Part::Text, Arc::new(weights), room))
     }
 
     /// One that runs a tower of the same plan over the same weights.
     pub(crate) fn tower(&self, index: usize) -> Executor {
         let room = Room { rings: 0, blocks: 0 };
-        Executor::new(Arc::clone(&self.plan), Some(index), Arc::clone(&self.weights), room)
+        Executor::new(Arc::clone(&self.plan), Part::Tower(index), Arc::clone(&self.weights), room)
     }
 
-    fn new(plan: Arc<Plan>, tower: Option<usize>, weights: Arc<Weights>, room: Room) -> Executor {
+    /// One that runs the plan's drafter over the same weights; `None` for a plan without one. It has no keys and values.
+    pub(crate) fn drafter(&self) -> Option<Executor> {
+        let room = Room { rings: 0, blocks: 0 };
+        let drafter = || Executor::new(Arc::clone(&self.plan), Part::Drafter, Arc::clone(&self.weights), room);
+        self.plan.drafter.as_ref().map(|_| drafter())
+    }
+
+    fn new(plan: Arc<Plan>, part: Part, weights: Arc<Weights>, room: Room) -> Executor {
         let vectors: Vec<Vec<f32>> = plan
             .weights
             .iter()
@@ -195,13 +226,14 @@ impl Executor {
                 vector
             })
             .collect();
-        let program = program(&plan, tower);
+        let program = part.program(&plan);
+        // A drafter reads another executor's.
+        let own_caches = if part == Part::Drafter { &[] } else { program.caches.as_slice() };
         Executor {
-            tower,
+            part,
             ropes: rope_tables(&program.steps, &vectors),
             arena: Aligned::zeros(program.arena_bytes as usize / 4),
-            caches: program
-                .caches
+            caches: own_caches
                 .iter()
                 .map(|cache| {
                     let (pages, rows) = room.pages(cache);
@@ -212,6 +244,7 @@ impl Executor {
             // A sequence that is alone needs no table: its blocks are all there are.
             tables: vec![(0..room.blocks as u32).collect(); room.rings],
             routes: program.values.iter().map(|_| None).collect(),
+            tokens: program.values.iter().map(|_| None).collect(),
             vectors,
             weights,
             plan,
@@ -236,22 +269,31 @@ impl Executor {
     /// Runs every step and returns the logits of the asked rows.
     pub fn run(&mut self, pass: &Pass<'_>, tap: &mut Tap<'_>) -> &[f32] {
         // Runs on a pool thread: from any other thread each product would be handed over and waited for.
-        rayon::scope(|_| self.walk(pass, tap));
-        let program = program(&self.plan, self.tower);
-        let output = &program.values[program.output as usize];
-        place(output, pass).map_or(&[], |place| &self.arena.as_slice()[place])
+        rayon::scope(|_| self.walk(pass, tap, None));
+        self.value(self.part.program(&self.plan).output, pass)
     }
 
-    fn walk(&mut self, pass: &Pass<'_>, tap: &mut Tap<'_>) {
+    /// The same of a drafter, which looks at the keys and values of `text`: the executor of the same plan's text.
+    pub(crate) fn run_beside(&mut self, text: &Executor, pass: &Pass<'_>, tap: &mut Tap<'_>) {
+        rayon::scope(|_| self.walk(pass, tap, Some(text)));
+    }
+
+    /// A value of the last pass that is there until its end.
+    pub(crate) fn value(&self, index: u32, pass: &Pass<'_>) -> &[f32] {
+        let value = &self.part.program(&self.plan).values[index as usize];
+        place(value, pass).map_or(&[], |place| &self.arena.as_slice()[place])
+    }
+
+    fn walk(&mut self, pass: &Pass<'_>, tap: &mut Tap<'_>, text: Option<&Executor>) {
         let nothing_asked = pass.asked.is_empty();
-        for index in 0..program(&self.plan, self.tower).steps.len() {
-            let program = program(&self.plan, self.tower);
+        for index in 0..self.part.program(&self.plan).steps.len() {
+            let program = self.part.program(&self.plan);
             let output = &program.values[program.steps[index].output as usize];
             if nothing_asked && output.rows == RowCount::Asked {
                 continue;
             }
-            self.step(index, pass);
-            let program = self::program(&self.plan, self.tower);
+            self.step(index, pass, text);
+            let program = self.part.program(&self.plan);
             let output = &program.values[program.steps[index].output as usize];
             if let Some(place) = place(output, pass) {
                 tap(&output.name, output.width as usize, &mut self.arena.as_mut_slice()[place]);
@@ -259,8 +301,8 @@ impl Executor {
         }
     }
 
-    fn step(&mut self, index: usize, pass: &Pass<'_>) {
-        let program = program(&self.plan, self.tower);
+    fn step(&mut self, index: usize, pass: &Pass<'_>, text: Option<&Executor>) {
+        let program = self.part.program(&self.plan);
         let step = &program.steps[index];
         let value = |i: u32| &program.values[i as usize];
         let output = value(step.output);
@@ -283,8 +325,40 @@ impl Executor {
         let picture = || pass.picture.expect("a tower is given a picture");
         let routes =
             |i: usize| self.routes[step.inputs[i] as usize].as_ref().expect("a route is made before it is read");
+        let tokens = |i: usize| self.tokens[step.inputs[i] as usize].as_deref().unwrap_or(pass.tokens);
         match step.op {
-            Op::Tokens => {}
+            // What they hold lies elsewhere.
+            Op::Tokens | Op::BorrowKv { .. } => {}
+            Op::Hidden { .. } => out.copy_from_slice(pass.hidden),
+            Op::Concat => {
+                let [a, b] = [0, 1].map(|i| value(step.inputs[i]).width as usize);
+                let rows = std::iter::zip(read(0).chunks_exact(a), read(1).chunks_exact(b));
+                for (out, (first, second)) in out.chunks_exact_mut(a + b).zip(rows) {
+                    out[..a].copy_from_slice(first);
+                    out[a..].copy_from_slice(second);
+                }
+            }
+            Op::Candidates { each } => {
+                let order = &self.plan.drafter.as_ref().expect("the plan was checked").token_order;
+                let listed = candidates::list(&routes(0).ids, order, each as usize);
+                self.tokens[step.output as usize] = Some(listed);
+            }
+            Op::TokenMatMul { weight } => candidates::matmul(&matrix(weight), tokens(1), read(0), out),
+            Op::SpreadTokens => candidates::spread(read(0), tokens(1), output.width as usize, out),
+            Op::AttentionBefore { heads } => {
+                let Kind::Kv { cache } = value(step.inputs[1]).kind else { unreachable!("the plan was checked") };
+                let text = text.expect("a drafter runs beside the text");
+                let cache = &program.caches[cache as usize];
+                let lent = self.plan.program.caches.iter().position(|own| own == cache).expect("the plan was checked");
+                // What a row sees without its own position is what one at the position before sees in a window less.
+                let window = cache.window.map(|window| window as usize - 1);
+                let span = |span: Span| {
+                    let kv = text.caches[lent].view(pages(&text.tables, span.slot, window.is_some()));
+                    attention::Span { kv, first_position: span.first_position - 1, rows: span.rows }
+                };
+                let spans: Vec<attention::Span> = pass.spans(output.rows).into_iter().map(span).collect();
+                attention::attention(read(0), &spans, window, &[], heads as usize, out);
+            }
             Op::Gather { table } => gather::gather(&matrix(table), pass.tokens, out),
             Op::GatherText { table, pad } => {
                 let tokens = pass.text_tokens(pad, self.plan.model.hidden as usize);
@@ -393,11 +467,6 @@ impl Executor {
             }
         }
     }
-}
-
-/// The steps of the text, or of a tower.
-fn program(plan: &Plan, tower: Option<usize>) -> &Program {
-    tower.map_or(&plan.program, |index| &plan.towers[index].program)
 }
 
 /// Where a slot's sequence lies in a layer.

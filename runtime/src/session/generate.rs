@@ -17,6 +17,12 @@ pub struct Request<'a> {
     pub stop: &'a [u32],
 }
 
+/// A sampler's rule, for a device.
+pub(super) fn picking_of(sampler: &Sampler) -> Picking {
+    let (sampling, seed) = (sampler.sampling(), sampler.seed());
+    Picking { sampling, seed, token: true, logits: false, masked: false }
+}
+
 /// Why it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -52,7 +58,7 @@ impl Session {
         self.device_picks(sampler).err().flatten()
     }
 
-    fn device_picks(&self, sampler: &Sampler) -> Result<(), Option<&'static str>> {
+    pub(super) fn device_picks(&self, sampler: &Sampler) -> Result<(), Option<&'static str>> {
         let program = match (&self.plan.cuda, &self.on) {
             (None, _) | (_, On::Cpu(_)) => return Err(None),
             (Some(cuda), On::Device(_)) => &cuda.program,
@@ -76,26 +82,32 @@ impl Session {
         }
     }
 
+    /// Queues a prompt on a device, whose last result on its way is then the token after it.
+    pub(super) fn queue_first(&mut self, prompt: &[u32], sampler: &Sampler) -> Result<(), RuntimeError> {
+        self.check(prompt)?;
+        let chunk = self.chunk() as usize;
+        let (others, last) = prompt.split_at((prompt.len() - 1) / chunk * chunk);
+        self.queue_prompt(others, Asked::None, None, &mut |_, _| {})?;
+        let position = self.position() + others.len() as u32;
+        let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram) };
+        device.suppress(sampler.suppress())?;
+        let asked = AskedRow { chunk: 0, row: last.len() as u32 - 1, picking: picking_of(sampler) };
+        device.prefill(&[Chunk { slot: SLOT, position, tokens: last }], &[asked])?;
+        self.append(prompt);
+        Ok(())
+    }
+
     fn generate_on_device<E: From<RuntimeError>>(
         &mut self,
         request: Request<'_>,
         sampler: &Sampler,
         each: &mut dyn FnMut(u32) -> Result<(), E>,
     ) -> Result<End, E> {
-        self.check(request.prompt)?;
-        let (sampling, seed) = (sampler.sampling(), sampler.seed());
-        let picking = Picking { sampling, seed, token: true, logits: false, masked: false };
+        let picking = picking_of(sampler);
         let (context, vocab_size) = (self.plan.program.context, self.plan.model.vocab_size);
-        let chunk = self.chunk() as usize;
-        let (others, last) = request.prompt.split_at((request.prompt.len() - 1) / chunk * chunk);
-        self.queue_prompt(others, Asked::None, None, &mut |_, _| {})?;
-        let position = self.position() + others.len() as u32;
+        self.queue_first(request.prompt, sampler)?;
+        let first = self.position();
         let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram.into()) };
-        device.suppress(sampler.suppress())?;
-        let asked = AskedRow { chunk: 0, row: last.len() as u32 - 1, picking };
-        device.prefill(&[Chunk { slot: SLOT, position, tokens: last }], &[asked])?;
-        self.seen.extend_from_slice(request.prompt);
-        let first = position + last.len() as u32;
 
         // The last position's token is not fed, so it may be one beyond the context.
         let most = request.most.min(context - first + 1);

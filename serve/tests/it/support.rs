@@ -74,6 +74,7 @@ fn compile(path: &Path, context: u32) -> Plan {
         sampling: Sampling::default(),
         embedded: None,
         towers: Vec::new(),
+        drafter: None,
         report: String::new(),
     }
 }

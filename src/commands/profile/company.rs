@@ -1,4 +1,5 @@
-//! Rows for a profile of decode of several: sequences that stand where the first does, each with keys and values of its own.
+//! Rows for a profile of decode of several: sequences that stand where the first does, each with keys and values of its own. Where a plan
+//! verifies drafts of fewer sequences, the other rows follow the first sequence's.
 
 use anyhow::{Result, ensure};
 use gemma4c_plan::cuda::{CudaProgram, RECORD_WORDS, Range, Region, record};
@@ -8,7 +9,7 @@ use gemma4c_runtime::Backend;
 const AHEAD: u32 = 16;
 
 /// Copies the keys and values of the first sequence, which has `depth` tokens, to as many others as a decode of `rows` may have, and
-/// lets each decode another token.
+/// lets each decode another token. Rows beyond them are the next of the first sequence, as far as the plan verifies drafts.
 pub fn join(backend: &mut dyn Backend, program: &CudaProgram, rows: u32, depth: u32, vocab_size: u32) -> Result<()> {
     let (layout, places) = (&program.kv_layout, &program.places);
     let sequences = rows.min(layout.slots);
@@ -35,6 +36,12 @@ pub fn join(backend: &mut dyn Backend, program: &CudaProgram, rows: u32, depth: 
         let words = &mut records[(slot * RECORD_WORDS) as usize..];
         (words[record::POSITION], words[record::ROWS], words[record::SLOT]) = (depth, 1, slot);
         words[record::TOKEN] = ((depth + slot) as u64 * 7919 % vocab_size as u64) as u32;
+    }
+    let used = rows.min(sequences.max(program.verified_rows));
+    for (row, position) in (sequences..used).zip(depth + 1..) {
+        let words = &mut records[(row * RECORD_WORDS) as usize..];
+        (words[record::POSITION], words[record::ROWS]) = (position, 1);
+        words[record::TOKEN] = (position as u64 * 7919 % vocab_size as u64) as u32;
     }
     write(backend, places.rows, &records)
 }

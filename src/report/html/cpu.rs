@@ -67,6 +67,7 @@ fn header(plan: &Plan, name: &str) -> String {
         ("pictures", format!("a tower of {steps} steps, {soft} soft tokens of a picture at most"))
     };
     facts.extend(plan.towers.iter().map(tower));
+    facts.extend(plan.drafter.iter().map(|drafter| ("drafter", cpu::describe_drafter(drafter))));
     out += &described(&facts);
     out + "</header>"
 }
@@ -216,7 +217,8 @@ fn table(plan: &Plan, parts: &Parts<'_>, is_shown: impl Fn(&Cost) -> bool) -> St
 fn memory_section(plan: &Plan, parts: &Parts<'_>) -> String {
     let (weights, kv, arena) = cpu::memory(plan);
     let towers = cpu::tower_arenas(plan);
-    let total = weights.saturating_add(kv).saturating_add(arena).saturating_add(towers);
+    let drafter = cpu::drafter_arena(plan);
+    let total = weights.saturating_add(kv).saturating_add(arena).saturating_add(towers).saturating_add(drafter);
     let piece = |what: &str, bytes: u64, hue: usize| Piece { what: what.into(), bytes, class: format!("h{hue}") };
     let mut out = format!("<h3>{} in all</h3>", output::bytes(total));
     let mut pieces = vec![
@@ -225,6 +227,7 @@ fn memory_section(plan: &Plan, parts: &Parts<'_>) -> String {
         piece("activations", arena, 2),
     ];
     pieces.extend((towers > 0).then(|| piece("activations of towers", towers, 3)));
+    pieces.extend((drafter > 0).then(|| piece("activations of the drafter", drafter, 4)));
     out += &bar(&pieces);
     out += "<h3>Weights</h3>";
     let groups = weights::in_file(plan);

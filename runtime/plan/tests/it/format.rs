@@ -7,7 +7,7 @@ use std::fmt::Write;
 use crate::support;
 use gemma4c_blocks::DType;
 use gemma4c_plan::embedded::EmbeddedForm;
-use gemma4c_plan::{Kind, Op, Plan, PlanError, RowCount, START, VERSION, own_bytes};
+use gemma4c_plan::{Drafter, Kind, Op, Plan, PlanError, RowCount, START, VERSION, own_bytes};
 
 #[test]
 fn a_plan_comes_back_as_it_was() {
@@ -29,7 +29,8 @@ fn a_plan_comes_back_as_it_was() {
 
     let silent = Plan { vocab: None, ..plan };
     assert_eq!(Plan::from_bytes(&silent.to_bytes().unwrap()).unwrap(), silent);
-    for for_a_cpu in [support::cpu_plan(), support::with_tower(support::cpu_plan())] {
+    let beside = [support::with_tower(support::cpu_plan()), support::with_drafter(support::cpu_plan())];
+    for for_a_cpu in [support::cpu_plan()].into_iter().chain(beside) {
         assert_eq!(Plan::from_bytes(&for_a_cpu.to_bytes().unwrap()).unwrap(), for_a_cpu);
     }
 }
@@ -52,12 +53,12 @@ fn the_checksum_is_the_files_and_sees_every_section() {
 
 /// A file of this version, kept as it was written. If this fails, the format has changed: once it is released, raise [`VERSION`].
 #[test]
-fn version_6_is_read_and_written_as_ever() {
-    assert_eq!(VERSION, 6);
-    let kept: &[u8] = include_bytes!("../data/plan-v6.bin");
+fn version_7_is_read_and_written_as_ever() {
+    assert_eq!(VERSION, 7);
+    let kept: &[u8] = include_bytes!("../data/plan-v7.bin");
     let now = support::plan().to_bytes().unwrap();
     if now != kept {
-        let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("plan-v6.bin");
+        let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("plan-v7.bin");
         std::fs::write(&path, &now).unwrap();
         panic!("the bytes have changed; the new ones are in {}", path.display());
     }
@@ -68,11 +69,11 @@ fn version_6_is_read_and_written_as_ever() {
 #[test]
 fn older_versions_are_refused_by_name() {
     let mut bytes = support::plan().to_bytes().unwrap();
-    for old in [1, 2, 3, 4, 5] {
+    for old in [1, 2, 3, 4, 5, 6] {
         bytes[8] = old;
         let error = Plan::from_bytes(&bytes).unwrap_err();
         assert_eq!(error, PlanError::Version { found: old.into() });
-        let text = format!("plan version {old}, this gemma4c reads version 6: compile the model again");
+        let text = format!("plan version {old}, this gemma4c reads version 7: compile the model again");
         assert_eq!(error.to_string(), text);
     }
 }
@@ -183,6 +184,38 @@ const TOWERS: [(&str, Edit); 16] = [
     ("a text that reads pictures", |p| p.program.values[24].rows = RowCount::Soft),
 ];
 
+/// Of a plan with a drafter.
+const DRAFTERS: [(&str, Edit); 17] = [
+    ("a drafter beside a program for GPUs", |p| *p = Plan { drafter: p.drafter.clone(), ..support::plan() }),
+    ("a drafter's step in the text", |p| {
+        let step = &mut p.program.steps[13];
+        (step.op, step.inputs) = (Op::Hidden { width: 32 }, vec![]);
+    }),
+    ("a drafter of another context", |p| drafter(p).program.context = 32),
+    ("a drafter that reads a cache the text has not", |p| drafter(p).program.caches[0].capacity = 20),
+    ("a drafter that appends", |p| drafter(p).program.steps[1].op = Op::KvAppend { cache: 0 }),
+    ("a drafter that sees its own position", |p| drafter(p).program.steps[8].op = Op::Attention { heads: 4 }),
+    ("a drafter of asked rows", |p| drafter(p).program.values[2].rows = RowCount::Asked),
+    ("hidden states of another width", |p| {
+        let drafter = drafter(p);
+        drafter.program.steps[3].op = Op::Hidden { width: 16 };
+        drafter.program.values[3].width = 16;
+    }),
+    ("parts that are not the whole", |p| drafter(p).program.values[4].width = 60),
+    ("groups that are not the vocabulary", |p| drafter(p).program.steps[12].op = Op::Candidates { each: 2 }),
+    ("values for other tokens", |p| drafter(p).program.steps[14].inputs[1] = 0),
+    ("a token twice in the order", |p| drafter(p).token_order[3] = 0),
+    ("a token in the order that does not exist", |p| drafter(p).token_order[3] = 99),
+    ("an order of other tokens", |p| drafter(p).token_order.truncate(11)),
+    ("logits of a drafter that are none", |p| drafter(p).program.output = 5),
+    ("a next hidden state that is none", |p| drafter(p).hidden = 5),
+    ("a first hidden state that is none", |p| drafter(p).reads = 1),
+];
+
+fn drafter(plan: &mut Plan) -> &mut Drafter {
+    plan.drafter.as_mut().unwrap()
+}
+
 /// Of weights in the plan's own file.
 const EMBEDDED: [(&str, Edit); 5] = [
     ("embedded weights of other bytes", |p| p.embedded.as_mut().unwrap().bytes += 1),
@@ -240,6 +273,11 @@ fn each_fault_has_its_words() {
     }
     for (name, edit) in TOWERS {
         let mut plan = support::with_tower(support::cpu_plan());
+        edit(&mut plan);
+        writeln!(texts, "{name}\n    {}", plan.to_bytes().expect_err(name)).unwrap();
+    }
+    for (name, edit) in DRAFTERS {
+        let mut plan = support::with_drafter(support::cpu_plan());
         edit(&mut plan);
         writeln!(texts, "{name}\n    {}", plan.to_bytes().expect_err(name)).unwrap();
     }

@@ -158,6 +158,7 @@ pub fn with_cuda(plan: Plan) -> Plan {
             phase("prefill 8", PhaseKind::Prefill, 8),
         ],
         most_candidates: 8,
+        verified_rows: 1,
         passes: vec![PassReport {
             name: "fuse_layer".into(),
             about: "a layer as one launch".into(),

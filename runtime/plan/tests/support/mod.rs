@@ -8,8 +8,8 @@ use gemma4c_blocks::DType;
 use gemma4c_plan::cuda::KvType;
 use gemma4c_plan::embedded::{Embedded, Summing};
 use gemma4c_plan::{
-    Cache, Kind, MediaTokens, Merge, Model, ModelFile, Op, Plan, Program, RowCount, Sampling, Stage, Step, Strings,
-    Target, TokenKind, Tower, Value, Vocab, Weight,
+    Cache, Drafter, Kind, MediaTokens, Merge, Model, ModelFile, Op, Plan, Program, RowCount, Sampling, Stage, Step,
+    Strings, Target, TokenKind, Tower, Value, Vocab, Weight,
 };
 
 const VOCAB: u32 = 12;
@@ -153,6 +153,7 @@ pub fn cpu_plan() -> Plan {
         sampling: Sampling::default(),
         embedded: None,
         towers: Vec::new(),
+        drafter: None,
         report: "graph: by hand\n".into(),
     }
 }
@@ -199,6 +200,49 @@ pub fn with_tower(mut plan: Plan) -> Plan {
     // The text's rows take them in.
     plan.program.steps[2].op = Op::PlaceSoft;
     plan.program.steps[1].op = Op::GatherText { table: 0, pad: 0 };
+    plan
+}
+
+/// The same with a drafter that has every operation of drafters.
+pub fn with_drafter(mut plan: Plan) -> Plan {
+    use RowCount::Chunk;
+    let file_bytes = plan.model.files[0].bytes;
+    let mut s = Sketch { weights: plan.weights, values: vec![], steps: vec![], file_bytes, arena_bytes: 0 };
+    let pre = s.weight("nextn.pre_projection.weight", DType::F32, &[64, 16]);
+    let q = s.weight("d.q.weight", DType::F32, &[16, 64]);
+    let o = s.weight("d.o.weight", DType::F32, &[64, 16]);
+    let centroids = s.weight("masked_embd_centroids.weight", DType::F32, &[16, 4]);
+    let head = s.weight("token_embd.weight", DType::F32, &[16, VOCAB as u64]);
+    let post = s.weight("nextn.post_projection.weight", DType::F32, &[16, 32]);
+    let tokens = s.step(Op::Tokens, &[], Kind::Tokens, Chunk, 1);
+    let kv = s.step(Op::BorrowKv { cache: 0 }, &[], Kind::Kv { cache: 0 }, Chunk, 32);
+    let rows = s.floats(Op::Gather { table: 0 }, &[tokens], Chunk, 32);
+    let hidden = s.floats(Op::Hidden { width: 32 }, &[], Chunk, 32);
+    let both = s.floats(Op::Concat, &[rows, hidden], Chunk, 64);
+    let x = s.floats(Op::MatMul { weight: pre }, &[both], Chunk, 16);
+    let q = s.floats(Op::MatMul { weight: q }, &[x], Chunk, 64);
+    let q = s.floats(Op::Rope { head_dim: 16, base: 1e4, factors: None }, &[q], Chunk, 64);
+    let mixed = s.floats(Op::AttentionBefore { heads: 4 }, &[q, kv], Chunk, 64);
+    let x = s.floats(Op::MatMul { weight: o }, &[mixed], Chunk, 16);
+    let scores = s.floats(Op::MatMul { weight: centroids }, &[x], Chunk, 4);
+    let closest = s.step(Op::Route { top_k: 2 }, &[scores], Kind::Routing { experts: 4 }, Chunk, 2);
+    let candidates = s.step(Op::Candidates { each: 3 }, &[closest], Kind::Tokens, Chunk, 6);
+    let scored = s.floats(Op::TokenMatMul { weight: head }, &[x, candidates], Chunk, 6);
+    let output = s.floats(Op::SpreadTokens, &[scored, candidates], Chunk, VOCAB);
+    let next = s.floats(Op::MatMul { weight: post }, &[x], Chunk, 32);
+    let program = Program {
+        arena_bytes: s.arena_bytes,
+        caches: plan.program.caches.clone(),
+        values: s.values,
+        steps: s.steps,
+        output,
+        ..plan.program
+    };
+    let reads = plan.program.steps.iter().find(|step| step.op == Op::TakeAsked).expect("an LM head").output;
+    let token_order = (0..VOCAB).map(|i| i * 5 % VOCAB).collect();
+    plan.drafter = Some(Drafter { program, reads, hidden: next, token_order });
+    plan.weights = s.weights;
+    plan.model.files[0].bytes = s.file_bytes;
     plan
 }
 

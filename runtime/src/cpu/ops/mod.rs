@@ -9,6 +9,7 @@
 //! fault of the executor and panics.
 
 pub mod attention;
+pub mod candidates;
 pub mod elementwise;
 pub mod gather;
 pub mod grid;

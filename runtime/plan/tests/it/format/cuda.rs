@@ -120,7 +120,8 @@ pub const CONTRADICTIONS: [(&str, Edit); 60] = [
 ];
 
 /// More of them, of the phases.
-pub const PHASES: [(&str, Edit); 21] = [
+pub const PHASES: [(&str, Edit); 22] = [
+    ("more rows of a sequence than are decoded", |p| program(p).verified_rows = 9),
     ("no phase", |p| program(p).phases.clear()),
     ("a first phase that is not decode", |p| program(p).phases[0].kind = PhaseKind::Prefill),
     ("decode after prefill", |p| program(p).phases[2].kind = PhaseKind::Decode),

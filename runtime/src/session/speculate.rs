@@ -1,0 +1,245 @@
+//! Speculation: several tokens are guessed, one pass computes the rows of all of them, and those are kept that the sampler itself picks.
+//!
+//! A row of a pass has the bits that it has alone, and the sampler's choice depends on a row and its position. So the text is that of decoding
+//! one by one, whatever was guessed. Rejected rows have been written to the caches; the sequence goes back over them, which rings allow as long
+//! as a round is not longer than a chunk.
+
+use std::time::Instant;
+
+use super::depth::Depth;
+use super::generate::picking_of;
+use super::{Asked, End, MOST_DRAFTS, On, Request, SLOT, Session, collect_beyond, oldest_of};
+use crate::engine::{Device, Picked, Picking, Row};
+use crate::{RuntimeError, Sampler};
+
+/// Guesses what follows: of the sequence so far, so many tokens at most.
+pub type Guess = dyn FnMut(&[u32], usize) -> Vec<u32> + Send;
+
+/// Where drafts come from.
+pub enum Source {
+    /// The plan's drafter.
+    Drafter,
+    /// The text so far: what followed its last tokens where they stood before.
+    Lookup,
+    /// Somebody else.
+    Given(Box<Guess>),
+}
+
+/// How a sequence is speculated on, and how that went.
+pub struct Speculation {
+    source: Source,
+    depth: Depth,
+    pub counts: Counts,
+}
+
+/// What became of drafts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Passes after the prompt's.
+    pub rounds: u64,
+    pub drafted: u64,
+    pub accepted: u64,
+}
+
+impl Speculation {
+    /// Drafts a fixed number of tokens in each round, or with `None` as many as pay.
+    pub fn new(source: Source, steps: Option<u32>) -> Speculation {
+        let depth = match steps {
+            Some(steps) => Depth::fixed(steps.min(MOST_DRAFTS)),
+            None => Depth::learned(MOST_DRAFTS),
+        };
+        Speculation { source, depth, counts: Counts::default() }
+    }
+}
+
+/// What a round brought: drafts that were right, and the token after them.
+struct Round {
+    accepted: Vec<u32>,
+    next: u32,
+}
+
+impl Session {
+    /// [`Session::generate`] with drafts: the same tokens, in fewer passes where drafts are right.
+    pub fn generate_speculating<E: From<RuntimeError>>(
+        &mut self,
+        request: Request<'_>,
+        sampler: &mut Sampler,
+        speculation: &mut Speculation,
+        each: &mut dyn FnMut(u32) -> Result<(), E>,
+    ) -> Result<End, E> {
+        let (context, pass) = (self.plan.program.context, self.verified_rows());
+        if pass < 2 {
+            return Err(RuntimeError::NoRoomToVerify.into());
+        }
+        if request.most == 0 {
+            return self.generate(request, sampler, each);
+        }
+        let mut token = self.first_token(request.prompt, sampler)?;
+        let mut given = 0;
+        loop {
+            if request.stop.contains(&token) {
+                return Ok(End::Stop);
+            }
+            each(token)?;
+            given += 1;
+            if given == request.most {
+                return Ok(End::Most);
+            }
+            let left = context - self.position();
+            if left == 0 {
+                return Ok(End::Context);
+            }
+            // No row beyond the context, none that nobody wants, and all of them in one pass.
+            let room = (left - 1).min(request.most - given - 1).min(pass - 1);
+            let started = Instant::now();
+            let drafts = self.drafts(token, room.min(speculation.depth.next()), &mut speculation.source)?;
+            let round = self.verify(token, &drafts, sampler)?;
+            let (drafted, accepted) = (drafts.len() as u32, round.accepted.len() as u32);
+            speculation.depth.learn(drafted, accepted, started.elapsed().as_secs_f64());
+            let Counts { rounds, drafted: all, accepted: right } = &mut speculation.counts;
+            (*rounds, *all, *right) = (*rounds + 1, *all + u64::from(drafted), *right + u64::from(accepted));
+            let first = self.position() - accepted;
+            for (at, draft) in (first..).zip(&round.accepted) {
+                let is_stop = request.stop.contains(draft);
+                let told = if is_stop { Ok(()) } else { each(*draft) };
+                if is_stop || told.is_err() {
+                    // What was accepted behind it is not part of the text.
+                    self.truncate(at)?;
+                    return told.map(|()| End::Stop);
+                }
+            }
+            given += accepted;
+            token = round.next;
+        }
+    }
+
+    /// Rows of the sequence that a pass can verify.
+    fn verified_rows(&self) -> u32 {
+        match (&self.on, &self.plan.cuda) {
+            (On::Device(_), Some(cuda)) => cuda.program.verified_rows,
+            _ => self.plan.program.chunk.min(self.plan.program.asked),
+        }
+    }
+
+    /// Feeds a prompt and picks the token after it.
+    fn first_token(&mut self, prompt: &[u32], sampler: &mut Sampler) -> Result<u32, RuntimeError> {
+        if self.device_picks(sampler).is_ok() {
+            self.queue_first(prompt, sampler)?;
+            let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram) };
+            return known(oldest_of(1, device)?.token, self.plan.model.vocab_size);
+        }
+        let mut picked = None;
+        let position = self.position() as u64 + prompt.len() as u64;
+        self.feed(prompt, Asked::Last, None, |_, row| picked = sampler.pick(row, position))?;
+        picked.ok_or(RuntimeError::NoPick)
+    }
+
+    /// At most `most` tokens that may follow `token`, which has not been fed.
+    fn drafts(&mut self, token: u32, most: u32, source: &mut Source) -> Result<Vec<u32>, RuntimeError> {
+        let mut drafts = Vec::new();
+        if most == 0 {
+            return Ok(drafts);
+        }
+        match source {
+            Source::Drafter => self.draft(token, most, &mut |_, _, _| {}, &mut |draft| drafts.push(draft.token))?,
+            Source::Lookup => drafts = looked_up(&[&self.seen[..], &[token]].concat(), most as usize),
+            Source::Given(guess) => drafts = guess(&[&self.seen[..], &[token]].concat(), most as usize),
+        }
+        // Whatever was guessed, a row is computed only for what can be a token.
+        let vocab_size = self.plan.model.vocab_size;
+        let known = drafts.iter().take_while(|draft| **draft < vocab_size).count();
+        drafts.truncate(known.min(most as usize));
+        Ok(drafts)
+    }
+
+    /// Decodes tokens of the sequence at once on a device, and waits for what is picked.
+    fn decode_rows(&mut self, tokens: &[u32], picking: Picking) -> Result<Vec<Picked>, RuntimeError> {
+        self.check(tokens)?;
+        let rows = tokens.iter().zip(self.position()..);
+        let rows: Vec<Row> =
+            rows.map(|(token, position)| Row { slot: SLOT, position, token: *token, picking }).collect();
+        let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram) };
+        device.decode(&rows)?;
+        collect_beyond(device, 1)?;
+        let picked = device.collect()?;
+        self.append(tokens);
+        Ok(picked)
+    }
+
+    /// Feeds a token and drafts of what follows it, and keeps those that the sampler picks.
+    fn verify(&mut self, token: u32, drafts: &[u32], sampler: &mut Sampler) -> Result<Round, RuntimeError> {
+        let first = self.position();
+        let rows = [&[token], drafts].concat();
+        // Row i picks the token after it; a row behind a wrong draft is of another text.
+        let (mut accepted, mut next, mut failed) = (0, None, false);
+        let mut judge = |row: usize, picked: Option<u32>| {
+            match picked {
+                None => failed = true,
+                Some(picked) if drafts.get(row) == Some(&picked) => accepted += 1,
+                picked => next = picked,
+            }
+            next.is_none() && !failed
+        };
+        if matches!(self.on, On::Device(_)) {
+            let (picks, vocab_size) = (self.device_picks(sampler).is_ok(), self.plan.model.vocab_size);
+            let picked = self.decode_rows(&rows, if picks { picking_of(sampler) } else { Picking::LOGITS })?;
+            for (row, Picked { token, logits }) in picked.iter().enumerate() {
+                let at = u64::from(first) + row as u64 + 1;
+                let token = if picks { known(*token, vocab_size).ok() } else { sampler.pick(logits, at) };
+                if !judge(row, token) {
+                    break;
+                }
+            }
+        } else {
+            let mut goes_on = true;
+            self.feed(&rows, Asked::All, None, |row, logits| {
+                goes_on = goes_on && judge(row, sampler.pick(logits, u64::from(first) + row as u64 + 1));
+            })?;
+        }
+        self.truncate(first + 1 + accepted as u32)?;
+        let next = next.ok_or(RuntimeError::NoPick)?;
+        Ok(Round { accepted: drafts[..accepted].to_vec(), next })
+    }
+}
+
+/// A token that a device picked, if it is one: from what are no numbers it picks none.
+fn known(token: u32, vocab_size: u32) -> Result<u32, RuntimeError> {
+    if token < vocab_size { Ok(token) } else { Err(RuntimeError::NoPick) }
+}
+
+/// Tokens that a lookup goes by: at most, and at least.
+const LONGEST_KEY: usize = 4;
+const SHORTEST_KEY: usize = 2;
+
+/// What followed the last tokens of `text` where they stood before: as many of them as match, and the latest such place. Behind the end of the text
+/// it goes on with itself, as a text does that repeats.
+fn looked_up(text: &[u32], most: usize) -> Vec<u32> {
+    for length in (SHORTEST_KEY..=LONGEST_KEY.min(text.len())).rev() {
+        let (before, key) = (&text[..text.len() - 1], &text[text.len() - length..]);
+        if let Some(at) = before.windows(length).rposition(|window| window == key) {
+            let mut all = text.to_vec();
+            (0..most).for_each(|i| all.push(all[at + length + i]));
+            return all.split_off(text.len());
+        }
+    }
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_followed_before_is_guessed_again() {
+        assert_eq!(looked_up(&[1, 2, 3, 4, 5, 1, 2], 2), [3, 4]);
+        // The longest key goes before the latest place.
+        assert_eq!(looked_up(&[1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3], 1), [7]);
+        assert_eq!(looked_up(&[2, 3, 7, 2, 3, 8, 2, 3], 3), [8, 2, 3]);
+        // A text that repeats itself goes on.
+        assert_eq!(looked_up(&[5, 6, 5, 6], 5), [5, 6, 5, 6, 5]);
+        assert_eq!(looked_up(&[5, 5, 5], 3), [5, 5, 5]);
+        assert!(
+            looked_up(&[1, 2, 3, 4], 3).is_empty() && looked_up(&[1], 3).is_empty() && looked_up(&[], 3).is_empty()
+        );
+    }
+}

@@ -1,0 +1,128 @@
+//! Drafts verified on the simulated GPU: rows of one sequence in one decode give the tokens and the logits of decoding one by one.
+
+use std::path::Path;
+
+use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::target::Target as Gpu;
+use gemma4c_dsl::sim::Interleaving;
+use gemma4c_plan::Sampling;
+use gemma4c_plan::cuda::KvType;
+use gemma4c_runtime::{ModelLocation, Request, RuntimeError, Sampler, Session, Source, Speculation};
+
+use crate::common::lowered::{self, LowerOptions};
+use crate::common::{Place, random_tokens};
+
+fn session(model: &Path, options: &LowerOptions, target: Gpu, chained: bool) -> Session {
+    let plan = lowered::plan_for(model, options, &[target]);
+    let location = ModelLocation { plan: model.with_extension("bin"), given: Some(model.to_path_buf()) };
+    let session = match chained {
+        false => gemma4c::simulate::open(plan, &location, None),
+        true => gemma4c::simulate::open_chained(plan, &location, Interleaving::SuccessorFirst),
+    };
+    session.expect("a plan that can be simulated")
+}
+
+/// The tokens after a prompt, and the bits of the logits of one token more.
+fn generate(
+    session: &mut Session,
+    prompt: &[u32],
+    most: u32,
+    sampling: Sampling,
+    drafts: Option<&mut Speculation>,
+) -> (Vec<u32>, Vec<u32>) {
+    session.reset();
+    let (mut sampler, mut tokens) = (Sampler::new(sampling, 3, Vec::new()).expect("a rule"), Vec::new());
+    let request = Request { prompt, most, stop: &[] };
+    let each: &mut dyn FnMut(u32) -> Result<(), RuntimeError> = &mut |token| {
+        tokens.push(token);
+        Ok(())
+    };
+    let ended = match drafts {
+        None => session.generate(request, &mut sampler, each),
+        Some(drafts) => session.generate_speculating(request, &mut sampler, drafts, each),
+    };
+    ended.expect("it runs");
+    let mut logits = Vec::new();
+    session
+        .decode(tokens[tokens.len() - 1], |row| logits = row.iter().map(|x| x.to_bits()).collect())
+        .expect("it runs");
+    (tokens, logits)
+}
+
+/// Drafts of which in each round as many are right as `pattern` says; the next one is wrong.
+fn forced(text: Vec<u32>, pattern: &'static [usize]) -> Speculation {
+    let mut rounds = pattern.iter().cycle();
+    let guess = move |seen: &[u32], most: usize| {
+        let right = *rounds.next().expect("a cycle");
+        let follows = text[seen.len().min(text.len())..].iter().take(most).enumerate();
+        follows.map(|(i, token)| if i < right { *token } else { (token + 1) % 256 }).collect()
+    };
+    Speculation::new(Source::Given(Box::new(guess)), Some(3))
+}
+
+struct Case {
+    synth: &'static str,
+    kv: KvType,
+    target: Gpu,
+    sampling: Sampling,
+    prompt: usize,
+    most: u32,
+    pattern: &'static [usize],
+    chained: bool,
+}
+
+fn check(case: &Case) {
+    let place = Place::new();
+    place.ok(&format!("synth {} -o model.gguf", case.synth));
+    let options = LowerOptions {
+        context: Some(64),
+        chunk: Some(4),
+        kv: case.kv,
+        verified: 4,
+        snapshots: Some(0),
+        ..LowerOptions::default()
+    };
+    let mut session = session(&place.path("model.gguf"), &options, case.target.clone(), case.chained);
+    let prompt = random_tokens(2, case.prompt, 256);
+    let plain = generate(&mut session, &prompt, case.most, case.sampling, None);
+    let mut drafts = forced([&prompt[..], &plain.0].concat(), case.pattern);
+    let drafted = generate(&mut session, &prompt, case.most, case.sampling, Some(&mut drafts));
+    assert_eq!(drafted.0, plain.0, "{}: tokens", case.synth);
+    assert!(drafted.1 == plain.1, "{}: logits behind them differ", case.synth);
+    assert!(drafts.counts.accepted > 0 && drafts.counts.drafted > drafts.counts.accepted, "{:?}", drafts.counts);
+}
+
+/// In clusters, with launches side by side: the store of keys and the rows that look at them must wait for each other.
+#[test]
+fn rows_of_one_sequence_wait_for_each_others_keys() {
+    let (kv, target) = (KvType::F16, Gpu::of_arch(Arch::Sm90a));
+    let (sampling, pattern) = (Sampling { temperature: 1.0, top_k: 40, top_p: 0.95 }, &[2]);
+    check(&Case {
+        synth: "tiny-dense -q q8_0 --layers 2",
+        kv,
+        target,
+        sampling,
+        prompt: 3,
+        most: 5,
+        pattern,
+        chained: true,
+    });
+}
+
+/// Experts, keys and values in 8 bits, and a GPU without clusters.
+#[test]
+fn rows_of_one_sequence_of_other_models_have_the_bits_of_one_by_one() {
+    let (kv, target) = (KvType::Q8_0, Gpu::of_arch(Arch::Sm89));
+    let (sampling, pattern) = (Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 }, &[2]);
+    // Four rows, then two: none is free, whose numbers would be whatever was there.
+    check(&Case {
+        synth: "tiny-moe -q q4_0 --layers 2",
+        kv,
+        target,
+        sampling,
+        prompt: 3,
+        most: 6,
+        pattern,
+        chained: false,
+    });
+}
