@@ -146,9 +146,9 @@ pub fn with_passes_off(arch: Arch) -> Vec<Recipe> {
         return all;
     }
     if arch.has_wgmma() {
-        // Their products are the same for every type that weights have in a file: one size without experts and the one with them stand for all.
-        let with_copies = [(Preset::E4b, DType::Q8_0), (Preset::Moe26bA4b, DType::Q4_0)];
-        all.extend(with_copies.map(|(preset, dtype)| of(preset, dtype, &[]).with_copies()));
+        // Their products are the same for every type that weights have in a file, and each type is widened: one size without experts stands for all.
+        all.extend(DType::ALL.map(|dtype| of(Preset::E4b, dtype, &[]).with_copies()));
+        all.push(of(Preset::Moe26bA4b, DType::Q4_0, &[]).with_copies());
         // Weights of f32 are not decoded on the way: a product by warps.
         all.push(of(Preset::E4b, DType::F32, &[]));
     }

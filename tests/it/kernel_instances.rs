@@ -23,6 +23,7 @@ use gemma4c::launched::recipes::{FEWEST, SIZES};
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::families::{self, FAMILIES, Family, NamedInstance};
+use gemma4c_codegen::kernels::product::warpgroups::Source;
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Job, Options, Version};
 use gemma4c_codegen::resources::{Usage, measure};
 use gemma4c_dsl::KernelDef;
@@ -288,15 +289,22 @@ fn every_type_is_launched_in_every_role() {
         let decoder = gemma4c_codegen::kernels::values::value(dtype);
         let format = gemma4c_codegen::kernels::matvec::formats::format(dtype);
         let decode = gemma4c_codegen::kernels::product::decode::decode(dtype);
+        let many_rows = match Source::without_copy(dtype) {
+            Some(Source::Planes(_)) => "product_decoding",
+            // Weights that are bf16 are read as they are.
+            Some(Source::Copy) => "product_wgmma",
+            None => "product",
+        };
         for (kernel, function) in [
             ("gather", decoder),
             ("matmul_exact", decoder),
             ("matvec", if format.joined { format.two_dots } else { format.dot }),
             ("expert_geglu", format.dot),
-            ("product", decode),
+            (many_rows, decode),
         ] {
             let reaches = |named: &&NamedInstance| {
-                named.instance.def.name == kernel && named.instance.devices().iter().any(|d| d.name == function.name)
+                let decodes = named.instance.devices().iter().any(|device| device.name == function.name);
+                named.instance.def.name == kernel && (decodes || kernel == "product_wgmma")
             };
             assert!(instances(Arch::Sm90a).iter().any(|named| reaches(&named)), "no {kernel} of {dtype}");
         }
