@@ -75,7 +75,7 @@ pub fn decode_recipes(arch: Arch) -> Vec<Recipe> {
     recipes::of_types(arch, &[DType::Q8_0, DType::Q4_0])
 }
 
-/// The plans whose prefill products are timed: over bf16 copies, where the GPU has them, and over the weights as they are kept.
+/// The plans whose prefill products are timed: over the weights as they are kept, and over bf16 copies where the GPU can have them.
 pub fn prefill_recipes(arch: Arch) -> Vec<Recipe> {
     let usual = recipes::of_types(arch, &[DType::Q8_0]);
     let with_copies = usual.iter().filter(|_| arch.has_wgmma()).map(Recipe::with_copies);

@@ -316,9 +316,9 @@ mod tests {
                 assert_eq!(rotated(timed), 8 * 4, "{}: the ids of eight experts", timed.shape);
             }
         }
-        let (usual, without): (Vec<_>, Vec<_>) =
-            prefill_recipes(Arch::Sm90a).into_iter().partition(|recipe| recipe.without.is_empty());
-        assert_eq!((usual.len(), without.len()), (5, 5));
+        let (usual, with_copies): (Vec<_>, Vec<_>) =
+            prefill_recipes(Arch::Sm90a).into_iter().partition(|recipe| recipe.with.is_empty());
+        assert_eq!((usual.len(), with_copies.len()), (5, 5));
         assert_eq!(prefill_recipes(Arch::Sm89).len(), 5);
     }
 
@@ -343,7 +343,8 @@ mod tests {
                 }
             }
         }
-        for kernel in ["matvec", "attention_step", "per_layer_step", "expert_geglu", "expert_down", "product_wgmma"] {
+        for kernel in ["matvec", "attention_step", "per_layer_step", "expert_geglu", "expert_down", "product_decoding"]
+        {
             assert!(launched.contains(kernel), "{kernel} is not among {launched:?}");
         }
     }
