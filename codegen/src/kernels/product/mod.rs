@@ -13,6 +13,7 @@
 
 pub mod decode;
 pub mod decoding;
+pub mod fragments;
 pub mod warpgroups;
 pub mod wgmma;
 pub mod widen;

@@ -30,15 +30,16 @@ pub fn tile_place(tile: u32, tiles: U32x2) -> U32x2 {
     u32x2(first_down + rest % together, rest / together)
 }
 
-/// The rows of the `down`-th row of tiles: the first, the one behind the last, and the first row of their weights.
+/// The rows of the `down`-th row of tiles of `height`: the first, the one behind the last, and the first row of their weights.
 #[device]
-pub fn tile_rows<const WARPGROUPS: u32, const GEGLU: bool, const PAIRS: u32>(
+pub fn tile_rows<const GEGLU: bool, const PAIRS: u32>(
     down: u32,
+    height: u32,
     rows: u32,
     outputs: u32,
     groups: Input<U32x4>,
 ) -> U32x4 {
-    let mut found = u32x4(down * WARPGROUPS * 64, rows, 0, 0);
+    let mut found = u32x4(down * height, rows, 0, 0);
     if PAIRS > 0 {
         let group = groups[down + 1];
         found = u32x4(group.x, group.y, group.z * if GEGLU { 2 * outputs } else { outputs }, 0);
@@ -60,7 +61,7 @@ pub fn aim_copies<const COLUMNS: u32, const WARPGROUPS: u32, const GEGLU: bool, 
     k: u32,
 ) {
     let columns = if GEGLU { COLUMNS / 2 } else { COLUMNS };
-    let part = tile_rows(place.x, rows, outputs, groups);
+    let part = tile_rows(place.x, WARPGROUPS * 64, rows, outputs, groups);
     #[unroll]
     for i in 0u32..4 {
         let mut row = (part.x + thread_idx() / 8 + i * WARPGROUPS * 16).min(part.y - 1);
@@ -231,7 +232,7 @@ pub fn product_wgmma<
         wgmma_wait(0, &mut sums);
 
         let place = tile_place(tile, tiles);
-        let part = tile_rows(place.x, rows, outputs, groups);
+        let part = tile_rows(place.x, WARPGROUPS * 64, rows, outputs, groups);
         let first_row = part.x + warp_id() * 16 + lane_id() / 4;
         let mut to = regs(0u32, 2);
         #[unroll]

@@ -189,7 +189,8 @@ pub fn product_run<
                 let shape = load::<U32x4>(listed, op * 16);
                 let places = load::<U32x4>(listed, op * 16 + 4);
                 let units = shape.z / UNIT;
-                let halves = if shape.y == 2 { 2u32 } else { 1u32 };
+                let joins = shape.y == 2;
+                let halves = if joins { 2u32 } else { 1u32 };
                 let each = listed[op * 16 + 9];
                 let end = listed[128 + op * 2 + 1];
                 let mut at = listed[128 + op * 2];
@@ -258,14 +259,19 @@ pub fn product_run<
         let scale = if more.x == 0xffff_ffff { 1.0f32 } else { floats[more.x as u64 * 4] };
 
         // How the activations arrive.
-        let adds = shape.x == 2 || shape.x == 3;
+        let as_int8 = shape.x == 0;
+        let as_codes = shape.x == 1;
+        let as_norm = shape.x == 2;
+        let as_residual = shape.x == 3;
+        let as_floats = shape.x == 4;
+        let adds = as_norm || as_residual;
         if adds {
             #[unroll]
             for p in 0..PIECES {
                 let place = thread_idx() + p * threads;
                 if place < K / 4 {
                     cp_async16(posts, place * 4, floats.offset(places.z as u64 * 4), place * 4);
-                    if shape.x == 2 {
+                    if as_norm {
                         cp_async16(nexts, place * 4, floats.offset(places.w as u64 * 4), place * 4);
                     }
                 }
@@ -278,7 +284,7 @@ pub fn product_run<
             }
             barrier_of(WARPS);
         }
-        if shape.x == 0 {
+        if as_int8 {
             for part in (thread_idx()..shape.z / 16).by(threads) {
                 store(x_words, part_at(part, units), load::<U32x4>(xq, part * 4));
             }
@@ -286,10 +292,10 @@ pub fn product_run<
                 x_scales[group] = u32x2(xscale[group].to_bits(), xsum[group] as u32);
             }
         }
-        if shape.x == 1 {
+        if as_codes {
             receive_codes(exchange, more.z, shape.z / 32, epoch, x_words, x_scales);
         }
-        if shape.x == 4 {
+        if as_floats {
             // Whole warps, because to quantise is a collective.
             for start in (warp_id() * 32..shape.z / 4).by(threads) {
                 let place = start + lane_id();
@@ -327,7 +333,7 @@ pub fn product_run<
             for p in 0..PIECES {
                 taken[p] = held[p];
             }
-            if shape.x == 2 {
+            if as_norm {
                 leave_chunks(&held, K / 4, of_residual);
                 #[unroll]
                 for p in 0..PIECES {
@@ -341,7 +347,7 @@ pub fn product_run<
             for p in 0..PIECES {
                 let place = thread_idx() + p * threads;
                 let to = part_at(place / 4, units) + place % 4;
-                if FINE && shape.x == 3 {
+                if FINE && as_residual {
                     let four = quantise4_unbounded(taken[p]);
                     if warp_any(f32::from_bits(four.y) < 0.0) {
                         let fine = fine_codes(taken[p], four.x, f32::from_bits(four.w));
@@ -361,7 +367,7 @@ pub fn product_run<
             }
         }
         barrier_of(WARPS);
-        let after = if shape.x == 2 { inverse_rms_of_chunks(of_residual, K) } else { 1.0 };
+        let after = if as_norm { inverse_rms_of_chunks(of_residual, K) } else { 1.0 };
         if op + 1 == ops {
             grid_launch_dependents();
         }
@@ -370,7 +376,10 @@ pub fn product_run<
         let each = more.y;
         let stages = (end - first).div_ceil(each);
         let row_words = units * 4;
-        let halves = if shape.y == 2 { 2u32 } else { 1u32 };
+        // How the results leave.
+        let to_next = shape.y == 1;
+        let joins = shape.y == 2;
+        let halves = if joins { 2u32 } else { 1u32 };
         let teams = WARPS / TEAM;
         for number in ((team + teams - stage % teams) % teams..stages).by(teams) {
             let slot = (stage + number) % STAGES;
@@ -384,7 +393,7 @@ pub fn product_run<
             for i in (member..here).by(TEAM) {
                 let codes = of_codes.offset(i * row_words);
                 let output = base + i;
-                if FINE && shape.x == 3 {
+                if FINE && as_residual {
                     let times = by[output];
                     let sum = fine_product(lone_dot, codes, of_sides, lead + i * units, x_words, x_scales, fine_sums);
                     if lane_id() == 0 {
@@ -392,7 +401,7 @@ pub fn product_run<
                     }
                 } else {
                     let value = row_product(dot, codes, of_sides, lead + i * units, units, x_words, x_scales);
-                    if shape.y == 2 {
+                    if joins {
                         let joined = codes.offset(each * row_words);
                         let beside = of_sides.offset(side_span(0, each * units + 4 * PER_WORD));
                         let up = row_product(dot, joined, beside, joined_lead + i * units, units, x_words, x_scales);
@@ -400,7 +409,7 @@ pub fn product_run<
                             results[output - first] = gelu(value * after) * (up * after);
                         }
                     } else if lane_id() == 0 {
-                        if shape.y == 1 {
+                        if to_next {
                             publish_float(exchange, more.w, output, shape.w, value * after, epoch);
                         } else {
                             out[output] = value * after;
@@ -416,7 +425,7 @@ pub fn product_run<
         stage += stages;
 
         barrier_of(WARPS);
-        if shape.y == 2 {
+        if joins {
             for group in (warp_id()..(end - first) / 32).by(WARPS) {
                 let four = load::<F32x4>(results, group * 32 + lane_id() % 8 * 4);
                 publish_group(exchange, more.w, first / 32 + group, quantise4(four), epoch);
