@@ -154,6 +154,7 @@ fn the_readme_tells_the_memory_of_full_sizes() {
     for (preset, dtype, name, longest) in [
         (Preset::E4b, DType::Q8_0, "E4B Q8_0", 131_072),
         (Preset::Dense12b, DType::Q4_0, "12B Q4_0", 262_144),
+        (Preset::Moe26bA4b, DType::Q4_0, "26B-A4B Q4_0", 262_144),
         (Preset::Dense31b, DType::Q4_0, "31B Q4_0", 262_144),
     ] {
         let mut shortest: Option<Vec<(bool, u64)>> = None;
