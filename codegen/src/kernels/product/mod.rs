@@ -1,4 +1,4 @@
-//! The matrix product of prefill: many rows of activations times repacked weights of any type, on bf16 tensor cores.
+//! The matrix product of prefill: many rows of activations times repacked weights of any type, on bf16 tensor cores; here by warps (`mma.sync`).
 //!
 //! A block makes a tile of the result. Step by step along K it copies activations to shared memory asynchronously, decodes
 //! weights there ([`decode`]), and multiplies: while one step is multiplied, the next one's activations and codes are on
@@ -7,7 +7,8 @@
 //! Every output is summed along K in the same order, whatever the tile and whoever its neighbours: a row's result does not
 //! depend on the rows beside it, nor on which tile was chosen.
 //!
-//! On Hopper, where memory allows a bf16 copy of the weights, [`wgmma`] multiplies with that instead.
+//! On Hopper warpgroups multiply instead ([`warpgroups`] chooses): [`decoding`] decodes weights on the way, [`wgmma`] reads bf16 weights, a file's own or a copy. This one
+//! is for other GPUs, for weights of f32 and for sizes that warpgroups do not take.
 //!
 //! Activations are bf16 on arrival, because only then can they be copied asynchronously; [`round_rows`] makes them of f32.
 
