@@ -1,11 +1,10 @@
-//! Cases of the experts of several rows, gathered by who chose them. The oracle is the kernel of one row, run in the simulator for every row by
-//! itself: every result must have its bits.
+//! Cases of the experts of several rows, gathered by who chose them. The oracle is the kernel of one row, run for every row by itself: every
+//! result must have its bits.
 
 use std::sync::LazyLock;
 
 use gemma4c_blocks::DType;
-use gemma4c_dsl::harness::{Bound, Case, Data, Executor, Simulator};
-use gemma4c_dsl::sim::Order;
+use gemma4c_dsl::harness::{Case, Data, Reference};
 
 use super::moe;
 use super::quantise::Int8;
@@ -18,12 +17,6 @@ use crate::kernels::moe::gathered::gate_up::GatheredGateUp;
 
 /// Experts that the cases of one row choose from, besides as many as a row chooses.
 const MORE_EXPERTS: u32 = 3;
-
-fn left(case: &Case, param: &str) -> Vec<f32> {
-    let results = Simulator(Order::Forward).run(case).unwrap_or_else(|error| panic!("{error}"));
-    let at = case.instance.params().iter().position(|p| p.name == param).expect("a parameter of the kernel");
-    results[at].as_ref().and_then(Data::floats).expect("floats")
-}
 
 /// The weights, choices and activations of a case of one row, without what is only that kernel's.
 fn shared(alone: &Case, name: &str, instance: gemma4c_dsl::Instance, x: &[f32], integer: bool) -> Case {
@@ -45,28 +38,43 @@ fn buffer(case: &Case, name: &str) -> Vec<f32> {
     data.and_then(Data::floats).expect("floats of the case")
 }
 
+fn as_they_are(x: &[f32]) -> Data {
+    x.to_vec().into()
+}
+
+fn no_floats(_: &[f32]) -> Data {
+    Vec::<f32>::new().into()
+}
+
 fn gate_up(of: GatheredGateUp) -> Case {
     let GatheredGateUp { dtype, hidden, k, top, dense, rows, quantised, multiprocessors, .. } = of;
     let one = GateUp { dtype, hidden, k, top, from: Activations::F32, dense, multiprocessors };
     let [alone, _] = moe::gate_up(one, [rows as usize; 2]);
-    let expected = left(&alone, "out");
+    let expected = Reference::of(vec![alone.clone()], "out");
     let x = buffer(&alone, "arrive_x");
     let instance = of.instance().expect("a shape that fits");
     let integer = format(dtype).integer;
     let case = shared(&alone, "gate and up", instance, &x, integer).grid(of.grid()).scalar("rows", rows);
     let (dense_x, dense_expected) = match dense {
-        0 => Default::default(),
-        _ => (buffer(&alone, "dense_arrive_x"), left(&alone, "dense_out")),
+        0 => (Vec::new(), Reference::of(vec![], "dense_out")),
+        _ => (buffer(&alone, "dense_arrive_x"), Reference::of(vec![alone.clone()], "dense_out")),
     };
     let case = dense_activations(case, &dense_x, integer);
     [("", expected), ("dense_", dense_expected)].into_iter().fold(case, |case, (of, expected)| {
         let name = |what: &str| format!("{of}out{what}");
-        let int8 = if quantised { Int8::of(&expected) } else { Int8::of(&[]) };
-        let floats = if quantised { Vec::new() } else { expected };
-        case.expect(&name(""), floats, Bound::Exact)
-            .expect(&name("_xq"), int8.codes, Bound::Exact)
-            .expect(&name("_xscale"), int8.scales, Bound::Exact)
-            .expect(&name("_xsum"), int8.sums, Bound::Exact)
+        let left = |case: Case, read: [fn(&[f32]) -> Data; 4]| {
+            ["", "_xq", "_xscale", "_xsum"]
+                .iter()
+                .zip(read)
+                .fold(case, |case, (what, read)| case.expect_like(&name(what), &expected, read))
+        };
+        match quantised {
+            true => left(
+                case,
+                [no_floats, |x| Int8::of(x).codes.into(), |x| Int8::of(x).scales.into(), |x| Int8::of(x).sums.into()],
+            ),
+            false => left(case, [as_they_are, |_| Vec::<u32>::new().into(), no_floats, |_| Vec::<i32>::new().into()]),
+        }
     })
 }
 
@@ -85,20 +93,19 @@ fn down(of: GatheredDown) -> Case {
     let GatheredDown { dtype, outputs, k, top, dense, rows, multiprocessors, .. } = of;
     let one = Down { dtype, outputs, k, top, dense, multiprocessors };
     let [alone, _] = moe::down(one, [rows as usize; 2]);
-    let expected = left(&alone, "out");
     let x = buffer(&alone, "x");
     let instance = of.instance().expect("a shape that fits");
     let integer = format(dtype).integer;
     let case = shared(&alone, "down", instance, &x, integer).grid(of.grid());
     let (dense_x, dense_expected) = match dense {
-        0 => Default::default(),
-        _ => (buffer(&alone, "dense_x"), left(&alone, "dense_out")),
+        0 => (Vec::new(), Reference::of(vec![], "dense_out")),
+        _ => (buffer(&alone, "dense_x"), Reference::of(vec![alone.clone()], "dense_out")),
     };
-    let case = dense_activations(case, &dense_x, integer).expect("dense_out", dense_expected, Bound::Exact);
+    let case = dense_activations(case, &dense_x, integer).expect_like("dense_out", &dense_expected, as_they_are);
     case.buffer("products", vec![0.0f32; (rows * top * outputs) as usize])
         .scalar("outputs", outputs)
         .scalar("rows", rows)
-        .expect("out", expected, Bound::Exact)
+        .expect_like("out", &Reference::of(vec![alone], "out"), as_they_are)
 }
 
 /// Every type; experts that one row chose and that more did than a task takes; more rows than a block has; with a dense half and without. Made once: it takes a while.

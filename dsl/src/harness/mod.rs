@@ -18,10 +18,12 @@
 mod data;
 mod executor;
 mod random;
+mod reference;
 
 pub use data::{Bound, Data, Mismatch};
 pub use executor::{Host, Simulator};
 pub use random::Random;
+pub use reference::Reference;
 
 use crate::definition::{Access, ParamKind};
 use crate::host::HostError;
@@ -73,6 +75,15 @@ pub struct Expectation {
     pub bound: Bound,
     /// Elements the kernel need not write; their content is not compared.
     pub unwritten: Vec<std::ops::Range<usize>>,
+    /// Other launches whose results `data` is, in the simulator: an executor with functions of its own runs these itself.
+    pub like: Option<Like>,
+}
+
+/// What `read` makes of a [`Reference`]'s results.
+#[derive(Clone, Debug)]
+pub struct Like {
+    pub reference: Reference,
+    pub read: fn(&[f32]) -> Data,
 }
 
 /// One launch, its inputs and its expected outputs.
@@ -93,6 +104,11 @@ pub trait Executor {
 
     /// The content of every buffer after the launch, in launch order; `None` for scalars.
     fn run(&self, case: &Case) -> Result<Vec<Option<Data>>, CaseError>;
+
+    /// Whether `exp`, `tanh` and their like have other last bits than the simulator's.
+    fn has_functions_of_its_own(&self) -> bool {
+        false
+    }
 }
 
 /// Why a case failed. Each names the case.
@@ -146,7 +162,17 @@ impl Case {
             data: data.into(),
             bound,
             unwritten: Vec::new(),
+            like: None,
         });
+        self
+    }
+
+    /// A buffer must hold the very bits that `read` makes of another kernel's results, on whatever runs both.
+    pub fn expect_like(mut self, param: &str, reference: &Reference, read: fn(&[f32]) -> Data) -> Self {
+        self = self.expect(param, read(reference.simulated()), Bound::Exact);
+        if let Some(last) = self.expectations.last_mut() {
+            last.like = Some(Like { reference: reference.clone(), read });
+        }
         self
     }
 
@@ -209,7 +235,12 @@ impl Case {
         for expectation in &self.expectations {
             let place = self.instance.params().iter().position(|param| param.name == expectation.param);
             let Some(Some(found)) = place.map(|at| results.get(at).and_then(Option::as_ref)) else { continue };
-            if let Some(mismatch) = expectation.data.compare(found, expectation.bound, &expectation.unwritten) {
+            let elsewhere = match &expectation.like {
+                Some(like) if executor.has_functions_of_its_own() => Some((like.read)(&like.reference.on(executor)?)),
+                _ => None,
+            };
+            let expected = elsewhere.as_ref().unwrap_or(&expectation.data);
+            if let Some(mismatch) = expected.compare(found, expectation.bound, &expectation.unwritten) {
                 return Err(CaseError::Mismatch {
                     case: self.name.clone(),
                     executor: executor.name(),

@@ -12,6 +12,7 @@ mod narrow;
 mod ordered;
 mod parts;
 mod parts_of_a_block;
+mod reference;
 mod refusals;
 mod tensor;
 mod warpgroup;

@@ -155,6 +155,10 @@ impl Executor for Gpu {
             message: format!("kernel {}: {error:#}", case.instance.def.name),
         })
     }
+
+    fn has_functions_of_its_own(&self) -> bool {
+        true
+    }
 }
 
 /// An argument that lives as long as the launches that use it.
