@@ -117,6 +117,7 @@ pub static FAMILIES: &[Family] = &[
             kernels::product::round_rows::DEF,
             kernels::product::wgmma::product_wgmma::DEF,
             kernels::product::decoding::product_decoding::DEF,
+            kernels::product::team::product_team::DEF,
             kernels::product::widen::widen::DEF,
         ],
         cases: cases::product::cases,

@@ -23,3 +23,11 @@ pub mod rows;
 pub mod run;
 pub mod sample;
 pub mod wgmma;
+
+use gemma4c_dsl::harness::{Case, Reference, Simulator};
+use gemma4c_dsl::sim::Order;
+
+/// What other launches leave in a parameter, as the simulator has it.
+fn simulated(cases: Vec<Case>, param: &str) -> Reference {
+    Reference::of(cases, param, &Simulator(Order::Forward))
+}

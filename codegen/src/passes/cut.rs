@@ -7,6 +7,7 @@ use super::forms::wanted;
 use super::{Abilities, Pass, Schedule, experts_of, warpgroups};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::Tile;
+use crate::kernels::product::warpgroups::Source;
 
 pub const PASS: Pass = Pass {
     name: "cut",
@@ -76,7 +77,7 @@ fn cut_experts(
     rest: impl FnOnce(&[NodeId], Vec<NodeId>) -> Vec<Group>,
 ) -> Vec<Group> {
     let (matmuls, after): (Vec<NodeId>, Vec<NodeId>) = group.nodes.iter().partition(|id| is_matrix(schedule, **id));
-    let height = height(schedule, routing, schedule.source(group.nodes[0]).is_some());
+    let height = height(schedule, routing, schedule.source(group.nodes[0]));
     let rest = if joins { Vec::new() } else { rest(&matmuls, after) };
     let nodes = if joins { group.nodes.clone() } else { matmuls.clone() };
     let sort = Group::new(Kind::SortPairs { routing, height }, Vec::new());
@@ -89,10 +90,13 @@ fn is_matrix(schedule: &Schedule, id: NodeId) -> bool {
 }
 
 /// Rows of a tile over sorted pairs, by warpgroups or by warps.
-fn height(schedule: &Schedule, routing: NodeId, by_warpgroups: bool) -> u32 {
+fn height(schedule: &Schedule, routing: NodeId, source: Option<Source>) -> u32 {
     let (experts, top) = experts_of(schedule.graph(), routing);
     let pairs = schedule.rows * top;
-    if by_warpgroups { warpgroups::height(pairs, experts) } else { Tile::for_groups(pairs, experts).rows }
+    match source {
+        Some(source) => warpgroups::height(pairs, experts, source),
+        None => Tile::for_groups(pairs, experts).rows,
+    }
 }
 
 /// Which of two matrices is behind the GELU of `gelu(gate) * up`.

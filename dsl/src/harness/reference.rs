@@ -5,8 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{Case, CaseError, Executor, Simulator};
-use crate::sim::Order;
+use super::{Case, CaseError, Executor};
 
 /// One buffer of floats of each of some launches, one after the other.
 #[derive(Clone, Debug)]
@@ -20,13 +19,13 @@ struct Launches {
 }
 
 impl Reference {
-    /// Runs the launches in the simulator.
+    /// Runs the launches in `simulator`.
     ///
     /// # Panics
     ///
     /// A launch that does not run, or a parameter that is no buffer of floats: the case that needs it is wrong.
-    pub fn of(cases: Vec<Case>, param: &str) -> Self {
-        let floats = |case: &Case| floats(case, param, &Simulator(Order::Forward));
+    pub fn of(cases: Vec<Case>, param: &str, simulator: &dyn Executor) -> Self {
+        let floats = |case: &Case| floats(case, param, simulator);
         let simulated =
             cases.iter().map(floats).collect::<Result<Vec<_>, _>>().unwrap_or_else(|error| panic!("{error}"));
         Self(Arc::new(Launches { cases, param: param.to_string(), simulated: simulated.concat() }))

@@ -343,8 +343,7 @@ mod tests {
                 }
             }
         }
-        for kernel in ["matvec", "attention_step", "per_layer_step", "expert_geglu", "expert_down", "product_decoding"]
-        {
+        for kernel in ["matvec", "attention_step", "per_layer_step", "expert_geglu", "expert_down", "product_team"] {
             assert!(launched.contains(kernel), "{kernel} is not among {launched:?}");
         }
     }
