@@ -162,10 +162,26 @@ pub mod tests {
             assert!(tokens.push(text));
             kinds.push(if text.contains("turn") { TokenKind::Control } else { TokenKind::UserDefined });
         }
+        for text in PLACEHOLDERS {
+            assert!(tokens.push(text));
+            kinds.push(TokenKind::Control);
+        }
         let stop = vec![256, 256 + 2 + 4];
         let vocab = Vocab { tokens, kinds, stop, ..Vocab::default() };
         let size = vocab.tokens.len() as u32;
         Speech::of(&vocab, Sampling::default(), 100, size).unwrap()
+    }
+
+    #[test]
+    fn the_place_of_a_medium_is_refused_by_name() {
+        let speech = bytes_and_markers();
+        for text in PLACEHOLDERS {
+            let id = speech.tokenizer.marker(text).expect("it is in the vocabulary");
+            let error = speech.refuse_placeholders("prompt", &[65, id, 66]).expect_err(text);
+            let error = format!("{error:?}");
+            assert!(error.contains(&format!("token {id} ({text})")), "{error}");
+        }
+        assert!(speech.refuse_placeholders("prompt", &[65, 66]).is_ok());
     }
 
     #[test]
