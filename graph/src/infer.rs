@@ -202,7 +202,7 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
             if x.rows != Rows::Soft {
                 return fail(format!("{x} do not follow each other in time"));
             }
-            if reach == 0 || !(cap > 0.0) {
+            if reach == 0 || cap.is_nan() || cap <= 0.0 {
                 return fail(format!("a reach of {reach} and a cap of {cap} leave nothing to see"));
             }
             match w.dims == [x.width as u64; 2] {

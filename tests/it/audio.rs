@@ -1,7 +1,9 @@
 //! Sound, from its file to logits: every stage against the reference, other rates and formats, pictures beside it, and what is refused.
 
+use std::process::Stdio;
+
 use crate::common::gguf::{Key, rewrite};
-use crate::common::{Place, Tensors, golden, ids};
+use crate::common::{Place, Tensors, finish, golden, ids};
 
 /// Largest absolute differences, as the data's description gives them.
 const FEATURES: f32 = 5e-4;
@@ -157,6 +159,27 @@ fn formats_rates_and_company() {
     }
     let plan = place.ok("inspect plan.bin");
     assert!(plan.contains("tower audio") && plan.contains("one for 4 frames of 128 bins"), "{plan}");
+}
+
+/// Media of a conversation belong to the question after them; a file that is none does not end it.
+#[test]
+fn a_conversation_takes_media() {
+    let Some((place, _)) = prepared("e") else { return };
+    let prompts = |lines: &str| {
+        place.write("lines.txt", lines);
+        let mut command = place.command("run plan.bin --chat --temp 0 -n 1");
+        command.stdin(Stdio::from(std::fs::File::open(place.path("lines.txt")).unwrap()));
+        let ran = finish(&mut command);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let counts =
+            ran.stderr.split("[prefill: ").skip(1).map(|rest| rest.split(' ').next().unwrap().parse().unwrap());
+        (counts.collect::<Vec<usize>>(), ran.stderr)
+    };
+    let (plain, _) = prompts("hello\nhello\n");
+    let (with, told) = prompts("/audio nothing.wav\n/audio a.wav\n/image model.png\nhello\nhello\n");
+    assert!(told.contains("nothing.wav"), "{told}");
+    assert_eq!((plain.len(), with.len()), (2, 2));
+    assert_eq!(with[0], plain[0] + 32 + 62, "{told}");
 }
 
 #[test]

@@ -68,23 +68,20 @@ impl Media {
 
     /// The rows of a pass over `positions`, each `width` wide, that are soft tokens.
     pub(super) fn within(&self, positions: Range<usize>, width: usize) -> Vec<SoftRows<'_>> {
-        let part = |placed: &'_ Placed| {
-            let all = &placed.positions;
+        let mut rows = Vec::new();
+        for Placed { positions: all, rows: soft, is_picture } in &self.placed {
             let (start, end) = (all.start.max(positions.start), all.end.min(positions.end));
-            (start < end).then(|| (start - positions.start, (start - all.start) * width..(end - all.start) * width))
-        };
-        let rows = |placed: &'_ Placed| {
-            let (first, values) = part(placed)?;
-            Some((first, values, placed.is_picture))
-        };
-        let all = self.placed.iter().filter_map(|placed| Some((placed, rows(placed)?)));
-        all.map(|(placed, (first, values, sees_ahead))| SoftRows { first, values: &placed.rows[values], sees_ahead })
-            .collect()
+            if start < end {
+                let values = &soft[(start - all.start) * width..(end - all.start) * width];
+                rows.push(SoftRows { first: start - positions.start, values, sees_ahead: *is_picture });
+            }
+        }
+        rows
     }
 }
 
 impl Session {
-    /// The soft tokens of a picture. Every value of the tower is shown to `tap`.
+    /// The soft tokens of a picture or a sound. Every value of the tower is shown to `tap`.
     pub fn look(&mut self, tower: usize, patches: Patches<'_>, tap: &mut Tap<'_>) -> Result<Soft, RuntimeError> {
         let plan = &self.plan;
         let of = plan.towers.get(tower).ok_or(RuntimeError::NoTower)?;
