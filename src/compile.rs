@@ -11,12 +11,14 @@ use gemma4c_codegen::cuda::{self, LowerError, Lowered, build};
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
 use gemma4c_graph::{Graph, NodeId, WeightId, to_text};
-use gemma4c_models::gemma4::{self, Config, DrafterConfig, VisionConfig};
+use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Config, DrafterConfig, VisionConfig};
 use gemma4c_models::gguf::{Gguf, GgufError, TensorInfo};
 use gemma4c_models::media;
 use gemma4c_models::tokenizer::vocab_from_metadata;
 use gemma4c_plan::cuda::KvType;
-use gemma4c_plan::{Drafter, MediaTokens, Model, ModelFile, Plan, Sampling, Stage, Target, Tower, Weight};
+use gemma4c_plan::{
+    Drafter, MediaTokens, Medium, Model, ModelFile, Plan, Sampling, Stage, Target, Tower, Vocab, Weight,
+};
 use gemma4c_runtime::machine;
 
 /// Long enough for most conversations, and cheap: only global layers pay for every position.
@@ -83,8 +85,8 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     ensure!(options.chunk != Some(0), "a chunk of 0 tokens: at least 1 is needed");
     let vocab = vocab_from_metadata(file.metadata())?;
     let projector = options.projector.as_deref();
-    let vision = match projector {
-        None => None,
+    let towers = match projector {
+        None => Vec::new(),
         Some(projector) => {
             ensure!(options.cuda.is_none(), "towers run on the CPU so far: a plan with a projector has no GPU");
             let vision = VisionConfig::read(&projector.file).with_context(|| path_of(&projector.file))?;
@@ -93,12 +95,19 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
             let tokens =
                 tokens.context("the model's vocabulary lacks the tokens of pictures: <|image>, <|image|>, <image|>")?;
             let tower = gemma4::vision_tower(&projector.file, &vision).with_context(|| path_of(&projector.file))?;
-            Some(Vision { config: vision, tower, tokens })
+            let Projector { file: beside, image_tokens } = projector;
+            let VisionConfig { patch, pool, .. } = vision;
+            let medium = Medium::Picture { patch, pool };
+            let most = image_tokens * pool * pool;
+            let (graph, stages) = (tower.graph, tower.stages);
+            let mut towers = vec![NewTower { name: "vision", graph, stages, medium, most, tokens }];
+            towers.extend(audio(beside, &config, vocab.as_ref()).with_context(|| path_of(beside))?);
+            towers
         }
     };
-    let graph = match &vision {
-        None => gemma4::graph(file, &config)?,
-        Some(_) => {
+    let graph = match towers.is_empty() {
+        true => gemma4::graph(file, &config)?,
+        false => {
             let pad = file.metadata().optional("tokenizer.ggml.padding_token_id")?.unwrap_or(0);
             gemma4::graph_with_soft_tokens(file, &config, pad)?
         }
@@ -117,14 +126,18 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     let tensors = tensors_of(file, &graph)?;
     let mut weights = weights_of(&graph.weights, &tensors, 0);
     let mut models = vec![(file, tensors)];
-    let mut towers = Vec::new();
+    let mut lowered = Vec::new();
     let mut report = to_text(&graph);
-    if let (Some(projector), Some(vision)) = (projector, &vision) {
-        let tensors = tensors_of(&projector.file, &vision.tower.graph)?;
-        towers.push(vision.lower(projector.image_tokens, weights.len() as u32)?);
-        weights.extend(weights_of(&vision.tower.graph.weights, &tensors, file.files().len() as u32));
-        models.push((&projector.file, tensors));
-        report += &format!("\n\ntower vision\n{}", to_text(&vision.tower.graph));
+    if let Some(projector) = projector {
+        let mut of_projector = Vec::new();
+        for tower in &towers {
+            let tensors = tensors_of(&projector.file, &tower.graph)?;
+            lowered.push(tower.lower(weights.len() as u32)?);
+            weights.extend(weights_of(&tower.graph.weights, &tensors, file.files().len() as u32));
+            of_projector.extend(tensors);
+            report += &format!("\n\ntower {}\n{}", tower.name, to_text(&tower.graph));
+        }
+        models.push((&projector.file, of_projector));
     }
     let mut drafter = None;
     if let Some(drafter_file) = options.drafter.as_deref() {
@@ -175,7 +188,7 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
         vocab,
         sampling: sampling(file)?,
         embedded: None,
-        towers,
+        towers: lowered,
         drafter,
         report,
     })
@@ -194,28 +207,48 @@ fn weights_of(weights: &[gemma4c_graph::Weight], tensors: &[&TensorInfo], first_
     std::iter::zip(weights, tensors).map(weight).collect()
 }
 
-/// What is known of a vision tower before it is lowered.
-struct Vision {
-    config: VisionConfig,
-    tower: gemma4::VisionTower,
+/// What is known of a tower before it is lowered.
+struct NewTower {
+    name: &'static str,
+    graph: Graph,
+    stages: Vec<(String, NodeId)>,
+    medium: Medium,
+    /// Patches or frames, at most.
+    most: u32,
     tokens: MediaTokens,
 }
 
-impl Vision {
-    fn lower(&self, image_tokens: u32, first_weight: u32) -> Result<Tower> {
-        let VisionConfig { patch, pool, .. } = self.config;
-        let patches = image_tokens * pool * pool;
-        let limits = Limits { context: patches, chunk: patches, asked: image_tokens, kv: KvType::F32 };
+impl NewTower {
+    fn lower(&self, first_weight: u32) -> Result<Tower> {
+        let soft = self.medium.soft(self.most.into()) as u32;
+        let limits = Limits { context: self.most, chunk: self.most, asked: soft, kv: KvType::F32 };
         let stage = |(name, node): &(String, NodeId)| Stage { name: name.clone(), value: node.0 };
         Ok(Tower {
-            name: "vision".into(),
-            program: cpu::lower_beside(&self.tower.graph, limits, &|weight| first_weight + weight.0, &[])?,
-            patch,
-            pool,
+            name: self.name.into(),
+            program: cpu::lower_beside(&self.graph, limits, &|weight| first_weight + weight.0, &[])?,
+            medium: self.medium,
             tokens: self.tokens,
-            stages: self.tower.stages.iter().map(stage).collect(),
+            stages: self.stages.iter().map(stage).collect(),
         })
     }
+}
+
+/// The tower for sound, where a projector file has one.
+fn audio(file: &Gguf, text: &Config, vocab: Option<&Vocab>) -> Result<Option<NewTower>> {
+    if !gemma4::has_audio(file)? {
+        return Ok(None);
+    }
+    let config = AudioConfig::read(file)?;
+    gemma4::audio_fits(&config, text)?;
+    let tokens = vocab.and_then(media::audio_tokens);
+    let tokens = tokens.context("the model's vocabulary lacks the tokens of sound: <|audio>, <|audio|>, <audio|>")?;
+    let tower = gemma4::audio_tower(file, &config)?;
+    let samples = media::RATE * media::MOST_SECONDS;
+    let (medium, most) = match config.kind {
+        AudioKind::Conformer { bins, .. } => (Medium::Mel { bins }, samples / media::HOP),
+        AudioKind::Samples { frame } => (Medium::Samples { frame }, samples.div_ceil(frame)),
+    };
+    Ok(Some(NewTower { name: "audio", graph: tower.graph, stages: tower.stages, medium, most, tokens }))
 }
 
 /// A text model that a drafter is to belong to.

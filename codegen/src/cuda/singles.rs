@@ -94,7 +94,12 @@ impl PhaseBuilder<'_, '_> {
             | Op::PlaceSoft
             | Op::AttentionAhead { .. }
             | Op::AxisRows { .. }
-            | Op::SubMean
+            | Op::SubMean { .. }
+            | Op::HalvingConv { .. }
+            | Op::CausalConv { .. }
+            | Op::NearAttention { .. }
+            | Op::Sigmoid
+            | Op::Relu
             | Op::GridMean { .. }
             | Op::AddConstant { .. }
             | Op::AddWeight { .. }
@@ -143,6 +148,10 @@ impl PhaseBuilder<'_, '_> {
             Op::Scale { factor } => self.map(group, x, slots::then_scale::Arguments { scale: factor }),
             Op::Gelu => self.map(group, x, Filled::alone(slots::then_gelu::DEF)),
             Op::Softcap { cap } => self.map(group, x, slots::then_softcap::Arguments { cap }),
+            // A vector that repeats within a row is a tower's.
+            Op::MulWeight { weight } if ![1, width as u64].contains(&self.graph().weight(weight).dim(0)) => {
+                Err(LowerError::OnCpuAlone { node: self.graph().full_name(id), op: node.op.name() })
+            }
             Op::MulWeight { weight } => {
                 let vector = self.common.weights.floats(weight)?;
                 if self.graph().weight(weight).dims == [1] {

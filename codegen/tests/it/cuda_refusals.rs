@@ -47,7 +47,7 @@ fn lowered(
 }
 
 #[test]
-fn operations_of_pictures_have_no_kernels() {
+fn operations_of_towers_have_no_kernels() {
     let gather = |g: &mut Builder, tokens: Value| {
         let table = g.weight("token_embd.weight", F32, &[64, 100]);
         g.gather(table, tokens)
@@ -60,7 +60,14 @@ fn operations_of_pictures_have_no_kernels() {
         let weight = g.weight("bound", F32, &[64]);
         by(g, x, weight)
     }
-    let cases: [(&str, LowerError); 8] = [
+    let repeated = |g: &mut Builder, x: Value| {
+        let weight = g.weight("repeated", F32, &[32]);
+        g.mul_weight(x, weight)
+    };
+    let cases: [(&str, LowerError); 11] = [
+        ("mul_weight", lowered(false, gather, repeated)),
+        ("sigmoid", lowered(false, gather, |g, x| g.sigmoid(x))),
+        ("relu", lowered(false, gather, |g, x| g.relu(x))),
         ("attention_ahead", lowered(true, gather, |_, x| x)),
         ("gather_text", lowered(false, gather_text, |_, x| x)),
         ("place_soft", lowered(false, gather, |g, x| g.place_soft(x))),
