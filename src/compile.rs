@@ -116,6 +116,7 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     let program = cpu::lower(&graph, Limits { context, chunk, asked: chunk.min(ASKED), kv })?;
     let tensors = tensors_of(file, &graph)?;
     let mut weights = weights_of(&graph.weights, &tensors, 0);
+    let mut sources = Sources::of(file, &graph.weights, &tensors);
     let mut models = vec![(file, tensors)];
     let mut towers = Vec::new();
     let mut report = to_text(&graph);
@@ -123,25 +124,29 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
         let tensors = tensors_of(&projector.file, &vision.tower.graph)?;
         towers.push(vision.lower(projector.image_tokens, weights.len() as u32)?);
         weights.extend(weights_of(&vision.tower.graph.weights, &tensors, file.files().len() as u32));
+        sources.extend(&projector.file, &vision.tower.graph.weights, &tensors);
         models.push((&projector.file, tensors));
         report += &format!("\n\ntower vision\n{}", to_text(&vision.tower.graph));
     }
-    let mut drafter = None;
+    let (mut drafter, mut drafter_graph) = (None, None);
     if let Some(drafter_file) = options.drafter.as_deref() {
-        ensure!(options.cuda.is_none(), "drafters run on the CPU so far: a plan with one has no GPU");
         let first_file: usize = models.iter().map(|(model, _)| model.files().len()).sum();
         let target = Drafted { file, config: &config, graph: &graph, program: &program };
         let parts = target.drafter(drafter_file, weights.len() as u32).with_context(|| path_of(drafter_file))?;
         weights.extend(weights_of(&parts.own_weights, &parts.tensors, first_file as u32));
+        sources.extend(drafter_file, &parts.own_weights, &parts.tensors);
         models.push((drafter_file, parts.tensors));
-        report += &format!("\n\ndrafter\n{}", parts.report);
+        report += &format!("\n\ndrafter\n{}", to_text(&parts.graph));
+        drafter_graph = Some(parts.graph.with_weights(&sources.weights, parts.place));
         drafter = Some(parts.drafter);
     }
     let mut programs = Vec::new();
     if let Some(cuda) = &options.cuda {
         let chunk = options.chunk.unwrap_or(DEFAULT_CUDA_CHUNK);
         let lowered = |target| {
-            let lowered = lower(file, &graph, &program, cuda, target, chunk);
+            let drafter = drafter.as_ref().zip(drafter_graph.as_ref());
+            let model = Parts { graph: &graph, meaning: &program, sources: &sources, drafter };
+            let lowered = lower(model, cuda, target, chunk);
             if cuda.targets.len() > 1 { lowered.with_context(|| format!("for {target}")) } else { lowered }
         };
         let lowered = cuda.targets.iter().map(lowered).collect::<Result<Vec<_>>>()?;
@@ -232,7 +237,10 @@ struct DrafterParts<'a> {
     /// But for the model's.
     own_weights: Vec<gemma4c_graph::Weight>,
     tensors: Vec<&'a TensorInfo>,
-    report: String,
+    /// With weights of its own numbers.
+    graph: Graph,
+    /// Where each of these stands in the plan.
+    place: Vec<WeightId>,
 }
 
 impl Drafted<'_> {
@@ -266,7 +274,8 @@ impl Drafted<'_> {
             hidden: declared.hidden.0,
             token_order: gemma4::token_order(file, &config)?,
         };
-        Ok(DrafterParts { drafter, own_weights, tensors, report: to_text(&declared.graph) })
+        let place = (0..declared.graph.weights.len() as u32).map(|weight| WeightId(place(WeightId(weight)))).collect();
+        Ok(DrafterParts { drafter, own_weights, tensors, graph: declared.graph, place })
     }
 }
 
@@ -288,23 +297,50 @@ pub fn target_of(gpu: &machine::Gpu) -> Option<Gpu> {
     })
 }
 
+/// The weights of a plan, and where each is read from.
+pub struct Sources<'a> {
+    pub weights: Vec<gemma4c_graph::Weight>,
+    tensors: Vec<(&'a Gguf, TensorInfo)>,
+}
+
+impl<'a> Sources<'a> {
+    pub fn of(file: &'a Gguf, weights: &[gemma4c_graph::Weight], tensors: &[&TensorInfo]) -> Sources<'a> {
+        let mut sources = Sources { weights: Vec::new(), tensors: Vec::new() };
+        sources.extend(file, weights, tensors);
+        sources
+    }
+
+    pub fn extend(&mut self, file: &'a Gguf, weights: &[gemma4c_graph::Weight], tensors: &[&TensorInfo]) {
+        self.weights.extend_from_slice(weights);
+        self.tensors.extend(tensors.iter().map(|tensor| (file, (*tensor).clone())));
+    }
+
+    /// A tensor as it lies in its file.
+    pub fn bytes(&self, weight: usize) -> Option<&'a [u8]> {
+        self.tensors.get(weight).map(|(file, tensor)| file.data(tensor))
+    }
+}
+
+/// A model that is to be lowered for a GPU.
+#[derive(Clone, Copy)]
+pub struct Parts<'a> {
+    pub graph: &'a Graph,
+    pub meaning: &'a gemma4c_plan::Program,
+    pub sources: &'a Sources<'a>,
+    /// The drafter, and its graph over the plan's weights.
+    pub drafter: Option<(&'a Drafter, &'a Graph)>,
+}
+
 /// The launches for a GPU.
-pub fn lower(
-    file: &Gguf,
-    graph: &Graph,
-    meaning: &gemma4c_plan::Program,
-    options: &CudaOptions,
-    target: &Gpu,
-    chunk: u32,
-) -> Result<Lowered> {
+pub fn lower(model: Parts<'_>, options: &CudaOptions, target: &Gpu, chunk: u32) -> Result<Lowered> {
+    let Parts { graph, meaning, sources, drafter } = model;
     let read = |id: WeightId| -> Result<Vec<f32>, LowerError> {
-        let weight = graph.weight(id);
+        let weight = &sources.weights[id.index()];
         let unreadable = |why: String| LowerError::Unreadable { tensor: weight.name.clone(), why };
-        let tensor = file.tensor(&weight.name).ok_or_else(|| unreadable("it is missing".into()))?;
+        let bytes = sources.bytes(id.index()).ok_or_else(|| unreadable("it is missing".into()))?;
         if weight.dtype != DType::F32 {
             return Err(LowerError::NotFloats { tensor: weight.name.clone(), dtype: weight.dtype });
         }
-        let bytes = file.data(tensor);
         Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     };
     let options = cuda::Options {
@@ -318,7 +354,40 @@ pub fn lower(
         vram: options.vram,
         disabled: options.disabled.clone(),
     };
-    Ok(cuda::lower(graph, meaning, &options, &read)?)
+    let drafter = drafter.map(|(of_plan, graph)| cuda::Drafter {
+        graph,
+        meaning: &of_plan.program,
+        hidden: NodeId(of_plan.hidden),
+        token_order: &of_plan.token_order,
+    });
+    let model = cuda::Model { graph, meaning, weights: &sources.weights, drafter };
+    Ok(cuda::lower(model, &options, &read)?)
+}
+
+/// A plan's launches once more, with its kernels as functions, and the bytes of its weights.
+pub fn lower_again<'a>(
+    plan: &Plan,
+    file: &'a Gguf,
+    drafter_file: Option<&'a Gguf>,
+    options: &CudaOptions,
+    target: &Gpu,
+    chunk: u32,
+) -> Result<(Lowered, Vec<&'a [u8]>)> {
+    let config = Config::read(file)?;
+    let graph = gemma4::graph(file, &config)?;
+    let mut sources = Sources::of(file, &graph.weights, &tensors_of(file, &graph)?);
+    let mut drafter = None;
+    if let (Some(drafter_file), Some(of_plan)) = (drafter_file, &plan.drafter) {
+        let drafted = Drafted { file, config: &config, graph: &graph, program: &plan.program };
+        let parts = drafted.drafter(drafter_file, sources.weights.len() as u32)?;
+        sources.extend(drafter_file, &parts.own_weights, &parts.tensors);
+        drafter = Some((of_plan, parts.graph.with_weights(&sources.weights, parts.place)));
+    }
+    let drafter = drafter.as_ref().map(|(of_plan, graph)| (*of_plan, graph));
+    let model = Parts { graph: &graph, meaning: &plan.program, sources: &sources, drafter };
+    let lowered = lower(model, options, target, chunk)?;
+    let bytes = (0..sources.weights.len()).filter_map(|weight| sources.bytes(weight)).collect();
+    Ok((lowered, bytes))
 }
 
 fn tensors_of<'a>(file: &'a Gguf, graph: &Graph) -> Result<Vec<&'a TensorInfo>> {

@@ -61,7 +61,8 @@ impl Plan {
         };
         // The factors of rotation frequencies are all that lowering reads, and no launch depends on them.
         let read = |id: WeightId| -> Result<Vec<f32>, LowerError> { Ok(vec![1.0; graph.weight(id).dim(0) as usize]) };
-        let lowered = cuda::lower(&graph, &meaning, &options, &read).with_context(|| recipe.name())?;
+        let model = cuda::Model { graph: &graph, meaning: &meaning, weights: &graph.weights, drafter: None };
+        let lowered = cuda::lower(model, &options, &read).with_context(|| recipe.name())?;
         let by_name: HashMap<String, WeightId> =
             graph.iter().filter_map(|(id, node)| Some((graph.full_name(id), matrix(node.op)?))).collect();
         let matrices = meaning.values.iter().map(|value| by_name.get(&value.name).copied()).collect();
