@@ -11,7 +11,7 @@ use gemma4c_codegen::cuda::{self, LowerError, Lowered, build};
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
 use gemma4c_graph::{Graph, NodeId, WeightId, to_text};
-use gemma4c_models::gemma4::{self, Config, DrafterConfig, VisionConfig};
+use gemma4c_models::gemma4::{self, Config, DrafterConfig, DrafterGraph, VisionConfig};
 use gemma4c_models::gguf::{Gguf, GgufError, TensorInfo};
 use gemma4c_models::media;
 use gemma4c_models::tokenizer::vocab_from_metadata;
@@ -243,23 +243,30 @@ struct DrafterParts<'a> {
     place: Vec<WeightId>,
 }
 
+/// Where the weights of a drafter stand in a plan: its own behind each other from `first_weight` on, and the model's table where it is.
+pub fn drafters_places(declared: &DrafterGraph, text: &Graph, first_weight: u32) -> Result<Vec<WeightId>> {
+    let (borrowed, name) = declared.borrowed;
+    let lender = text.weights.iter().position(|weight| weight.name == name);
+    let lender = lender.with_context(|| format!("the model does not read {name}"))? as u32;
+    let place = |weight: u32| match weight.cmp(&borrowed.0) {
+        Ordering::Less => first_weight + weight,
+        Ordering::Equal => lender,
+        Ordering::Greater => first_weight + weight - 1,
+    };
+    Ok((0..declared.graph.weights.len() as u32).map(|weight| WeightId(place(weight))).collect())
+}
+
 impl Drafted<'_> {
     /// The drafter in `file`, whose weights stand from `first_weight` on in the plan.
     fn drafter<'a>(&self, file: &'a Gguf, first_weight: u32) -> Result<DrafterParts<'a>> {
         let config = DrafterConfig::read(file, self.file, self.config)?;
         let declared = gemma4::drafter(file, &config, self.file, self.config)?;
-        let (borrowed, name) = declared.borrowed;
-        let lender = self.graph.weights.iter().position(|weight| weight.name == name);
-        let lender = lender.with_context(|| format!("the model does not read {name}"))? as u32;
-        // Its own weights stand behind each other, without the model's.
-        let place = |weight: WeightId| match weight.0.cmp(&borrowed.0) {
-            Ordering::Less => first_weight + weight.0,
-            Ordering::Equal => lender,
-            Ordering::Greater => first_weight + weight.0 - 1,
-        };
+        let place = drafters_places(&declared, self.graph, first_weight)?;
+        let borrowed = declared.borrowed.0;
         let (context, kv) = (self.program.context, self.program.kv);
         let limits = Limits { context, chunk: 1, asked: 1, kv };
-        let mut program = cpu::lower_beside(&declared.graph, limits, &place, &[declared.hidden])?;
+        let mut program =
+            cpu::lower_beside(&declared.graph, limits, &|weight| place[weight.index()].0, &[declared.hidden])?;
         for cache in &mut program.caches {
             let own = self.program.caches.iter().find(|own| own.layer == cache.layer);
             *cache = *own.with_context(|| format!("the model's layer {} has no keys", cache.layer))?;
@@ -274,7 +281,6 @@ impl Drafted<'_> {
             hidden: declared.hidden.0,
             token_order: gemma4::token_order(file, &config)?,
         };
-        let place = (0..declared.graph.weights.len() as u32).map(|weight| WeightId(place(WeightId(weight)))).collect();
         Ok(DrafterParts { drafter, own_weights, tensors, graph: declared.graph, place })
     }
 }
