@@ -33,7 +33,7 @@ const PAIRS: [Pair; 2] = [
         model: "e_tiny_q8_0",
         logits: [1.0, 0.13],
         hidden: [1.2, 0.17],
-        positions: &[1, 16, 49, 76],
+        positions: &[1, 76],
         grouped: true,
     },
     Pair {
@@ -41,7 +41,7 @@ const PAIRS: [Pair; 2] = [
         model: "d_tiny_q8_0",
         logits: [0.6, 0.07],
         hidden: [0.7, 0.1],
-        positions: &[33, 70],
+        positions: &[70],
         grouped: false,
     },
 ];
