@@ -11,7 +11,7 @@ use gemma4c_codegen::cuda::{self, LowerError, Lowered, build};
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
 use gemma4c_graph::{Graph, NodeId, WeightId, to_text};
-use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Config, DrafterConfig, VisionConfig};
+use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Config, DrafterConfig, DrafterGraph, VisionConfig};
 use gemma4c_models::gguf::{Gguf, GgufError, TensorInfo};
 use gemma4c_models::media;
 use gemma4c_models::tokenizer::vocab_from_metadata;
@@ -125,6 +125,7 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     let program = cpu::lower(&graph, Limits { context, chunk, asked: chunk.min(ASKED), kv })?;
     let tensors = tensors_of(file, &graph)?;
     let mut weights = weights_of(&graph.weights, &tensors, 0);
+    let mut sources = Sources::of(file, &graph.weights, &tensors);
     let mut models = vec![(file, tensors)];
     let mut lowered = Vec::new();
     let mut report = to_text(&graph);
@@ -134,27 +135,31 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
             let tensors = tensors_of(&projector.file, &tower.graph)?;
             lowered.push(tower.lower(weights.len() as u32)?);
             weights.extend(weights_of(&tower.graph.weights, &tensors, file.files().len() as u32));
+            sources.extend(&projector.file, &tower.graph.weights, &tensors);
             of_projector.extend(tensors);
             report += &format!("\n\ntower {}\n{}", tower.name, to_text(&tower.graph));
         }
         models.push((&projector.file, of_projector));
     }
-    let mut drafter = None;
+    let (mut drafter, mut drafter_graph) = (None, None);
     if let Some(drafter_file) = options.drafter.as_deref() {
-        ensure!(options.cuda.is_none(), "drafters run on the CPU so far: a plan with one has no GPU");
         let first_file: usize = models.iter().map(|(model, _)| model.files().len()).sum();
         let target = Drafted { file, config: &config, graph: &graph, program: &program };
         let parts = target.drafter(drafter_file, weights.len() as u32).with_context(|| path_of(drafter_file))?;
         weights.extend(weights_of(&parts.own_weights, &parts.tensors, first_file as u32));
+        sources.extend(drafter_file, &parts.own_weights, &parts.tensors);
         models.push((drafter_file, parts.tensors));
-        report += &format!("\n\ndrafter\n{}", parts.report);
+        report += &format!("\n\ndrafter\n{}", to_text(&parts.graph));
+        drafter_graph = Some(parts.graph.with_weights(&sources.weights, parts.place));
         drafter = Some(parts.drafter);
     }
     let mut programs = Vec::new();
     if let Some(cuda) = &options.cuda {
         let chunk = options.chunk.unwrap_or(DEFAULT_CUDA_CHUNK);
         let lowered = |target| {
-            let lowered = lower(file, &graph, &program, cuda, target, chunk);
+            let drafter = drafter.as_ref().zip(drafter_graph.as_ref());
+            let model = Parts { graph: &graph, meaning: &program, sources: &sources, drafter };
+            let lowered = lower(model, cuda, target, chunk);
             if cuda.targets.len() > 1 { lowered.with_context(|| format!("for {target}")) } else { lowered }
         };
         let lowered = cuda.targets.iter().map(lowered).collect::<Result<Vec<_>>>()?;
@@ -265,7 +270,23 @@ struct DrafterParts<'a> {
     /// But for the model's.
     own_weights: Vec<gemma4c_graph::Weight>,
     tensors: Vec<&'a TensorInfo>,
-    report: String,
+    /// With weights of its own numbers.
+    graph: Graph,
+    /// Where each of these stands in the plan.
+    place: Vec<WeightId>,
+}
+
+/// Where the weights of a drafter stand in a plan: its own behind each other from `first_weight` on, and the model's table where it is.
+pub fn drafters_places(declared: &DrafterGraph, text: &Graph, first_weight: u32) -> Result<Vec<WeightId>> {
+    let (borrowed, name) = declared.borrowed;
+    let lender = text.weights.iter().position(|weight| weight.name == name);
+    let lender = lender.with_context(|| format!("the model does not read {name}"))? as u32;
+    let place = |weight: u32| match weight.cmp(&borrowed.0) {
+        Ordering::Less => first_weight + weight,
+        Ordering::Equal => lender,
+        Ordering::Greater => first_weight + weight - 1,
+    };
+    Ok((0..declared.graph.weights.len() as u32).map(|weight| WeightId(place(weight))).collect())
 }
 
 impl Drafted<'_> {
@@ -273,18 +294,12 @@ impl Drafted<'_> {
     fn drafter<'a>(&self, file: &'a Gguf, first_weight: u32) -> Result<DrafterParts<'a>> {
         let config = DrafterConfig::read(file, self.file, self.config)?;
         let declared = gemma4::drafter(file, &config, self.file, self.config)?;
-        let (borrowed, name) = declared.borrowed;
-        let lender = self.graph.weights.iter().position(|weight| weight.name == name);
-        let lender = lender.with_context(|| format!("the model does not read {name}"))? as u32;
-        // Its own weights stand behind each other, without the model's.
-        let place = |weight: WeightId| match weight.0.cmp(&borrowed.0) {
-            Ordering::Less => first_weight + weight.0,
-            Ordering::Equal => lender,
-            Ordering::Greater => first_weight + weight.0 - 1,
-        };
+        let place = drafters_places(&declared, self.graph, first_weight)?;
+        let borrowed = declared.borrowed.0;
         let (context, kv) = (self.program.context, self.program.kv);
         let limits = Limits { context, chunk: 1, asked: 1, kv };
-        let mut program = cpu::lower_beside(&declared.graph, limits, &place, &[declared.hidden])?;
+        let mut program =
+            cpu::lower_beside(&declared.graph, limits, &|weight| place[weight.index()].0, &[declared.hidden])?;
         for cache in &mut program.caches {
             let own = self.program.caches.iter().find(|own| own.layer == cache.layer);
             *cache = *own.with_context(|| format!("the model's layer {} has no keys", cache.layer))?;
@@ -299,7 +314,7 @@ impl Drafted<'_> {
             hidden: declared.hidden.0,
             token_order: gemma4::token_order(file, &config)?,
         };
-        Ok(DrafterParts { drafter, own_weights, tensors, report: to_text(&declared.graph) })
+        Ok(DrafterParts { drafter, own_weights, tensors, graph: declared.graph, place })
     }
 }
 
@@ -321,23 +336,50 @@ pub fn target_of(gpu: &machine::Gpu) -> Option<Gpu> {
     })
 }
 
+/// The weights of a plan, and where each is read from.
+pub struct Sources<'a> {
+    pub weights: Vec<gemma4c_graph::Weight>,
+    tensors: Vec<(&'a Gguf, TensorInfo)>,
+}
+
+impl<'a> Sources<'a> {
+    pub fn of(file: &'a Gguf, weights: &[gemma4c_graph::Weight], tensors: &[&TensorInfo]) -> Sources<'a> {
+        let mut sources = Sources { weights: Vec::new(), tensors: Vec::new() };
+        sources.extend(file, weights, tensors);
+        sources
+    }
+
+    pub fn extend(&mut self, file: &'a Gguf, weights: &[gemma4c_graph::Weight], tensors: &[&TensorInfo]) {
+        self.weights.extend_from_slice(weights);
+        self.tensors.extend(tensors.iter().map(|tensor| (file, (*tensor).clone())));
+    }
+
+    /// A tensor as it lies in its file.
+    pub fn bytes(&self, weight: usize) -> Option<&'a [u8]> {
+        self.tensors.get(weight).map(|(file, tensor)| file.data(tensor))
+    }
+}
+
+/// A model that is to be lowered for a GPU.
+#[derive(Clone, Copy)]
+pub struct Parts<'a> {
+    pub graph: &'a Graph,
+    pub meaning: &'a gemma4c_plan::Program,
+    pub sources: &'a Sources<'a>,
+    /// The drafter, and its graph over the plan's weights.
+    pub drafter: Option<(&'a Drafter, &'a Graph)>,
+}
+
 /// The launches for a GPU.
-pub fn lower(
-    file: &Gguf,
-    graph: &Graph,
-    meaning: &gemma4c_plan::Program,
-    options: &CudaOptions,
-    target: &Gpu,
-    chunk: u32,
-) -> Result<Lowered> {
+pub fn lower(model: Parts<'_>, options: &CudaOptions, target: &Gpu, chunk: u32) -> Result<Lowered> {
+    let Parts { graph, meaning, sources, drafter } = model;
     let read = |id: WeightId| -> Result<Vec<f32>, LowerError> {
-        let weight = graph.weight(id);
+        let weight = &sources.weights[id.index()];
         let unreadable = |why: String| LowerError::Unreadable { tensor: weight.name.clone(), why };
-        let tensor = file.tensor(&weight.name).ok_or_else(|| unreadable("it is missing".into()))?;
+        let bytes = sources.bytes(id.index()).ok_or_else(|| unreadable("it is missing".into()))?;
         if weight.dtype != DType::F32 {
             return Err(LowerError::NotFloats { tensor: weight.name.clone(), dtype: weight.dtype });
         }
-        let bytes = file.data(tensor);
         Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     };
     let options = cuda::Options {
@@ -351,7 +393,40 @@ pub fn lower(
         vram: options.vram,
         disabled: options.disabled.clone(),
     };
-    Ok(cuda::lower(graph, meaning, &options, &read)?)
+    let drafter = drafter.map(|(of_plan, graph)| cuda::Drafter {
+        graph,
+        meaning: &of_plan.program,
+        hidden: NodeId(of_plan.hidden),
+        token_order: &of_plan.token_order,
+    });
+    let model = cuda::Model { graph, meaning, weights: &sources.weights, drafter };
+    Ok(cuda::lower(model, &options, &read)?)
+}
+
+/// A plan's launches once more, with its kernels as functions, and the bytes of its weights.
+pub fn lower_again<'a>(
+    plan: &Plan,
+    file: &'a Gguf,
+    drafter_file: Option<&'a Gguf>,
+    options: &CudaOptions,
+    target: &Gpu,
+    chunk: u32,
+) -> Result<(Lowered, Vec<&'a [u8]>)> {
+    let config = Config::read(file)?;
+    let graph = gemma4::graph(file, &config)?;
+    let mut sources = Sources::of(file, &graph.weights, &tensors_of(file, &graph)?);
+    let mut drafter = None;
+    if let (Some(drafter_file), Some(of_plan)) = (drafter_file, &plan.drafter) {
+        let drafted = Drafted { file, config: &config, graph: &graph, program: &plan.program };
+        let parts = drafted.drafter(drafter_file, sources.weights.len() as u32)?;
+        sources.extend(drafter_file, &parts.own_weights, &parts.tensors);
+        drafter = Some((of_plan, parts.graph.with_weights(&sources.weights, parts.place)));
+    }
+    let drafter = drafter.as_ref().map(|(of_plan, graph)| (*of_plan, graph));
+    let model = Parts { graph: &graph, meaning: &plan.program, sources: &sources, drafter };
+    let lowered = lower(model, options, target, chunk)?;
+    let bytes = (0..sources.weights.len()).filter_map(|weight| sources.bytes(weight)).collect();
+    Ok((lowered, bytes))
 }
 
 fn tensors_of<'a>(file: &'a Gguf, graph: &Graph) -> Result<Vec<&'a TensorInfo>> {

@@ -7,7 +7,6 @@ use anyhow::{Context, Result, bail, ensure};
 use gemma4c_codegen::cuda::simulate::Simulator;
 use gemma4c_codegen::target::Target;
 use gemma4c_dsl::sim::Interleaving;
-use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{CudaProgram, Range, Region};
@@ -50,8 +49,12 @@ fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result
     plan.choose(named(&plan, gpu)?);
     let Some(cuda) = &plan.cuda else { bail!("the plan has lost its program") };
     let program = cuda.program.clone();
-    let file = Gguf::open(location.file(&plan)?)?;
-    let graph = gemma4::graph(&file, &Config::read(&file)?)?;
+    let files = location.files(&plan)?;
+    let open = |index: u32| files.get(index as usize).with_context(|| format!("file {index} is missing"));
+    let file = Gguf::open(open(0)?)?;
+    // A drafter's weights are the plan's last.
+    let of_drafter = plan.weights.last().filter(|_| plan.drafter.is_some()).map(|weight| weight.file);
+    let drafter_file = of_drafter.map(|index| -> Result<Gguf> { Ok(Gguf::open(open(index)?)?) }).transpose()?;
     let disabled = program.passes.iter().filter(|pass| !pass.enabled).map(|pass| pass.name.clone()).collect();
     let target = Target::of_program(&program.gpu);
     let target =
@@ -68,7 +71,7 @@ fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result
         disabled,
     };
     let chunk = program.phases.last().map_or(1, |phase| phase.rows);
-    let lowered = compile::lower(&file, &graph, &plan.program, &options, &target, chunk)?;
+    let (lowered, tensors) = compile::lower_again(&plan, &file, drafter_file.as_ref(), &options, &target, chunk)?;
     let same = lowered.program.kernels == program.kernels;
     ensure!(same, "the plan was made by another version of gemma4c: compile the model again to simulate it");
     let mut simulator = Simulator::new(&program, lowered.instances);
@@ -81,11 +84,6 @@ fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result
         simulator.write(range(Region::Host, host), &weights.bytes()[start as usize..][..host as usize]);
         simulator.prepare(&program)?;
     } else {
-        let mut tensors = Vec::new();
-        for weight in &plan.weights {
-            let tensor = file.tensor(&weight.name).with_context(|| format!("tensor {} is missing", weight.name))?;
-            tensors.push(file.data(tensor));
-        }
         simulator.load(&program, |weight| tensors[weight as usize])?;
     }
     Ok((plan, simulator))
@@ -129,7 +127,7 @@ impl Backend for Simulated {
     }
 
     fn run(&mut self, run: Run) -> Result<(), RuntimeError> {
-        let phase = &self.program.phases[run.phase];
+        let phase = self.program.phase(run.phase).ok_or(RuntimeError::NoSuchRun(run))?;
         let picks = match run.pick {
             Pick::None => &[][..],
             Pick::Largest => &phase.pick_largest,

@@ -202,6 +202,19 @@ impl Op {
         }
     }
 
+    /// Changes the weight it reads, if any.
+    pub(crate) fn change_weight(&mut self, change: impl FnOnce(&mut WeightId)) {
+        match self {
+            Op::Gather { table: w } | Op::MatMul { weight: w } | Op::ExpertMatMul { weight: w, .. } => change(w),
+            Op::GatherText { table: w, .. } | Op::AxisRows { table: w, .. } => change(w),
+            Op::MulWeight { weight: w } | Op::AddWeight { weight: w } | Op::TokenMatMul { weight: w } => change(w),
+            Op::AtLeast { weight: w } | Op::AtMost { weight: w } => change(w),
+            Op::RmsNorm { weight: Some(w), .. } | Op::ExpertSum { scale: Some(w) } => change(w),
+            Op::Rope { factors: Some(w), .. } => change(w),
+            _ => {}
+        }
+    }
+
     /// Whether each output element depends on the same element of each input alone.
     pub const fn is_elementwise(&self) -> bool {
         matches!(

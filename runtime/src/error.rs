@@ -86,8 +86,6 @@ pub enum RuntimeError {
     PictureTooLong { patches: u32, longest: u64 },
     #[error("the plan has no drafter: compile it with --draft, and the drafter's file of its model")]
     NoDrafter,
-    #[error("drafts are made and verified on the CPU so far: use --device cpu")]
-    DraftsOnCpu,
     #[error(
         "the plan computes one row a pass of a sequence, and drafts are verified several at once: compile with --drafts for a GPU, with a larger --chunk for a CPU"
     )]

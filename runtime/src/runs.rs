@@ -25,5 +25,9 @@ pub(crate) fn runs(program: &CudaProgram) -> Vec<Run> {
             }
         }
     }
+    if let Some(drafter) = &program.drafter {
+        let drafts = |end: &u32| Run { phase: program.phases.len(), steps: (0, *end as usize), pick: Pick::None };
+        all.extend(drafter.ends.iter().map(drafts));
+    }
     all
 }

@@ -49,7 +49,7 @@ pub struct Args {
     sampling: SamplingArgs,
 
     /// Guess tokens, which the model then verifies several at once; the text is the same. auto: by the plan's drafter (compile --draft) where it has
-    /// one, as far as that pays; off; ngram: by looking the last tokens up in prompt and text so far; N: by the drafter, N in a row. So far on a CPU.
+    /// one, as far as that pays; off; ngram: by looking the last tokens up in prompt and text so far; N: by the drafter, N in a row.
     #[arg(long, value_name = "auto|off|ngram|N", default_value = "auto", hide_default_value = true)]
     draft: Drafts,
 

@@ -40,6 +40,10 @@ pub struct Args {
     #[arg(long, value_name = "TIMES", num_args = 0..=1, require_equals = true, default_missing_value = "5000")]
     massive: Option<f32>,
 
+    /// Write the model's drafter instead, which `compile --draft` takes beside the model.
+    #[arg(long, conflicts_with_all = ["massive", "layers"])]
+    draft: bool,
+
     /// Take the vocabulary from this GGUF file instead of a small generated one.
     #[arg(long, value_name = "FILE.gguf")]
     vocab: Option<PathBuf>,
@@ -63,6 +67,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         layers: args.layers,
         vocab: args.vocab.clone(),
         massive: args.massive,
+        drafter: args.draft,
     };
     let bar = progress::bytes("writing", 0);
     let summary = synth::write(&options, &args.output, &|done, total| {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::target::Target;
 use gemma4c_plan::cuda::{Cuda, CudaProgram, CudaStep, Kernel, KvCache, Phase, PhaseKind};
-use gemma4c_plan::{Cache, Plan};
+use gemma4c_plan::{Cache, Plan, Program};
 
 use super::fold::{layer_of, local_name};
 use super::labels::labels;
@@ -42,7 +42,11 @@ impl<'a> Facts<'a> {
     /// `None` for a plan without a GPU's program.
     pub fn of(plan: &'a Plan) -> Option<Facts<'a>> {
         let cuda = plan.cuda.as_ref()?;
-        let phases = cuda.program.phases.iter().map(|phase| PhaseFacts::of(plan, &cuda.program, phase)).collect();
+        let program = &cuda.program;
+        let of_text = program.phases.iter().map(|phase| PhaseFacts::of(&plan.program, program, phase));
+        let drafter = program.drafter.as_ref().zip(plan.drafter.as_ref());
+        let of_drafter = drafter.map(|(on_gpu, drafter)| PhaseFacts::of(&drafter.program, program, &on_gpu.phase));
+        let phases = of_text.chain(of_drafter).collect();
         Some(Facts { plan, cuda, labels: labels(&cuda.program.kernels), phases })
     }
 
@@ -99,12 +103,12 @@ pub struct CacheFacts {
 }
 
 impl<'a> PhaseFacts<'a> {
-    fn of(plan: &'a Plan, program: &'a CudaProgram, phase: &'a Phase) -> PhaseFacts<'a> {
+    fn of(meaning: &'a Program, program: &'a CudaProgram, phase: &'a Phase) -> PhaseFacts<'a> {
         let mut next_layer = None;
         let mut steps: Vec<StepFacts<'a>> = Vec::new();
         for step in phase.steps.iter().rev() {
             let nodes: Vec<&str> =
-                step.nodes.iter().map(|value| plan.program.values[*value as usize].name.as_str()).collect();
+                step.nodes.iter().map(|value| meaning.values[*value as usize].name.as_str()).collect();
             let layer = nodes.last().map_or(next_layer, |name| layer_of(name));
             next_layer = layer;
             steps.push(StepFacts { step, kernel: &program.kernels[step.launch.kernel as usize], layer, nodes });

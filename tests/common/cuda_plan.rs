@@ -95,6 +95,7 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
             phases: vec![decode, prefill],
             most_candidates: 64,
             verified_rows: 1,
+            drafter: None,
             passes: passes(),
         },
     });

@@ -360,7 +360,12 @@ fn compare(recipe: &Recipe) -> Result<(), String> {
     let read = |id: WeightId| -> Result<Vec<f32>, LowerError> {
         Ok(tensors[id.index()].chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     };
-    let lowered = cuda::lower(&graph, &program, &options, &read).map_err(|error| format!("no launches: {error}"))?;
+    let lowered = cuda::lower(
+        cuda::Model { graph: &graph, meaning: &program, weights: &graph.weights, drafter: None },
+        &options,
+        &read,
+    )
+    .map_err(|error| format!("no launches: {error}"))?;
 
     let place = Place::new();
     let all = tensors.concat();

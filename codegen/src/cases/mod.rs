@@ -5,6 +5,7 @@
 
 pub mod attention;
 mod cache;
+pub mod draft;
 pub mod gather;
 pub mod gathered;
 pub mod geglu;

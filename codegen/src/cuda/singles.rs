@@ -88,7 +88,12 @@ impl PhaseBuilder<'_, '_> {
         let x = node.inputs.first().copied();
         match node.op {
             // Views, which launch nothing, are groups of another kind.
-            Op::Tokens | Op::Columns { .. } => Err(LowerError::NoValue { node: self.graph().full_name(id) }),
+            Op::Tokens
+            | Op::Columns { .. }
+            | Op::Hidden { .. }
+            | Op::BorrowKv { .. }
+            | Op::Concat
+            | Op::Candidates { .. } => Err(LowerError::NoValue { node: self.graph().full_name(id) }),
             Op::Patches { .. }
             | Op::GatherText { .. }
             | Op::PlaceSoft
@@ -107,12 +112,7 @@ impl PhaseBuilder<'_, '_> {
             | Op::AtMost { .. }
             | Op::GridRope { .. }
             | Op::FullAttention { .. }
-            | Op::Hidden { .. }
-            | Op::BorrowKv { .. }
-            | Op::Concat
-            | Op::Candidates { .. }
             | Op::SpreadTokens { .. }
-            | Op::TokenMatMul { .. }
             | Op::AttentionBefore { .. } => {
                 Err(LowerError::OnCpuAlone { node: self.graph().full_name(id), op: node.op.name() })
             }
@@ -216,6 +216,8 @@ impl PhaseBuilder<'_, '_> {
                 self.record_stage(id, cache);
                 Ok(())
             }
+            Op::TokenMatMul { weight } => self.token_scores(id, weight),
+            Op::Route { top_k } if self.drafts_for().is_some() => self.closest_groups(id, top_k),
             Op::Route { top_k } => {
                 let logits = self.whole_rows(node.inputs[0])?;
                 let Elem::Routing { experts: count } = node.ty.elem else {
@@ -315,7 +317,8 @@ impl PhaseBuilder<'_, '_> {
     pub fn view(&mut self, id: NodeId) -> Result<(), LowerError> {
         let node = self.graph().node(id);
         match node.op {
-            Op::Tokens => Ok(()),
+            Op::Tokens | Op::BorrowKv { .. } | Op::Candidates { .. } => Ok(()),
+            Op::Hidden { .. } | Op::Concat => self.drafters_view(id),
             Op::Columns { first, .. } => {
                 let whole = self.floats(node.inputs[0])?;
                 let start = whole.start.skip(first as u64 * 4);

@@ -112,8 +112,11 @@ fn cut_single(schedule: &Schedule, group: &Group) -> Vec<Group> {
     let id = group.nodes[0];
     match schedule.graph().node(id).op {
         Op::Tokens | Op::Columns { .. } => vec![Group::new(Kind::View, vec![id])],
+        Op::Hidden { .. } | Op::BorrowKv { .. } | Op::Concat | Op::Candidates { .. } => {
+            vec![Group::new(Kind::View, vec![id])]
+        }
         Op::TakeAsked if schedule.decodes => vec![Group::new(Kind::View, vec![id])],
-        Op::Attention { .. } if schedule.is_one_row(group) => vec![
+        Op::Attention { .. } | Op::AttentionBefore { .. } if schedule.is_one_row(group) => vec![
             Group::new(Kind::AttentionParts { attention: id }, Vec::new()),
             Group::new(Kind::AttentionMerge { attention: id }, vec![id]),
         ],

@@ -60,7 +60,7 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
 pub fn is_unbounded(graph: &Graph, node: NodeId) -> bool {
     let node = graph.node(node);
     match node.op {
-        Op::Add | Op::Gather { .. } => true,
+        Op::Add | Op::Gather { .. } | Op::Concat => true,
         Op::Scale { .. } | Op::MulWeight { .. } | Op::TakeAsked | Op::Columns { .. } => {
             is_unbounded(graph, node.inputs[0])
         }

@@ -274,7 +274,7 @@ pub fn product_of(graph: &Graph, group: &Group) -> Option<Product> {
 pub fn cache_of(graph: &Graph, attention: NodeId) -> Option<(CacheId, u32)> {
     let node = graph.node(attention);
     match (node.op, graph.node(*node.inputs.get(1)?).ty.elem) {
-        (Op::Attention { heads }, Elem::Kv(cache)) => Some((cache, heads)),
+        (Op::Attention { heads } | Op::AttentionBefore { heads }, Elem::Kv(cache)) => Some((cache, heads)),
         _ => None,
     }
 }

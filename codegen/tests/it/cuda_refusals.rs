@@ -40,7 +40,11 @@ fn lowered(
         vram: None,
         disabled: vec![],
     };
-    match cuda::lower(&graph, &program, &options, &|_| Ok(vec![1.0; 64])) {
+    match cuda::lower(
+        cuda::Model { graph: &graph, meaning: &program, weights: &graph.weights, drafter: None },
+        &options,
+        &|_| Ok(vec![1.0; 64]),
+    ) {
         Ok(_) => panic!("a program for a GPU"),
         Err(error) => error,
     }

@@ -15,8 +15,12 @@ pub const PASS: Pass = Pass {
 };
 
 fn run(fused: &mut Fused, log: &mut Log) {
-    let attentions: Vec<NodeId> =
-        fused.graph.iter().filter(|(_, node)| matches!(node.op, Op::Attention { .. })).map(|(id, _)| id).collect();
+    let attentions: Vec<NodeId> = fused
+        .graph
+        .iter()
+        .filter(|(_, node)| matches!(node.op, Op::Attention { .. } | Op::AttentionBefore { .. }))
+        .map(|(id, _)| id)
+        .collect();
     for attention in attentions {
         let (q, kv) = (fused.graph.node(attention).inputs[0], fused.graph.node(attention).inputs[1]);
         let queries = queries(fused, q);

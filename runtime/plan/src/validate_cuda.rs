@@ -5,11 +5,13 @@
 
 use std::collections::HashSet;
 
-use crate::Plan;
-use crate::cuda::{Argument, Cuda, CudaProgram, Gpu, Launch, LoadPart, Phase, PhaseKind, Range, Region};
+use crate::cuda::{
+    Argument, Cuda, CudaDrafter, CudaProgram, Gpu, Launch, LoadPart, Phase, PhaseKind, RECORD_WORDS, Range, Region,
+};
 use crate::hazards::{self, Order};
 use crate::validate_kv::{check_kv, check_places};
 use crate::validate_range::check_range;
+use crate::{Plan, Program};
 
 /// Beyond any GPU.
 const MOST_BYTES: u64 = 1 << 42;
@@ -75,7 +77,53 @@ fn check(plan: &Plan, cuda: &Cuda) -> Result<(), String> {
     check_loads(plan, program)?;
     program.prepare.iter().try_for_each(|launch| check_launch(program, launch, "what prepares the weights"))?;
     check_ladders(program)?;
-    program.phases.iter().try_for_each(|phase| check_phase(plan, program, phase))
+    program.phases.iter().try_for_each(|phase| check_phase(&plan.program, program, phase))?;
+    match (&program.drafter, &plan.drafter) {
+        (None, None) => Ok(()),
+        (Some(drafter), Some(meaning)) => {
+            check_phase(&meaning.program, program, &drafter.phase)?;
+            check_drafter(plan, program, drafter)
+        }
+        _ => Err("one of the GPU and the CPU has a drafter, and the other has none".into()),
+    }
+}
+
+/// The places of a drafter lie in the arena, and its drafts can be verified.
+fn check_drafter(plan: &Plan, program: &CudaProgram, drafter: &CudaDrafter) -> Result<(), String> {
+    let (ends, places, steps) = (&drafter.ends, &drafter.places, drafter.phase.steps.len());
+    let in_order = ends.is_sorted_by(|a, b| a < b) && ends.first() > Some(&0);
+    if ends.is_empty() || !in_order || ends.last().is_none_or(|end| *end as usize != steps) {
+        return Err(format!("drafts that end at {ends:?} of {steps} launches"));
+    }
+    if ends.len() as u32 >= program.verified_rows {
+        return Err(format!("{} drafts, and {} rows that are verified", ends.len(), program.verified_rows));
+    }
+    let (record, hidden) = (RECORD_WORDS as u64, plan.model.hidden as u64);
+    let words = [
+        ("the drafter's record", places.record, record),
+        ("the drafter's second record", places.before, record),
+        ("what enters the last norm", places.entering, hidden * program.decode_rows() as u64),
+        ("the drafter's hidden state", places.hidden, hidden),
+        ("the drafts", places.drafts, ends.len() as u64),
+        ("the drafter's scores", places.scores, places.score_count as u64),
+        ("the drafter's groups", places.groups, places.group_count as u64),
+    ];
+    for (name, offset, words) in words {
+        if !offset.is_multiple_of(16) {
+            return Err(format!("{name} lies at {offset}, which is no place for it"));
+        }
+        check_range(program, &Range { region: Region::Arena, offset, bytes: words * 4 }, name)?;
+    }
+    let order = plan.drafter.as_ref().map_or(0, |drafter| drafter.token_order.len() as u32);
+    let scored = match places.group_count {
+        0 => places.score_count == plan.model.vocab_size,
+        groups => order > 0 && places.score_count.is_multiple_of(groups) && places.score_count <= order,
+    };
+    if scored && places.before == places.record + 4 * record {
+        Ok(())
+    } else {
+        Err(format!("a drafter of {} scores in {} groups", places.score_count, places.group_count))
+    }
 }
 
 /// Decode of one row first, then more rows; then prefill.
@@ -97,9 +145,10 @@ fn check_ladders(program: &CudaProgram) -> Result<(), String> {
 
 /// What a person is shown must be fit for a terminal.
 fn check_texts(program: &CudaProgram) -> Result<(), String> {
-    let steps = program.phases.iter().flat_map(|phase| &phase.steps);
+    let phases = || program.phases.iter().chain(program.drafter.as_ref().map(|drafter| &drafter.phase));
+    let steps = phases().flat_map(|phase| &phase.steps);
     let refusals = program.passes.iter().flat_map(|pass| &pass.refused);
-    let texts = (program.phases.iter().map(|phase| &phase.name))
+    let texts = (phases().map(|phase| &phase.name))
         .chain(program.constants.iter().map(|constant| &constant.name))
         .chain(program.kernels.iter().map(|kernel| &kernel.instance))
         .chain(steps.flat_map(|step| [&step.reason, &step.runner_up]))
@@ -180,7 +229,7 @@ fn check_launch(program: &CudaProgram, launch: &Launch, what: &str) -> Result<()
     })
 }
 
-fn check_phase(plan: &Plan, program: &CudaProgram, phase: &Phase) -> Result<(), String> {
+fn check_phase(meaning: &Program, program: &CudaProgram, phase: &Phase) -> Result<(), String> {
     let name = &phase.name;
     if phase.rows == 0 || phase.asked_from as usize > phase.steps.len() || phase.arena_bytes > program.memory.arena {
         return Err(format!("phase {name} of {} rows does not fit", phase.rows));
@@ -190,9 +239,7 @@ fn check_phase(plan: &Plan, program: &CudaProgram, phase: &Phase) -> Result<(), 
     for step in &phase.steps {
         check_launch(program, &step.launch, name)?;
         let outputs = step.outputs.iter().map(|output| output.value);
-        if let Some(value) =
-            step.nodes.iter().copied().chain(outputs).find(|v| *v as usize >= plan.program.values.len())
-        {
+        if let Some(value) = step.nodes.iter().copied().chain(outputs).find(|v| *v as usize >= meaning.values.len()) {
             return Err(format!("a step of {name} computes value {value}"));
         }
         step.outputs.iter().try_for_each(|output| check_range(program, &output.place, name))?;
