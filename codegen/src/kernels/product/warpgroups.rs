@@ -125,12 +125,13 @@ impl Source {
         match self {
             Source::Planes(dtype) => {
                 let of_bytes = match (tile.team, warpgroups) {
-                    (0, 1) => 810 + tile.rows * 12 / 5 + (blocks - 1) * (170 + tile.rows),
+                    (0, 1) => 810 + tile.rows * 12 / 5 + (blocks - 1) * (60 + tile.rows * 5 / 2),
                     (0, _) => (1010 + tile.rows * 11 / 3).max(1300),
-                    _ => 350 + tile.rows * 7 / 2,
+                    _ => 300 + tile.rows * 4,
                 };
-                // A load of nibbles has twice the values.
-                if format(*dtype).unit == 32 { of_bytes * 7 / 8 } else { of_bytes }
+                // A load of nibbles has twice the values. Where the rows take longest, that does not show.
+                let shows = format(*dtype).unit == 32 && (tile.team == 0 || tile.rows <= 128);
+                if shows { of_bytes * 7 / 8 } else { of_bytes }
             }
             Source::Copy => {
                 let products = tile.rows * tile.columns * STEP / 2048;
