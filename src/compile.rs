@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use gemma4c_blocks::DType;
 use gemma4c_codegen::cpu::{self, Limits};
-use gemma4c_codegen::cuda::{self, LowerError, Lowered, build};
+use gemma4c_codegen::cuda::{self, LowerError, Lowered, SoftTokens, TowerGraph, build};
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
 use gemma4c_graph::{Graph, NodeId, WeightId, to_text};
@@ -86,7 +86,6 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     let vision = match projector {
         None => None,
         Some(projector) => {
-            ensure!(options.cuda.is_none(), "towers run on the CPU so far: a plan with a projector has no GPU");
             let vision = VisionConfig::read(&projector.file).with_context(|| path_of(&projector.file))?;
             gemma4::fits(&vision, &config).with_context(|| path_of(&projector.file))?;
             let tokens = vocab.as_ref().and_then(media::image_tokens);
@@ -96,13 +95,7 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
             Some(Vision { config: vision, tower, tokens })
         }
     };
-    let graph = match &vision {
-        None => gemma4::graph(file, &config)?,
-        Some(_) => {
-            let pad = file.metadata().optional("tokenizer.ggml.padding_token_id")?.unwrap_or(0);
-            gemma4::graph_with_soft_tokens(file, &config, pad)?
-        }
-    };
+    let graph = text_graph(file, &config, vision.is_some())?;
     // A picture whose rows see each other is read in one pass.
     let least = projector.filter(|_| config.sees_ahead()).map_or(1, |projector| projector.image_tokens);
     ensure!(
@@ -111,7 +104,7 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     );
     let chunk = options.chunk.unwrap_or(DEFAULT_CHUNK.max(least)).min(context);
     // On a GPU plan this program is what its steps mean; the GPU's own chunks are longer.
-    let chunk = if options.cuda.is_some() { chunk.min(DEFAULT_CHUNK) } else { chunk };
+    let chunk = if options.cuda.is_some() { chunk.min(DEFAULT_CHUNK.max(least)) } else { chunk };
     let kv = options.cuda.as_ref().map(|cuda| cuda.kv).or(options.kv).unwrap_or(KvType::F32);
     let program = cpu::lower(&graph, Limits { context, chunk, asked: chunk.min(ASKED), kv })?;
     let tensors = tensors_of(file, &graph)?;
@@ -140,8 +133,11 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     let mut programs = Vec::new();
     if let Some(cuda) = &options.cuda {
         let chunk = options.chunk.unwrap_or(DEFAULT_CUDA_CHUNK);
-        let lowered = |target| {
-            let lowered = lower(file, &graph, &program, cuda, target, chunk);
+        let lowered = |target| -> Result<Lowered> {
+            let towers: Vec<TowerGraph<'_>> =
+                towers.iter().zip(&vision).map(|(t, v)| of_tower(t, &v.tower.graph)).collect();
+            let soft = SoftTokens { towers: &towers, pad: padding(file)? };
+            let lowered = lower_with_towers(file, &graph, &program, soft, cuda, target, chunk);
             if cuda.targets.len() > 1 { lowered.with_context(|| format!("for {target}")) } else { lowered }
         };
         let lowered = cuda.targets.iter().map(lowered).collect::<Result<Vec<_>>>()?;
@@ -179,6 +175,24 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
         drafter,
         report,
     })
+}
+
+/// The text's graph: with places for soft tokens where there is a tower.
+pub fn text_graph(file: &Gguf, config: &Config, has_tower: bool) -> Result<Graph> {
+    match has_tower {
+        false => Ok(gemma4::graph(file, config)?),
+        true => Ok(gemma4::graph_with_soft_tokens(file, config, padding(file)?)?),
+    }
+}
+
+/// The token whose row of the per-layer table soft tokens have.
+pub fn padding(file: &Gguf) -> Result<u32> {
+    Ok(file.metadata().optional("tokenizer.ggml.padding_token_id")?.unwrap_or(0))
+}
+
+/// A plan's tower as the lowering for a GPU takes it.
+pub fn of_tower<'a>(tower: &'a Tower, graph: &'a Graph) -> TowerGraph<'a> {
+    TowerGraph { graph, meaning: &tower.program, patch_width: tower.patch_width(), pool: tower.pool }
 }
 
 /// Where weights lie, the first of whose files is the plan's `first_file`-th.
@@ -288,11 +302,24 @@ pub fn target_of(gpu: &machine::Gpu) -> Option<Gpu> {
     })
 }
 
-/// The launches for a GPU.
+/// The launches for a GPU, of a text alone.
 pub fn lower(
     file: &Gguf,
     graph: &Graph,
     meaning: &gemma4c_plan::Program,
+    options: &CudaOptions,
+    target: &Gpu,
+    chunk: u32,
+) -> Result<Lowered> {
+    lower_with_towers(file, graph, meaning, SoftTokens { towers: &[], pad: 0 }, options, target, chunk)
+}
+
+/// The same with towers.
+pub fn lower_with_towers(
+    file: &Gguf,
+    graph: &Graph,
+    meaning: &gemma4c_plan::Program,
+    soft: SoftTokens<'_>,
     options: &CudaOptions,
     target: &Gpu,
     chunk: u32,
@@ -318,7 +345,7 @@ pub fn lower(
         vram: options.vram,
         disabled: options.disabled.clone(),
     };
-    Ok(cuda::lower(graph, meaning, &options, &read)?)
+    Ok(cuda::lower_with_towers(graph, meaning, soft, &options, &read)?)
 }
 
 fn tensors_of<'a>(file: &'a Gguf, graph: &Graph) -> Result<Vec<&'a TensorInfo>> {

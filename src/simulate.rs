@@ -5,9 +5,10 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_codegen::cuda::simulate::Simulator;
+use gemma4c_codegen::cuda::{SoftTokens, TowerGraph};
 use gemma4c_codegen::target::Target;
 use gemma4c_dsl::sim::Interleaving;
-use gemma4c_models::gemma4::{self, Config};
+use gemma4c_models::gemma4::{self, Config, VisionConfig};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{CudaProgram, Range, Region};
@@ -50,8 +51,21 @@ fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result
     plan.choose(named(&plan, gpu)?);
     let Some(cuda) = &plan.cuda else { bail!("the plan has lost its program") };
     let program = cuda.program.clone();
-    let file = Gguf::open(location.file(&plan)?)?;
-    let graph = gemma4::graph(&file, &Config::read(&file)?)?;
+    let files = location.files(&plan)?;
+    let file = Gguf::open(files.first().context("the plan names no model")?)?;
+    let graph = compile::text_graph(&file, &Config::read(&file)?, !plan.towers.is_empty())?;
+    // A projector follows the model's own files.
+    let projector = match plan.towers.is_empty() {
+        true => None,
+        false => Some(Gguf::open(files.get(file.files().len()).context("the plan names no projector")?)?),
+    };
+    let tower = match &projector {
+        None => None,
+        Some(file) => Some(gemma4::vision_tower(file, &VisionConfig::read(file)?)?),
+    };
+    let towers: Vec<TowerGraph<'_>> =
+        plan.towers.iter().zip(&tower).map(|(own, tower)| compile::of_tower(own, &tower.graph)).collect();
+    let soft = SoftTokens { towers: &towers, pad: compile::padding(&file)? };
     let disabled = program.passes.iter().filter(|pass| !pass.enabled).map(|pass| pass.name.clone()).collect();
     let target = Target::of_program(&program.gpu);
     let target =
@@ -68,7 +82,7 @@ fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result
         disabled,
     };
     let chunk = program.phases.last().map_or(1, |phase| phase.rows);
-    let lowered = compile::lower(&file, &graph, &plan.program, &options, &target, chunk)?;
+    let lowered = compile::lower_with_towers(&file, &graph, &plan.program, soft, &options, &target, chunk)?;
     let same = lowered.program.kernels == program.kernels;
     ensure!(same, "the plan was made by another version of gemma4c: compile the model again to simulate it");
     let mut simulator = Simulator::new(&program, lowered.instances);
@@ -83,8 +97,9 @@ fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result
     } else {
         let mut tensors = Vec::new();
         for weight in &plan.weights {
-            let tensor = file.tensor(&weight.name).with_context(|| format!("tensor {} is missing", weight.name))?;
-            tensors.push(file.data(tensor));
+            let own = projector.as_ref().filter(|_| weight.file as usize >= file.files().len()).unwrap_or(&file);
+            let tensor = own.tensor(&weight.name).with_context(|| format!("tensor {} is missing", weight.name))?;
+            tensors.push(own.data(tensor));
         }
         simulator.load(&program, |weight| tensors[weight as usize])?;
     }
@@ -129,14 +144,16 @@ impl Backend for Simulated {
     }
 
     fn run(&mut self, run: Run) -> Result<(), RuntimeError> {
-        let phase = &self.program.phases[run.phase];
+        let phase = self.program.all_phases().nth(run.phase).ok_or(RuntimeError::NoSuchRun(run))?;
         let picks = match run.pick {
             Pick::None => &[][..],
             Pick::Largest => &phase.pick_largest,
             Pick::Sampled => &phase.pick_sampled,
         };
+        let phase = phase.clone();
+        let picks = picks.to_vec();
         let steps = phase.steps[run.steps.0..run.steps.1].iter().map(|step| &step.launch);
-        let mut launches = steps.chain(picks);
+        let mut launches = steps.chain(&picks);
         let result = match self.chained {
             Some(interleaving) => self.simulator.launch_chain(launches, interleaving),
             None => launches.try_for_each(|launch| self.simulator.launch(launch)),

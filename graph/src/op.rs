@@ -182,6 +182,26 @@ impl Op {
         }
     }
 
+    /// The same operation over another weight, where it reads one.
+    pub fn with_weight(self, to: impl Fn(WeightId) -> WeightId) -> Op {
+        match self {
+            Op::Gather { table } => Op::Gather { table: to(table) },
+            Op::GatherText { table, pad } => Op::GatherText { table: to(table), pad },
+            Op::AxisRows { table, axis } => Op::AxisRows { table: to(table), axis },
+            Op::MatMul { weight } => Op::MatMul { weight: to(weight) },
+            Op::ExpertMatMul { weight, part } => Op::ExpertMatMul { weight: to(weight), part },
+            Op::TokenMatMul { weight } => Op::TokenMatMul { weight: to(weight) },
+            Op::MulWeight { weight } => Op::MulWeight { weight: to(weight) },
+            Op::AddWeight { weight } => Op::AddWeight { weight: to(weight) },
+            Op::AtLeast { weight } => Op::AtLeast { weight: to(weight) },
+            Op::AtMost { weight } => Op::AtMost { weight: to(weight) },
+            Op::RmsNorm { weight, group, eps } => Op::RmsNorm { weight: weight.map(to), group, eps },
+            Op::ExpertSum { scale } => Op::ExpertSum { scale: scale.map(to) },
+            Op::Rope { head_dim, base, factors } => Op::Rope { head_dim, base, factors: factors.map(to) },
+            other => other,
+        }
+    }
+
     /// Whether each output element depends on the same element of each input alone.
     pub const fn is_elementwise(&self) -> bool {
         matches!(

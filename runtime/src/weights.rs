@@ -17,9 +17,13 @@ impl ModelLocation {
     /// Where the plan's model lies, and it is the one the plan was compiled from: its first file, from which the others are
     /// found.
     pub fn file(&self, plan: &Plan) -> Result<PathBuf, RuntimeError> {
-        let first = Weights::in_model(plan, self)?.files.into_iter().next();
-        let (path, _) = first.ok_or(RuntimeError::ModelMissing { name: String::new(), looked: Vec::new() })?;
-        Ok(path)
+        let first = self.files(plan)?.into_iter().next();
+        first.ok_or(RuntimeError::ModelMissing { name: String::new(), looked: Vec::new() })
+    }
+
+    /// The same of all files, in the plan's order.
+    pub fn files(&self, plan: &Plan) -> Result<Vec<PathBuf>, RuntimeError> {
+        Ok(Weights::in_model(plan, self)?.files.into_iter().map(|(path, _)| path).collect())
     }
 }
 

@@ -81,14 +81,21 @@ pub fn run(args: &Args) -> Result<Outcome> {
     }
     let file = Tensors::create(&args.output, &shapes)?;
     let mut seen: Result<()> = Ok(());
-    let media = pictures.look(&mut session, &mut |picture, value, _, rows| {
+    let mut missed: Vec<&Wanted> = picture_taps.iter().filter(|tap| !tap.value.is_empty()).collect();
+    let mut show = |picture: usize, value: &str, _: usize, rows: &mut [f32]| {
         for tap in picture_taps.iter().filter(|tap| tap.picture == picture && tap.value == value) {
+            missed.retain(|missed| missed.name != tap.name);
             if seen.is_ok() {
                 seen = file.write(&tap.name, 0, rows);
             }
         }
-    })?;
+    };
+    let wants = picture_taps.iter().any(|tap| !tap.value.is_empty());
+    let media = pictures.look(&mut session, if wants { Some(&mut show) } else { None })?;
     seen?;
+    if let Some(tap) = missed.first() {
+        bail!("--tap {}: no launch leaves it in memory; --device cpu shows every value", tap.name);
+    }
     for tap in picture_taps.iter().filter(|tap| tap.value.is_empty()) {
         file.write(&tap.name, 0, &pixel_values(session.plan(), &pictures, tap.picture))?;
     }

@@ -78,13 +78,18 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
 }
 
 impl Pictures {
-    /// The soft tokens of each picture.
-    pub fn look(&self, session: &mut Session, tap: &mut PictureTap<'_>) -> Result<Vec<Soft>> {
+    /// The soft tokens of each picture; with a tap, on a device step by step.
+    pub fn look(&self, session: &mut Session, mut tap: Option<&mut PictureTap<'_>>) -> Result<Vec<Soft>> {
         let mut all = Vec::new();
         for (index, Patches { values, columns, rows }) in self.patches.iter().enumerate() {
             let patches = gemma4c_runtime::Patches { values, columns: *columns, rows: *rows };
-            let of_picture: &mut Tap<'_> = &mut |name, width, rows| tap(index, name, width, rows);
-            all.push(session.look(self.tower, patches, of_picture)?);
+            all.push(match &mut tap {
+                None => session.soft_tokens(self.tower, patches)?,
+                Some(tap) => {
+                    let of_picture: &mut Tap<'_> = &mut |name, width, rows| tap(index, name, width, rows);
+                    session.look(self.tower, patches, of_picture)?
+                }
+            });
         }
         Ok(all)
     }

@@ -106,7 +106,7 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     args.engine.refuse_without("--file")?;
     let mut session = args.plan.open()?;
     let pictures = args.media.read(session.plan())?;
-    let soft = pictures.look(&mut session, &mut |_, _, _, _| {})?;
+    let soft = pictures.look(&mut session, None)?;
     let vocab = session.plan().vocab.clone();
     // Tokens of other media make no sense in a text; whoever speaks ids gets what the model says.
     let suppress = vocab.as_ref().filter(|_| args.tokens.is_none()).map(|v| v.suppress.clone()).unwrap_or_default();

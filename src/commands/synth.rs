@@ -40,6 +40,10 @@ pub struct Args {
     #[arg(long, value_name = "TIMES", num_args = 0..=1, require_equals = true, default_missing_value = "5000")]
     massive: Option<f32>,
 
+    /// Write the projector file (mmproj) that goes with such a model instead: its vision tower, of real files in bf16.
+    #[arg(long, conflicts_with_all = ["layers", "massive", "vocab"])]
+    mmproj: bool,
+
     /// Take the vocabulary from this GGUF file instead of a small generated one.
     #[arg(long, value_name = "FILE.gguf")]
     vocab: Option<PathBuf>,
@@ -65,10 +69,14 @@ pub fn run(args: &Args) -> Result<Outcome> {
         massive: args.massive,
     };
     let bar = progress::bytes("writing", 0);
-    let summary = synth::write(&options, &args.output, &|done, total| {
+    let progress = |done, total| {
         bar.set_length(total);
         bar.set_position(done);
-    })?;
+    };
+    let summary = match args.mmproj {
+        true => synth::write_projector(&options, &args.output, &progress)?,
+        false => synth::write(&options, &args.output, &progress)?,
+    };
     bar.finish_and_clear();
     let seconds = started.elapsed().as_secs_f64();
     eprintln!(

@@ -172,7 +172,8 @@ fn without_layer(name: &str) -> &str {
 
 /// Kernels that no plan of the five sizes launches. Most are the plain versions that fast kernels are held against; `read_all` is the
 /// probe of a GPU's memory; `quantise` is for activations that no producer leaves as int8, of which these plans have none.
-pub const WITHOUT_PLAN: [&str; 9] = [
+/// The last seven are launched by plans with a tower, which these plans have not.
+pub const WITHOUT_PLAN: [&str; 16] = [
     "read_all",
     "quantise",
     "quantise_plain",
@@ -182,6 +183,13 @@ pub const WITHOUT_PLAN: [&str; 9] = [
     "route_plain",
     "expert_geglu_plain",
     "expert_down_plain",
+    "axis_rows",
+    "grid_rope",
+    "grid_mean",
+    "sub_mean",
+    "full_attention",
+    "attention_patches",
+    "place_soft",
 ];
 
 /// Everything that an architecture's plans launch of these kernels, in their order; of those that no plan launches, what their cases and

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::target::Target;
 use gemma4c_plan::cuda::{Cuda, CudaProgram, CudaStep, Kernel, KvCache, Phase, PhaseKind};
-use gemma4c_plan::{Cache, Plan};
+use gemma4c_plan::{Cache, Plan, Program};
 
 use super::fold::{layer_of, local_name};
 use super::labels::labels;
@@ -22,6 +22,8 @@ pub struct Facts<'a> {
 /// One phase.
 pub struct PhaseFacts<'a> {
     pub phase: &'a Phase,
+    /// Whose values its steps compute: the text's program, or a tower's.
+    pub meaning: &'a Program,
     pub steps: Vec<StepFacts<'a>>,
     /// Launches of a greedy pick after it.
     pub picks: usize,
@@ -42,7 +44,12 @@ impl<'a> Facts<'a> {
     /// `None` for a plan without a GPU's program.
     pub fn of(plan: &'a Plan) -> Option<Facts<'a>> {
         let cuda = plan.cuda.as_ref()?;
-        let phases = cuda.program.phases.iter().map(|phase| PhaseFacts::of(plan, &cuda.program, phase)).collect();
+        let program = &cuda.program;
+        let of_text = program.phases.iter().map(|phase| PhaseFacts::of(&plan.program, program, phase));
+        let towers = plan.towers.iter().zip(&program.towers);
+        let of_towers = towers.flat_map(|(tower, own)| own.phases.iter().map(move |phase| (&tower.program, phase)));
+        let of_towers = of_towers.map(|(meaning, phase)| PhaseFacts::of(meaning, program, phase));
+        let phases = of_text.chain(of_towers).collect();
         Some(Facts { plan, cuda, labels: labels(&cuda.program.kernels), phases })
     }
 
@@ -99,18 +106,18 @@ pub struct CacheFacts {
 }
 
 impl<'a> PhaseFacts<'a> {
-    fn of(plan: &'a Plan, program: &'a CudaProgram, phase: &'a Phase) -> PhaseFacts<'a> {
+    fn of(meaning: &'a Program, program: &'a CudaProgram, phase: &'a Phase) -> PhaseFacts<'a> {
         let mut next_layer = None;
         let mut steps: Vec<StepFacts<'a>> = Vec::new();
         for step in phase.steps.iter().rev() {
             let nodes: Vec<&str> =
-                step.nodes.iter().map(|value| plan.program.values[*value as usize].name.as_str()).collect();
+                step.nodes.iter().map(|value| meaning.values[*value as usize].name.as_str()).collect();
             let layer = nodes.last().map_or(next_layer, |name| layer_of(name));
             next_layer = layer;
             steps.push(StepFacts { step, kernel: &program.kernels[step.launch.kernel as usize], layer, nodes });
         }
         steps.reverse();
-        PhaseFacts { phase, steps, picks: phase.pick_largest.len() }
+        PhaseFacts { phase, meaning, steps, picks: phase.pick_largest.len() }
     }
 
     /// Whether this is the step from which on a prefill phase works on the asked row alone.

@@ -22,4 +22,5 @@ pub mod repack;
 pub mod rows;
 pub mod run;
 pub mod sample;
+pub mod tower;
 pub mod wgmma;

@@ -33,6 +33,8 @@ mod rows;
 mod runs;
 pub mod simulate;
 mod singles;
+mod soft;
+mod towers;
 mod weights;
 
 use std::collections::{HashMap, HashSet};
@@ -42,15 +44,15 @@ use gemma4c_dsl::{ArgumentError, Instance, InstanceError};
 use gemma4c_graph::passes::{self, Goal, Report};
 use gemma4c_graph::{Graph, Op, WeightId};
 use gemma4c_plan::cuda::{
-    CudaProgram, KvLayout, KvType, Memory, PassReport, Phase, PhaseKind, Places, RECORD_WORDS, Range, Refusal, Region,
-    SEGMENT_ROWS, SEGMENT_WORDS,
+    CudaProgram, CudaTower, KvLayout, KvType, Memory, PassReport, Phase, PhaseKind, Places, RECORD_WORDS, Range,
+    Refusal, Region, SEGMENT_ROWS, SEGMENT_WORDS, SoftPlaces, TowerPlaces,
 };
 use gemma4c_plan::{Program, ValueIndex};
 
 use crate::kernels::moe::gathered::GatheredError;
 use crate::kernels::rows::RowsError;
 use crate::kernels::sample::MOST_KEPT;
-use crate::passes::{self as target_passes, Abilities};
+use crate::passes::{self as target_passes, Abilities, PhaseRows};
 use crate::target::Target;
 use launch::{Kernels, Span};
 use memory::Room;
@@ -97,7 +99,7 @@ pub enum LowerError {
     Kv { kv: &'static str, target: String, why: String },
     #[error("pages of {bytes} bytes of keys and values: a kernel counts up to 2^32 values")]
     Page { bytes: u64 },
-    #[error("{node} is {op}, which no kernel computes: what pictures need runs on the CPU so far")]
+    #[error("{node} is {op}, which no kernel computes: it runs on the CPU alone")]
     OnCpuAlone { node: String, op: &'static str },
     #[error("cannot read {tensor}: {why}")]
     Unreadable { tensor: String, why: String },
@@ -147,6 +149,8 @@ pub struct Common<'a> {
     /// Where keys and values lie.
     kv_layout: KvLayout,
     value_index: HashMap<String, ValueIndex>,
+    /// Of the tower that is being lowered.
+    tower: Option<TowerPlaces>,
     read: &'a ReadFloats<'a>,
 }
 
@@ -172,7 +176,10 @@ impl Common<'_> {
 
 impl PhaseBuilder<'_, '_> {
     fn phase_name(&self) -> String {
-        name_of(self.schedule.decodes, self.rows())
+        match self.schedule.soft_rows {
+            Some(soft) => towers::name_of(soft),
+            None => name_of(self.schedule.decodes, self.rows()),
+        }
     }
 }
 
@@ -184,10 +191,41 @@ fn name_of(decodes: bool, rows: u32) -> String {
     }
 }
 
+/// A tower beside the text.
+#[derive(Clone, Copy, Debug)]
+pub struct TowerGraph<'a> {
+    /// Its weights stand behind the text's, and those of the towers before it, in the plan.
+    pub graph: &'a Graph,
+    pub meaning: &'a Program,
+    /// Numbers of a patch.
+    pub patch_width: u32,
+    /// Patches along the square of a soft token.
+    pub pool: u32,
+}
+
+/// What soft tokens need of a text's phases.
+#[derive(Clone, Copy, Debug)]
+pub struct SoftTokens<'a> {
+    pub towers: &'a [TowerGraph<'a>],
+    /// The token that stands where a soft token is.
+    pub pad: u32,
+}
+
 /// Lowers a graph. `meaning` is its program for a CPU, whose values the steps refer to.
 pub fn lower(
     graph: &Graph,
     meaning: &Program,
+    options: &Options,
+    read: &ReadFloats<'_>,
+) -> Result<Lowered, LowerError> {
+    lower_with_towers(graph, meaning, SoftTokens { towers: &[], pad: 0 }, options, read)
+}
+
+/// The same with towers, whose soft tokens take the places of embeddings.
+pub fn lower_with_towers(
+    graph: &Graph,
+    meaning: &Program,
+    soft: SoftTokens<'_>,
     options: &Options,
     read: &ReadFloats<'_>,
 ) -> Result<Lowered, LowerError> {
@@ -202,7 +240,7 @@ pub fn lower(
     let with_copies = [(Copies::All, &[][..]), (Copies::NoExperts, &[][..])];
     let without = [(Copies::None, &[][..]), (Copies::None, &tables[..])];
     for (copies, on_host) in with_copies.into_iter().filter(|_| has_copies).chain(without) {
-        let lowered = lower_with(graph, meaning, options, read, Extras { copies, on_host, room })?;
+        let lowered = lower_with(graph, meaning, soft, options, read, Extras { copies, on_host, room })?;
         needed = lowered.program.memory.device().unwrap_or(u64::MAX);
         if needed <= budget {
             return Ok(lowered);
@@ -214,7 +252,7 @@ pub fn lower(
             let over = (needed - budget).div_ceil(block.max(1));
             if over <= spare as u64 {
                 let room = Room { blocks: room.blocks - over as u32, ..room };
-                return lower_with(graph, meaning, options, read, Extras { copies, on_host, room });
+                return lower_with(graph, meaning, soft, options, read, Extras { copies, on_host, room });
             }
             needed -= spare as u64 * block;
         }
@@ -280,6 +318,7 @@ fn gathered_alone(graph: &Graph) -> Vec<WeightId> {
 fn lower_with(
     graph: &Graph,
     meaning: &Program,
+    soft: SoftTokens<'_>,
     options: &Options,
     read: &ReadFloats<'_>,
     extras: Extras<'_>,
@@ -313,7 +352,19 @@ fn lower_with(
         history_len: HISTORY,
         logits: reserve(vocabulary as u64 * decode_rows),
         masks: reserve(Places::mask_words(vocabulary) as u64 * decode_rows),
+        soft: None,
     };
+    let has_towers = !soft.towers.is_empty();
+    let hidden = graph.nodes.iter().find(|node| node.op == Op::PlaceSoft).map_or(0, |node| node.ty.width);
+    let places = Places {
+        soft: has_towers.then(|| SoftPlaces {
+            rows: reserve(chunk.max(2) as u64 * hidden as u64),
+            ahead: reserve(chunk.max(2) as u64),
+            pad: soft.pad,
+        }),
+        ..places
+    };
+    let of_towers: Vec<TowerPlaces> = soft.towers.iter().map(|tower| towers::places(tower, &mut reserve)).collect();
     let counters = (reserve(COUNTERS * decode_rows), COUNTERS * 4 * decode_rows);
     let exchange_words = if off("persistent") || !options.target.arch.has_tma() { 0 } else { runs::most_words(graph) };
     let exchange = (reserve(exchange_words), exchange_words * 4);
@@ -338,8 +389,10 @@ fn lower_with(
         copies_of_experts: copies(&[Copies::All]),
     };
     let kv_layout = memory::kv_layout(graph, &can, extras.room);
+    let beside = soft::weights_beside(graph, soft.towers);
+    let all_weights = beside.last().cloned().unwrap_or_else(|| graph.clone());
     let mut common = Common {
-        weights: Weights::new(graph, extras.on_host.to_vec()),
+        weights: Weights::new(&all_weights, extras.on_host.to_vec()),
         kernels: Kernels::default(),
         places,
         counters,
@@ -348,6 +401,7 @@ fn lower_with(
         can,
         kv_layout,
         value_index,
+        tower: None,
         read,
     };
     let mut phases = Vec::new();
@@ -357,18 +411,19 @@ fn lower_with(
     let base = next + memory::pick_scratch(vocabulary, decode_rows);
     // All phases of a goal are lowered from the same groups.
     for (goal, of_rows) in [(Goal::Decode, &decode_ladder[..]), (Goal::Prefill, &ladder)] {
+        let graph = if has_towers { &soft::text(graph, goal)? } else { graph };
         let (fused, report) = passes::fuse(graph, goal, &options.disabled);
         merge_reports(&mut reports, report);
         for &rows in of_rows {
-            let (schedule, report) =
-                target_passes::schedule(fused.clone(), rows, goal == Goal::Decode, &common.can, &options.disabled);
+            let of = if goal == Goal::Decode { PhaseRows::Decode(rows) } else { PhaseRows::Prefill(rows) };
+            let (schedule, report) = target_passes::schedule(fused.clone(), of, &common.can, &options.disabled);
             merge_reports(&mut of_target, report);
             let mut builder = PhaseBuilder::new(&mut common, &schedule);
             let asked_from = builder.lower()?;
             let mut phase = builder.finish(name_of(goal == Goal::Decode, rows), asked_from, base)?;
             let (records, picked) = match phase.kind {
                 PhaseKind::Decode => (places.rows, rows),
-                PhaseKind::Prefill => (places.asked, 1),
+                PhaseKind::Prefill | PhaseKind::Tower => (places.asked, 1),
             };
             let of = memory::Picked { vocabulary, records, rows: picked, history_rows: decode_rows as u32 };
             phase.pick_largest = memory::picks(&mut common, of, 1, next)?;
@@ -376,7 +431,13 @@ fn lower_with(
             phases.push(phase);
         }
     }
-    let arena = phases.iter().map(|phase: &Phase| phase.arena_bytes).max().unwrap_or(base);
+    let mut towers = Vec::new();
+    for ((tower, places), graph) in soft.towers.iter().zip(of_towers).zip(&beside) {
+        let phases = towers::phases(&mut common, tower, graph, places, &options.disabled, base)?;
+        towers.push(CudaTower { places, phases });
+    }
+    let all = phases.iter().chain(towers.iter().flat_map(|tower| &tower.phases));
+    let arena = all.map(|phase: &Phase| phase.arena_bytes).max().unwrap_or(base);
     let kv = common.kv_layout.blocks_at + common.kv_layout.blocks_bytes();
     let memory = Memory { weights: common.weights.device_bytes, kv, arena, host: common.weights.host_bytes };
     let program = CudaProgram {
@@ -391,6 +452,7 @@ fn lower_with(
         constants: common.weights.constants.clone(),
         prepare: common.weights.prepare.clone(),
         phases,
+        towers,
         most_candidates: MOST_KEPT,
         verified_rows: options.verified.max(1),
         passes: reports.iter().chain(&of_target).map(pass_report).collect(),

@@ -10,9 +10,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub use crate::kv::KvType;
 use crate::list::at_most;
 use crate::program::{ValueIndex, WeightIndex};
+use crate::tower::MOST_TOWERS;
 
 pub use crate::places::{
-    BLOCK_ROWS, KvCache, KvLayout, Places, RECORD_WORDS, SEGMENT_ROWS, SEGMENT_WORDS, Segment, record,
+    BLOCK_ROWS, KvCache, KvLayout, Places, RECORD_WORDS, SEGMENT_ROWS, SEGMENT_WORDS, Segment, SoftPlaces, TowerPlaces,
+    record,
 };
 
 /// Index into [`CudaProgram::kernels`], and into [`Code`]s.
@@ -52,6 +54,9 @@ pub struct CudaProgram {
     /// The decode ladder, then the prefill ladder, each from the fewest rows to the most. The first decodes one row.
     #[serde(deserialize_with = "at_most::<32, _, _>")]
     pub phases: Vec<Phase>,
+    /// What the plan's towers run, in their order.
+    #[serde(deserialize_with = "at_most::<MOST_TOWERS, _, _>")]
+    pub towers: Vec<CudaTower>,
     /// The most candidates that a [`Phase::pick_sampled`] considers.
     pub most_candidates: u32,
     /// Rows of one sequence that a decode may have, at consecutive positions: 1 where each must be of another.
@@ -89,6 +94,18 @@ impl CudaProgram {
     pub fn decode_rows(&self) -> u32 {
         let decode = self.phases.iter().filter(|phase| phase.kind == PhaseKind::Decode);
         decode.map(|phase| phase.rows).max().unwrap_or(1)
+    }
+
+    /// All phases as a run counts them: the text's, then each tower's from the fewest patches to the most.
+    pub fn all_phases(&self) -> impl Iterator<Item = &Phase> {
+        self.phases.iter().chain(self.towers.iter().flat_map(|tower| &tower.phases))
+    }
+
+    /// The phase of a tower that takes so many patches, as a run counts it.
+    pub fn tower_phase(&self, tower: usize, patches: u32) -> Option<usize> {
+        let before: usize = self.towers.get(..tower)?.iter().map(|tower| tower.phases.len()).sum();
+        let own = self.towers.get(tower)?.phases.iter().position(|phase| phase.rows >= patches)?;
+        Some(self.phases.len() + before + own)
     }
 
     /// Bytes of the weights' region that are loaded; what follows them is computed on the device.
@@ -286,6 +303,8 @@ pub enum PhaseKind {
     Decode,
     /// A chunk of one prompt.
     Prefill,
+    /// The patches of a picture.
+    Tower,
 }
 
 /// The launches for one number of rows.
@@ -309,6 +328,15 @@ pub struct Phase {
     pub pick_sampled: Vec<Launch>,
     /// Bytes of the arena it uses.
     pub arena_bytes: u64,
+}
+
+/// A tower's launches, and where they meet the host. Their values are those of the tower's own program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CudaTower {
+    pub places: TowerPlaces,
+    /// From the fewest patches to the most.
+    #[serde(deserialize_with = "at_most::<8, _, _>")]
+    pub phases: Vec<Phase>,
 }
 
 /// How one tensor is loaded.

@@ -6,8 +6,9 @@
 use std::collections::HashSet;
 
 use crate::Plan;
-use crate::cuda::{Argument, Cuda, CudaProgram, Gpu, Launch, LoadPart, Phase, PhaseKind, Range, Region};
+use crate::cuda::{Argument, Cuda, CudaProgram, Gpu, Launch, LoadPart, Phase, PhaseKind, RECORD_WORDS, Range, Region};
 use crate::hazards::{self, Order};
+use crate::program::Program;
 use crate::validate_kv::{check_kv, check_places};
 use crate::validate_range::check_range;
 
@@ -75,7 +76,37 @@ fn check(plan: &Plan, cuda: &Cuda) -> Result<(), String> {
     check_loads(plan, program)?;
     program.prepare.iter().try_for_each(|launch| check_launch(program, launch, "what prepares the weights"))?;
     check_ladders(program)?;
-    program.phases.iter().try_for_each(|phase| check_phase(plan, program, phase))
+    program.phases.iter().try_for_each(|phase| check_phase(&plan.program, program, phase))?;
+    check_towers(plan, program)
+}
+
+/// Each tower of the plan has phases of its own, whose largest takes every picture that the tower does.
+fn check_towers(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
+    if program.towers.len() != plan.towers.len() {
+        return Err(format!("launches for {} towers of {}", program.towers.len(), plan.towers.len()));
+    }
+    for (tower, own) in plan.towers.iter().zip(&program.towers) {
+        let name = &tower.name;
+        let in_order = own.phases.windows(2).all(|two| two[0].rows < two[1].rows);
+        let most = own.phases.last().map_or(0, |phase| phase.rows);
+        if !in_order || own.phases.iter().any(|phase| phase.kind != PhaseKind::Tower) || most < tower.program.chunk {
+            return Err(format!("the phases of tower {name} do not take {} patches", tower.program.chunk));
+        }
+        let (patches, soft) = (tower.program.chunk as u64, tower.program.asked as u64);
+        let words = [
+            ("grids", own.places.grids, 2 * RECORD_WORDS as u64),
+            ("patches", own.places.patches, patches * tower.patch_width() as u64),
+            ("soft tokens", own.places.soft, soft * plan.model.hidden as u64),
+        ];
+        for (what, offset, words) in words {
+            if !offset.is_multiple_of(16) {
+                return Err(format!("the {what} of tower {name} lie at {offset}"));
+            }
+            check_range(program, &Range { region: Region::Arena, offset, bytes: words * 4 }, what)?;
+        }
+        own.phases.iter().try_for_each(|phase| check_phase(&tower.program, program, phase))?;
+    }
+    Ok(())
 }
 
 /// Decode of one row first, then more rows; then prefill.
@@ -89,7 +120,7 @@ fn check_ladders(program: &CudaProgram) -> Result<(), String> {
     }
     let in_order = |two: &[Phase]| match (two[0].kind, two[1].kind) {
         (PhaseKind::Decode, PhaseKind::Prefill) => true,
-        (PhaseKind::Prefill, PhaseKind::Decode) => false,
+        (PhaseKind::Prefill, PhaseKind::Decode) | (PhaseKind::Tower, _) | (_, PhaseKind::Tower) => false,
         _ => two[0].rows < two[1].rows,
     };
     if program.phases.windows(2).all(in_order) { Ok(()) } else { Err("the phases are not in order".into()) }
@@ -97,9 +128,9 @@ fn check_ladders(program: &CudaProgram) -> Result<(), String> {
 
 /// What a person is shown must be fit for a terminal.
 fn check_texts(program: &CudaProgram) -> Result<(), String> {
-    let steps = program.phases.iter().flat_map(|phase| &phase.steps);
+    let steps = program.all_phases().flat_map(|phase| &phase.steps);
     let refusals = program.passes.iter().flat_map(|pass| &pass.refused);
-    let texts = (program.phases.iter().map(|phase| &phase.name))
+    let texts = (program.all_phases().map(|phase| &phase.name))
         .chain(program.constants.iter().map(|constant| &constant.name))
         .chain(program.kernels.iter().map(|kernel| &kernel.instance))
         .chain(steps.flat_map(|step| [&step.reason, &step.runner_up]))
@@ -180,7 +211,7 @@ fn check_launch(program: &CudaProgram, launch: &Launch, what: &str) -> Result<()
     })
 }
 
-fn check_phase(plan: &Plan, program: &CudaProgram, phase: &Phase) -> Result<(), String> {
+fn check_phase(meaning: &Program, program: &CudaProgram, phase: &Phase) -> Result<(), String> {
     let name = &phase.name;
     if phase.rows == 0 || phase.asked_from as usize > phase.steps.len() || phase.arena_bytes > program.memory.arena {
         return Err(format!("phase {name} of {} rows does not fit", phase.rows));
@@ -190,9 +221,7 @@ fn check_phase(plan: &Plan, program: &CudaProgram, phase: &Phase) -> Result<(), 
     for step in &phase.steps {
         check_launch(program, &step.launch, name)?;
         let outputs = step.outputs.iter().map(|output| output.value);
-        if let Some(value) =
-            step.nodes.iter().copied().chain(outputs).find(|v| *v as usize >= plan.program.values.len())
-        {
+        if let Some(value) = step.nodes.iter().copied().chain(outputs).find(|v| *v as usize >= meaning.values.len()) {
             return Err(format!("a step of {name} computes value {value}"));
         }
         step.outputs.iter().try_for_each(|output| check_range(program, &output.place, name))?;

@@ -4,6 +4,9 @@
 //! brings the record up to date, so that a decode can be repeated before the host has seen a token. Tokens come back in the order of the work.
 
 mod chunk;
+mod towers;
+
+pub(crate) use towers::SoftAhead;
 
 use std::collections::VecDeque;
 
@@ -57,6 +60,7 @@ pub struct BackendDevice {
     /// What was run without its picks, which wait for masks.
     waiting: Option<Waiting>,
     results: VecDeque<Awaited>,
+    towers: towers::Towers,
 }
 
 /// One phase.
@@ -173,7 +177,7 @@ impl BackendDevice {
             identity,
             layout,
             places,
-            phases: program.phases.iter().map(shape).collect(),
+            phases: program.all_phases().map(shape).collect(),
             history_rows: program.decode_rows(),
             most_candidates: program.most_candidates,
             picks,
@@ -184,6 +188,7 @@ impl BackendDevice {
             latest_chunk: None,
             waiting: None,
             results: VecDeque::new(),
+            towers: towers::Towers::of(plan, program),
         };
         if fits {
             device.suppress(&suppress)?;
