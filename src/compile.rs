@@ -4,19 +4,21 @@ use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use gemma4c_blocks::DType;
 use gemma4c_codegen::cpu::{self, Limits};
 use gemma4c_codegen::cuda::{self, LowerError, Lowered, SoftTokens, TowerGraph, build};
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
 use gemma4c_graph::{Graph, NodeId, WeightId, to_text};
-use gemma4c_models::gemma4::{self, Config, DrafterConfig, VisionConfig};
+use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Config, DrafterConfig, DrafterGraph, VisionConfig};
 use gemma4c_models::gguf::{Gguf, GgufError, TensorInfo};
 use gemma4c_models::media;
 use gemma4c_models::tokenizer::vocab_from_metadata;
 use gemma4c_plan::cuda::KvType;
-use gemma4c_plan::{Drafter, MediaTokens, Model, ModelFile, Plan, Sampling, Stage, Target, Tower, Weight};
+use gemma4c_plan::{
+    Drafter, MediaTokens, Medium, Model, ModelFile, Plan, Sampling, Stage, Target, Tower, Vocab, Weight,
+};
 use gemma4c_runtime::machine;
 
 /// Long enough for most conversations, and cheap: only global layers pay for every position.
@@ -83,8 +85,8 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     ensure!(options.chunk != Some(0), "a chunk of 0 tokens: at least 1 is needed");
     let vocab = vocab_from_metadata(file.metadata())?;
     let projector = options.projector.as_deref();
-    let vision = match projector {
-        None => None,
+    let towers = match projector {
+        None => Vec::new(),
         Some(projector) => {
             let vision = VisionConfig::read(&projector.file).with_context(|| path_of(&projector.file))?;
             gemma4::fits(&vision, &config).with_context(|| path_of(&projector.file))?;
@@ -92,10 +94,20 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
             let tokens =
                 tokens.context("the model's vocabulary lacks the tokens of pictures: <|image>, <|image|>, <image|>")?;
             let tower = gemma4::vision_tower(&projector.file, &vision).with_context(|| path_of(&projector.file))?;
-            Some(Vision { config: vision, tower, tokens })
+            let Projector { file: beside, image_tokens } = projector;
+            let VisionConfig { patch, pool, .. } = vision;
+            let medium = Medium::Picture { patch, pool };
+            let most = image_tokens * pool * pool;
+            let (graph, stages) = (tower.graph, tower.stages);
+            let mut towers = vec![NewTower { name: "vision", graph, stages, medium, most, tokens }];
+            towers.extend(audio(beside, &config, vocab.as_ref()).with_context(|| path_of(beside))?);
+            towers
         }
     };
-    let graph = text_graph(file, &config, vision.is_some())?;
+    if options.cuda.is_some() && towers.iter().any(|tower| !tower.medium.is_picture()) {
+        bail!("the projector has a tower for sound, which runs on the CPU so far: compile with --target cpu");
+    }
+    let graph = text_graph(file, &config, !towers.is_empty())?;
     // A picture whose rows see each other is read in one pass.
     let least = projector.filter(|_| config.sees_ahead()).map_or(1, |projector| projector.image_tokens);
     ensure!(
@@ -109,35 +121,45 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     let program = cpu::lower(&graph, Limits { context, chunk, asked: chunk.min(ASKED), kv })?;
     let tensors = tensors_of(file, &graph)?;
     let mut weights = weights_of(&graph.weights, &tensors, 0);
+    let mut sources = Sources::of(file, &graph.weights, &tensors);
     let mut models = vec![(file, tensors)];
-    let mut towers = Vec::new();
+    let (mut lowered, mut tower_graphs) = (Vec::new(), Vec::new());
     let mut report = to_text(&graph);
-    if let (Some(projector), Some(vision)) = (projector, &vision) {
-        let tensors = tensors_of(&projector.file, &vision.tower.graph)?;
-        towers.push(vision.lower(projector.image_tokens, weights.len() as u32)?);
-        weights.extend(weights_of(&vision.tower.graph.weights, &tensors, file.files().len() as u32));
-        models.push((&projector.file, tensors));
-        report += &format!("\n\ntower vision\n{}", to_text(&vision.tower.graph));
+    if let Some(projector) = projector {
+        let mut of_projector = Vec::new();
+        for tower in &towers {
+            let tensors = tensors_of(&projector.file, &tower.graph)?;
+            lowered.push(tower.lower(weights.len() as u32)?);
+            weights.extend(weights_of(&tower.graph.weights, &tensors, file.files().len() as u32));
+            let places = towers_places(&tower.graph, sources.weights.len());
+            sources.extend(&projector.file, &tower.graph.weights, &tensors);
+            tower_graphs.push(tower.graph.clone().with_weights(&sources.weights, places));
+            of_projector.extend(tensors);
+            report += &format!("\n\ntower {}\n{}", tower.name, to_text(&tower.graph));
+        }
+        models.push((&projector.file, of_projector));
     }
-    let mut drafter = None;
+    let (mut drafter, mut drafter_graph) = (None, None);
     if let Some(drafter_file) = options.drafter.as_deref() {
-        ensure!(options.cuda.is_none(), "drafters run on the CPU so far: a plan with one has no GPU");
         let first_file: usize = models.iter().map(|(model, _)| model.files().len()).sum();
         let target = Drafted { file, config: &config, graph: &graph, program: &program };
         let parts = target.drafter(drafter_file, weights.len() as u32).with_context(|| path_of(drafter_file))?;
         weights.extend(weights_of(&parts.own_weights, &parts.tensors, first_file as u32));
+        sources.extend(drafter_file, &parts.own_weights, &parts.tensors);
         models.push((drafter_file, parts.tensors));
-        report += &format!("\n\ndrafter\n{}", parts.report);
+        report += &format!("\n\ndrafter\n{}", to_text(&parts.graph));
+        drafter_graph = Some(parts.graph.with_weights(&sources.weights, parts.place));
         drafter = Some(parts.drafter);
     }
     let mut programs = Vec::new();
     if let Some(cuda) = &options.cuda {
         let chunk = options.chunk.unwrap_or(DEFAULT_CUDA_CHUNK);
-        let lowered = |target| -> Result<Lowered> {
-            let towers: Vec<TowerGraph<'_>> =
-                towers.iter().zip(&vision).map(|(t, v)| of_tower(t, &v.tower.graph)).collect();
-            let soft = SoftTokens { towers: &towers, pad: padding(file)? };
-            let lowered = lower_with_towers(file, &graph, &program, soft, cuda, target, chunk);
+        let of_towers: Vec<TowerGraph<'_>> = lowered.iter().zip(&tower_graphs).map(of_tower).collect();
+        let soft = SoftTokens { towers: &of_towers, pad: padding(file)? };
+        let lowered = |target| {
+            let drafter = drafter.as_ref().zip(drafter_graph.as_ref());
+            let model = Parts { graph: &graph, meaning: &program, sources: &sources, soft, drafter };
+            let lowered = lower(model, cuda, target, chunk);
             if cuda.targets.len() > 1 { lowered.with_context(|| format!("for {target}")) } else { lowered }
         };
         let lowered = cuda.targets.iter().map(lowered).collect::<Result<Vec<_>>>()?;
@@ -171,14 +193,14 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
         vocab,
         sampling: sampling(file)?,
         embedded: None,
-        towers,
+        towers: lowered,
         drafter,
         report,
     })
 }
 
 /// The text's graph: with places for soft tokens where there is a tower.
-pub fn text_graph(file: &Gguf, config: &Config, has_tower: bool) -> Result<Graph> {
+fn text_graph(file: &Gguf, config: &Config, has_tower: bool) -> Result<Graph> {
     match has_tower {
         false => Ok(gemma4::graph(file, config)?),
         true => Ok(gemma4::graph_with_soft_tokens(file, config, padding(file)?)?),
@@ -186,13 +208,19 @@ pub fn text_graph(file: &Gguf, config: &Config, has_tower: bool) -> Result<Graph
 }
 
 /// The token whose row of the per-layer table soft tokens have.
-pub fn padding(file: &Gguf) -> Result<u32> {
+fn padding(file: &Gguf) -> Result<u32> {
     Ok(file.metadata().optional("tokenizer.ggml.padding_token_id")?.unwrap_or(0))
 }
 
-/// A plan's tower as the lowering for a GPU takes it.
-pub fn of_tower<'a>(tower: &'a Tower, graph: &'a Graph) -> TowerGraph<'a> {
-    TowerGraph { graph, meaning: &tower.program, patch_width: tower.patch_width(), pool: tower.pool }
+/// A plan's tower, and its graph over the plan's weights, as the lowering for a GPU takes it.
+fn of_tower<'a>((tower, graph): (&'a Tower, &'a Graph)) -> TowerGraph<'a> {
+    let pool = if let Medium::Picture { pool, .. } = tower.medium { pool } else { 1 };
+    TowerGraph { graph, meaning: &tower.program, patch_width: tower.medium.row_width(), pool }
+}
+
+/// Where the weights of a tower stand in a plan: behind each other from `first_weight` on.
+fn towers_places(graph: &Graph, first_weight: usize) -> Vec<WeightId> {
+    (first_weight..first_weight + graph.weights.len()).map(|weight| WeightId(weight as u32)).collect()
 }
 
 /// Where weights lie, the first of whose files is the plan's `first_file`-th.
@@ -208,28 +236,48 @@ fn weights_of(weights: &[gemma4c_graph::Weight], tensors: &[&TensorInfo], first_
     std::iter::zip(weights, tensors).map(weight).collect()
 }
 
-/// What is known of a vision tower before it is lowered.
-struct Vision {
-    config: VisionConfig,
-    tower: gemma4::VisionTower,
+/// What is known of a tower before it is lowered.
+struct NewTower {
+    name: &'static str,
+    graph: Graph,
+    stages: Vec<(String, NodeId)>,
+    medium: Medium,
+    /// Patches or frames, at most.
+    most: u32,
     tokens: MediaTokens,
 }
 
-impl Vision {
-    fn lower(&self, image_tokens: u32, first_weight: u32) -> Result<Tower> {
-        let VisionConfig { patch, pool, .. } = self.config;
-        let patches = image_tokens * pool * pool;
-        let limits = Limits { context: patches, chunk: patches, asked: image_tokens, kv: KvType::F32 };
+impl NewTower {
+    fn lower(&self, first_weight: u32) -> Result<Tower> {
+        let soft = self.medium.soft(self.most.into()) as u32;
+        let limits = Limits { context: self.most, chunk: self.most, asked: soft, kv: KvType::F32 };
         let stage = |(name, node): &(String, NodeId)| Stage { name: name.clone(), value: node.0 };
         Ok(Tower {
-            name: "vision".into(),
-            program: cpu::lower_beside(&self.tower.graph, limits, &|weight| first_weight + weight.0, &[])?,
-            patch,
-            pool,
+            name: self.name.into(),
+            program: cpu::lower_beside(&self.graph, limits, &|weight| first_weight + weight.0, &[])?,
+            medium: self.medium,
             tokens: self.tokens,
-            stages: self.tower.stages.iter().map(stage).collect(),
+            stages: self.stages.iter().map(stage).collect(),
         })
     }
+}
+
+/// The tower for sound, where a projector file has one.
+fn audio(file: &Gguf, text: &Config, vocab: Option<&Vocab>) -> Result<Option<NewTower>> {
+    if !gemma4::has_audio(file)? {
+        return Ok(None);
+    }
+    let config = AudioConfig::read(file)?;
+    gemma4::audio_fits(&config, text)?;
+    let tokens = vocab.and_then(media::audio_tokens);
+    let tokens = tokens.context("the model's vocabulary lacks the tokens of sound: <|audio>, <|audio|>, <audio|>")?;
+    let tower = gemma4::audio_tower(file, &config)?;
+    let samples = media::RATE * media::MOST_SECONDS;
+    let (medium, most) = match config.kind {
+        AudioKind::Conformer { bins, .. } => (Medium::Mel { bins }, samples / media::HOP),
+        AudioKind::Samples { frame } => (Medium::Samples { frame }, samples.div_ceil(frame)),
+    };
+    Ok(Some(NewTower { name: "audio", graph: tower.graph, stages: tower.stages, medium, most, tokens }))
 }
 
 /// A text model that a drafter is to belong to.
@@ -246,7 +294,23 @@ struct DrafterParts<'a> {
     /// But for the model's.
     own_weights: Vec<gemma4c_graph::Weight>,
     tensors: Vec<&'a TensorInfo>,
-    report: String,
+    /// With weights of its own numbers.
+    graph: Graph,
+    /// Where each of these stands in the plan.
+    place: Vec<WeightId>,
+}
+
+/// Where the weights of a drafter stand in a plan: its own behind each other from `first_weight` on, and the model's table where it is.
+pub fn drafters_places(declared: &DrafterGraph, text: &Graph, first_weight: u32) -> Result<Vec<WeightId>> {
+    let (borrowed, name) = declared.borrowed;
+    let lender = text.weights.iter().position(|weight| weight.name == name);
+    let lender = lender.with_context(|| format!("the model does not read {name}"))? as u32;
+    let place = |weight: u32| match weight.cmp(&borrowed.0) {
+        Ordering::Less => first_weight + weight,
+        Ordering::Equal => lender,
+        Ordering::Greater => first_weight + weight - 1,
+    };
+    Ok((0..declared.graph.weights.len() as u32).map(|weight| WeightId(place(weight))).collect())
 }
 
 impl Drafted<'_> {
@@ -254,18 +318,12 @@ impl Drafted<'_> {
     fn drafter<'a>(&self, file: &'a Gguf, first_weight: u32) -> Result<DrafterParts<'a>> {
         let config = DrafterConfig::read(file, self.file, self.config)?;
         let declared = gemma4::drafter(file, &config, self.file, self.config)?;
-        let (borrowed, name) = declared.borrowed;
-        let lender = self.graph.weights.iter().position(|weight| weight.name == name);
-        let lender = lender.with_context(|| format!("the model does not read {name}"))? as u32;
-        // Its own weights stand behind each other, without the model's.
-        let place = |weight: WeightId| match weight.0.cmp(&borrowed.0) {
-            Ordering::Less => first_weight + weight.0,
-            Ordering::Equal => lender,
-            Ordering::Greater => first_weight + weight.0 - 1,
-        };
+        let place = drafters_places(&declared, self.graph, first_weight)?;
+        let borrowed = declared.borrowed.0;
         let (context, kv) = (self.program.context, self.program.kv);
         let limits = Limits { context, chunk: 1, asked: 1, kv };
-        let mut program = cpu::lower_beside(&declared.graph, limits, &place, &[declared.hidden])?;
+        let mut program =
+            cpu::lower_beside(&declared.graph, limits, &|weight| place[weight.index()].0, &[declared.hidden])?;
         for cache in &mut program.caches {
             let own = self.program.caches.iter().find(|own| own.layer == cache.layer);
             *cache = *own.with_context(|| format!("the model's layer {} has no keys", cache.layer))?;
@@ -280,7 +338,7 @@ impl Drafted<'_> {
             hidden: declared.hidden.0,
             token_order: gemma4::token_order(file, &config)?,
         };
-        Ok(DrafterParts { drafter, own_weights, tensors, report: to_text(&declared.graph) })
+        Ok(DrafterParts { drafter, own_weights, tensors, graph: declared.graph, place })
     }
 }
 
@@ -302,36 +360,51 @@ pub fn target_of(gpu: &machine::Gpu) -> Option<Gpu> {
     })
 }
 
-/// The launches for a GPU, of a text alone.
-pub fn lower(
-    file: &Gguf,
-    graph: &Graph,
-    meaning: &gemma4c_plan::Program,
-    options: &CudaOptions,
-    target: &Gpu,
-    chunk: u32,
-) -> Result<Lowered> {
-    lower_with_towers(file, graph, meaning, SoftTokens { towers: &[], pad: 0 }, options, target, chunk)
+/// The weights of a plan, and where each is read from.
+pub struct Sources<'a> {
+    pub weights: Vec<gemma4c_graph::Weight>,
+    tensors: Vec<(&'a Gguf, TensorInfo)>,
 }
 
-/// The same with towers.
-pub fn lower_with_towers(
-    file: &Gguf,
-    graph: &Graph,
-    meaning: &gemma4c_plan::Program,
-    soft: SoftTokens<'_>,
-    options: &CudaOptions,
-    target: &Gpu,
-    chunk: u32,
-) -> Result<Lowered> {
+impl<'a> Sources<'a> {
+    pub fn of(file: &'a Gguf, weights: &[gemma4c_graph::Weight], tensors: &[&TensorInfo]) -> Sources<'a> {
+        let mut sources = Sources { weights: Vec::new(), tensors: Vec::new() };
+        sources.extend(file, weights, tensors);
+        sources
+    }
+
+    pub fn extend(&mut self, file: &'a Gguf, weights: &[gemma4c_graph::Weight], tensors: &[&TensorInfo]) {
+        self.weights.extend_from_slice(weights);
+        self.tensors.extend(tensors.iter().map(|tensor| (file, (*tensor).clone())));
+    }
+
+    /// A tensor as it lies in its file.
+    pub fn bytes(&self, weight: usize) -> Option<&'a [u8]> {
+        self.tensors.get(weight).map(|(file, tensor)| file.data(tensor))
+    }
+}
+
+/// A model that is to be lowered for a GPU.
+#[derive(Clone, Copy)]
+pub struct Parts<'a> {
+    pub graph: &'a Graph,
+    pub meaning: &'a gemma4c_plan::Program,
+    pub sources: &'a Sources<'a>,
+    pub soft: SoftTokens<'a>,
+    /// The drafter, and its graph over the plan's weights.
+    pub drafter: Option<(&'a Drafter, &'a Graph)>,
+}
+
+/// The launches for a GPU.
+pub fn lower(model: Parts<'_>, options: &CudaOptions, target: &Gpu, chunk: u32) -> Result<Lowered> {
+    let Parts { graph, meaning, sources, soft, drafter } = model;
     let read = |id: WeightId| -> Result<Vec<f32>, LowerError> {
-        let weight = graph.weight(id);
+        let weight = &sources.weights[id.index()];
         let unreadable = |why: String| LowerError::Unreadable { tensor: weight.name.clone(), why };
-        let tensor = file.tensor(&weight.name).ok_or_else(|| unreadable("it is missing".into()))?;
+        let bytes = sources.bytes(id.index()).ok_or_else(|| unreadable("it is missing".into()))?;
         if weight.dtype != DType::F32 {
             return Err(LowerError::NotFloats { tensor: weight.name.clone(), dtype: weight.dtype });
         }
-        let bytes = file.data(tensor);
         Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     };
     let options = cuda::Options {
@@ -345,7 +418,58 @@ pub fn lower_with_towers(
         vram: options.vram,
         disabled: options.disabled.clone(),
     };
-    Ok(cuda::lower_with_towers(graph, meaning, soft, &options, &read)?)
+    let drafter = drafter.map(|(of_plan, graph)| cuda::Drafter {
+        graph,
+        meaning: &of_plan.program,
+        hidden: NodeId(of_plan.hidden),
+        token_order: &of_plan.token_order,
+    });
+    let model = cuda::Model { graph, meaning, weights: &sources.weights, soft, drafter };
+    Ok(cuda::lower(model, &options, &read)?)
+}
+
+/// The files that a plan was made of.
+#[derive(Clone, Copy)]
+pub struct Files<'a> {
+    pub file: &'a Gguf,
+    pub projector: Option<&'a Gguf>,
+    pub drafter: Option<&'a Gguf>,
+}
+
+/// A plan's launches once more, with its kernels as functions, and the bytes of its weights.
+pub fn lower_again<'a>(
+    plan: &Plan,
+    files: Files<'a>,
+    options: &CudaOptions,
+    target: &Gpu,
+    chunk: u32,
+) -> Result<(Lowered, Vec<&'a [u8]>)> {
+    let Files { file, projector, drafter: drafter_file } = files;
+    let config = Config::read(file)?;
+    let graph = text_graph(file, &config, !plan.towers.is_empty())?;
+    let mut sources = Sources::of(file, &graph.weights, &tensors_of(file, &graph)?);
+    // A plan for GPUs has a vision tower alone.
+    let mut tower_graphs = Vec::new();
+    if let Some(projector) = projector {
+        let tower = gemma4::vision_tower(projector, &VisionConfig::read(projector)?)?;
+        let places = towers_places(&tower.graph, sources.weights.len());
+        sources.extend(projector, &tower.graph.weights, &tensors_of(projector, &tower.graph)?);
+        tower_graphs.push(tower.graph.with_weights(&sources.weights, places));
+    }
+    let of_towers: Vec<TowerGraph<'_>> = plan.towers.iter().zip(&tower_graphs).map(of_tower).collect();
+    let soft = SoftTokens { towers: &of_towers, pad: padding(file)? };
+    let mut drafter = None;
+    if let (Some(drafter_file), Some(of_plan)) = (drafter_file, &plan.drafter) {
+        let drafted = Drafted { file, config: &config, graph: &graph, program: &plan.program };
+        let parts = drafted.drafter(drafter_file, sources.weights.len() as u32)?;
+        sources.extend(drafter_file, &parts.own_weights, &parts.tensors);
+        drafter = Some((of_plan, parts.graph.with_weights(&sources.weights, parts.place)));
+    }
+    let drafter = drafter.as_ref().map(|(of_plan, graph)| (*of_plan, graph));
+    let model = Parts { graph: &graph, meaning: &plan.program, sources: &sources, soft, drafter };
+    let lowered = lower(model, options, target, chunk)?;
+    let bytes = (0..sources.weights.len()).filter_map(|weight| sources.bytes(weight)).collect();
+    Ok((lowered, bytes))
 }
 
 fn tensors_of<'a>(file: &'a Gguf, graph: &Graph) -> Result<Vec<&'a TensorInfo>> {

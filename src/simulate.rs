@@ -5,17 +5,15 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_codegen::cuda::simulate::Simulator;
-use gemma4c_codegen::cuda::{SoftTokens, TowerGraph};
 use gemma4c_codegen::target::Target;
 use gemma4c_dsl::sim::Interleaving;
-use gemma4c_models::gemma4::{self, Config, VisionConfig};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{CudaProgram, Range, Region};
 use gemma4c_plan::embedded::host_start;
 use gemma4c_runtime::{Backend, EmbeddedWeights, ModelLocation, Pick, Run, RuntimeError, Session, named};
 
-use crate::compile::{self, CudaOptions};
+use crate::compile::{self, CudaOptions, Files};
 
 /// A session that runs a plan's launches in the simulator, one after the other: those of its first program, or of that for a GPU.
 pub fn open(plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<Session> {
@@ -52,20 +50,14 @@ fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result
     let Some(cuda) = &plan.cuda else { bail!("the plan has lost its program") };
     let program = cuda.program.clone();
     let files = location.files(&plan)?;
-    let file = Gguf::open(files.first().context("the plan names no model")?)?;
-    let graph = compile::text_graph(&file, &Config::read(&file)?, !plan.towers.is_empty())?;
+    let open = |index: u32| files.get(index as usize).with_context(|| format!("file {index} is missing"));
+    let file = Gguf::open(open(0)?)?;
     // A projector follows the model's own files.
-    let projector = match plan.towers.is_empty() {
-        true => None,
-        false => Some(Gguf::open(files.get(file.files().len()).context("the plan names no projector")?)?),
-    };
-    let tower = match &projector {
-        None => None,
-        Some(file) => Some(gemma4::vision_tower(file, &VisionConfig::read(file)?)?),
-    };
-    let towers: Vec<TowerGraph<'_>> =
-        plan.towers.iter().zip(&tower).map(|(own, tower)| compile::of_tower(own, &tower.graph)).collect();
-    let soft = SoftTokens { towers: &towers, pad: compile::padding(&file)? };
+    let of_projector = (!plan.towers.is_empty()).then_some(file.files().len() as u32);
+    let projector = of_projector.map(|index| -> Result<Gguf> { Ok(Gguf::open(open(index)?)?) }).transpose()?;
+    // A drafter's weights are the plan's last.
+    let of_drafter = plan.weights.last().filter(|_| plan.drafter.is_some()).map(|weight| weight.file);
+    let drafter_file = of_drafter.map(|index| -> Result<Gguf> { Ok(Gguf::open(open(index)?)?) }).transpose()?;
     let disabled = program.passes.iter().filter(|pass| !pass.enabled).map(|pass| pass.name.clone()).collect();
     let target = Target::of_program(&program.gpu);
     let target =
@@ -82,7 +74,8 @@ fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result
         disabled,
     };
     let chunk = program.phases.last().map_or(1, |phase| phase.rows);
-    let lowered = compile::lower_with_towers(&file, &graph, &plan.program, soft, &options, &target, chunk)?;
+    let of_plan = Files { file: &file, projector: projector.as_ref(), drafter: drafter_file.as_ref() };
+    let (lowered, tensors) = compile::lower_again(&plan, of_plan, &options, &target, chunk)?;
     let same = lowered.program.kernels == program.kernels;
     ensure!(same, "the plan was made by another version of gemma4c: compile the model again to simulate it");
     let mut simulator = Simulator::new(&program, lowered.instances);
@@ -95,12 +88,6 @@ fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result
         simulator.write(range(Region::Host, host), &weights.bytes()[start as usize..][..host as usize]);
         simulator.prepare(&program)?;
     } else {
-        let mut tensors = Vec::new();
-        for weight in &plan.weights {
-            let own = projector.as_ref().filter(|_| weight.file as usize >= file.files().len()).unwrap_or(&file);
-            let tensor = own.tensor(&weight.name).with_context(|| format!("tensor {} is missing", weight.name))?;
-            tensors.push(own.data(tensor));
-        }
         simulator.load(&program, |weight| tensors[weight as usize])?;
     }
     Ok((plan, simulator))
@@ -144,7 +131,7 @@ impl Backend for Simulated {
     }
 
     fn run(&mut self, run: Run) -> Result<(), RuntimeError> {
-        let phase = self.program.all_phases().nth(run.phase).ok_or(RuntimeError::NoSuchRun(run))?;
+        let phase = self.program.phase(run.phase).ok_or(RuntimeError::NoSuchRun(run))?;
         let picks = match run.pick {
             Pick::None => &[][..],
             Pick::Largest => &phase.pick_largest,

@@ -44,6 +44,7 @@ pub fn lower_beside(
     let output = graph.output.ok_or(LowerError::NoOutput)?;
     let rows = |rows: Rows| match rows {
         Rows::Chunk | Rows::Patches => limits.chunk as u64,
+        Rows::Halves => limits.chunk.div_ceil(2) as u64,
         Rows::Asked | Rows::Soft => limits.asked as u64,
     };
     let mut last_read: Vec<usize> = (0..graph.nodes.len()).collect();
@@ -77,6 +78,7 @@ pub fn lower_beside(
             Rows::Chunk => plan::RowCount::Chunk,
             Rows::Asked => plan::RowCount::Asked,
             Rows::Patches => plan::RowCount::Patches,
+            Rows::Halves => plan::RowCount::Halves,
             Rows::Soft => plan::RowCount::Soft,
         },
         width: node.ty.width,
@@ -134,7 +136,7 @@ fn operation(op: &Op, at: &dyn Fn(WeightId) -> u32) -> plan::Op {
         Op::GatherText { table, pad } => plan::Op::GatherText { table: at(table), pad },
         Op::PlaceSoft => plan::Op::PlaceSoft,
         Op::AxisRows { table, axis } => plan::Op::AxisRows { table: at(table), axis },
-        Op::SubMean => plan::Op::SubMean,
+        Op::SubMean { group } => plan::Op::SubMean { group },
         Op::GridMean { side } => plan::Op::GridMean { side },
         Op::AddConstant { term } => plan::Op::AddConstant { term },
         Op::AddWeight { weight } => plan::Op::AddWeight { weight: at(weight) },
@@ -142,6 +144,13 @@ fn operation(op: &Op, at: &dyn Fn(WeightId) -> u32) -> plan::Op {
         Op::AtMost { weight } => plan::Op::AtMost { weight: at(weight) },
         Op::GridRope { head_dim, base } => plan::Op::GridRope { head_dim, base },
         Op::FullAttention { heads } => plan::Op::FullAttention { heads },
+        Op::NearAttention { heads, reach, cap, weight } => {
+            plan::Op::NearAttention { heads, reach, cap, weight: at(weight) }
+        }
+        Op::HalvingConv { weight, channels } => plan::Op::HalvingConv { weight: at(weight), channels },
+        Op::CausalConv { weight } => plan::Op::CausalConv { weight: at(weight) },
+        Op::Sigmoid => plan::Op::Sigmoid,
+        Op::Relu => plan::Op::Relu,
         Op::Hidden { width } => plan::Op::Hidden { width },
         Op::BorrowKv { cache } => plan::Op::BorrowKv { cache: cache.0 },
         Op::Concat => plan::Op::Concat,

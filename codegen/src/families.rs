@@ -109,6 +109,17 @@ pub static FAMILIES: &[Family] = &[
         cases: cases::sample::cases,
     },
     Family {
+        name: "draft",
+        about: "a drafter's own: the state it starts from, the tokens it looks at, their scores and its choice",
+        kernels: &[
+            kernels::draft::enter_draft::DEF,
+            kernels::draft::closest_groups::DEF,
+            kernels::draft::token_scores::DEF,
+            kernels::draft::draft_token::DEF,
+        ],
+        cases: cases::draft::cases,
+    },
+    Family {
         name: "product",
         about: "prefill's matrix products on bf16 tensor cores: over repacked weights, and over bf16 weights",
         kernels: &[
@@ -117,6 +128,7 @@ pub static FAMILIES: &[Family] = &[
             kernels::product::round_rows::DEF,
             kernels::product::wgmma::product_wgmma::DEF,
             kernels::product::decoding::product_decoding::DEF,
+            kernels::product::team::product_team::DEF,
             kernels::product::widen::widen::DEF,
         ],
         cases: cases::product::cases,

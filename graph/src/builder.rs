@@ -71,7 +71,7 @@ impl Builder {
         self.push(Op::Gather { table }, &[tokens])
     }
 
-    /// A picture's patches, `width` numbers each.
+    /// A picture's patches or a sound's frames, `width` numbers each.
     pub fn patches(&mut self, width: u32) -> Value {
         self.push(Op::Patches { width }, &[])
     }
@@ -147,7 +147,13 @@ impl Builder {
 
     /// A row less its mean.
     pub fn sub_mean(&mut self, x: Value) -> Value {
-        self.push(Op::SubMean, &[x])
+        let group = self.width(x);
+        self.sub_group_mean(x, group)
+    }
+
+    /// Each `group` consecutive values less their mean.
+    pub fn sub_group_mean(&mut self, x: Value, group: u32) -> Value {
+        self.push(Op::SubMean { group }, &[x])
     }
 
     pub fn route(&mut self, logits: Value, top_k: u32) -> Value {
@@ -198,6 +204,22 @@ impl Builder {
         self.push(Op::Gelu, &[x])
     }
 
+    pub fn sigmoid(&mut self, x: Value) -> Value {
+        self.push(Op::Sigmoid, &[x])
+    }
+
+    pub fn relu(&mut self, x: Value) -> Value {
+        self.push(Op::Relu, &[x])
+    }
+
+    pub fn halving_conv(&mut self, weight: WeightId, x: Value, channels: u32) -> Value {
+        self.push(Op::HalvingConv { weight, channels }, &[x])
+    }
+
+    pub fn causal_conv(&mut self, weight: WeightId, x: Value) -> Value {
+        self.push(Op::CausalConv { weight }, &[x])
+    }
+
     pub fn softcap(&mut self, x: Value, cap: f32) -> Value {
         self.push(Op::Softcap { cap }, &[x])
     }
@@ -236,6 +258,18 @@ impl Builder {
 
     pub fn full_attention(&mut self, q: Value, k: Value, v: Value, heads: u32) -> Value {
         self.push(Op::FullAttention { heads }, &[q, k, v])
+    }
+
+    /// Attention over a row and those before it, `reach` in all, whose scores know the distance through `weight`.
+    pub fn near_attention(
+        &mut self,
+        [q, k, v]: [Value; 3],
+        heads: u32,
+        reach: u32,
+        cap: f32,
+        weight: WeightId,
+    ) -> Value {
+        self.push(Op::NearAttention { heads, reach, cap, weight }, &[q, k, v])
     }
 
     /// Declares the graph's result.

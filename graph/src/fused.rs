@@ -138,10 +138,10 @@ impl Fused {
         &self.users[id.index()]
     }
 
-    /// The one node that reads `id`, if it is one and `id` is not the graph's result.
+    /// The one node that reads `id`, if it is one and `id` is no result of the graph.
     pub fn sole_user(&self, id: NodeId) -> Option<NodeId> {
         match self.users(id) {
-            [user] if self.graph.output != Some(id) => Some(*user),
+            [user] if !self.graph.is_result(id) => Some(*user),
             _ => None,
         }
     }
@@ -158,7 +158,7 @@ impl Fused {
     pub fn outputs(&self, group: &Group) -> Vec<NodeId> {
         let is_output = |id: &NodeId| {
             let readers = self.users(*id).iter().flat_map(|user| self.computing(*user));
-            self.graph.output == Some(*id) || readers.into_iter().any(|reader| !reader.computes(*id))
+            self.graph.is_result(*id) || readers.into_iter().any(|reader| !reader.computes(*id))
         };
         group.nodes.iter().copied().filter(is_output).collect()
     }

@@ -68,6 +68,8 @@ pub struct Graph {
     pub nodes: Vec<Node>,
     /// The logits.
     pub output: Option<NodeId>,
+    /// Values besides them that are read after the pass.
+    pub kept: Vec<NodeId>,
 }
 
 impl Graph {
@@ -81,6 +83,32 @@ impl Graph {
 
     pub fn cache(&self, id: CacheId) -> &Cache {
         &self.caches[id.index()]
+    }
+
+    /// The same graph over another table, in which each weight stands at `place`.
+    pub fn with_weights(mut self, table: &[Weight], place: Vec<WeightId>) -> Graph {
+        for node in &mut self.nodes {
+            node.op.change_weight(|weight| *weight = place[weight.index()]);
+        }
+        self.weights = table.to_vec();
+        self
+    }
+
+    /// What somebody reads after the pass.
+    pub fn results(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.output.into_iter().chain(self.kept.iter().copied())
+    }
+
+    /// Whether somebody reads a node's value after the pass.
+    pub fn is_result(&self, id: NodeId) -> bool {
+        self.results().any(|result| result == id)
+    }
+
+    /// The same results, of nodes that have new numbers.
+    pub(crate) fn renumber_results(&mut self, now: &[NodeId]) {
+        for id in self.output.iter_mut().chain(&mut self.kept) {
+            *id = now[id.index()];
+        }
     }
 
     /// The nodes with their ids, in order.

@@ -67,7 +67,7 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
         Op::TakeAsked => match x.rows {
             Rows::Chunk => Ok(Type { rows: Rows::Asked, ..x }),
             Rows::Asked => fail("its input holds only the asked rows already".into()),
-            Rows::Patches | Rows::Soft => fail(format!("nobody asks for rows of {x}")),
+            Rows::Patches | Rows::Halves | Rows::Soft => fail(format!("nobody asks for rows of {x}")),
         },
         Op::Columns { first, len } => match first.checked_add(len) {
             Some(end) if len > 0 && end <= x.width => Ok(Type { width: len, ..x }),
@@ -153,8 +153,64 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
             }
             Ok(x)
         }
-        Op::SubMean | Op::Scale { .. } | Op::AddConstant { .. } | Op::Gelu | Op::Softcap { .. } => Ok(x),
-        Op::MulWeight { weight } | Op::AddWeight { weight } | Op::AtLeast { weight } | Op::AtMost { weight } => {
+        Op::SubMean { group } => match group > 0 && x.width.is_multiple_of(group) {
+            true => Ok(x),
+            false => fail(format!("groups of {group} do not divide rows {} wide", x.width)),
+        },
+        Op::Scale { .. } | Op::AddConstant { .. } | Op::Gelu | Op::Sigmoid | Op::Relu | Op::Softcap { .. } => Ok(x),
+        Op::MulWeight { weight } => {
+            let w = graph.weight(weight);
+            match w.dims.len() == 1 && w.dim(0) > 0 && (x.width as u64).is_multiple_of(w.dim(0)) {
+                true => Ok(x),
+                false => fail(format!("{} {:?} does not fit rows {} wide", w.name, w.dims, x.width)),
+            }
+        }
+        Op::HalvingConv { weight, channels } => {
+            let w = graph.weight(weight);
+            let rows = match x.rows {
+                Rows::Patches => Rows::Halves,
+                Rows::Halves => Rows::Soft,
+                _ => return fail(format!("{x} are not halved")),
+            };
+            if channels == 0 || !x.width.is_multiple_of(channels) {
+                return fail(format!("rows {} wide are not columns of {channels} channels", x.width));
+            }
+            if w.dims.len() != 2 || w.dim(0) != 9 * channels as u64 || w.dim(1) == 0 {
+                return fail(format!("{} {:?} is not 3 by 3 taps of {channels} channels", w.name, w.dims));
+            }
+            let columns = (x.width / channels).div_ceil(2) as u64;
+            Ok(Type { rows, width: narrow(op, w, w.dim(1).saturating_mul(columns))?, ..x })
+        }
+        Op::CausalConv { weight } => {
+            let w = graph.weight(weight);
+            if x.rows != Rows::Soft {
+                return fail(format!("{x} do not follow each other in time"));
+            }
+            match w.dims.len() == 2 && w.dim(0) > 0 && w.dim(1) == x.width as u64 {
+                true => Ok(x),
+                false => fail(format!("{} {:?} is not taps for rows {} wide", w.name, w.dims, x.width)),
+            }
+        }
+        Op::NearAttention { heads, reach, cap, weight } => {
+            let w = graph.weight(weight);
+            if inputs.iter().any(|input| *input != x) {
+                return fail(format!("{}, {} and {} differ", inputs[0], inputs[1], inputs[2]));
+            }
+            if heads == 0 || !x.width.is_multiple_of(heads) || !x.width.is_multiple_of(2) || x.width < 4 {
+                return fail(format!("{heads} heads do not divide rows {} wide, or these have no two halves", x.width));
+            }
+            if x.rows != Rows::Soft {
+                return fail(format!("{x} do not follow each other in time"));
+            }
+            if reach == 0 || cap.is_nan() || cap <= 0.0 {
+                return fail(format!("a reach of {reach} and a cap of {cap} leave nothing to see"));
+            }
+            match w.dims == [x.width as u64; 2] {
+                true => Ok(x),
+                false => fail(format!("{} {:?} does not fit rows {} wide", w.name, w.dims, x.width)),
+            }
+        }
+        Op::AddWeight { weight } | Op::AtLeast { weight } | Op::AtMost { weight } => {
             let w = graph.weight(weight);
             if w.dims.len() != 1 || (w.dim(0) != 1 && w.dim(0) != x.width as u64) {
                 return fail(format!("{} {:?} does not fit rows {} wide", w.name, w.dims, x.width));
@@ -162,7 +218,7 @@ pub fn infer(graph: &Graph, op: &Op, inputs: &[Type]) -> Result<Type, TypeError>
             Ok(x)
         }
         Op::Rope { head_dim, factors, .. } => {
-            if matches!(x.rows, Rows::Patches | Rows::Soft) {
+            if matches!(x.rows, Rows::Patches | Rows::Halves | Rows::Soft) {
                 return fail(format!("{x} have no position in a sequence"));
             }
             if !head_dim.is_multiple_of(2) {

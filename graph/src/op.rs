@@ -15,7 +15,7 @@ pub enum Op {
     // -- Sources -------------------------------------------------------------------------------------------------------
     /// The chunk's token ids.
     Tokens,
-    /// A picture's patches, as their pixels.
+    /// A picture's patches, as their pixels, or a sound's frames.
     Patches { width: u32 },
     /// Of a drafter: for each row what the LM head read when the row's token was chosen, or what the drafter made for its next step.
     Hidden { width: u32 },
@@ -51,11 +51,17 @@ pub enum Op {
     /// The rows of W that the row's tokens name, times x. Inputs: x, tokens.
     TokenMatMul { weight: WeightId },
 
+    /// A convolution of 3 by 3 over rows and columns, with stride 2 along both and zeros around. A row is its columns, each of `channels` values;
+    /// half as many rows and columns come out, rounded up. A row of the weight has the taps of one output: input channel, row, column. Inputs: x.
+    HalvingConv { weight: WeightId, channels: u32 },
+    /// `Σ_j w[j] x[t - taps + 1 + j]` for every value of a row by itself, with zeros before the first row. Inputs: x.
+    CausalConv { weight: WeightId },
+
     // -- Reductions ----------------------------------------------------------------------------------------------------
     /// `x * (mean(x²) + eps)^-½ [* w]` over each `group` consecutive values (a whole row, or an attention head). Inputs: x.
     RmsNorm { weight: Option<WeightId>, group: u32, eps: f32 },
-    /// `x - mean(x)` over the whole row. Inputs: x.
-    SubMean,
+    /// `x - mean(x)` over each `group` consecutive values. Inputs: x.
+    SubMean { group: u32 },
     /// The `top_k` largest logits with the softmax over just these. Inputs: logits.
     Route { top_k: u32 },
     /// `Σ_j w_j * scale[e_j] * x_j` over the row's experts. Inputs: x (one row a slot), routing.
@@ -70,7 +76,7 @@ pub enum Op {
     Mul,
     /// By a constant. Inputs: x.
     Scale { factor: f32 },
-    /// By a weight vector as wide as the row, or of one element. Inputs: x.
+    /// By a weight vector whose length divides the row's; it is repeated (once, for every head, or one element for all). Inputs: x.
     MulWeight { weight: WeightId },
     /// Inputs: x.
     AddConstant { term: f32 },
@@ -82,6 +88,10 @@ pub enum Op {
     AtMost { weight: WeightId },
     /// The tanh form of GELU. Inputs: x.
     Gelu,
+    /// `1 / (1 + e^-x)`. Inputs: x.
+    Sigmoid,
+    /// The larger of `x` and 0. Inputs: x.
+    Relu,
     /// `cap * tanh(x / cap)`. Inputs: x.
     Softcap { cap: f32 },
 
@@ -101,6 +111,9 @@ pub enum Op {
     GridRope { head_dim: u32, base: f32 },
     /// `softmax(q kᵀ) v` over all rows of the pass, unscaled, without a cache. Inputs: q, k, v.
     FullAttention { heads: u32 },
+    /// `softmax(cap * tanh(s / cap)) v` over a row and the `reach - 1` rows before it. The score of a row `d` rows back is `s = q·k + q·(W t_d)`, where `t_d` is
+    /// the sines, then the cosines, of `d * 10000^(-i / (n - 1))`, i < n, n half the row's width. Inputs: q, k, v.
+    NearAttention { heads: u32, reach: u32, cap: f32, weight: WeightId },
 }
 
 impl Op {
@@ -124,7 +137,7 @@ impl Op {
             Op::ExpertMatMul { .. } => "expert_matmul",
             Op::TokenMatMul { .. } => "token_matmul",
             Op::RmsNorm { .. } => "rms_norm",
-            Op::SubMean => "sub_mean",
+            Op::SubMean { .. } => "sub_mean",
             Op::Route { .. } => "route",
             Op::ExpertSum { .. } => "expert_sum",
             Op::GridMean { .. } => "grid_mean",
@@ -145,6 +158,11 @@ impl Op {
             Op::AttentionBefore { .. } => "attention_before",
             Op::GridRope { .. } => "grid_rope",
             Op::FullAttention { .. } => "full_attention",
+            Op::NearAttention { .. } => "near_attention",
+            Op::HalvingConv { .. } => "halving_conv",
+            Op::CausalConv { .. } => "causal_conv",
+            Op::Sigmoid => "sigmoid",
+            Op::Relu => "relu",
         }
     }
 
@@ -163,7 +181,7 @@ impl Op {
             | Op::AttentionBefore { .. }
             | Op::ExpertMatMul { .. }
             | Op::ExpertSum { .. } => 2,
-            Op::FullAttention { .. } => 3,
+            Op::FullAttention { .. } | Op::NearAttention { .. } => 3,
             _ => 1,
         }
     }
@@ -175,6 +193,8 @@ impl Op {
             Op::GatherText { table: w, .. } | Op::AxisRows { table: w, .. } => Some(w),
             Op::MulWeight { weight: w } | Op::AddWeight { weight: w } | Op::TokenMatMul { weight: w } => Some(w),
             Op::AtLeast { weight: w } | Op::AtMost { weight: w } => Some(w),
+            Op::HalvingConv { weight: w, .. } | Op::CausalConv { weight: w } => Some(w),
+            Op::NearAttention { weight: w, .. } => Some(w),
             Op::RmsNorm { weight, .. } => weight,
             Op::ExpertSum { scale } => scale,
             Op::Rope { factors, .. } => factors,
@@ -182,23 +202,16 @@ impl Op {
         }
     }
 
-    /// The same operation over another weight, where it reads one.
-    pub fn with_weight(self, to: impl Fn(WeightId) -> WeightId) -> Op {
+    /// Changes the weight it reads, if any.
+    pub(crate) fn change_weight(&mut self, change: impl FnOnce(&mut WeightId)) {
         match self {
-            Op::Gather { table } => Op::Gather { table: to(table) },
-            Op::GatherText { table, pad } => Op::GatherText { table: to(table), pad },
-            Op::AxisRows { table, axis } => Op::AxisRows { table: to(table), axis },
-            Op::MatMul { weight } => Op::MatMul { weight: to(weight) },
-            Op::ExpertMatMul { weight, part } => Op::ExpertMatMul { weight: to(weight), part },
-            Op::TokenMatMul { weight } => Op::TokenMatMul { weight: to(weight) },
-            Op::MulWeight { weight } => Op::MulWeight { weight: to(weight) },
-            Op::AddWeight { weight } => Op::AddWeight { weight: to(weight) },
-            Op::AtLeast { weight } => Op::AtLeast { weight: to(weight) },
-            Op::AtMost { weight } => Op::AtMost { weight: to(weight) },
-            Op::RmsNorm { weight, group, eps } => Op::RmsNorm { weight: weight.map(to), group, eps },
-            Op::ExpertSum { scale } => Op::ExpertSum { scale: scale.map(to) },
-            Op::Rope { head_dim, base, factors } => Op::Rope { head_dim, base, factors: factors.map(to) },
-            other => other,
+            Op::Gather { table: w } | Op::MatMul { weight: w } | Op::ExpertMatMul { weight: w, .. } => change(w),
+            Op::GatherText { table: w, .. } | Op::AxisRows { table: w, .. } => change(w),
+            Op::MulWeight { weight: w } | Op::AddWeight { weight: w } | Op::TokenMatMul { weight: w } => change(w),
+            Op::AtLeast { weight: w } | Op::AtMost { weight: w } => change(w),
+            Op::RmsNorm { weight: Some(w), .. } | Op::ExpertSum { scale: Some(w) } => change(w),
+            Op::Rope { factors: Some(w), .. } => change(w),
+            _ => {}
         }
     }
 
@@ -215,6 +228,8 @@ impl Op {
                 | Op::AtLeast { .. }
                 | Op::AtMost { .. }
                 | Op::Gelu
+                | Op::Sigmoid
+                | Op::Relu
                 | Op::Softcap { .. }
         )
     }

@@ -89,6 +89,11 @@ fn parameters(graph: &Graph, node: &Node) -> Vec<String> {
         }
         Op::GatherText { pad, .. } => out.push(format!("pad={pad}")),
         Op::AxisRows { axis, .. } => out.push(format!("axis={axis}")),
+        Op::SubMean { group } => out.extend((group != node.ty.width).then(|| format!("group={group}"))),
+        Op::HalvingConv { channels, .. } => out.push(format!("channels={channels}")),
+        Op::NearAttention { heads, reach, cap, .. } => {
+            out.extend([format!("heads={heads}"), format!("reach={reach}"), format!("cap={cap}")]);
+        }
         Op::GridMean { side } => out.push(format!("side={side}")),
         Op::AddConstant { term } => out.push(format!("term={term}")),
         Op::GridRope { head_dim, base } => out.extend([format!("head_dim={head_dim}"), format!("base={base:e}")]),

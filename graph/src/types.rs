@@ -25,9 +25,11 @@ pub enum Rows {
     Chunk,
     /// One row for every token whose logits are asked for.
     Asked,
-    /// Of a tower: one row for every patch of the picture.
+    /// Of a tower: one row for every patch of the picture, or for every frame of the sound.
     Patches,
-    /// Of a tower: one row for every soft token that it makes of the picture.
+    /// Of a tower: one row for every two frames of the sound.
+    Halves,
+    /// Of a tower: one row for every soft token that it makes.
     Soft,
 }
 
@@ -51,6 +53,7 @@ impl fmt::Display for Type {
             Rows::Chunk => "rows",
             Rows::Asked => "asked",
             Rows::Patches => "patches",
+            Rows::Halves => "halves",
             Rows::Soft => "soft",
         };
         match self.elem {

@@ -5,7 +5,7 @@
 //! 3. Every node's type is what [`infer`] gives for it.
 //! 4. Each cache is appended to exactly once, or borrowed and never appended to. A cache's value is read only by attention: a borrowed one
 //!    by attention to what lies before a row, another by the other kinds.
-//! 5. There is an output: f32 rows.
+//! 5. There is an output: f32 rows. What is kept besides exists.
 //! 6. A named node's full name is its own.
 
 use std::collections::{HashMap, HashSet};
@@ -91,6 +91,9 @@ pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
         if times != 1 {
             return Err(VerifyError::Appends { layer: cache.layer, times });
         }
+    }
+    if let Some(id) = graph.kept.iter().find(|id| id.index() >= graph.nodes.len()) {
+        return Err(VerifyError::Dangling { node: "the list of kept values".into(), what: format!("node {}", id.0) });
     }
     let is_rows_of_f32 = |id: NodeId| graph.nodes.get(id.index()).is_some_and(|n| n.ty.elem == Elem::F32);
     if graph.output.is_some_and(is_rows_of_f32) { Ok(()) } else { Err(VerifyError::Output) }

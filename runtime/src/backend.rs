@@ -23,7 +23,7 @@ pub enum Pick {
 /// Launches of one phase, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
-    /// Index into the plan's phases.
+    /// Index into the plan's phases, or their number for the drafter's.
     pub phase: usize,
     /// The first of its steps, and the one after the last.
     pub steps: (usize, usize),

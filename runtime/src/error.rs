@@ -66,24 +66,24 @@ pub enum RuntimeError {
     Forgotten { to: u32, from: u32 },
     #[error("intermediate values can be seen only on the CPU: use --device cpu")]
     NoTaps,
-    #[error("the plan reads no pictures: compile it with --mmproj, and the projector file of its model")]
+    #[error("the plan reads no pictures or sound: compile it with --mmproj, and the projector file of its model")]
     NoTower,
     #[error(
-        "{media} pictures make {soft} soft tokens of the {name} tower, and the tokens hold {places} places for them (token {token}): there must be as many"
+        "{media} media make {soft} soft tokens of the {name} tower, and the tokens hold {places} places for them (token {token}): there must be as many"
     )]
     Placeholders { name: String, media: usize, soft: usize, token: u32, places: usize },
     #[error(
         "{values} numbers are not a grid of {columns} by {rows} patches, of which each {pool} by {pool} are a soft token"
     )]
     Patches { columns: u32, rows: u32, pool: u32, values: usize },
-    #[error("a picture of {soft} soft tokens: the plan has room for {most}; compile it with a larger --image-tokens")]
+    #[error(
+        "a medium of {soft} soft tokens: the plan has room for {most}; of a picture compile it with a larger --image-tokens"
+    )]
     PictureTooLarge { soft: u64, most: u32 },
     #[error("a picture {patches} patches long: the tower knows positions up to {longest}")]
     PictureTooLong { patches: u32, longest: u64 },
     #[error("the plan has no drafter: compile it with --draft, and the drafter's file of its model")]
     NoDrafter,
-    #[error("drafts are made and verified on the CPU so far: use --device cpu")]
-    DraftsOnCpu,
     #[error(
         "the plan computes one row a pass of a sequence, and drafts are verified several at once: compile with --drafts for a GPU, with a larger --chunk for a CPU"
     )]

@@ -11,7 +11,7 @@ use crate::backend::{Pick, Run};
 pub(crate) fn runs(program: &CudaProgram) -> Vec<Run> {
     const PICKS: [Pick; 3] = [Pick::None, Pick::Largest, Pick::Sampled];
     let mut all: Vec<Run> = Vec::new();
-    for (phase, shape) in program.all_phases().enumerate() {
+    for (phase, shape) in program.all_phases().take(program.drafter_phase()).enumerate() {
         if shape.kind == PhaseKind::Tower {
             all.push(Run { phase, steps: (0, shape.steps.len()), pick: Pick::None });
             continue;
@@ -28,6 +28,10 @@ pub(crate) fn runs(program: &CudaProgram) -> Vec<Run> {
                 all.push(run);
             }
         }
+    }
+    if let Some(drafter) = &program.drafter {
+        let drafts = |end: &u32| Run { phase: program.drafter_phase(), steps: (0, *end as usize), pick: Pick::None };
+        all.extend(drafter.ends.iter().map(drafts));
     }
     all
 }

@@ -209,6 +209,10 @@ impl Session {
     ) -> Result<(), RuntimeError> {
         let position = self.position();
         let On::Device(device) = &mut self.on else { return Ok(()) };
+        match asked {
+            Asked::None => self.drafting.forget(),
+            _ => self.drafting.keep_on_device(position + tokens.len() as u32 - 1, 1),
+        }
         if device.limits().chunks.is_empty() {
             // A plan without a phase for prompts decodes them.
             for (index, token) in tokens.iter().enumerate() {
@@ -315,6 +319,7 @@ impl Session {
         };
         device.decode(&[Row { slot: SLOT, position, token, picking: Picking::LOGITS }])?;
         logits(&oldest_of(1, device)?.logits);
+        self.drafting.keep_on_device(position, 1);
         self.append(&[token]);
         Ok(())
     }

@@ -21,7 +21,7 @@ impl ModelLocation {
         first.ok_or(RuntimeError::ModelMissing { name: String::new(), looked: Vec::new() })
     }
 
-    /// The same of all files, in the plan's order.
+    /// All files of the plan's models, in the plan's order.
     pub fn files(&self, plan: &Plan) -> Result<Vec<PathBuf>, RuntimeError> {
         Ok(Weights::in_model(plan, self)?.files.into_iter().map(|(path, _)| path).collect())
     }

@@ -91,7 +91,11 @@ fn read_prompts(speech: &Speech, value: &Value) -> Result<Vec<Vec<u32>>, ApiErro
 fn read_prompt(speech: &Speech, value: &Value) -> Result<Vec<u32>, ApiError> {
     match value {
         Value::String(text) => Ok(speech.tokenizer.encode(text, EncodeOptions { add_bos: true, parse_special: false })),
-        Value::Array(ids) => read_ids("prompt", ids, speech.vocab_size),
+        Value::Array(ids) => {
+            let ids = read_ids("prompt", ids, speech.vocab_size)?;
+            speech.refuse_placeholders("prompt", &ids)?;
+            Ok(ids)
+        }
         _ => Err(ApiError::invalid("prompt", "prompt must be a text or a list of token ids")),
     }
 }

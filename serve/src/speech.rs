@@ -17,6 +17,8 @@ pub struct Speech {
     marks: BTreeMap<u32, Mark>,
     turn_open: Option<u32>,
     turn_close: Option<u32>,
+    /// Tokens that hold the place of a medium, and how they are spelled.
+    placeholders: Vec<(u32, &'static str)>,
     /// What follows the opening of the model's turn.
     model_line: Vec<u32>,
     pub stop: Arc<[u32]>,
@@ -27,6 +29,9 @@ pub struct Speech {
     /// Bytes of the longest token.
     longest: usize,
 }
+
+/// What chat templates write in the place of a picture, a sound or a film.
+const PLACEHOLDERS: [&str; 3] = ["<|image|>", "<|audio|>", "<|video|>"];
 
 /// A plan that cannot be talked to.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +60,7 @@ impl Speech {
             marks: marks.collect(),
             turn_open: tokenizer.marker("<|turn>"),
             turn_close: tokenizer.marker("<turn|>"),
+            placeholders: PLACEHOLDERS.iter().filter_map(|text| Some((tokenizer.marker(text)?, *text))).collect(),
             model_line: tokenizer.encode("model\n", plain),
             template: vocab.chat_template.as_deref().map(ChatTemplate::new).transpose()?,
             tokenizer,
@@ -102,6 +108,16 @@ impl Speech {
         }
     }
 
+    /// A token that holds the place of a medium means nothing without one.
+    pub fn refuse_placeholders(&self, param: &str, prompt: &[u32]) -> Result<(), ApiError> {
+        let found = self.placeholders.iter().find(|(id, _)| prompt.contains(id));
+        found.map_or(Ok(()), |(id, text)| {
+            let message =
+                format!("{param}: token {id} ({text}) holds the place of a medium, and none comes with token ids");
+            Err(ApiError::invalid(param, message))
+        })
+    }
+
     /// Where the answer to a prompt begins.
     pub fn start(&self, prompt: &[u32]) -> Start {
         let of = |mark| self.id(mark);
@@ -146,10 +162,26 @@ pub mod tests {
             assert!(tokens.push(text));
             kinds.push(if text.contains("turn") { TokenKind::Control } else { TokenKind::UserDefined });
         }
+        for text in PLACEHOLDERS {
+            assert!(tokens.push(text));
+            kinds.push(TokenKind::Control);
+        }
         let stop = vec![256, 256 + 2 + 4];
         let vocab = Vocab { tokens, kinds, stop, ..Vocab::default() };
         let size = vocab.tokens.len() as u32;
         Speech::of(&vocab, Sampling::default(), 100, size).unwrap()
+    }
+
+    #[test]
+    fn the_place_of_a_medium_is_refused_by_name() {
+        let speech = bytes_and_markers();
+        for text in PLACEHOLDERS {
+            let id = speech.tokenizer.marker(text).expect("it is in the vocabulary");
+            let error = speech.refuse_placeholders("prompt", &[65, id, 66]).expect_err(text);
+            let error = format!("{error:?}");
+            assert!(error.contains(&format!("token {id} ({text})")), "{error}");
+        }
+        assert!(speech.refuse_placeholders("prompt", &[65, 66]).is_ok());
     }
 
     #[test]

@@ -197,7 +197,9 @@ impl Reader {
         }
         let (prompt, snapshot_at) = self.prompt(&fields)?;
         if let Some(token) = prompt.iter().find(|token| self.placeholders.contains(token)) {
-            bail!("token {token} holds the place of a picture, and prompts of a file have none: use run --image");
+            bail!(
+                "token {token} holds the place of a picture or a sound, and prompts of a file have none: use run --image or --audio"
+            );
         }
         let sampling = Sampling {
             temperature: number(&fields, "temperature")?.map_or(self.defaults.sampling.temperature, |n| n as f32),

@@ -5,12 +5,13 @@
 
 mod batched;
 mod chat;
+mod drafts;
 mod report;
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_plan::{Plan, Sampling};
+use gemma4c_plan::{Medium, Plan, Sampling};
 use gemma4c_runtime::{Asked, Patches, Request, RuntimeError, Sampler, Session};
 
 use super::Outcome;
@@ -51,6 +52,11 @@ pub struct Args {
     /// the rate of pp512, and 15 ms.
     #[arg(long, value_name = "TURNS", conflicts_with_all = ["prompts", "depths", "sequences"])]
     chat: Option<u32>,
+
+    /// What drafts cost and bring: a step of the plan's drafter, verification of several rows, and tokens a second where drafts are right with these
+    /// probabilities. That is forced, since random weights accept nothing: each draft is replaced by the right token or by another.
+    #[arg(long, value_name = "P,P...", num_args = 0..=1, default_missing_value = "0,0.5,0.8,1", conflicts_with_all = ["depths", "sequences", "chat"])]
+    draft: Option<String>,
 
     /// With --chat: tokens of the system prompt.
     #[arg(long, value_name = "N", default_value_t = 8192, requires = "chat")]
@@ -143,6 +149,17 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         })?;
         return Ok(Outcome::Done);
     }
+    if let Some(acceptances) = &args.draft {
+        let (&[prompt, ..], &[generate, ..]) = (&prompts[..], &generate[..]) else { bail!("--draft needs -p and -n") };
+        let acceptances = probabilities("--draft", acceptances)?;
+        ensure!(prompt > 0 && generate > 1, "--draft: a prompt of {prompt} tokens and {generate} after it");
+        let report = drafts::run(&drafts::Drafts { plan, acceptances, prompt, generate, repeat, seed })?;
+        print(&match args.output {
+            Format::Md => report.markdown(),
+            Format::Json => report.json()?,
+        })?;
+        return Ok(Outcome::Done);
+    }
     if let Some(sequences) = &args.sequences {
         let sequences = numbers("--sequences", sequences)?;
         let report = batched::run(&Batched { plan, engine, sequences, prompts, generate, repeat, seed })?;
@@ -222,8 +239,9 @@ impl Picture {
             "--image {soft}: the plan has room for pictures of 1 to {room} soft tokens; compile it with more --image-tokens"
         );
         let high = (1..=soft.isqrt()).rev().find(|high| soft.is_multiple_of(*high)).unwrap_or(1);
-        let (columns, rows) = (soft / high * of.pool, high * of.pool);
-        let values = vec![0.5; (columns * rows * of.patch_width()) as usize];
+        let Medium::Picture { pool, .. } = of.medium else { bail!(RuntimeError::NoTower) };
+        let (columns, rows) = (soft / high * pool, high * pool);
+        let values = vec![0.5; (columns * rows * of.medium.row_width()) as usize];
         Ok(Picture { tower, values, columns, rows })
     }
 }
@@ -231,6 +249,15 @@ impl Picture {
 /// Numbers separated by commas.
 fn numbers(option: &str, text: &str) -> Result<Vec<u32>> {
     let number = |part: &str| part.trim().parse().with_context(|| format!("{option} {text}: {part:?} is no count"));
+    text.split(',').map(number).collect()
+}
+
+/// Probabilities separated by commas.
+fn probabilities(option: &str, text: &str) -> Result<Vec<f64>> {
+    let number = |part: &str| {
+        let number: Option<f64> = part.trim().parse().ok().filter(|number| (0.0..=1.0).contains(number));
+        number.with_context(|| format!("{option} {text}: {part:?} is no number from 0 to 1"))
+    };
     text.split(',').map(number).collect()
 }
 

@@ -12,7 +12,7 @@ use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Tower;
 use gemma4c_plan::cuda::{Cuda, KvType};
-use gemma4c_runtime::machine;
+use gemma4c_runtime::{MOST_DRAFTS, machine};
 
 use super::{Outcome, media, plan_file};
 use crate::compile::{self, CudaOptions, DEFAULT_CONTEXT, Projector};
@@ -40,7 +40,7 @@ pub struct Args {
     #[arg(long, value_name = "N", requires = "mmproj", default_value = "280", value_parser = media::budget)]
     image_tokens: u32,
 
-    /// The model's drafter (a GGUF file of its assistant), which guesses tokens that the model then verifies. So far on a CPU.
+    /// The model's drafter (a GGUF file of its assistant), which guesses tokens that the model then verifies.
     #[arg(long, value_name = "ASSISTANT.gguf")]
     draft: Option<PathBuf>,
 
@@ -78,9 +78,10 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
     sequences: u32,
 
-    /// Drafts of a sequence that a GPU plan can verify at once: what `run --draft ngram` needs there, up to 7. A CPU plan verifies as many as --chunk allows.
-    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true, value_parser = clap::value_parser!(u32).range(0..=7))]
-    drafts: u32,
+    /// Drafts of a sequence that a GPU plan can verify at once: what `run --draft ngram` needs there, up to 7 [default: 7 with --draft, else none]. A CPU plan
+    /// verifies as many as --chunk allows.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=7))]
+    drafts: Option<u32>,
 
     /// Windows beyond those of the sequences, which keep prompts' prefixes [default: half as many, at least 1 and at most 16]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=4096))]
@@ -182,13 +183,12 @@ pub fn run(args: &Args) -> Result<Outcome> {
             targets: targets(args, gpu.as_ref())?,
             kv,
             sequences: args.sequences,
-            verified: args.drafts + 1,
+            verified: args.drafts.unwrap_or(if args.draft.is_some() { MOST_DRAFTS } else { 0 }) + 1,
             snapshots: args.snapshots,
             vram: args.vram,
             disabled: passes_off(args)?,
         }),
     };
-    ensure!(!for_gpu || args.draft.is_none(), "--draft: drafters run on the CPU so far; compile with --target cpu");
     let drafter = args.draft.as_ref().map(Gguf::open).transpose()?.map(Arc::new);
     let projector = match &args.mmproj {
         Some(path) => Some(Arc::new(Projector { file: Gguf::open(path)?, image_tokens: args.image_tokens })),

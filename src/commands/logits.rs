@@ -9,7 +9,7 @@ use gemma4c_plan::{Kind, Plan, Program, RowCount, Tower};
 use gemma4c_runtime::{Asked, Draft, RuntimeError, Session};
 use tempfile::NamedTempFile;
 
-use super::media::{MediaArgs, Pictures};
+use super::media::{Item, Media, MediaArgs, Sense};
 use super::tokenize::parse_ids;
 use super::{Outcome, plan_file::PlanArgs};
 use crate::{output, progress};
@@ -44,12 +44,13 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     draft: Option<u32>,
 
-    // Pictures take the places that the tokens hold for them, a placeholder for each soft token.
+    // Media take the places that the tokens hold for them, a placeholder for each soft token.
     #[command(flatten)]
     media: MediaArgs,
 
     /// Also write this intermediate value, under its own name. May be repeated; `gemma4c inspect --graph` lists the names. Of picture I
-    /// there are image.I.pixel_values, vision.I.projected and the stages between, such as vision.I.patch_embed, vision.I.hidden.LAYER and vision.I.pooled.
+    /// there are image.I.pixel_values, vision.I.projected and the stages between, such as vision.I.patch_embed, vision.I.hidden.LAYER and
+    /// vision.I.pooled. Of the first sound there are audio.features, audio.projected and the stages between, such as audio.hidden.LAYER.
     #[arg(long, value_name = "NAME")]
     tap: Vec<String>,
 
@@ -70,36 +71,36 @@ pub fn run(args: &Args) -> Result<Outcome> {
     ensure!(drafts.is_none() || session.plan().drafter.is_some(), RuntimeError::NoDrafter);
     let (prompt, decoded) = tokens.split_at(prefill);
     let skipped = if args.all { 0 } else { prefill - 1 };
-    let pictures = args.media.read(session.plan())?;
-    let (of_pictures, of_text) = args.tap.iter().partition::<Vec<&String>, _>(|tap| Wanted::is_one(tap));
+    let media = args.media.read(session.plan())?;
+    let (of_media, of_text) = args.tap.iter().partition::<Vec<&String>, _>(|tap| Wanted::is_one(tap));
     let mut shapes = shapes(&session.plan().program, &of_text, tokens.len(), tokens.len() - skipped)?;
-    let picture_taps = of_pictures.iter().map(|tap| Wanted::find(session.plan(), &pictures, tap));
-    let picture_taps = picture_taps.collect::<Result<Vec<_>>>()?;
-    shapes.extend(picture_taps.iter().map(|tap| Entry::floats(&tap.name, tap.shape)));
+    let item_taps = of_media.iter().map(|tap| Wanted::find(session.plan(), &media, tap));
+    let item_taps = item_taps.collect::<Result<Vec<_>>>()?;
+    shapes.extend(item_taps.iter().map(|tap| Entry::floats(&tap.name, tap.shape)));
     if let Some((_, steps)) = drafts {
         shapes.extend(draft_shapes(session.plan(), steps as usize));
     }
     let file = Tensors::create(&args.output, &shapes)?;
     let mut seen: Result<()> = Ok(());
-    let mut missed: Vec<&Wanted> = picture_taps.iter().filter(|tap| !tap.value.is_empty()).collect();
-    let mut show = |picture: usize, value: &str, _: usize, rows: &mut [f32]| {
-        for tap in picture_taps.iter().filter(|tap| tap.picture == picture && tap.value == value) {
+    let mut missed: Vec<&Wanted> = item_taps.iter().filter(|tap| !tap.value.is_empty()).collect();
+    let mut show = |item: usize, value: &str, _: usize, rows: &mut [f32]| {
+        for tap in item_taps.iter().filter(|tap| tap.item == item && tap.value == value) {
             missed.retain(|missed| missed.name != tap.name);
             if seen.is_ok() {
                 seen = file.write(&tap.name, 0, rows);
             }
         }
     };
-    let wants = picture_taps.iter().any(|tap| !tap.value.is_empty());
-    let media = pictures.look(&mut session, if wants { Some(&mut show) } else { None })?;
+    let wants = item_taps.iter().any(|tap| !tap.value.is_empty());
+    let soft = media.look(&mut session, if wants { Some(&mut show) } else { None })?;
     seen?;
     if let Some(tap) = missed.first() {
         bail!("--tap {}: no launch leaves it in memory; --device cpu shows every value", tap.name);
     }
-    for tap in picture_taps.iter().filter(|tap| tap.value.is_empty()) {
-        file.write(&tap.name, 0, &pixel_values(session.plan(), &pictures, tap.picture))?;
+    for tap in item_taps.iter().filter(|tap| tap.value.is_empty()) {
+        file.write(&tap.name, 0, &pixel_values(&media.items[tap.item]))?;
     }
-    session.set_soft(&tokens, &media)?;
+    session.set_soft(&tokens, &soft)?;
 
     // Positions of the taps' next rows; a row is counted where it was made, chunk after chunk.
     let mut next: BTreeMap<String, usize> = BTreeMap::new();
@@ -184,10 +185,11 @@ fn write_drafts(session: &mut Session, token: u32, steps: u32, file: &Tensors) -
     failed
 }
 
-/// A value of a picture that is to be written: of a tower, or the pixels that it reads.
+/// A value of a medium that is to be written: of a tower, or the pixels that it reads.
 struct Wanted {
     name: String,
-    picture: usize,
+    /// Its number among all media.
+    item: usize,
     /// The value's name in the tower's program; empty for the pixels.
     value: String,
     shape: [usize; 2],
@@ -195,43 +197,54 @@ struct Wanted {
 
 impl Wanted {
     fn is_one(tap: &str) -> bool {
-        tap.starts_with("vision.") || tap.starts_with("image.")
+        ["vision.", "image.", "audio."].iter().any(|start| tap.starts_with(start))
     }
 
-    fn find(plan: &Plan, pictures: &Pictures, tap: &str) -> Result<Wanted> {
-        let mut words = tap.splitn(3, '.');
-        let (of, picture, stage) = (words.next(), words.next().and_then(|n| n.parse::<usize>().ok()), words.next());
-        let tower = plan.towers.get(pictures.tower);
-        let (Some(tower), Some(of), Some(picture), Some(stage)) = (tower, of, picture, stage) else {
-            bail!("the plan has no value called {tap} to tap")
+    /// `vision.I.STAGE` and `image.I.pixel_values` of picture I; `audio.STAGE` of the first sound.
+    fn find(plan: &Plan, media: &Media, tap: &str) -> Result<Wanted> {
+        let unknown = || format!("the plan has no value called {tap} to tap");
+        let (of, rest) = tap.split_once('.').with_context(unknown)?;
+        let (sense, number, stage) = match of {
+            "audio" => (Sense::Hearing, 0, rest),
+            _ => {
+                let (number, stage) = rest.split_once('.').with_context(unknown)?;
+                (Sense::Sight, number.parse::<usize>().ok().with_context(unknown)?, stage)
+            }
         };
-        let Some(patches) = pictures.patches.get(picture) else {
-            bail!("--tap {tap}: there are {} pictures, counted from 0", pictures.patches.len())
+        let Some((index, item)) = media.of(sense).nth(number) else {
+            let what = if sense == Sense::Sight { "pictures" } else { "sounds" };
+            bail!("--tap {tap}: there are {} {what}, counted from 0", media.of(sense).count())
         };
-        let count = (patches.columns * patches.rows) as usize;
+        let tower = &plan.towers[item.tower];
+        let count = (item.columns * item.rows) as usize;
         let (value, shape) = match (of, stage) {
-            ("image", "pixel_values") => (String::new(), [count, tower.patch_width() as usize]),
-            ("vision", stage) => tower_value(tower, stage, count).with_context(|| format!("no {tap} to tap"))?,
-            _ => bail!("the plan has no value called {tap} to tap"),
+            ("image", "pixel_values") => (String::new(), [count, tower.medium.row_width() as usize]),
+            ("vision" | "audio", stage) => {
+                tower_value(tower, stage, count).with_context(|| format!("no {tap} to tap"))?
+            }
+            _ => bail!(unknown()),
         };
-        Ok(Wanted { name: tap.into(), picture, value, shape })
+        Ok(Wanted { name: tap.into(), item: index, value, shape })
     }
 }
 
-/// A value of a tower by its stage's name or by its own, and its shape for a picture of so many patches.
+/// A value of a tower by its stage's name or by its own, and its shape for a medium of so many patches or frames.
 fn tower_value(tower: &Tower, name: &str, patches: usize) -> Option<(String, [usize; 2])> {
     let staged = tower.stages.iter().find(|stage| stage.name == name).map(|stage| stage.value as usize);
     let index = staged.or_else(|| tower.program.values.iter().position(|value| value.name == name))?;
     let value = &tower.program.values[index];
-    let soft = patches / (tower.pool * tower.pool) as usize;
-    let rows = if value.rows == RowCount::Soft { soft } else { patches };
+    let rows = match value.rows {
+        RowCount::Soft => tower.medium.soft(patches as u64) as usize,
+        RowCount::Halves => patches.div_ceil(2),
+        _ => patches,
+    };
     matches!(value.kind, Kind::Floats { .. }).then(|| (value.name.clone(), [rows, value.width as usize]))
 }
 
 /// The pixels of a picture's patches in the order of the reference: row, column, channel.
-fn pixel_values(plan: &Plan, pictures: &Pictures, picture: usize) -> Vec<f32> {
-    let pixels = plan.towers[pictures.tower].patch.pow(2) as usize;
-    let patches = pictures.patches[picture].values.chunks_exact(3 * pixels);
+fn pixel_values(picture: &Item) -> Vec<f32> {
+    let width = picture.values.len() / (picture.columns * picture.rows) as usize;
+    let (patches, pixels) = (picture.values.chunks_exact(width), width / 3);
     let pixel = |patch: &[f32], at: usize| [0, 1, 2].map(|channel| patch[channel * pixels + at]);
     patches.flat_map(|patch| (0..pixels).flat_map(move |at| pixel(patch, at))).collect()
 }

@@ -1,29 +1,69 @@
-//! Pictures on the command line: read, brought to a tower's size, and put in the places that a prompt holds for them.
+//! Pictures and sound on the command line: read, made into what a tower reads, and put in the places that a prompt holds for them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
-use gemma4c_models::media::{BUDGETS, Cut, Patches, USUAL_BUDGET, decode};
-use gemma4c_plan::{MediaTokens, Plan, Tower};
+use anyhow::{Context, Result, bail, ensure};
+use clap::{ArgMatches, Command};
+use gemma4c_models::media::{BUDGETS, Cut, USUAL_BUDGET, decode, decode_sound, frames};
+use gemma4c_plan::{MediaTokens, Medium, Plan, Tower};
 use gemma4c_runtime::cpu::Tap;
-use gemma4c_runtime::{RuntimeError, Session, Soft};
+use gemma4c_runtime::{Patches, RuntimeError, Session, Soft};
 
 use super::plan_file;
 
-/// A picture's file is smaller than this; a larger one is not read into memory to find out.
+/// A medium's file is smaller than this; a larger one is not read into memory to find out.
 const LARGEST_FILE: u64 = 256 << 20;
 
-/// Pictures for a prompt.
+/// The flags, as clap reads them.
 #[derive(Default, clap::Args)]
-pub struct MediaArgs {
+struct Flags {
     /// A picture for the prompt: PNG, JPEG, WebP or GIF. May be repeated. The plan must have been compiled with --mmproj.
     #[arg(long = "image", value_name = "FILE")]
     images: Vec<PathBuf>,
 
+    /// A sound for the prompt, of 30 seconds at most: WAV, FLAC or MP3. May be repeated; pictures and sounds stand in the order of the command line.
+    #[arg(long = "audio", value_name = "FILE")]
+    sounds: Vec<PathBuf>,
+
     /// Soft tokens of a picture, at most: 70, 140, 280, 560 or 1120 [default: 280, or what the plan has room for if that is less]
-    #[arg(long, value_name = "N", requires = "images", value_parser = budget)]
+    #[arg(long, value_name = "N", value_parser = budget)]
     image_tokens: Option<u32>,
+}
+
+/// Pictures and sounds for a prompt.
+#[derive(Default)]
+pub struct MediaArgs {
+    /// In the order of the command line.
+    files: Vec<(Sense, PathBuf)>,
+    image_tokens: Option<u32>,
+}
+
+impl clap::Args for MediaArgs {
+    fn augment_args(command: Command) -> Command {
+        Flags::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Flags::augment_args_for_update(command)
+    }
+}
+
+impl clap::FromArgMatches for MediaArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<MediaArgs, clap::Error> {
+        let flags = Flags::from_arg_matches(matches)?;
+        let at = |id: &str| matches.indices_of(id).into_iter().flatten().collect::<Vec<_>>();
+        let images = at("images").into_iter().zip(flags.images.into_iter().map(|path| (Sense::Sight, path)));
+        let sounds = at("sounds").into_iter().zip(flags.sounds.into_iter().map(|path| (Sense::Hearing, path)));
+        let mut files: Vec<(usize, (Sense, PathBuf))> = images.chain(sounds).collect();
+        files.sort_by_key(|(at, _)| *at);
+        Ok(MediaArgs { files: files.into_iter().map(|(_, file)| file).collect(), image_tokens: flags.image_tokens })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = MediaArgs::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 /// A number of soft tokens that pictures may have.
@@ -32,99 +72,168 @@ pub fn budget(text: &str) -> Result<u32, String> {
     known.ok_or_else(|| "a picture has 70, 140, 280, 560 or 1120 soft tokens at most".into())
 }
 
-/// Sees every value of a tower: the picture's number, the value's name, its width and its rows.
-pub type PictureTap<'a> = dyn FnMut(usize, &str, usize, &mut [f32]) + Send + 'a;
+/// What a medium is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sense {
+    Sight,
+    Hearing,
+}
 
-/// The pictures of a command, ready for their tower.
-#[derive(Default)]
-pub struct Pictures {
+impl Sense {
+    /// The tower that reads such media; its values are found under the name.
+    pub const fn tower(self) -> &'static str {
+        match self {
+            Sense::Sight => "vision",
+            Sense::Hearing => "audio",
+        }
+    }
+
+    /// What a chat template calls a part of a message.
+    const fn part(self) -> &'static str {
+        match self {
+            Sense::Sight => "image",
+            Sense::Hearing => "audio",
+        }
+    }
+}
+
+/// One picture or sound, ready for its tower.
+pub struct Item {
+    pub sense: Sense,
     /// Index of the tower in the plan.
     pub tower: usize,
-    pub patches: Vec<Patches>,
+    /// Patches or frames.
+    pub values: Vec<f32>,
+    pub columns: u32,
+    pub rows: u32,
+    /// Soft tokens that become of it.
+    soft: usize,
+}
+
+/// Sees every value of a tower: the item's number, the value's name, its width and its rows.
+pub type ItemTap<'a> = dyn FnMut(usize, &str, usize, &mut [f32]) + Send + 'a;
+
+/// The media of a command, in the order in which they stand in the prompt.
+#[derive(Default)]
+pub struct Media {
+    pub items: Vec<Item>,
 }
 
 impl MediaArgs {
     pub fn is_empty(&self) -> bool {
-        self.images.is_empty()
+        self.files.is_empty()
     }
 
-    /// Reads all pictures; nothing is computed before every one was found right.
-    pub fn read(&self, plan: &Plan) -> Result<Pictures> {
-        if self.is_empty() {
-            return Ok(Pictures::default());
-        }
-        let tower = plan.towers.iter().position(|tower| tower.name == "vision").ok_or(RuntimeError::NoTower)?;
-        let Tower { patch, pool, ref program, .. } = plan.towers[tower];
-        let room = program.asked;
+    /// Reads all files; nothing is computed before every one was found right.
+    pub fn read(&self, plan: &Plan) -> Result<Media> {
+        let items = self.files.iter().map(|(sense, path)| self.read_one(plan, *sense, path));
+        Ok(Media { items: items.collect::<Result<_>>()? })
+    }
+
+    pub fn read_one(&self, plan: &Plan, sense: Sense, path: &Path) -> Result<Item> {
+        let index = plan.towers.iter().position(|tower| tower.name == sense.tower());
+        let index = match (index, sense) {
+            (Some(index), _) => index,
+            (None, Sense::Sight) => bail!(RuntimeError::NoTower),
+            (None, Sense::Hearing) if plan.towers.is_empty() => bail!(RuntimeError::NoTower),
+            (None, Sense::Hearing) => bail!("the model's projector has no tower for sound"),
+        };
+        let tower = &plan.towers[index];
+        let bytes = read_file(path)?;
+        let item = match tower.medium {
+            Medium::Picture { patch, pool } => {
+                let cut = Cut { patch, pool, budget: self.budget(tower)? };
+                let patches = || Ok::<_, anyhow::Error>(cut.patches(&decode(&bytes)?)?);
+                patches().map(|patches| (patches.values, patches.columns, patches.rows))
+            }
+            medium => {
+                let frames = || Ok::<_, anyhow::Error>(frames(medium, &decode_sound(&bytes)?)?);
+                frames().map(|frames| (frames.values, frames.count, 1))
+            }
+        };
+        let (values, columns, rows) = item.with_context(|| path.display().to_string())?;
+        let soft = tower.medium.soft(u64::from(columns) * u64::from(rows)) as usize;
+        Ok(Item { sense, tower: index, values, columns, rows, soft })
+    }
+
+    fn budget(&self, tower: &Tower) -> Result<u32> {
+        let room = tower.program.asked;
         let budget = self.image_tokens.unwrap_or(USUAL_BUDGET.min(room));
         ensure!(
             budget <= room,
             "--image-tokens {budget}: the plan has room for {room}; compile it with --image-tokens {budget}"
         );
-        let cut = Cut { patch, pool, budget };
-        let read = |path: &PathBuf| -> Result<Patches> {
-            let bytes = read_file(path)?;
-            let patches = || Ok::<_, anyhow::Error>(cut.patches(&decode(&bytes)?)?);
-            patches().with_context(|| path.display().to_string())
-        };
-        Ok(Pictures { tower, patches: self.images.iter().map(read).collect::<Result<_>>()? })
+        Ok(budget)
     }
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {
     let bytes = plan_file::regular(path)?.len();
-    ensure!(bytes <= LARGEST_FILE, "{} has {bytes} bytes: no picture is that large", path.display());
+    ensure!(bytes <= LARGEST_FILE, "{} has {bytes} bytes: no picture or sound is that large", path.display());
     fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-impl Pictures {
-    /// The soft tokens of each picture; with a tap, on a device step by step.
-    pub fn look(&self, session: &mut Session, mut tap: Option<&mut PictureTap<'_>>) -> Result<Vec<Soft>> {
-        let mut all = Vec::new();
-        for (index, Patches { values, columns, rows }) in self.patches.iter().enumerate() {
-            let patches = gemma4c_runtime::Patches { values, columns: *columns, rows: *rows };
-            all.push(match &mut tap {
-                None => session.soft_tokens(self.tower, patches)?,
-                Some(tap) => {
-                    let of_picture: &mut Tap<'_> = &mut |name, width, rows| tap(index, name, width, rows);
-                    session.look(self.tower, patches, of_picture)?
-                }
-            });
-        }
-        Ok(all)
+impl Item {
+    /// Its soft tokens. A device shows values to a tap step by step, which takes longer than without one.
+    pub fn look(&self, session: &mut Session, tap: Option<&mut Tap<'_>>) -> Result<Soft> {
+        let patches = Patches { values: &self.values, columns: self.columns, rows: self.rows };
+        Ok(match tap {
+            None => session.soft_tokens(self.tower, patches)?,
+            Some(tap) => session.look(self.tower, patches, tap)?,
+        })
     }
 
-    /// Soft tokens of a picture.
-    fn soft(&self, tower: &Tower, patches: &Patches) -> usize {
-        (patches.columns / tower.pool * (patches.rows / tower.pool)) as usize
-    }
-
-    /// The tokens of all pictures behind each other, as they stand before a text.
-    pub fn tokens(&self, plan: &Plan) -> Vec<u32> {
-        let Some(tower) = plan.towers.get(self.tower) else { return Vec::new() };
-        self.patches.iter().flat_map(|patches| around(tower.tokens, self.soft(tower, patches))).collect()
-    }
-
-    /// A prompt as the chat template writes it, with one placeholder a picture, made one with a placeholder for each soft token.
-    pub fn expand(&self, plan: &Plan, prompt: &[u32]) -> Result<Vec<u32>> {
-        let Some(tower) = plan.towers.get(self.tower) else { return Ok(prompt.to_vec()) };
-        let token = tower.tokens.placeholder;
-        let places = prompt.iter().filter(|id| **id == token).count();
-        ensure!(
-            places == self.patches.len(),
-            "the prompt has places for {places} pictures (token {token}), and {} are given",
-            self.patches.len()
-        );
-        let mut counts = self.patches.iter().map(|patches| self.soft(tower, patches));
-        let expand = |id: &u32| match *id == token {
-            true => around(tower.tokens, counts.next().unwrap_or(0)),
-            false => vec![*id],
-        };
-        Ok(prompt.iter().flat_map(expand).collect())
+    /// As a part of a message, for the chat template.
+    pub fn part(&self) -> serde_json::Value {
+        serde_json::json!({"type": self.sense.part()})
     }
 }
 
-/// The places of one picture's soft tokens, and the tokens around them.
+impl Media {
+    /// The soft tokens of each item.
+    pub fn look(&self, session: &mut Session, mut tap: Option<&mut ItemTap<'_>>) -> Result<Vec<Soft>> {
+        let look = |(index, item): (usize, &Item)| match &mut tap {
+            None => item.look(session, None),
+            Some(tap) => item.look(session, Some(&mut |name, width, rows| tap(index, name, width, rows))),
+        };
+        self.items.iter().enumerate().map(look).collect()
+    }
+
+    /// The items of one sense, with their numbers among all.
+    pub fn of(&self, sense: Sense) -> impl Iterator<Item = (usize, &Item)> {
+        self.items.iter().enumerate().filter(move |(_, item)| item.sense == sense)
+    }
+
+    /// The tokens of all items behind each other, as they stand before a text.
+    pub fn tokens(&self, plan: &Plan) -> Vec<u32> {
+        self.items.iter().flat_map(|item| around(plan.towers[item.tower].tokens, item.soft)).collect()
+    }
+
+    /// A prompt as the chat template writes it, with one placeholder an item, made one with a placeholder for each soft token.
+    pub fn expand(&self, plan: &Plan, prompt: &[u32]) -> Result<Vec<u32>> {
+        let mut expanded = prompt.to_vec();
+        for (index, tower) in plan.towers.iter().enumerate() {
+            let token = tower.tokens.placeholder;
+            let places = expanded.iter().filter(|id| **id == token).count();
+            let own: Vec<&Item> = self.items.iter().filter(|item| item.tower == index).collect();
+            let what = if tower.medium.is_picture() { "pictures" } else { "sounds" };
+            ensure!(
+                places == own.len(),
+                "the prompt has places for {places} {what} (token {token}), and {} are given",
+                own.len()
+            );
+            let mut counts = own.into_iter().map(|item| item.soft);
+            let expand = |id: u32| match id == token {
+                true => around(tower.tokens, counts.next().unwrap_or(0)),
+                false => vec![id],
+            };
+            expanded = expanded.into_iter().flat_map(expand).collect();
+        }
+        Ok(expanded)
+    }
+}
+
+/// The places of one item's soft tokens, and the tokens around them.
 fn around(tokens: MediaTokens, soft: usize) -> Vec<u32> {
     let MediaTokens { begin, placeholder, end } = tokens;
     [&[begin], vec![placeholder; soft].as_slice(), &[end]].concat()

@@ -1,7 +1,7 @@
 //! `gemma4c run`: text from a plan.
 
 use std::io::{BufRead, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_models::chat::{ChatTemplate, Message};
@@ -13,7 +13,7 @@ use super::Outcome;
 use super::batch::{self, Batch, Defaults};
 use super::cached::ModelArgs;
 use super::generation::{Drafts, Generation, SamplingArgs};
-use super::media::{MediaArgs, Pictures};
+use super::media::{Item, Media, MediaArgs, Sense};
 use super::plan_file::{EngineArgs, PlanArgs};
 use super::tokenize::parse_ids;
 use crate::output;
@@ -21,7 +21,8 @@ use crate::output;
 /// Generate text.
 ///
 /// With -p the text is continued as it stands. With --chat it is a question: the model's own chat template is put around it,
-/// which is what instruction-tuned models need; without -p the questions are read line by line. With --file many prompts are answered
+/// which is what instruction-tuned models need; without -p the questions are read line by line, and the lines `/image FILE` and `/audio FILE`
+/// put a picture or a sound before the next one. With --file many prompts are answered
 /// together, each as if it were alone. A GGUF model will do instead of a plan: it is compiled for this machine, once.
 #[derive(clap::Args)]
 pub struct Args {
@@ -40,7 +41,7 @@ pub struct Args {
     #[arg(short, value_name = "N", default_value_t = 256)]
     n: u32,
 
-    // Pictures stand before the text. With --tokens they take the places that the ids hold for them.
+    // Media stand before the text. With --tokens they take the places that the ids hold for them.
     #[command(flatten)]
     media: MediaArgs,
 
@@ -48,7 +49,7 @@ pub struct Args {
     sampling: SamplingArgs,
 
     /// Guess tokens, which the model then verifies several at once; the text is the same. auto: by the plan's drafter (compile --draft) where it has
-    /// one, as far as that pays; off; ngram: by looking the last tokens up in prompt and text so far; N: by the drafter, N in a row. So far on a CPU.
+    /// one, as far as that pays; off; ngram: by looking the last tokens up in prompt and text so far; N: by the drafter, N in a row.
     #[arg(long, value_name = "auto|off|ngram|N", default_value = "auto", hide_default_value = true)]
     draft: Drafts,
 
@@ -84,6 +85,23 @@ pub struct Args {
     model: ModelArgs,
 }
 
+/// `/image PATH` and `/audio PATH`: a medium for the next question.
+fn attached(line: &str) -> Option<(Sense, &Path)> {
+    let (command, path) = line.trim().split_once(char::is_whitespace)?;
+    let sense = match command {
+        "/image" => Sense::Sight,
+        "/audio" => Sense::Hearing,
+        _ => return None,
+    };
+    Some((sense, Path::new(path.trim())))
+}
+
+fn attach(args: &Args, generation: &mut Generation, sense: Sense, path: &Path) -> Result<(Item, Soft)> {
+    let item = args.media.read_one(generation.session.plan(), sense, path)?;
+    let soft = item.look(&mut generation.session, None)?;
+    Ok((item, soft))
+}
+
 /// Sequences that a model is compiled for where a file of prompts does not say.
 const USUAL_SEQUENCES: u32 = 8;
 
@@ -92,7 +110,7 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     args.model.resolve(&mut args.plan, args.sequences.unwrap_or(usual))?;
     let args = &args;
     if let (Some(prompts), Some(answers)) = (&args.file, &args.output) {
-        ensure!(args.media.is_empty(), "--image is for one prompt: a file of prompts has none");
+        ensure!(args.media.is_empty(), "--image and --audio are for one prompt: a file of prompts has none");
         let is_plain = matches!(args.draft, Drafts::Auto | Drafts::Off);
         ensure!(is_plain, "--draft is for one prompt so far: the prompts of a file are decoded together");
         let (sequences, engine) = (args.sequences, args.engine);
@@ -105,8 +123,8 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     }
     args.engine.refuse_without("--file")?;
     let mut session = args.plan.open()?;
-    let pictures = args.media.read(session.plan())?;
-    let soft = pictures.look(&mut session, None)?;
+    let media = args.media.read(session.plan())?;
+    let soft = media.look(&mut session, None)?;
     let vocab = session.plan().vocab.clone();
     // Tokens of other media make no sense in a text; whoever speaks ids gets what the model says.
     let suppress = vocab.as_ref().filter(|_| args.tokens.is_none()).map(|v| v.suppress.clone()).unwrap_or_default();
@@ -133,10 +151,10 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     };
     let tokenizer = Tokenizer::new(&vocab)?;
     match (&args.prompt, args.chat) {
-        (_, true) => chat(args, &mut generation, &vocab, &tokenizer, &pictures, &soft),
+        (_, true) => chat(args, &mut generation, &vocab, &tokenizer, media, soft),
         (Some(prompt), false) => {
             let mut ids = tokenizer.encode("", EncodeOptions { add_bos: true, parse_special: false });
-            ids.extend(pictures.tokens(generation.session.plan()));
+            ids.extend(media.tokens(generation.session.plan()));
             ids.extend(tokenizer.encode(prompt, EncodeOptions { add_bos: false, parse_special: false }));
             generation.session.set_soft(&ids, &soft)?;
             generation.stream(&ids, &tokenizer)?.speed.report();
@@ -151,32 +169,39 @@ fn chat(
     generation: &mut Generation,
     vocab: &Vocab,
     tokenizer: &Tokenizer,
-    pictures: &Pictures,
-    soft: &[Soft],
+    mut media: Media,
+    mut soft: Vec<Soft>,
 ) -> Result<Outcome> {
     let source = vocab.chat_template.as_deref().context("the model has no chat template: use -p without --chat")?;
     let template = ChatTemplate::new(source)?;
     let mut options = serde_json::Map::new();
     options.insert("enable_thinking".into(), args.thinking.into());
     let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text)).collect();
-    let mut ask = |question: &str| -> Result<()> {
-        messages.push(match messages.iter().any(|message| message.role == "user") {
-            // The pictures belong to the first question.
-            false if !pictures.patches.is_empty() => with_pictures(question, pictures.patches.len()),
-            _ => Message::new("user", question),
-        });
-        let text = template.render(&messages, &[], true, &options)?;
-        // The template spells the beginning-of-sequence token itself.
-        let ids = tokenizer.encode(&text, EncodeOptions { add_bos: false, parse_special: true });
-        let ids = pictures.expand(generation.session.plan(), &ids)?;
-        generation.session.set_soft(&ids, soft)?;
-        let answer = generation.stream(&ids, tokenizer)?;
-        answer.speed.report();
-        messages.push(Message::new("assistant", answer.text));
-        Ok(())
-    };
+    // Items that no question has yet: those of the command line belong to the first.
+    let mut fresh = media.items.len();
+    let mut ask =
+        |generation: &mut Generation, question: &str, media: &Media, soft: &[Soft], fresh: usize| -> Result<()> {
+            let new = &media.items[media.items.len() - fresh..];
+            messages.push(match new.is_empty() {
+                true => Message::new("user", question),
+                false => {
+                    let text = serde_json::json!({"type": "text", "text": question});
+                    let content = new.iter().map(Item::part).chain([text]).collect();
+                    Message { content, ..Message::new("user", question) }
+                }
+            });
+            let text = template.render(&messages, &[], true, &options)?;
+            // The template spells the beginning-of-sequence token itself.
+            let ids = tokenizer.encode(&text, EncodeOptions { add_bos: false, parse_special: true });
+            let ids = media.expand(generation.session.plan(), &ids)?;
+            generation.session.set_soft(&ids, soft)?;
+            let answer = generation.stream(&ids, tokenizer)?;
+            answer.speed.report();
+            messages.push(Message::new("assistant", answer.text));
+            Ok(())
+        };
     if let Some(question) = &args.prompt {
-        ask(question)?;
+        ask(generation, question, &media, &soft, fresh)?;
         return Ok(Outcome::Done);
     }
     let stdin = std::io::stdin();
@@ -188,18 +213,20 @@ fn chat(
     prompt();
     for line in stdin.lock().lines() {
         let line = line.context("cannot read standard input")?;
-        if !line.trim().is_empty() {
-            ask(line.trim())?;
+        match (line.trim(), attached(&line)) {
+            ("", _) => {}
+            (_, Some((sense, path))) => match attach(args, generation, sense, path) {
+                Ok((item, rows)) => {
+                    media.items.push(item);
+                    soft.push(rows);
+                    fresh += 1;
+                }
+                // A mistyped path does not end a conversation.
+                Err(error) => eprintln!("error: {error:#}"),
+            },
+            (question, None) => ask(generation, question, &media, &soft, std::mem::take(&mut fresh))?,
         }
         prompt();
     }
     Ok(Outcome::Done)
-}
-
-/// A question after so many pictures.
-fn with_pictures(question: &str, count: usize) -> Message {
-    let picture = serde_json::json!({"type": "image"});
-    let text = serde_json::json!({"type": "text", "text": question});
-    let content = std::iter::repeat_n(picture, count).chain([text]).collect();
-    Message { content, ..Message::new("user", question) }
 }

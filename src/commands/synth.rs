@@ -44,6 +44,10 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["layers", "massive", "vocab"])]
     mmproj: bool,
 
+    /// Write the model's drafter instead, which `compile --draft` takes beside the model.
+    #[arg(long, conflicts_with_all = ["massive", "layers", "mmproj"])]
+    draft: bool,
+
     /// Take the vocabulary from this GGUF file instead of a small generated one.
     #[arg(long, value_name = "FILE.gguf")]
     vocab: Option<PathBuf>,
@@ -67,6 +71,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         layers: args.layers,
         vocab: args.vocab.clone(),
         massive: args.massive,
+        drafter: args.draft,
     };
     let bar = progress::bytes("writing", 0);
     let progress = |done, total| {

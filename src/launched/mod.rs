@@ -12,28 +12,67 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use anyhow::{Context, Result};
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cpu::{self, Limits};
-use gemma4c_codegen::cuda::{self, LowerError, Lowered, Options};
+use gemma4c_codegen::cuda::{self, LowerError, Lowered, Options, SoftTokens};
 use gemma4c_codegen::families::{FAMILIES, Family, NamedInstance};
 use gemma4c_codegen::kernels::probe;
 use gemma4c_dsl::{Instance, KernelDef};
-use gemma4c_graph::{Graph, Op, Weight, WeightId};
-use gemma4c_models::gemma4::{self, Config};
+use gemma4c_graph::{Graph, NodeId, Op, Weight, WeightId};
+use gemma4c_models::gemma4::{self, Config, DrafterConfig};
+use gemma4c_models::gguf::Header;
 use gemma4c_models::synth;
 use gemma4c_plan::Program;
 use gemma4c_plan::cuda::{Argument, CudaStep, LoadPart, Phase, Range};
+use gemma4c_runtime::MOST_DRAFTS;
 use rayon::prelude::*;
 
-use crate::compile::{DEFAULT_CHUNK, DEFAULT_CONTEXT, DEFAULT_CUDA_CHUNK};
+use crate::compile::{DEFAULT_CHUNK, DEFAULT_CONTEXT, DEFAULT_CUDA_CHUNK, drafters_places};
 use recipes::Recipe;
 
 /// A plan without machine code, of a model without weights.
 pub struct Plan {
     pub recipe: Recipe,
     pub graph: Graph,
+    /// Its weights, and behind them those of its drafter.
+    weights: Vec<Weight>,
+    /// The names of the drafter's values.
+    drafters_values: Vec<String>,
     /// What each of the plan's values is computed by, if that reads a matrix or a table.
     matrices: Vec<Option<WeightId>>,
     pub meaning: Program,
     pub lowered: Lowered,
+}
+
+/// The drafter of a recipe.
+struct Drafter {
+    /// Over the plan's weights.
+    graph: Graph,
+    meaning: Program,
+    hidden: NodeId,
+    token_order: Vec<u32>,
+}
+
+impl Drafter {
+    /// Declares it, and puts its weights behind the model's.
+    fn declare(
+        recipe: &Recipe,
+        header: &Header,
+        config: &Config,
+        text: &Graph,
+        meaning: &Program,
+        weights: &mut Vec<Weight>,
+    ) -> Result<Drafter> {
+        let file = synth::describe_drafter(recipe.preset, recipe.types.base())?;
+        let own = DrafterConfig::read(&file, header, config)?;
+        let declared = gemma4::drafter(&file, &own, header, config)?;
+        let places = drafters_places(&declared, text, weights.len() as u32)?;
+        let of_model = |(at, _): &(usize, &Weight)| *at != declared.borrowed.0.index();
+        weights.extend(declared.graph.weights.iter().enumerate().filter(of_model).map(|(_, weight)| weight.clone()));
+        let limits = Limits { context: meaning.context, chunk: 1, asked: 1, kv: recipe.kv };
+        let hidden = declared.hidden;
+        let meaning = cpu::lower_beside(&declared.graph, limits, &|weight| places[weight.index()].0, &[hidden])?;
+        let token_order = (0..own.centroids.map_or(0, |_| config.vocab_size)).collect();
+        Ok(Drafter { graph: declared.graph.with_weights(weights, places), meaning, hidden, token_order })
+    }
 }
 
 impl Plan {
@@ -53,19 +92,40 @@ impl Plan {
             chunk,
             kv: recipe.kv,
             sequences: recipe.sequences,
-            verified: 1,
+            verified: if recipe.drafts { MOST_DRAFTS + 1 } else { 1 },
             snapshots: None,
             target: recipe.target(),
             vram: None,
             disabled: recipe.disabled(),
         };
+        let mut weights = graph.weights.clone();
+        let drafter = match recipe.drafts {
+            false => None,
+            true => Some(Drafter::declare(&recipe, &header, &config, &graph, &meaning, &mut weights)?),
+        };
         // The factors of rotation frequencies are all that lowering reads, and no launch depends on them.
-        let read = |id: WeightId| -> Result<Vec<f32>, LowerError> { Ok(vec![1.0; graph.weight(id).dim(0) as usize]) };
-        let lowered = cuda::lower(&graph, &meaning, &options, &read).with_context(|| recipe.name())?;
+        let read =
+            |id: WeightId| -> Result<Vec<f32>, LowerError> { Ok(vec![1.0; weights[id.index()].dim(0) as usize]) };
+        let of_model = drafter.as_ref().map(|drafter| cuda::Drafter {
+            graph: &drafter.graph,
+            meaning: &drafter.meaning,
+            hidden: drafter.hidden,
+            token_order: &drafter.token_order,
+        });
+        let model = cuda::Model {
+            graph: &graph,
+            meaning: &meaning,
+            weights: &weights,
+            soft: SoftTokens::NONE,
+            drafter: of_model,
+        };
+        let lowered = cuda::lower(model, &options, &read).with_context(|| recipe.name())?;
         let by_name: HashMap<String, WeightId> =
             graph.iter().filter_map(|(id, node)| Some((graph.full_name(id), matrix(node.op)?))).collect();
         let matrices = meaning.values.iter().map(|value| by_name.get(&value.name).copied()).collect();
-        Ok(Plan { recipe, graph, matrices, meaning, lowered })
+        let drafters_values = drafter.map_or(Vec::new(), |drafter| drafter.meaning.values);
+        let drafters_values = drafters_values.into_iter().map(|value| value.name).collect();
+        Ok(Plan { recipe, graph, weights, drafters_values, matrices, meaning, lowered })
     }
 
     /// The matrices that a step multiplies by, and the tables it gathers from.
@@ -111,8 +171,13 @@ impl Plan {
                 all.push((self.place(phase, at), instance(step.launch.kernel)));
             }
         }
+        for step in program.drafter.iter().flat_map(|drafter| &drafter.phase.steps) {
+            let value =
+                step.nodes.last().map_or("the hidden state, or the choice", |at| &self.drafters_values[*at as usize]);
+            all.push((format!("draft, {value}"), instance(step.launch.kernel)));
+        }
         for load in &program.loads {
-            let name = &self.graph.weights[load.weight as usize].name;
+            let name = &self.weights[load.weight as usize].name;
             for part in &load.parts {
                 if let LoadPart::Kernel { kernel, .. } = part {
                     all.push((format!("load of {name}"), instance(*kernel)));
@@ -139,7 +204,7 @@ impl Plan {
             LoadPart::Copy { to } | LoadPart::Kernel { to, .. } => (to.region, to.offset) == (*region, *offset),
         };
         let load = self.lowered.program.loads.iter().find(|load| load.parts.iter().any(starts))?;
-        Some(&self.graph.weights[load.weight as usize].name)
+        Some(&self.weights[load.weight as usize].name)
     }
 
     /// The instances of the plan, each once, under the place of its first launch.

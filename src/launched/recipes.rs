@@ -30,6 +30,8 @@ pub struct Recipe {
     pub kv: KvType,
     /// Sequences at once.
     pub sequences: u32,
+    /// With the drafter of its size.
+    pub drafts: bool,
     /// Passes that are switched off.
     pub without: Vec<&'static str>,
     /// Passes that must be asked for, and are.
@@ -38,7 +40,16 @@ pub struct Recipe {
 
 impl Recipe {
     fn new(preset: Preset, types: Types, arch: Arch) -> Recipe {
-        Recipe { preset, types, arch, kv: KvType::F16, sequences: 1, without: Vec::new(), with: Vec::new() }
+        Recipe {
+            preset,
+            types,
+            arch,
+            kv: KvType::F16,
+            sequences: 1,
+            drafts: false,
+            without: Vec::new(),
+            with: Vec::new(),
+        }
     }
 
     /// All passes that are switched off.
@@ -65,6 +76,9 @@ impl Recipe {
         }
         if self.sequences > 1 {
             name += &format!(", {} sequences", self.sequences);
+        }
+        if self.drafts {
+            name += ", a drafter";
         }
         if !self.with.is_empty() {
             name += &format!(", {}", self.with.join(", "));
@@ -128,11 +142,18 @@ pub fn ordinary(arch: Arch) -> Vec<Recipe> {
     all
 }
 
-/// Plans for several sequences: what they launch besides are the products of several rows, and gathered experts with a dense half (16 rows at most) and without.
+/// Plans for several sequences: what they launch besides are the products of several rows, and gathered experts with a dense half (16 rows at most) and without. Plans with
+/// a drafter: its own kernels, with groups of tokens and without.
 /// Of each, the launches of kernels count that none before it launches.
 pub fn with_sequences(arch: Arch) -> Vec<Recipe> {
     let of = |sequences, preset| Recipe { sequences, ..Recipe::new(preset, Types::All(DType::Q4_0), arch) };
-    vec![of(8, Preset::Dense12b), of(32, Preset::Moe26bA4b)]
+    let drafting = |preset, dtype| Recipe { drafts: true, ..Recipe::new(preset, Types::All(dtype), arch) };
+    vec![
+        of(8, Preset::Dense12b),
+        of(32, Preset::Moe26bA4b),
+        drafting(Preset::E4b, DType::Q8_0),
+        drafting(Preset::Dense12b, DType::Q4_0),
+    ]
 }
 
 /// Plans with passes switched off, or on that must be asked for: their launches count where no ordinary plan launches the kernel at all.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use gemma4c_plan::{Drafter, Kind, Op, Plan, Step};
+use gemma4c_plan::{Drafter, Kind, Medium, Op, Plan, Step};
 use serde_json::{Value, json};
 
 use super::facts::CacheFacts;
@@ -96,12 +96,13 @@ pub fn text(plan: &Plan) -> String {
         let _ = writeln!(out, "  {kind:<15}{count}");
     }
     for tower in &plan.towers {
-        let (steps, soft, side) = (tower.program.steps.len(), tower.program.asked, tower.patch * tower.pool);
-        let _ = writeln!(
-            out,
-            "\ntower {}   {steps} steps, {soft} soft tokens at most, one for {side} x {side} pixels",
-            tower.name
-        );
+        let (steps, soft) = (tower.program.steps.len(), tower.program.asked);
+        let share = match tower.medium {
+            Medium::Picture { patch, pool } => format!("{0} x {0} pixels", patch * pool),
+            Medium::Mel { bins } => format!("4 frames of {bins} bins"),
+            Medium::Samples { frame } => format!("{frame} samples"),
+        };
+        let _ = writeln!(out, "\ntower {}   {steps} steps, {soft} soft tokens at most, one for {share}", tower.name);
     }
     if let Some(drafter) = &plan.drafter {
         let _ = writeln!(out, "\ndrafter        {}", describe_drafter(drafter));
@@ -133,7 +134,12 @@ pub fn json(plan: &Plan) -> Value {
         json!({"kernel": s.op.name(), "nodes": [out.name], "width": out.width})
     });
     let towers = plan.towers.iter().map(|tower| {
-        json!({"name": tower.name, "steps": tower.program.steps.len(), "patch": tower.patch, "pool": tower.pool,
+        let reads = match tower.medium {
+            Medium::Picture { patch, pool } => json!({"patch": patch, "pool": pool}),
+            Medium::Mel { bins } => json!({"mel_bins": bins}),
+            Medium::Samples { frame } => json!({"frame": frame}),
+        };
+        json!({"name": tower.name, "steps": tower.program.steps.len(), "reads": reads,
                "soft_tokens": tower.program.asked, "arena_bytes": tower.program.arena_bytes})
     });
     let towers: Vec<Value> = towers.collect();

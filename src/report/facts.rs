@@ -49,7 +49,9 @@ impl<'a> Facts<'a> {
         let towers = plan.towers.iter().zip(&program.towers);
         let of_towers = towers.flat_map(|(tower, own)| own.phases.iter().map(move |phase| (&tower.program, phase)));
         let of_towers = of_towers.map(|(meaning, phase)| PhaseFacts::of(meaning, program, phase));
-        let phases = of_text.chain(of_towers).collect();
+        let drafter = program.drafter.as_ref().zip(plan.drafter.as_ref());
+        let of_drafter = drafter.map(|(on_gpu, drafter)| PhaseFacts::of(&drafter.program, program, &on_gpu.phase));
+        let phases = of_text.chain(of_towers).chain(of_drafter).collect();
         Some(Facts { plan, cuda, labels: labels(&cuda.program.kernels), phases })
     }
 

@@ -97,6 +97,7 @@ pub fn with_cuda(mut plan: Plan, groups: Groups<'_>) -> Plan {
             towers: Vec::new(),
             most_candidates: 64,
             verified_rows: 1,
+            drafter: None,
             passes: passes(),
         },
     });

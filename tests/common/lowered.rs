@@ -1,14 +1,14 @@
 //! GPU plans without machine code: everything the compiler decides before NVRTC compiles the kernels. Such a plan can be inspected and
 //! run in the simulator, but not on a GPU.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use gemma4c::compile::{self, CudaOptions, Options};
+use gemma4c::compile::{self, CudaOptions, Files, Options};
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::passes;
 use gemma4c_codegen::target::Target as Gpu;
-use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_models::synth::{self, Preset};
 use gemma4c_plan::cuda::{Code, Cuda, Image, KvType};
@@ -26,6 +26,8 @@ pub struct LowerOptions {
     pub snapshots: Option<u32>,
     pub vram: Option<u64>,
     pub disabled: Vec<String>,
+    /// The file of a drafter.
+    pub drafter: Option<PathBuf>,
 }
 
 impl Default for LowerOptions {
@@ -39,6 +41,7 @@ impl Default for LowerOptions {
             snapshots: None,
             vram: None,
             disabled: passes::switched_off(&[], &[]),
+            drafter: None,
         }
     }
 }
@@ -63,19 +66,22 @@ pub fn plan(model: &Path, options: &LowerOptions) -> Plan {
 /// The plan of a model for these GPUs.
 pub fn plan_for(model: &Path, options: &LowerOptions, targets: &[Gpu]) -> Plan {
     let file = Gguf::open(model).expect("a model");
-    let graph = gemma4::graph(&file, &Config::read(&file).expect("a config")).expect("a graph");
     let LowerOptions { kv, sequences, verified, snapshots, vram, ref disabled, .. } = *options;
     let (targets_given, disabled) = (targets.to_vec(), disabled.clone());
     let cuda = CudaOptions { targets: targets_given, kv, sequences, verified, snapshots, vram, disabled };
+    let drafter = options.drafter.as_ref().map(|path| Arc::new(Gguf::open(path).expect("a drafter")));
     let folder = model.parent().expect("a folder");
     // The CPU program first, with the GPU's limits, then the GPU programs without NVRTC.
     let chunk = Some(options.chunk.unwrap_or(compile::DEFAULT_CHUNK).min(compile::DEFAULT_CHUNK));
-    let cpu_options = Options { context: options.context, chunk, kv: Some(kv), ..Options::default() };
+    let cpu_options =
+        Options { context: options.context, chunk, kv: Some(kv), drafter: drafter.clone(), ..Options::default() };
     let mut plan = compile::compile(&file, folder, &cpu_options).expect("a plan");
     let chunk = options.chunk.unwrap_or(compile::DEFAULT_CUDA_CHUNK);
     let no_code = Code { source: "// not compiled\n".into(), image: Image(vec![0]) };
     for target in targets {
-        let program = compile::lower(&file, &graph, &plan.program, &cuda, target, chunk).expect("launches").program;
+        let files = Files { file: &file, projector: None, drafter: drafter.as_deref() };
+        let (lowered, _) = compile::lower_again(&plan, files, &cuda, target, chunk).expect("launches");
+        let program = lowered.program;
         plan.others.push(Cuda { code: vec![no_code.clone(); program.kernels.len()], program });
     }
     plan.show(0);

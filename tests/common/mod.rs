@@ -162,6 +162,9 @@ impl Tensors {
             let words = view.data().as_chunks::<4>().0.iter();
             let values = match view.dtype() {
                 Dtype::F32 => words.map(|w| f32::from_le_bytes(*w)).collect(),
+                Dtype::I16 => {
+                    view.data().as_chunks::<2>().0.iter().map(|w| f32::from(i16::from_le_bytes(*w))).collect()
+                }
                 Dtype::U8 => view.data().iter().map(|byte| f32::from(*byte)).collect(),
                 Dtype::I32 => words.map(|w| i32::from_le_bytes(*w) as f32).collect(),
                 other => panic!("{}: a tensor of {other:?}", path.display()),

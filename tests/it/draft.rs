@@ -192,7 +192,10 @@ fn what_does_not_fit_is_refused_by_name() {
         ("a text model as a drafter", "compile model.gguf --draft model.gguf --target cpu -o new.bin"),
         ("a drafter as a model", "compile e.gguf --target cpu -o new.bin"),
         ("a cut drafter", "compile model.gguf --draft cut.gguf --target cpu -o new.bin"),
-        ("a drafter for a GPU", "compile model.gguf --draft e.gguf --target cuda -o new.bin"),
+        (
+            "a drafter that nothing verifies",
+            "compile model.gguf --draft e.gguf --drafts 0 --target cuda --arch sm_90a -o new.bin",
+        ),
         ("drafts of a plan without a drafter", "logits plain.bin --tokens 2,5,6 --draft 4 -o new.safetensors"),
         ("drafts after nothing", "logits plan.bin --tokens 2 --draft 4 -o new.safetensors"),
         ("speculation without a drafter", "run plain.bin --tokens 2,5 --draft 3"),

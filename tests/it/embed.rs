@@ -5,7 +5,6 @@ use crate::common::{Place, without_numbers};
 use gemma4c::{compile, embed};
 use gemma4c_codegen::cuda::image::write_region;
 use gemma4c_codegen::cuda::simulate::Simulator;
-use gemma4c_models::gemma4::{self, Config};
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::cuda::{Argument, Launch, Range, Region};
 use gemma4c_plan::{Plan, START, own_bytes};
@@ -76,7 +75,6 @@ fn the_weights_of_a_gpu_are_those_that_its_kernels_make() {
             if preset == "tiny-e" { 6 } else { 2 }
         ));
         let model = Gguf::open(place.path("model.gguf")).unwrap();
-        let graph = gemma4::graph(&model, &Config::read(&model).unwrap()).unwrap();
         let plan = lowered::plan(&place.path("model.gguf"), &short());
         let h200 = gemma4c_codegen::target::Target::of_arch(gemma4c_codegen::arch::Arch::Sm90a);
         let cuda = compile::CudaOptions {
@@ -89,7 +87,14 @@ fn the_weights_of_a_gpu_are_those_that_its_kernels_make() {
             vram: (preset == "tiny-e").then(|| plan.cuda.as_ref().unwrap().program.memory.device().unwrap() - 1),
             disabled: vec![],
         };
-        let lowered = compile::lower(&model, &graph, &plan.program, &cuda, &h200, 32).unwrap();
+        let (lowered, _) = compile::lower_again(
+            &plan,
+            compile::Files { file: &model, projector: None, drafter: None },
+            &cuda,
+            &h200,
+            32,
+        )
+        .unwrap();
         let program = lowered.program.clone();
         let tensor = |weight: u32| model.data(model.tensor(&plan.weights[weight as usize].name).unwrap());
         let mut simulator = Simulator::new(&program, lowered.instances);

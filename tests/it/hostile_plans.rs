@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::common::{Place, Random, golden};
 use gemma4c_blocks::DType;
 use gemma4c_plan::fingerprint::{FileBytes, fingerprint};
-use gemma4c_plan::{Kind, Op, Plan, RowCount};
+use gemma4c_plan::{Kind, Medium, Op, Plan, RowCount};
 use gemma4c_runtime::{Asked, ModelLocation, Patches, Session};
 
 /// A number near `n`, or one that breaks arithmetic done on trust.
@@ -147,7 +147,14 @@ fn mutate_op(op: &mut Op, random: &mut Random, weights: u64) {
     match op {
         Op::Gather { table: weight } | Op::MatMul { weight } | Op::MulWeight { weight } => *weight = other_weight,
         Op::AddWeight { weight } | Op::AtLeast { weight } | Op::AtMost { weight } => *weight = other_weight,
-        Op::TokenMatMul { weight } => *weight = other_weight,
+        Op::TokenMatMul { weight } | Op::CausalConv { weight } => *weight = other_weight,
+        Op::HalvingConv { weight, channels: number } | Op::NearAttention { weight, reach: number, .. } => {
+            match random.below(2) {
+                0 => *weight = other_weight,
+                _ => *number = another(random, *number),
+            }
+        }
+        Op::SubMean { group } => *group = another(random, *group),
         Op::Hidden { width: number } | Op::Candidates { each: number } => *number = another(random, *number),
         Op::AddConstant { term } => *term = another_f32(random),
         Op::Patches { width: number } | Op::GridMean { side: number } | Op::FullAttention { heads: number } => {
@@ -188,7 +195,8 @@ fn mutate_op(op: &mut Op, random: &mut Random, weights: u64) {
         | Op::Tokens
         | Op::TakeAsked
         | Op::PlaceSoft
-        | Op::SubMean
+        | Op::Sigmoid
+        | Op::Relu
         | Op::Add
         | Op::Mul
         | Op::Gelu => {
@@ -265,8 +273,16 @@ fn mutate_tower(plan: &mut Plan, random: &mut Random) {
     let program = &mut tower.program;
     let values = program.values.len() as u64;
     match random.below(12) {
-        0 => tower.patch = another(random, tower.patch),
-        1 => tower.pool = another(random, tower.pool),
+        0 | 1 => {
+            let numbers = [16, 3].map(|number| another(random, number));
+            let [patch, pool] = numbers;
+            tower.medium = match random.below(4) {
+                0 => Medium::Picture { patch, pool: 3 },
+                1 => Medium::Picture { patch: 16, pool },
+                2 => Medium::Mel { bins: patch },
+                _ => Medium::Samples { frame: pool },
+            };
+        }
         2 => tower.tokens.placeholder = another(random, tower.tokens.placeholder),
         3 => pick(random, &mut tower.stages).value = random.below(values + 1) as u32,
         4 => program.output = random.below(values + 1) as u32,
@@ -287,7 +303,8 @@ fn mutate_tower(plan: &mut Plan, random: &mut Random) {
         }
         9 => {
             let rope = Op::Rope { head_dim: 64, base: 1e4, factors: None };
-            let others = [rope, Op::GridMean { side: 3 }, Op::PlaceSoft, Op::Gelu, Op::SubMean, Op::TakeAsked];
+            let others =
+                [rope, Op::GridMean { side: 3 }, Op::PlaceSoft, Op::Gelu, Op::SubMean { group: 8 }, Op::TakeAsked];
             pick(random, &mut program.steps).op = others[random.below(6) as usize];
         }
         _ => mutate_op(&mut pick(random, &mut program.steps).op, random, weights),
@@ -303,7 +320,7 @@ fn what_passes_the_checks_of_a_tower_can_be_run() {
     place.ok(&format!("compile {files} -o plan.bin --ctx 24 --chunk 8 --image-tokens 70 --target cpu"));
     let original = Plan::from_bytes(&place.read("plan.bin")).unwrap();
     let location = ModelLocation { plan: place.path("plan.bin"), given: None };
-    let pixels = vec![0.5; 9 * 6 * original.towers[0].patch_width() as usize];
+    let pixels = vec![0.5; 9 * 6 * original.towers[0].medium.row_width() as usize];
     let (mut random, mut accepted, mut ran, cases) = (Random(5), 0, 0, 300);
     for case in 0..cases {
         let mut plan = original.clone();
@@ -349,7 +366,7 @@ fn mutate_drafter(plan: &mut Plan, random: &mut Random) {
             }
         }
         9 => {
-            let others = [Op::Concat, Op::SpreadTokens, Op::Tokens, Op::Gelu, Op::SubMean, Op::TakeAsked];
+            let others = [Op::Concat, Op::SpreadTokens, Op::Tokens, Op::Gelu, Op::SubMean { group: 8 }, Op::TakeAsked];
             pick(random, &mut program.steps).op = others[random.below(6) as usize];
         }
         _ => mutate_op(&mut pick(random, &mut program.steps).op, random, weights),

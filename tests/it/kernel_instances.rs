@@ -289,8 +289,9 @@ fn every_type_is_launched_in_every_role() {
         let decoder = gemma4c_codegen::kernels::values::value(dtype);
         let format = gemma4c_codegen::kernels::matvec::formats::format(dtype);
         let decode = gemma4c_codegen::kernels::product::decode::decode(dtype);
+        let of_team = gemma4c_codegen::kernels::product::team::decode_of_team(dtype);
         let many_rows = match Source::without_copy(dtype) {
-            Some(Source::Planes(_)) => "product_decoding",
+            Some(Source::Planes(_)) => "product_team",
             // Weights that are bf16 are read as they are.
             Some(Source::Copy) => "product_wgmma",
             None => "product",
@@ -300,7 +301,7 @@ fn every_type_is_launched_in_every_role() {
             ("matmul_exact", decoder),
             ("matvec", if format.joined { format.two_dots } else { format.dot }),
             ("expert_geglu", format.dot),
-            (many_rows, decode),
+            (many_rows, if many_rows == "product_team" { of_team } else { decode }),
         ] {
             let reaches = |named: &&NamedInstance| {
                 let decodes = named.instance.devices().iter().any(|device| device.name == function.name);

@@ -14,6 +14,7 @@ mod counting_allocator;
 #[path = "../../codegen/tests/support/mod.rs"]
 mod support;
 
+mod audio;
 mod batch;
 mod bench;
 mod chunks;

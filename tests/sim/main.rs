@@ -6,6 +6,7 @@ mod chain;
 #[path = "../common/mod.rs"]
 mod common;
 mod company;
+mod drafter;
 mod golden;
 mod masks;
 mod narrow;

@@ -4,10 +4,11 @@
 use std::sync::LazyLock;
 
 use gemma4c_blocks::DType;
-use gemma4c_dsl::harness::{Case, Data, Reference};
+use gemma4c_dsl::harness::{Case, Data};
 
 use super::moe;
 use super::quantise::Int8;
+use super::simulated;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::moe::Activations;
 use crate::kernels::moe::down::Down;
@@ -50,14 +51,14 @@ fn gate_up(of: GatheredGateUp) -> Case {
     let GatheredGateUp { dtype, hidden, k, top, dense, rows, quantised, multiprocessors, .. } = of;
     let one = GateUp { dtype, hidden, k, top, from: Activations::F32, dense, multiprocessors };
     let [alone, _] = moe::gate_up(one, [rows as usize; 2]);
-    let expected = Reference::of(vec![alone.clone()], "out");
+    let expected = simulated(vec![alone.clone()], "out");
     let x = buffer(&alone, "arrive_x");
     let instance = of.instance().expect("a shape that fits");
     let integer = format(dtype).integer;
     let case = shared(&alone, "gate and up", instance, &x, integer).grid(of.grid()).scalar("rows", rows);
     let (dense_x, dense_expected) = match dense {
-        0 => (Vec::new(), Reference::of(vec![], "dense_out")),
-        _ => (buffer(&alone, "dense_arrive_x"), Reference::of(vec![alone.clone()], "dense_out")),
+        0 => (Vec::new(), simulated(vec![], "dense_out")),
+        _ => (buffer(&alone, "dense_arrive_x"), simulated(vec![alone.clone()], "dense_out")),
     };
     let case = dense_activations(case, &dense_x, integer);
     [("", expected), ("dense_", dense_expected)].into_iter().fold(case, |case, (of, expected)| {
@@ -98,14 +99,14 @@ fn down(of: GatheredDown) -> Case {
     let integer = format(dtype).integer;
     let case = shared(&alone, "down", instance, &x, integer).grid(of.grid());
     let (dense_x, dense_expected) = match dense {
-        0 => (Vec::new(), Reference::of(vec![], "dense_out")),
-        _ => (buffer(&alone, "dense_x"), Reference::of(vec![alone.clone()], "dense_out")),
+        0 => (Vec::new(), simulated(vec![], "dense_out")),
+        _ => (buffer(&alone, "dense_x"), simulated(vec![alone.clone()], "dense_out")),
     };
     let case = dense_activations(case, &dense_x, integer).expect_like("dense_out", &dense_expected, as_they_are);
     case.buffer("products", vec![0.0f32; (rows * top * outputs) as usize])
         .scalar("outputs", outputs)
         .scalar("rows", rows)
-        .expect_like("out", &Reference::of(vec![alone], "out"), as_they_are)
+        .expect_like("out", &simulated(vec![alone], "out"), as_they_are)
 }
 
 /// Every type; experts that one row chose and that more did than a task takes; more rows than a block has; with a dense half and without. Made once: it takes a while.

@@ -182,7 +182,8 @@ pub fn products() -> Vec<Case> {
     let wgmma = |out, geglu, pairs| WgmmaProduct { out, geglu, pairs, epilogue: Vec::new(), source: Source::Copy };
     let over = |dtype, wgmma| WgmmaProduct { source: Source::Planes(dtype), ..wgmma };
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
-    let tile = |rows, columns| WgmmaTile { rows, columns };
+    let tile = |rows, columns| WgmmaTile { rows, columns, team: 0 };
+    let team = WgmmaTile { rows: 64, columns: 64, team: 5 };
     vec![
         over_planes(DType::Q4_0, Tile::SMALL, [4, 24, 96], 2, [6, 4]),
         over_planes(DType::Q8_0, Tile::SMALL, [3, 70, 64], 1, [50, 49]),
@@ -192,6 +193,7 @@ pub fn products() -> Vec<Case> {
         by_warpgroups(wgmma(bf16, true, 2), tile(64, 128), [3, 72, 128], [100, 98], 2),
         by_warpgroups(wgmma(bf16, true, 8), tile(128, 256), [2, 132, 64], [160, 160], 1),
         by_warpgroups(over(DType::Q4_0, wgmma(f32, false, 1)), tile(64, 64), [3, 68, 64], [70, 67], 3),
+        by_warpgroups(over(DType::Q4_0, wgmma(f32, false, 1)), team, [3, 68, 64], [70, 67], 3),
         by_warpgroups(over(DType::Q8_0, wgmma(bf16, true, 8)), tile(128, 256), [2, 132, 64], [160, 160], 1),
     ]
 }
@@ -206,7 +208,8 @@ pub fn first_pairs() -> Vec<Case> {
 pub fn first_pairs_of_warpgroups() -> Vec<Case> {
     let wgmma =
         WgmmaProduct { out: ElementType::F32, geglu: false, pairs: 1, epilogue: Vec::new(), source: Source::Copy };
-    let of =
-        |pairs, rows| by_warpgroups(wgmma.clone(), WgmmaTile { rows, columns: 128 }, [3, 20, 128], [pairs, pairs], 2);
+    let of = |pairs, rows| {
+        by_warpgroups(wgmma.clone(), WgmmaTile { rows, columns: 128, team: 0 }, [3, 20, 128], [pairs, pairs], 2)
+    };
     vec![of(1, 64), of(90, 64), of(200, 128)]
 }

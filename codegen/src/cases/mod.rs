@@ -5,6 +5,7 @@
 
 pub mod attention;
 mod cache;
+pub mod draft;
 pub mod gather;
 pub mod gathered;
 pub mod geglu;
@@ -24,3 +25,11 @@ pub mod run;
 pub mod sample;
 pub mod tower;
 pub mod wgmma;
+
+use gemma4c_dsl::harness::{Case, Reference, Simulator};
+use gemma4c_dsl::sim::Order;
+
+/// What other launches leave in a parameter, as the simulator has it.
+fn simulated(cases: Vec<Case>, param: &str) -> Reference {
+    Reference::of(cases, param, &Simulator(Order::Forward))
+}

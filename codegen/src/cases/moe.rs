@@ -223,7 +223,7 @@ fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massiv
     let few_sms = (rows as u32 * router.split_blocks()).div_ceil(4);
     let (name, instance, grid) = match blocks {
         0 => ("plain, ", router.plain_instance(), [1, 1, 1]),
-        1 => ("", router.instance(), router.grid(rows as u32)),
+        1 => ("", router.instance(rows as u32, 1), router.grid(rows as u32, 1)),
         _ => {
             let instance = router.split_instance(rows as u32, few_sms);
             ("split, ", instance, [blocks, (rows as u32).div_ceil(router.split_rows(rows as u32, few_sms)), 1])

@@ -10,6 +10,7 @@ use gemma4c_dsl::harness::{Bound, Case, Data, Executor, Random, Reference, Simul
 use gemma4c_dsl::sim::Order;
 
 use super::matvec::{Layer, Problem, in_order, random_planes};
+use super::simulated;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::LaunchShape;
 use crate::kernels::matvec::{Product as OneRow, Prologue, slots};
@@ -90,7 +91,7 @@ impl Batch {
             Problem { product: of.clone(), matrix: matrix.clone(), layer, expected, bound: Bound::Exact, by }
         };
         let problems: Vec<Problem> = (0..rows).map(row).collect();
-        let alone = Reference::of(problems.iter().map(|row| row.fast(one)).collect(), "out");
+        let alone = simulated(problems.iter().map(|row| row.fast(one)).collect(), "out");
         Self { product: Product { one: of, rows, order: SumOrder::Matvec }, one, rows: problems, alone }
     }
 

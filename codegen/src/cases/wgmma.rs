@@ -12,7 +12,7 @@ use crate::kernels::product::warpgroups::{Source, WgmmaProduct, WgmmaTile};
 use crate::kernels::product::widen;
 
 pub fn cases() -> Vec<Case> {
-    tiles().into_iter().chain(gated()).chain(decoding()).chain(widening()).collect()
+    tiles().into_iter().chain(gated()).chain(decoding()).chain(by_teams()).chain(widening()).collect()
 }
 
 /// A product of random operands and what must come out.
@@ -115,9 +115,10 @@ impl Problem {
             Source::Planes(dtype) => format!("{dtype} of "),
         };
         let name = format!(
-            "wgmma {} x {}, {} of {} rows, {of}{} x {} to {}{}, {} epilogues",
+            "wgmma {} x {}{}, {} of {} rows, {of}{} x {} to {}{}, {} epilogues",
             tile.rows,
             tile.columns,
+            if tile.team > 0 { format!(" by {}", tile.team) } else { String::new() },
             self.rows[1],
             self.rows[0],
             self.outputs,
@@ -149,7 +150,11 @@ fn plain(out: ElementType) -> WgmmaProduct {
 }
 
 const fn tile(rows: u32, columns: u32) -> WgmmaTile {
-    WgmmaTile { rows, columns }
+    WgmmaTile { rows, columns, team: 0 }
+}
+
+const fn by_team(rows: u32, team: u32) -> WgmmaTile {
+    WgmmaTile { rows, columns: 64, team }
 }
 
 /// Every tile, full and not; fewer steps than the ring holds, and more; rows past the end of a chunk.
@@ -217,14 +222,38 @@ pub fn decoding() -> Vec<Case> {
     cases
 }
 
-/// A product over planes, and the same over a copy of them: both must have the same bits.
-pub fn with_and_without_copy(dtype: DType) -> [Case; 2] {
+/// Over planes by a team: every type; every tile, full and not, plain and gated; fewer steps than decoders, and several tiles a block.
+pub fn by_teams() -> Vec<Case> {
+    let (f32, bf16) = (ElementType::F32, ElementType::BF16);
+    let of = |dtype, out| WgmmaProduct { source: Source::Planes(dtype), ..plain(out) };
+    let decoded = |dtype: &DType| Source::without_copy(*dtype) == Some(Source::Planes(*dtype));
+    let types = DType::ALL.into_iter().filter(decoded);
+    let mut cases: Vec<Case> =
+        types.map(|dtype| Problem::new(of(dtype, f32), 68, 256, [5, 4]).case(by_team(64, 5))).collect();
+    let gated = |dtype| WgmmaProduct { geglu: true, ..of(dtype, bf16) };
+    let with_add = WgmmaProduct { epilogue: vec![then_add::DEF], ..of(DType::Q8_0, f32) };
+    cases.extend([
+        Problem::new(of(DType::Q4_0, bf16), 68, 64, [64, 64]).case(by_team(64, 5)),
+        Problem::new(of(DType::Q4_0, f32), 72, 960, [130, 129]).case(by_team(128, 4)),
+        Problem::new(of(DType::Q8_0, bf16), 68, 192, [270, 268]).case(by_team(256, 2)),
+        Problem::new(with_add, 20, 64, [7, 5]).case(by_team(64, 5)),
+        Problem::new(of(DType::Q4_0, f32), 132, 576, [70, 70]).case(by_team(64, 5)).grid([2, 1, 1]),
+        Problem::new(of(DType::Q8_0, bf16), 260, 64, [130, 130]).case(by_team(128, 4)).grid([1, 1, 1]),
+        Problem::new(gated(DType::Q4_0), 72, 64, [3, 3]).case(by_team(64, 5)),
+        Problem::new(gated(DType::Q8_0), 132, 128, [70, 66]).case(by_team(128, 4)),
+    ]);
+    cases
+}
+
+/// A product over planes, by warpgroups that decode for themselves and by a team, and the same over a copy of them: all must have the same bits.
+pub fn with_and_without_copy(dtype: DType) -> [Case; 3] {
     let over_planes = WgmmaProduct { source: Source::Planes(dtype), ..plain(ElementType::F32) };
     let planes = Problem::new(over_planes.clone(), 20, 512, [3, 3]);
     let wgmma = WgmmaProduct { source: Source::Copy, ..over_planes };
     let weights = Weights::Rounded(planes.weights.values());
-    let case = planes.case(tile(128, 128));
-    [case, Problem { wgmma, weights, ..planes }.case(tile(64, 32))]
+    let cases = [tile(128, 128), by_team(64, 5)].map(|tile| planes.case(tile));
+    let [own, team] = cases;
+    [own, team, Problem { wgmma, weights, ..planes }.case(tile(64, 32))]
 }
 
 /// Every type to bf16, on a grid that goes round.

@@ -2,7 +2,7 @@
 
 use gemma4c_dsl::{ElementType, LaunchArguments};
 use gemma4c_graph::{CacheId, Elem, Group, Heads, NodeId, Op};
-use gemma4c_plan::cuda::{Form, Range, Region};
+use gemma4c_plan::cuda::{Form, RECORD_WORDS, Range, Region};
 
 use super::LowerError;
 use super::choice::Choice;
@@ -27,6 +27,19 @@ impl PhaseBuilder<'_, '_> {
             .ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(attention) })?;
         let cluster = self.schedule.cluster_of(attention);
         Ok((cache, self.common.can.attention(self.graph(), cache, heads, cluster)))
+    }
+
+    /// The records by which an attention looks at keys, and its window. What looks only before its own position looks from the one before, where the window is one
+    /// less.
+    fn seen_from(&self, group: &Group, node: NodeId, window: u32) -> (Span, u32) {
+        match (self.graph().node(node).op, self.drafts_for()) {
+            (Op::AttentionBefore { .. }, Some(places)) => {
+                let bytes = RECORD_WORDS as u64 * 4;
+                let window = if window == u32::MAX { window } else { window - 1 };
+                (Span::Fixed(Range { region: Region::Arena, offset: places.before, bytes }), window)
+            }
+            _ => (self.state(group), window),
+        }
     }
 
     /// The angles a position turns each pair of a head by.
@@ -218,7 +231,8 @@ impl PhaseBuilder<'_, '_> {
     /// Few rows: the keys of each are shared out among blocks, each of which leaves a partial result.
     pub fn attention_parts(&mut self, group: &Group, node: NodeId) -> Result<(), LowerError> {
         let (cache, layer) = self.attention_of(node)?;
-        let (rows, state, place) = (self.rows_of(group), self.state(group), self.cache(cache)?);
+        let (rows, place) = (self.rows_of(group), self.cache(cache)?);
+        let (state, window) = self.seen_from(group, node, place.window);
         let query = self.whole_rows(self.graph().node(node).inputs[0])?;
         let extrema = self.buffer(layer.extrema_len(rows) * 8);
         let values = self.buffer(layer.values_len(rows) * 4);
@@ -230,7 +244,7 @@ impl PhaseBuilder<'_, '_> {
             pages: place.pages,
             extrema,
             values,
-            window: place.window,
+            window,
             segment: layer.segment(),
             capacity: place.capacity,
             record_stride: self.record_stride(group),
@@ -251,7 +265,8 @@ impl PhaseBuilder<'_, '_> {
         let (_, layer) = self.attention_of(node)?;
         let PartsPlace { extrema, values } =
             *self.parts.get(&node).ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(node) })?;
-        let (rows, state, splits) = (self.rows_of(group), self.state(group), layer.splits());
+        let (rows, splits) = (self.rows_of(group), layer.splits());
+        let (state, _) = self.seen_from(group, node, u32::MAX);
         let record_stride = self.record_stride(group);
         let width = layer.heads() as u64 * layer.head_dim as u64 * rows as u64;
         let int8 = self.schedule.forms(node).int8;

@@ -121,14 +121,17 @@ impl PhaseBuilder<'_, '_> {
         let activations = rows as u64 * width as u64 * 4;
         let bytes = experts as u64 * width as u64 * 4 + if entry.forms.is_some() { 4 } else { 1 } * activations;
         let work = Work { bytes, flops: 2 * rows as u64 * experts as u64 * width as u64 };
+        let multiprocessors = self.common.can.target.multiprocessors;
         let (instance, grid, how) = match split {
             true => {
-                let multiprocessors = self.common.can.target.multiprocessors;
                 let tile = kind.split_rows(rows, multiprocessors);
                 let grid = [kind.split_blocks(), rows.div_ceil(tile), 1];
                 (kind.split_instance(rows, multiprocessors)?, grid, "decoded rows: experts shared out among blocks")
             }
-            false => (kind.instance()?, kind.grid(rows), "many rows: a block for a few"),
+            false => {
+                let grid = kind.grid(rows, multiprocessors);
+                (kind.instance(rows, multiprocessors)?, grid, "many rows: a block for a few")
+            }
         };
         let why = Choice { reason: format!("{how}; {}", why.reason), ..why };
         self.launch(instance, grid, arguments, &group.nodes, work, why)?;

@@ -107,15 +107,11 @@ impl PhaseBuilder<'_, '_> {
                 .ok_or_else(|| LowerError::NoValue { node: w.name.clone() })?;
         let (groups, order, state) = (sorted.groups, sorted.order, self.row_count(group));
         let rest = WarpgroupOperands { x, groups, order, state, out, outputs, k };
-        let (arguments, bytes) = self.by_warpgroups(&[weight], source, rest)?;
+        let (arguments, bytes) = self.by_warpgroups(&[weight], source, tile, rest)?;
         let read = bytes / experts as u64 * experts.min(pairs) as u64;
         let work = work(read, pairs, all, outputs, k, wgmma.out.size() as u64);
-        let why = format!(
-            "{pairs} pairs of a row and an expert, sorted: warpgroups {}, tiles of {} x {}",
-            source.words(),
-            tile.rows,
-            tile.columns
-        );
+        let why =
+            format!("{pairs} pairs of a row and an expert, sorted: warpgroups {}, {}", source.words(), tile.words());
         let why = Choice::because(why).over("warps over weight planes");
         let grid = wgmma.grouped_grid(tile, sorted.most_groups, outputs, self.common.can.target.multiprocessors);
         self.launch(wgmma.instance(tile)?, grid, arguments, &group.nodes, work, why)

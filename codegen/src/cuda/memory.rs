@@ -29,7 +29,8 @@ impl PhaseBuilder<'_, '_> {
     /// Keys and values of a cache.
     pub fn cache(&self, cache: CacheId) -> Result<CachePlace, LowerError> {
         let (layout, places) = (&self.common.kv_layout, &self.common.places);
-        let place = layout.caches[cache.index()];
+        let of_text = self.common.drafting.as_ref().map_or(cache, |drafting| drafting.caches[cache.index()]);
+        let place = layout.caches[of_text.index()];
         let element = self.common.can.kv.bytes();
         let (start, count, stride) = layout.pages(&place);
         let of = self.graph().cache(cache);

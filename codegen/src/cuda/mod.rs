@@ -17,6 +17,7 @@ mod attention;
 pub mod build;
 #[doc(hidden)]
 pub mod choice;
+mod drafter;
 mod edges;
 mod experts;
 mod gathered;
@@ -42,12 +43,14 @@ use std::collections::{HashMap, HashSet};
 use gemma4c_blocks::DType;
 use gemma4c_dsl::{ArgumentError, Instance, InstanceError};
 use gemma4c_graph::passes::{self, Goal, Report};
-use gemma4c_graph::{Graph, Op, WeightId};
+use gemma4c_graph::{Graph, Op, Weight, WeightId};
 use gemma4c_plan::cuda::{
-    CudaProgram, CudaTower, KvLayout, KvType, Memory, PassReport, Phase, PhaseKind, Places, RECORD_WORDS, Range,
-    Refusal, Region, SEGMENT_ROWS, SEGMENT_WORDS, SoftPlaces, TowerPlaces,
+    CudaProgram, CudaTower, DrafterPlaces, KvLayout, KvType, Memory, PassReport, Phase, PhaseKind, Places,
+    RECORD_WORDS, Range, Refusal, Region, SEGMENT_ROWS, SEGMENT_WORDS, SoftPlaces, TowerPlaces,
 };
 use gemma4c_plan::{Program, ValueIndex};
+
+pub use drafter::Drafter;
 
 use crate::kernels::moe::gathered::GatheredError;
 use crate::kernels::rows::RowsError;
@@ -101,6 +104,8 @@ pub enum LowerError {
     Page { bytes: u64 },
     #[error("{node} is {op}, which no kernel computes: it runs on the CPU alone")]
     OnCpuAlone { node: String, op: &'static str },
+    #[error("the drafter cannot run on a GPU: {why}")]
+    Drafter { why: String },
     #[error("cannot read {tensor}: {why}")]
     Unreadable { tensor: String, why: String },
     // What follows are faults of the compiler, not of its input.
@@ -122,6 +127,20 @@ pub enum LowerError {
     Rows(#[from] RowsError),
     #[error("internal: {0}")]
     Gathered(#[from] GatheredError),
+}
+
+/// What is lowered.
+#[derive(Clone, Copy)]
+pub struct Model<'a> {
+    /// The text's graph.
+    pub graph: &'a Graph,
+    /// Its program for a CPU, whose values the steps refer to.
+    pub meaning: &'a Program,
+    /// The weights of the plan: the text's, the towers', the drafter's.
+    pub weights: &'a [Weight],
+    /// The towers, whose soft tokens take the places of embeddings.
+    pub soft: SoftTokens<'a>,
+    pub drafter: Option<Drafter<'a>>,
 }
 
 /// Reads a small tensor of floats from the model file.
@@ -152,6 +171,10 @@ pub struct Common<'a> {
     /// Of the tower that is being lowered.
     tower: Option<TowerPlaces>,
     read: &'a ReadFloats<'a>,
+    /// What host and drafter exchange, if there is one.
+    drafter: Option<DrafterPlaces>,
+    /// Of the drafter, while it is lowered.
+    drafting: Option<drafter::Drafting>,
 }
 
 /// Words of [`Common::counters`] for each decoded row.
@@ -192,10 +215,11 @@ fn name_of(decodes: bool, rows: u32) -> String {
 }
 
 /// A tower beside the text.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct TowerGraph<'a> {
-    /// Its weights stand behind the text's, and those of the towers before it, in the plan.
+    /// Its weights are those of the plan.
     pub graph: &'a Graph,
+    /// Its program for a CPU, whose values the steps refer to.
     pub meaning: &'a Program,
     /// Numbers of a patch.
     pub patch_width: u32,
@@ -204,33 +228,28 @@ pub struct TowerGraph<'a> {
 }
 
 /// What soft tokens need of a text's phases.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct SoftTokens<'a> {
     pub towers: &'a [TowerGraph<'a>],
     /// The token that stands where a soft token is.
     pub pad: u32,
 }
 
-/// Lowers a graph. `meaning` is its program for a CPU, whose values the steps refer to.
-pub fn lower(
-    graph: &Graph,
-    meaning: &Program,
-    options: &Options,
-    read: &ReadFloats<'_>,
-) -> Result<Lowered, LowerError> {
-    lower_with_towers(graph, meaning, SoftTokens { towers: &[], pad: 0 }, options, read)
+impl SoftTokens<'_> {
+    /// Of a model that reads text alone.
+    pub const NONE: SoftTokens<'static> = SoftTokens { towers: &[], pad: 0 };
 }
 
-/// The same with towers, whose soft tokens take the places of embeddings.
-pub fn lower_with_towers(
-    graph: &Graph,
-    meaning: &Program,
-    soft: SoftTokens<'_>,
-    options: &Options,
-    read: &ReadFloats<'_>,
-) -> Result<Lowered, LowerError> {
+/// Lowers a model.
+pub fn lower(model: Model<'_>, options: &Options, read: &ReadFloats<'_>) -> Result<Lowered, LowerError> {
     check_passes(&options.disabled)?;
-    check_kv(graph, options)?;
+    check_kv(model.graph, options)?;
+    let kept = match model.drafter {
+        Some(_) => Some(drafter::keeping_what_enters(model.graph)?),
+        None => None,
+    };
+    let graph = kept.as_ref().unwrap_or(model.graph);
+    let model = Model { graph, ..model };
     // Tables that are only gathered from are read a row a token: they can stay in the host's memory.
     let tables = gathered_alone(graph);
     let budget = options.vram.unwrap_or(u64::MAX);
@@ -240,7 +259,7 @@ pub fn lower_with_towers(
     let with_copies = [(Copies::All, &[][..]), (Copies::NoExperts, &[][..])];
     let without = [(Copies::None, &[][..]), (Copies::None, &tables[..])];
     for (copies, on_host) in with_copies.into_iter().filter(|_| has_copies).chain(without) {
-        let lowered = lower_with(graph, meaning, soft, options, read, Extras { copies, on_host, room })?;
+        let lowered = lower_with(model, options, read, Extras { copies, on_host, room })?;
         needed = lowered.program.memory.device().unwrap_or(u64::MAX);
         if needed <= budget {
             return Ok(lowered);
@@ -252,7 +271,7 @@ pub fn lower_with_towers(
             let over = (needed - budget).div_ceil(block.max(1));
             if over <= spare as u64 {
                 let room = Room { blocks: room.blocks - over as u32, ..room };
-                return lower_with(graph, meaning, soft, options, read, Extras { copies, on_host, room });
+                return lower_with(model, options, read, Extras { copies, on_host, room });
             }
             needed -= spare as u64 * block;
         }
@@ -316,13 +335,12 @@ fn gathered_alone(graph: &Graph) -> Vec<WeightId> {
 }
 
 fn lower_with(
-    graph: &Graph,
-    meaning: &Program,
-    soft: SoftTokens<'_>,
+    model: Model<'_>,
     options: &Options,
     read: &ReadFloats<'_>,
     extras: Extras<'_>,
 ) -> Result<Lowered, LowerError> {
+    let Model { graph, meaning, soft, .. } = model;
     let off = |name: &str| options.disabled.iter().any(|disabled| disabled == name);
     let chunk = options.chunk.min(options.context);
     let mut ladder: Vec<u32> = LADDER.into_iter().filter(|rows| *rows < chunk).collect();
@@ -365,11 +383,11 @@ fn lower_with(
         ..places
     };
     let of_towers: Vec<TowerPlaces> = soft.towers.iter().map(|tower| towers::places(tower, &mut reserve)).collect();
+    let drafter = model.drafter.map(|drafter| drafter.places(&places, vocabulary, decode_rows, &mut reserve));
     let counters = (reserve(COUNTERS * decode_rows), COUNTERS * 4 * decode_rows);
     let exchange_words = if off("persistent") || !options.target.arch.has_tma() { 0 } else { runs::most_words(graph) };
     let exchange = (reserve(exchange_words), exchange_words * 4);
-    let value_index =
-        meaning.values.iter().enumerate().map(|(i, value)| (value.name.clone(), i as ValueIndex)).collect();
+    let value_index = index_of_values(meaning);
     let target = options.target.clone();
     let copies = |of: &[Copies]| match target.arch.has_wgmma() {
         false => Err("the GPU has no warpgroup products"),
@@ -389,10 +407,8 @@ fn lower_with(
         copies_of_experts: copies(&[Copies::All]),
     };
     let kv_layout = memory::kv_layout(graph, &can, extras.room);
-    let beside = soft::weights_beside(graph, soft.towers);
-    let all_weights = beside.last().cloned().unwrap_or_else(|| graph.clone());
     let mut common = Common {
-        weights: Weights::new(&all_weights, extras.on_host.to_vec()),
+        weights: Weights::new(model.weights, extras.on_host.to_vec()),
         kernels: Kernels::default(),
         places,
         counters,
@@ -403,6 +419,8 @@ fn lower_with(
         value_index,
         tower: None,
         read,
+        drafter,
+        drafting: None,
     };
     let mut phases = Vec::new();
     let mut reports: Vec<Report> = Vec::new();
@@ -432,11 +450,16 @@ fn lower_with(
         }
     }
     let mut towers = Vec::new();
-    for ((tower, places), graph) in soft.towers.iter().zip(of_towers).zip(&beside) {
-        let phases = towers::phases(&mut common, tower, graph, places, &options.disabled, base)?;
+    for (tower, places) in soft.towers.iter().zip(of_towers) {
+        let phases = towers::phases(&mut common, tower, places, &options.disabled, base)?;
         towers.push(CudaTower { places, phases });
     }
-    let all = phases.iter().chain(towers.iter().flat_map(|tower| &tower.phases));
+    let drafter = match model.drafter {
+        Some(drafter) => Some(drafter.lower(&mut common, graph, options, [next, base])?),
+        None => None,
+    };
+    let of_towers = towers.iter().flat_map(|tower| &tower.phases);
+    let all = phases.iter().chain(of_towers).chain(drafter.as_ref().map(|drafter| &drafter.phase));
     let arena = all.map(|phase: &Phase| phase.arena_bytes).max().unwrap_or(base);
     let kv = common.kv_layout.blocks_at + common.kv_layout.blocks_bytes();
     let memory = Memory { weights: common.weights.device_bytes, kv, arena, host: common.weights.host_bytes };
@@ -455,9 +478,15 @@ fn lower_with(
         towers,
         most_candidates: MOST_KEPT,
         verified_rows: options.verified.max(1),
+        drafter,
         passes: reports.iter().chain(&of_target).map(pass_report).collect(),
     };
     Ok(Lowered { program, instances: common.kernels.instances })
+}
+
+/// The values of a program by their names.
+fn index_of_values(meaning: &Program) -> HashMap<String, ValueIndex> {
+    meaning.values.iter().zip(0..).map(|(value, index)| (value.name.clone(), index)).collect()
 }
 
 /// The reports of all phases as one. A node counts once: what one phase merged the others did not refuse, and what several refuse

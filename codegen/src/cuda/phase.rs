@@ -8,10 +8,10 @@ use std::collections::HashMap;
 
 use gemma4c_dsl::{Instance, LaunchArguments};
 use gemma4c_graph::memory::{self, Lifetime};
-use gemma4c_graph::{CacheId, Fused, Graph, Group, Kind, NodeId, Rows};
+use gemma4c_graph::{CacheId, Fused, Graph, Group, Kind, NodeId, Op, Rows};
 use gemma4c_plan::cuda::{
-    CudaStep, Form, KernelIndex, Launch, Phase, PhaseKind, RECORD_WORDS, Range, Region, SEGMENT_ROWS, SEGMENT_WORDS,
-    StepOutput, record,
+    CudaStep, DrafterPlaces, Form, KernelIndex, Launch, Phase, PhaseKind, RECORD_WORDS, Range, Region, SEGMENT_ROWS,
+    SEGMENT_WORDS, StepOutput, record,
 };
 
 use super::choice::Choice;
@@ -174,6 +174,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn state(&self, group: &Group) -> Span {
         let places = &self.common.places;
         let (offset, words) = match self.kind() {
+            _ if self.drafts_for().is_some() => (self.drafts_for().map_or(0, |own| own.record), RECORD_WORDS),
             PhaseKind::Decode => (places.rows, self.rows() * RECORD_WORDS),
             PhaseKind::Prefill if self.schedule.is_asked(group) => (places.asked, RECORD_WORDS),
             PhaseKind::Prefill => (places.segments, self.rows().div_ceil(SEGMENT_ROWS) * SEGMENT_WORDS),
@@ -225,6 +226,9 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn tokens(&self) -> Span {
         let places = &self.common.places;
         let offset = match self.kind() {
+            PhaseKind::Decode if self.drafts_for().is_some() => {
+                self.drafts_for().map_or(0, |own| own.record) + record::TOKEN as u64 * 4
+            }
             PhaseKind::Decode => places.rows + record::TOKEN as u64 * 4,
             PhaseKind::Prefill | PhaseKind::Tower => places.tokens,
         };
@@ -252,8 +256,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn alloc_value(&mut self, node: NodeId, form: Form, rows: u32) -> Span {
         let width = self.graph().node(node).ty.width;
         let elements = rows as u64 * width as u64;
-        let start = if self.graph().output == Some(node) && form == Form::F32 {
-            let offset = self.common.tower.map_or(self.common.places.logits, |places| places.soft);
+        let start = if let Some(offset) = self.fixed_place(node).filter(|_| form == Form::F32) {
             Span::Fixed(Range { region: Region::Arena, offset, bytes: elements * 4 })
         } else {
             self.buffer(match form {
@@ -266,6 +269,43 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         };
         self.bind_location(node, form, Place { start, stride: width, part: None });
         start
+    }
+
+    /// Where a value lies that is read after the phase, or that lies beside another.
+    fn fixed_place(&self, node: NodeId) -> Option<u64> {
+        let graph = self.graph();
+        if graph.output == Some(node) {
+            return Some(self.common.tower.map_or(self.common.places.logits, |places| places.soft));
+        }
+        let places = self.common.drafter?;
+        let width = graph.node(node).ty.width as u64 * 4;
+        match self.drafts_for() {
+            None => graph.kept.contains(&node).then_some(places.entering),
+            Some(_) if graph.kept.contains(&node) => Some(places.hidden),
+            // The hidden state follows the embedding that it is read with.
+            Some(_) => {
+                let is_first = |user: &&NodeId| graph.node(**user).op == Op::Concat;
+                self.fused().users(node).iter().find(is_first).map(|_| places.hidden - width)
+            }
+        }
+    }
+
+    /// What the drafter exchanges with the host, where it is the drafter that is lowered.
+    pub fn drafts_for(&self) -> Option<DrafterPlaces> {
+        self.common.drafter.filter(|_| self.common.drafting.is_some())
+    }
+
+    /// Forgets where values lie, so that the groups can be lowered once more behind what there is.
+    pub fn forget_values(&mut self) {
+        self.values.clear();
+        self.routing.clear();
+        self.parts.clear();
+        self.prepared.clear();
+    }
+
+    /// Launches so far.
+    pub fn launches(&self) -> usize {
+        self.drafts.len()
     }
 
     /// Says where a node's rows lie.

@@ -14,7 +14,8 @@ use crate::kernels::matvec::matvec::slot;
 use crate::kernels::matvec::{self, Prologue, slots};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::decoding::product_decoding;
-use crate::kernels::product::warpgroups::Source;
+use crate::kernels::product::team::product_team;
+use crate::kernels::product::warpgroups::{Source, WgmmaTile};
 use crate::kernels::product::wgmma::product_wgmma;
 use crate::kernels::product::{self, Tile};
 use crate::kernels::{geglu, per_layer};
@@ -340,10 +341,10 @@ impl PhaseBuilder<'_, '_> {
         };
         let state = self.row_count(group);
         let rest = WarpgroupOperands { x, groups: Span::Unused, order: Span::Unused, state, out, outputs: stored, k };
-        let (arguments, read) = self.by_warpgroups(weights, source, rest)?;
+        let (arguments, read) = self.by_warpgroups(weights, source, tile, rest)?;
         let bytes = read + rows as u64 * (k as u64 * 2 + stored as u64 * 4);
         let work = Work { bytes, flops: 2 * rows as u64 * all * k as u64 };
-        let why = format!("{rows} rows: warpgroups {}, tiles of {} x {}", source.words(), tile.rows, tile.columns);
+        let why = format!("{rows} rows: warpgroups {}, {}", source.words(), tile.words());
         let why = Choice::because(why).over("warps over weight planes");
         let grid = kind.grid(tile, rows, stored, self.common.can.target.multiprocessors);
         self.launch(kind.instance(tile)?, grid, arguments, &group.nodes, work, why)?;
@@ -359,6 +360,7 @@ impl PhaseBuilder<'_, '_> {
         &mut self,
         weights: &[WeightId],
         source: Source,
+        tile: WgmmaTile,
         rest: WarpgroupOperands,
     ) -> Result<(LaunchArguments<Span>, u64), LowerError> {
         let WarpgroupOperands { x, groups, order, state, out, outputs, k } = rest;
@@ -368,6 +370,11 @@ impl PhaseBuilder<'_, '_> {
                 let weights = self.common.weights.rounded(weights, &mut self.common.kernels)?;
                 let arguments = product_wgmma::Arguments { weights, x, groups, order, state, out, outputs, k };
                 (arguments.into(), matrix.rows * k as u64 * 2)
+            }
+            Source::Planes(_) if tile.team > 0 => {
+                let codes = matrix.codes();
+                let arguments = product_team::Arguments { codes, x, groups, order, state, out, outputs, k };
+                (arguments.with_slot(product_team::slot::side, matrix.side()), matrix.bytes())
             }
             Source::Planes(_) => {
                 let codes = matrix.codes();

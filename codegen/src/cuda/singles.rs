@@ -88,10 +88,16 @@ impl PhaseBuilder<'_, '_> {
         let x = node.inputs.first().copied();
         match node.op {
             // Views, which launch nothing, are groups of another kind.
-            Op::Tokens | Op::Columns { .. } => Err(LowerError::NoValue { node: self.graph().full_name(id) }),
+            Op::Tokens
+            | Op::Columns { .. }
+            | Op::Patches { .. }
+            | Op::Hidden { .. }
+            | Op::BorrowKv { .. }
+            | Op::Concat
+            | Op::Candidates { .. } => Err(LowerError::NoValue { node: self.graph().full_name(id) }),
             Op::PlaceSoft
             | Op::AxisRows { .. }
-            | Op::SubMean
+            | Op::SubMean { .. }
             | Op::GridMean { .. }
             | Op::GridRope { .. }
             | Op::FullAttention { .. } => self.of_patches(group, id),
@@ -108,14 +114,13 @@ impl PhaseBuilder<'_, '_> {
                 let (high, highs) = self.terms(weight)?;
                 self.map(group, x, tower::then_at_most::Arguments { high, highs })
             }
-            Op::Patches { .. }
-            | Op::GatherText { .. }
-            | Op::Hidden { .. }
-            | Op::BorrowKv { .. }
-            | Op::Concat
-            | Op::Candidates { .. }
+            Op::GatherText { .. }
+            | Op::HalvingConv { .. }
+            | Op::CausalConv { .. }
+            | Op::NearAttention { .. }
+            | Op::Sigmoid
+            | Op::Relu
             | Op::SpreadTokens { .. }
-            | Op::TokenMatMul { .. }
             | Op::AttentionBefore { .. } => {
                 Err(LowerError::OnCpuAlone { node: self.graph().full_name(id), op: node.op.name() })
             }
@@ -155,6 +160,10 @@ impl PhaseBuilder<'_, '_> {
             Op::Scale { factor } => self.map(group, x, slots::then_scale::Arguments { scale: factor }),
             Op::Gelu => self.map(group, x, Filled::alone(slots::then_gelu::DEF)),
             Op::Softcap { cap } => self.map(group, x, slots::then_softcap::Arguments { cap }),
+            // A vector that repeats within a row is a tower's.
+            Op::MulWeight { weight } if ![1, width as u64].contains(&self.graph().weight(weight).dim(0)) => {
+                Err(LowerError::OnCpuAlone { node: self.graph().full_name(id), op: node.op.name() })
+            }
             Op::MulWeight { weight } => {
                 let vector = self.common.weights.floats(weight)?;
                 if self.graph().weight(weight).dims == [1] {
@@ -219,6 +228,8 @@ impl PhaseBuilder<'_, '_> {
                 self.record_stage(id, cache);
                 Ok(())
             }
+            Op::TokenMatMul { weight } => self.token_scores(id, weight),
+            Op::Route { top_k } if self.drafts_for().is_some() => self.closest_groups(id, top_k),
             Op::Route { top_k } => {
                 let logits = self.whole_rows(node.inputs[0])?;
                 let Elem::Routing { experts: count } = node.ty.elem else {
@@ -324,7 +335,8 @@ impl PhaseBuilder<'_, '_> {
     pub fn view(&mut self, id: NodeId) -> Result<(), LowerError> {
         let node = self.graph().node(id);
         match node.op {
-            Op::Tokens => Ok(()),
+            Op::Tokens | Op::BorrowKv { .. } | Op::Candidates { .. } => Ok(()),
+            Op::Hidden { .. } | Op::Concat => self.drafters_view(id),
             Op::Patches { width } => {
                 let missing = || LowerError::NoValue { node: self.graph().full_name(id) };
                 let offset = self.common.tower.ok_or_else(missing)?.patches;

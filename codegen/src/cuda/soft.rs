@@ -4,9 +4,9 @@
 //! says, and what the embedding gives there is replaced. Decoded rows are tokens, all of them.
 
 use gemma4c_graph::passes::Goal;
-use gemma4c_graph::{Graph, Node, NodeId, Op, WeightId};
+use gemma4c_graph::{Graph, Node, NodeId, Op};
 
-use super::{LowerError, TowerGraph};
+use super::LowerError;
 
 /// The text's graph for a goal.
 pub fn text(graph: &Graph, goal: Goal) -> Result<Graph, LowerError> {
@@ -30,6 +30,7 @@ pub fn text(graph: &Graph, goal: Goal) -> Result<Graph, LowerError> {
         out.nodes.push(Node { op, inputs, ..node.clone() });
     }
     out.output = graph.output.map(|id| now[id.index()]);
+    out.kept = graph.kept.iter().map(|id| now[id.index()]).collect();
     Ok(out)
 }
 
@@ -42,17 +43,4 @@ fn is_replaced(graph: &Graph, gather: NodeId) -> bool {
             Op::Scale { .. } => is_replaced(graph, id),
             _ => false,
         })
-}
-
-/// The towers' graphs over the weights of the text and of all towers up to each, as they stand in the plan.
-pub fn weights_beside(text: &Graph, towers: &[TowerGraph<'_>]) -> Vec<Graph> {
-    let mut weights = text.weights.clone();
-    let of = |tower: &TowerGraph<'_>| {
-        let first = weights.len() as u32;
-        weights.extend(tower.graph.weights.iter().cloned());
-        let op = |op: Op| op.with_weight(|weight| WeightId(first + weight.0));
-        let nodes = tower.graph.nodes.iter().map(|node| Node { op: op(node.op), ..node.clone() });
-        Graph { weights: weights.clone(), nodes: nodes.collect(), ..tower.graph.clone() }
-    };
-    towers.iter().map(of).collect()
 }

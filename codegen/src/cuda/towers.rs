@@ -1,15 +1,12 @@
 //! A tower's phases: from the patches of a picture to its soft tokens, for pictures up to several sizes.
 
-use std::collections::HashMap;
-
 use gemma4c_graph::passes::{self, Goal};
-use gemma4c_graph::{Graph, Group, NodeId, Op, Rows};
-use gemma4c_plan::ValueIndex;
+use gemma4c_graph::{Group, NodeId, Op, Rows};
 use gemma4c_plan::cuda::{Form, Phase, RECORD_WORDS, Range, Region, TowerPlaces};
 
 use super::launch::Span;
 use super::phase::{PhaseBuilder, Work};
-use super::{Common, LowerError, TowerGraph};
+use super::{Common, LowerError, TowerGraph, index_of_values};
 use crate::kernels::heads::inverse_frequencies;
 use crate::kernels::tower::{self, flash};
 use crate::passes::{self as target_passes, PhaseRows};
@@ -33,19 +30,17 @@ pub fn places(tower: &TowerGraph<'_>, reserve: &mut impl FnMut(u64) -> u64) -> T
     }
 }
 
-/// The phases of a tower, whose graph has the plan's weights.
+/// The phases of a tower.
 pub fn phases(
     common: &mut Common<'_>,
     tower: &TowerGraph<'_>,
-    graph: &Graph,
     places: TowerPlaces,
     disabled: &[String],
     base: u64,
 ) -> Result<Vec<Phase>, LowerError> {
-    let values = tower.meaning.values.iter().enumerate().map(|(i, value)| (value.name.clone(), i as ValueIndex));
-    let of_text = std::mem::replace(&mut common.value_index, values.collect::<HashMap<_, _>>());
+    let of_text = std::mem::replace(&mut common.value_index, index_of_values(tower.meaning));
     common.tower = Some(places);
-    let (fused, _) = passes::fuse(graph, Goal::Tower, disabled);
+    let (fused, _) = passes::fuse(tower.graph, Goal::Tower, disabled);
     let most = tower.meaning.asked;
     let mut phases = Vec::new();
     for soft in LADDER.into_iter().filter(|soft| *soft < most).chain([most]) {
@@ -92,7 +87,7 @@ impl PhaseBuilder<'_, '_> {
                 let blocks = tower::grid(width, rows);
                 self.launch(tower::mean_instance()?, blocks, arguments, &[id], work, "a soft token a row")?;
             }
-            Op::SubMean => {
+            Op::SubMean { group } if group == width => {
                 let arguments = tower::sub_mean::Arguments { x: inputs[0], out, width };
                 self.launch(tower::sub_mean_instance()?, [rows, 1, 1], arguments, &[id], work, "a warp a row")?;
             }

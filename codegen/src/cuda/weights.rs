@@ -6,7 +6,7 @@
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::Filled;
-use gemma4c_graph::{Graph, WeightId};
+use gemma4c_graph::{Weight, WeightId};
 use gemma4c_plan::cuda::{Constant, Launch, Load, LoadArgument, LoadPart, Range, Region};
 
 use super::LowerError;
@@ -61,7 +61,8 @@ struct Placed {
 
 /// The weights of a plan.
 pub struct Weights<'a> {
-    graph: &'a Graph,
+    /// All that the plan's graphs read, in the plan's order.
+    table: &'a [Weight],
     /// Bytes placed so far, on the device and in the host's pinned memory.
     pub device_bytes: u64,
     pub host_bytes: u64,
@@ -77,10 +78,10 @@ pub struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
-    pub fn new(graph: &'a Graph, on_host: Vec<WeightId>) -> Weights<'a> {
-        let parts = vec![Vec::new(); graph.weights.len()];
+    pub fn new(table: &'a [Weight], on_host: Vec<WeightId>) -> Weights<'a> {
+        let parts = vec![Vec::new(); table.len()];
         Weights {
-            graph,
+            table,
             device_bytes: 0,
             host_bytes: 0,
             on_host,
@@ -104,7 +105,7 @@ impl<'a> Weights<'a> {
     }
 
     fn rows(&self, weight: WeightId) -> u64 {
-        self.graph.weight(weight).dims.iter().skip(1).product()
+        self.table[weight.index()].dims.iter().skip(1).product()
     }
 
     fn reserve(&mut self, bytes: u64) -> Range {
@@ -118,7 +119,7 @@ impl<'a> Weights<'a> {
         if let Some((_, range)) = self.verbatim.iter().find(|(known, _)| *known == weight) {
             return Span::Fixed(*range);
         }
-        let bytes = self.graph.weight(weight).bytes().unwrap_or(0);
+        let bytes = self.table[weight.index()].bytes().unwrap_or(0);
         let range = if self.on_host.contains(&weight) {
             let offset = self.host_bytes;
             self.host_bytes = (offset + bytes).next_multiple_of(ALIGNMENT);
@@ -133,7 +134,7 @@ impl<'a> Weights<'a> {
 
     /// A tensor of floats: norms, scales, routers.
     pub fn floats(&mut self, weight: WeightId) -> Result<Span, LowerError> {
-        let w = self.graph.weight(weight);
+        let w = &self.table[weight.index()];
         if w.dtype != DType::F32 {
             return Err(LowerError::NotFloats { tensor: w.name.clone(), dtype: w.dtype });
         }
@@ -153,7 +154,7 @@ impl<'a> Weights<'a> {
 
     /// Matrices of one type and width, stacked, as rows of bf16: made on the device from their planes.
     pub fn rounded(&mut self, weights: &[WeightId], kernels: &mut Kernels) -> Result<Span, LowerError> {
-        let first = self.graph.weight(weights[0]);
+        let first = &self.table[weights[0].index()];
         let (dtype, k) = (first.dtype, first.dim(0));
         let matrix = self.matrix(weights, kernels)?;
         if dtype == DType::BF16 {
@@ -188,10 +189,10 @@ impl<'a> Weights<'a> {
 
     /// Matrices of one type and width, stacked, as planes.
     pub fn matrix(&mut self, weights: &[WeightId], kernels: &mut Kernels) -> Result<Matrix, LowerError> {
-        if let Some(found) = find(&self.stacks, weights, self.graph) {
+        if let Some(found) = find(&self.stacks, weights, self.table) {
             return Ok(found);
         }
-        let first = self.graph.weight(weights[0]);
+        let first = &self.table[weights[0].index()];
         let (dtype, k) = (first.dtype, first.dim(0));
         let rows: Vec<u64> = weights.iter().map(|w| self.rows(*w)).collect();
         let total: u64 = rows.iter().sum();
@@ -234,10 +235,10 @@ struct Rounded {
 }
 
 /// Weights that lie one behind the other in a stack, as a matrix of their own, where its planes start at whole words.
-fn find(stacks: &[Placed], weights: &[WeightId], graph: &Graph) -> Option<Matrix> {
+fn find(stacks: &[Placed], weights: &[WeightId], table: &[Weight]) -> Option<Matrix> {
     stacks.iter().find_map(|stack| {
         let at = stack.weights.windows(weights.len()).position(|window| window == weights)?;
-        let rows: u64 = weights.iter().map(|w| graph.weight(*w).dims.iter().skip(1).product::<u64>()).sum();
+        let rows: u64 = weights.iter().map(|w| table[w.index()].dims.iter().skip(1).product::<u64>()).sum();
         let (k, first) = (stack.matrix.k as u64, stack.first_rows[at]);
         let part = |(plane, range): &(WeightPlane, Range)| {
             let row_bytes = k / plane.per as u64 * plane.bytes as u64;

@@ -4,6 +4,7 @@
 //! which instances there are, is decided elsewhere.
 
 pub mod attention;
+pub mod draft;
 pub mod gather;
 pub mod geglu;
 pub mod gelu;

@@ -40,6 +40,9 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
                 let nodes = [&group.nodes[..], &[attention]].concat();
                 log.merge(&mut schedule.fused, Kind::AttentionStep { heads, attention }, &nodes);
             }
+            None if reader.is_some_and(|user| matches!(schedule.graph().node(user).op, Op::AttentionBefore { .. })) => {
+                schedule.refuse(log, &group, "a drafter's queries look from another position than they are rotated by");
+            }
             None => schedule.refuse(log, &group, "its queries are not read by one attention alone"),
         }
     }

@@ -7,6 +7,7 @@ use super::forms::wanted;
 use super::{Abilities, Pass, Schedule, experts_of, multiplies_exactly, warpgroups};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::Tile;
+use crate::kernels::product::warpgroups::Source;
 
 pub const PASS: Pass = Pass {
     name: "cut",
@@ -79,7 +80,7 @@ fn cut_experts(
     rest: impl FnOnce(&[NodeId], Vec<NodeId>) -> Vec<Group>,
 ) -> Vec<Group> {
     let (matmuls, after): (Vec<NodeId>, Vec<NodeId>) = group.nodes.iter().partition(|id| is_matrix(schedule, **id));
-    let height = height(schedule, routing, schedule.source(group.nodes[0]).is_some());
+    let height = height(schedule, routing, schedule.source(group.nodes[0]));
     let rest = if joins { Vec::new() } else { rest(&matmuls, after) };
     let nodes = if joins { group.nodes.clone() } else { matmuls.clone() };
     let sort = Group::new(Kind::SortPairs { routing, height }, Vec::new());
@@ -92,10 +93,13 @@ fn is_matrix(schedule: &Schedule, id: NodeId) -> bool {
 }
 
 /// Rows of a tile over sorted pairs, by warpgroups or by warps.
-fn height(schedule: &Schedule, routing: NodeId, by_warpgroups: bool) -> u32 {
+fn height(schedule: &Schedule, routing: NodeId, source: Option<Source>) -> u32 {
     let (experts, top) = experts_of(schedule.graph(), routing);
     let pairs = schedule.rows * top;
-    if by_warpgroups { warpgroups::height(pairs, experts) } else { Tile::for_groups(pairs, experts).rows }
+    match source {
+        Some(source) => warpgroups::height(pairs, experts, source),
+        None => Tile::for_groups(pairs, experts).rows,
+    }
 }
 
 /// Which of two matrices is behind the GELU of `gelu(gate) * up`.
@@ -111,8 +115,11 @@ fn cut_single(schedule: &Schedule, group: &Group) -> Vec<Group> {
     let id = group.nodes[0];
     match schedule.graph().node(id).op {
         Op::Tokens | Op::Columns { .. } | Op::Patches { .. } => vec![Group::new(Kind::View, vec![id])],
+        Op::Hidden { .. } | Op::BorrowKv { .. } | Op::Concat | Op::Candidates { .. } => {
+            vec![Group::new(Kind::View, vec![id])]
+        }
         Op::TakeAsked if schedule.decodes => vec![Group::new(Kind::View, vec![id])],
-        Op::Attention { .. } if schedule.is_one_row(group) => vec![
+        Op::Attention { .. } | Op::AttentionBefore { .. } if schedule.is_one_row(group) => vec![
             Group::new(Kind::AttentionParts { attention: id }, Vec::new()),
             Group::new(Kind::AttentionMerge { attention: id }, vec![id]),
         ],

@@ -60,7 +60,7 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
 pub fn is_unbounded(graph: &Graph, node: NodeId) -> bool {
     let node = graph.node(node);
     match node.op {
-        Op::Add | Op::Gather { .. } | Op::PlaceSoft => true,
+        Op::Add | Op::Gather { .. } | Op::PlaceSoft | Op::Concat => true,
         Op::Scale { .. } | Op::MulWeight { .. } | Op::TakeAsked | Op::Columns { .. } => {
             is_unbounded(graph, node.inputs[0])
         }
@@ -235,7 +235,7 @@ fn demanded_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
             | Op::Route { .. }
             | Op::KvAppend { .. }
             | Op::PlaceSoft
-            | Op::SubMean
+            | Op::SubMean { .. }
             | Op::GridMean { .. }
             | Op::GridRope { .. }
             | Op::FullAttention { .. } => floats(of_single().inputs.clone()),

@@ -296,7 +296,9 @@ pub fn multiplies_exactly(graph: &Graph, can: &Abilities, product: &Product) -> 
 pub fn cache_of(graph: &Graph, attention: NodeId) -> Option<(CacheId, u32)> {
     let node = graph.node(attention);
     match (node.op, graph.node(*node.inputs.get(1)?).ty.elem) {
-        (Op::Attention { heads } | Op::AttentionAhead { heads }, Elem::Kv(cache)) => Some((cache, heads)),
+        (Op::Attention { heads } | Op::AttentionAhead { heads } | Op::AttentionBefore { heads }, Elem::Kv(cache)) => {
+            Some((cache, heads))
+        }
         _ => None,
     }
 }

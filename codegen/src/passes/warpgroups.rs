@@ -105,12 +105,19 @@ pub fn dense(
     Some((kind, tile, stored))
 }
 
-/// The most pairs of an expert, on average, for which a tile is of one warpgroup: beyond, two share what they read.
-const MOST_FOR_ONE_WARPGROUP: u32 = 48;
+/// The most pairs of an expert, on average, for which a group has 32 rows, and 64: beyond, 128 share what is read.
+const MOST_FOR_32: u32 = 12;
+const MOST_FOR_64: u32 = 48;
 
-/// Rows of a group of sorted pairs.
-pub fn height(pairs: u32, experts: u32) -> u32 {
-    if pairs <= experts * MOST_FOR_ONE_WARPGROUP { 64 } else { 128 }
+/// Rows of a group of sorted pairs. A product over a bf16 copy has no tile of 32.
+pub fn height(pairs: u32, experts: u32, source: Source) -> u32 {
+    if pairs <= experts * MOST_FOR_32 && source != Source::Copy {
+        32
+    } else if pairs <= experts * MOST_FOR_64 {
+        64
+    } else {
+        128
+    }
 }
 
 /// The same of sorted rows by experts: gate and up joined, or a plain product whose rows are one a pair.
@@ -129,7 +136,7 @@ pub fn grouped(
     let outputs = if geglu { all / 2 } else { all };
     let (out, share) = if geglu { (ElementType::BF16, top) } else { (ElementType::F32, 1) };
     let kind = WgmmaProduct { out, geglu, pairs: share, epilogue: Vec::new(), source };
-    let height = height(pairs, experts);
+    let height = height(pairs, experts, source);
     // An expert's last group is half full, on average.
     let groups = pairs / height + experts.min(pairs).div_ceil(2);
     let tile = kind.choose_grouped(groups, height, outputs, k, target)?;

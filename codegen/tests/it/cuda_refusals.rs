@@ -2,7 +2,7 @@
 
 use gemma4c_blocks::DType::F32;
 use gemma4c_codegen::cpu::{self, Limits};
-use gemma4c_codegen::cuda::{self, LowerError, Options};
+use gemma4c_codegen::cuda::{self, LowerError, Options, SoftTokens};
 use gemma4c_codegen::target::Target;
 use gemma4c_graph::{Builder, Cache, Value};
 use gemma4c_plan::cuda::KvType;
@@ -40,14 +40,24 @@ fn lowered(
         vram: None,
         disabled: vec![],
     };
-    match cuda::lower(&graph, &program, &options, &|_| Ok(vec![1.0; 64])) {
+    match cuda::lower(
+        cuda::Model {
+            graph: &graph,
+            meaning: &program,
+            weights: &graph.weights,
+            soft: SoftTokens::NONE,
+            drafter: None,
+        },
+        &options,
+        &|_| Ok(vec![1.0; 64]),
+    ) {
         Ok(_) => panic!("a program for a GPU"),
         Err(error) => error,
     }
 }
 
 #[test]
-fn operations_of_pictures_have_no_kernels_in_a_text_without_a_tower() {
+fn operations_of_towers_have_no_kernels_in_a_text_without_a_tower() {
     let gather = |g: &mut Builder, tokens: Value| {
         let table = g.weight("token_embd.weight", F32, &[64, 100]);
         g.gather(table, tokens)
@@ -56,7 +66,14 @@ fn operations_of_pictures_have_no_kernels_in_a_text_without_a_tower() {
         let table = g.weight("token_embd.weight", F32, &[64, 100]);
         g.gather_text(table, 0, tokens)
     };
+    let repeated = |g: &mut Builder, x: Value| {
+        let weight = g.weight("repeated", F32, &[32]);
+        g.mul_weight(x, weight)
+    };
     let cases = [
+        ("mul_weight", lowered(false, gather, repeated)),
+        ("sigmoid", lowered(false, gather, |g, x| g.sigmoid(x))),
+        ("relu", lowered(false, gather, |g, x| g.relu(x))),
         ("attention_ahead", lowered(true, gather, |_, x| x)),
         ("gather_text", lowered(false, gather_text, |_, x| x)),
         ("place_soft", lowered(false, gather, |g, x| g.place_soft(x))),

@@ -73,6 +73,11 @@ fn warpgroups_decode_weights_on_the_way() {
 }
 
 #[test]
+fn teams_decode_for_one_that_multiplies() {
+    check(wgmma::by_teams());
+}
+
+#[test]
 fn a_copy_of_the_weights_changes_no_bit() {
     for dtype in [DType::Q8_0, DType::Q4_0, DType::Q6K, DType::F16] {
         same_first_rows(&wgmma::with_and_without_copy(dtype), 20);
@@ -94,6 +99,14 @@ fn warpgroups_take_the_tile_with_the_shortest_waves() {
     assert_eq!(tile(512, 2560, 10240), Some((128, 96)));
     assert_eq!(tile(2048, 2560, 10240), Some((128, 160)));
     assert_eq!(tile(7, 2560, 10240), Some((64, 32)));
+    // Over planes short products are a team's, long ones are not.
+    let planes = WgmmaProduct { source: Source::Planes(DType::Q8_0), ..wgmma.clone() };
+    let team =
+        |rows, outputs, k| planes.choose(rows, outputs, k, &h200).map(|tile| (tile.rows, tile.columns, tile.team));
+    assert_eq!(team(128, 2560, 10240), Some((64, 64, 5)));
+    assert_eq!(team(512, 2560, 10240), Some((256, 64, 2)));
+    assert_eq!(team(2048, 2560, 10240), Some((160, 128, 0)));
+    assert_eq!(team(2048, 20480, 2560), Some((256, 128, 0)));
     // Steps are 64 values, results are stored by fours, and only Hopper has warpgroups that multiply.
     assert_eq!(tile(512, 2560, 2080), None);
     assert_eq!(tile(512, 2562, 2560), None);

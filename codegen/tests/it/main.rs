@@ -11,6 +11,7 @@ mod gpus;
 mod intrinsics;
 mod kernel_snapshots;
 mod kernels_attention;
+mod kernels_draft;
 mod kernels_gather;
 mod kernels_geglu;
 mod kernels_heads;

@@ -37,7 +37,7 @@ fn a_case_is_compared_with_the_launches_of_whoever_runs_it() {
     let bend = || Instance::of(&bend::DEF).build().expect("no parameters to miss");
     let case = |name: &str, x: f32| Case::new(name, bend()).buffer("x", vec![x; 32]);
     let sized = |case: Case| case.expect("out", vec![0.0f32; 32], Bound::Exact);
-    let reference = Reference::of(vec![sized(case("alone", 0.3))], "out");
+    let reference = Reference::of(vec![sized(case("alone", 0.3))], "out", &Simulator(Order::Forward));
     let both = case("both", 0.3).expect_like("out", &reference, |x| x.to_vec().into());
     both.assert();
     assert!(both.check_on(&Elsewhere { own: true, wrong: false }).is_ok());

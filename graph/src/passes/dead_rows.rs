@@ -73,7 +73,7 @@ fn run(graph: &Graph, goal: Goal, log: &mut Log) -> Graph {
         log.apply();
         now.push(push(&mut out, Node { inputs, ..node.clone() }));
     }
-    out.output = graph.output.map(|id| now[id.index()]);
+    out.renumber_results(&now);
     drop_unused(out)
 }
 
@@ -88,7 +88,7 @@ fn without_takes(graph: &Graph) -> Graph {
             _ => push(&mut out, Node { inputs, ..node.clone() }),
         });
     }
-    out.output = graph.output.map(|id| now[id.index()]);
+    out.renumber_results(&now);
     out
 }
 

@@ -53,7 +53,7 @@ fn fold(graph: &Graph, _: Goal, log: &mut Log) -> Graph {
         now.push(NodeId(out.nodes.len() as u32));
         out.nodes.push(node);
     }
-    out.output = graph.output.map(|id| now[id.index()]);
+    out.renumber_results(&now);
     drop_unused(out)
 }
 
@@ -61,7 +61,7 @@ fn fold(graph: &Graph, _: Goal, log: &mut Log) -> Graph {
 pub(super) fn drop_unused(graph: Graph) -> Graph {
     // An append is needed for what it stores in the KV cache, even if no node reads it in this pass.
     let appends = graph.iter().filter(|(_, node)| matches!(node.op, Op::KvAppend { .. })).map(|(id, _)| id);
-    let needed = needed_by(&graph, appends.chain(graph.output));
+    let needed = needed_by(&graph, appends.chain(graph.results()));
     let mut now = vec![NodeId(0); graph.nodes.len()];
     let mut nodes = Vec::new();
     for (id, node) in graph.iter().filter(|(id, _)| needed[id.index()]) {
@@ -69,7 +69,9 @@ pub(super) fn drop_unused(graph: Graph) -> Graph {
         let inputs = node.inputs.iter().map(|input| now[input.index()]).collect();
         nodes.push(crate::Node { inputs, ..node.clone() });
     }
-    Graph { nodes, output: graph.output.map(|id| now[id.index()]), ..graph }
+    let mut out = Graph { nodes, ..graph };
+    out.renumber_results(&now);
+    out
 }
 
 fn embed(fused: &mut Fused, log: &mut Log) {

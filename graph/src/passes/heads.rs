@@ -47,7 +47,7 @@ fn run(fused: &mut Fused, log: &mut Log) {
 }
 
 fn is_attention(op: &Op) -> bool {
-    matches!(op, Op::Attention { .. } | Op::AttentionAhead { .. })
+    matches!(op, Op::Attention { .. } | Op::AttentionAhead { .. } | Op::AttentionBefore { .. })
 }
 
 /// `rope(norm(raw))` of heads, where no other node reads the intermediate values.

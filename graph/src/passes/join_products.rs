@@ -15,7 +15,10 @@ pub const PASS: Pass = Pass {
 fn run(fused: &mut Fused, log: &mut Log) {
     let inputs: Vec<NodeId> = fused.graph.iter().map(|(id, _)| id).collect();
     for input in inputs {
-        let alone = |id: &NodeId| fused.is_single(*id) && matches!(fused.graph.node(*id).op, Op::MatMul { .. });
+        // A result of the graph has a place of its own.
+        let alone = |id: &NodeId| {
+            fused.is_single(*id) && !fused.graph.is_result(*id) && matches!(fused.graph.node(*id).op, Op::MatMul { .. })
+        };
         let mut matmuls: Vec<NodeId> = fused.users(input).iter().copied().filter(alone).collect();
         while let Some(&first) = matmuls.first() {
             let dtype = |id: NodeId| fused.graph.node(id).op.weight().map(|w| fused.graph.weight(w).dtype);

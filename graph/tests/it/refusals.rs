@@ -43,7 +43,7 @@ fn kv(g: &mut Builder) -> Value {
 type Build = fn(&mut Builder) -> Value;
 
 /// Each builds one operation whose inputs do not fit.
-const MISFITS: [(&str, Build); 54] = [
+const MISFITS: [(&str, Build); 64] = [
     ("a hidden state of nothing", |g| g.hidden(0)),
     ("parts of other rows", |g| {
         let x = rows(g, 8);
@@ -176,7 +176,7 @@ const MISFITS: [(&str, Build); 54] = [
         g.mul(x, asked)
     }),
     ("mul_weight of another width", |g| {
-        let (w, x) = (g.weight("w", F32, &[4]), rows(g, 8));
+        let (w, x) = (g.weight("w", F32, &[3]), rows(g, 8));
         g.mul_weight(x, w)
     }),
     ("rope of an odd head", |g| {
@@ -261,6 +261,50 @@ const MISFITS: [(&str, Build); 54] = [
         let x = g.patches(8);
         let soft = g.grid_mean(x, 2);
         g.full_attention(x, soft, soft, 2)
+    }),
+    ("sub_mean of groups that do not divide", |g| {
+        let x = rows(g, 8);
+        g.sub_group_mean(x, 3)
+    }),
+    ("halving_conv of other channels", |g| {
+        let (w, x) = (g.weight("w", F32, &[9, 4]), g.patches(8));
+        g.halving_conv(w, x, 2)
+    }),
+    ("halving_conv of rows that are no columns", |g| {
+        let (w, x) = (g.weight("w", F32, &[27, 4]), g.patches(8));
+        g.halving_conv(w, x, 3)
+    }),
+    ("halving_conv of tokens", |g| {
+        let (w, x) = (g.weight("w", F32, &[9, 4]), rows(g, 8));
+        g.halving_conv(w, x, 1)
+    }),
+    ("causal_conv of another width", |g| {
+        let (w, x) = (g.weight("w", F32, &[5, 4]), g.patches(8));
+        let soft = g.grid_mean(x, 1);
+        g.causal_conv(w, soft)
+    }),
+    ("causal_conv of patches", |g| {
+        let (w, x) = (g.weight("w", F32, &[5, 8]), g.patches(8));
+        g.causal_conv(w, x)
+    }),
+    ("near_attention of patches", |g| {
+        let (w, x) = (g.weight("w", F32, &[8, 8]), g.patches(8));
+        g.near_attention([x, x, x], 2, 12, 50.0, w)
+    }),
+    ("near_attention that sees nothing", |g| {
+        let (w, x) = (g.weight("w", F32, &[8, 8]), g.patches(8));
+        let soft = g.grid_mean(x, 1);
+        g.near_attention([soft, soft, soft], 2, 0, 50.0, w)
+    }),
+    ("near_attention of heads that do not divide", |g| {
+        let (w, x) = (g.weight("w", F32, &[8, 8]), g.patches(8));
+        let soft = g.grid_mean(x, 1);
+        g.near_attention([soft, soft, soft], 3, 12, 50.0, w)
+    }),
+    ("near_attention with distances of another width", |g| {
+        let (w, x) = (g.weight("w", F32, &[8, 4]), g.patches(8));
+        let soft = g.grid_mean(x, 1);
+        g.near_attention([soft, soft, soft], 2, 12, 50.0, w)
     }),
 ];
 

@@ -41,11 +41,15 @@ pub enum WriteError {
 struct Tensor {
     name: String,
     dims: Vec<u64>,
-    dtype: DType,
+    /// What its type is in the file.
+    ggml_id: u32,
     /// From the start of the data.
     offset: u64,
     len: u64,
 }
+
+/// What ggml calls 32-bit integers.
+const GGML_I32: u32 = 26;
 
 /// Collects metadata and tensors; [`Writer::create`] turns it into a file.
 pub struct Writer {
@@ -138,8 +142,16 @@ impl Writer {
         if !self.names.insert(name.into()) {
             return Err(WriteError::Duplicate { what: "tensor", name: name.into() });
         }
-        self.tensors.push(Tensor { name: name.into(), dims: dims.into(), dtype, offset, len });
+        let ggml_id = dtype.layout().ggml_id;
+        self.tensors.push(Tensor { name: name.into(), dims: dims.into(), ggml_id, offset, len });
         Ok(self.tensors.len() - 1)
+    }
+
+    /// Adds a tensor of 32-bit integers, which are as long as floats.
+    pub fn integers(&mut self, name: &str, dims: &[u64]) -> Result<usize, WriteError> {
+        let index = self.tensor(name, dims, DType::F32)?;
+        self.tensors[index].ggml_id = GGML_I32;
+        Ok(index)
     }
 
     /// Writes the header and makes room for the data, which is zeros until it is written.
@@ -182,7 +194,7 @@ impl Writer {
             encode(Value::Str(&tensor.name), &mut header);
             header.extend((tensor.dims.len() as u32).to_le_bytes());
             tensor.dims.iter().for_each(|dim| header.extend(dim.to_le_bytes()));
-            header.extend(tensor.dtype.layout().ggml_id.to_le_bytes());
+            header.extend(tensor.ggml_id.to_le_bytes());
             header.extend(tensor.offset.to_le_bytes());
         }
         let data_start = (header.len() as u64).next_multiple_of(self.alignment);

@@ -58,6 +58,19 @@ impl Filler {
                 let factor = |i: u64| if i < rotated.into() { 1f32 } else { 1e30 };
                 Filler::Exact((0..len / 4).flat_map(|i| factor(i).to_le_bytes()).collect())
             }
+            (Fill::EveryToken, _) => {
+                let count = len / 4;
+                // A step that shares no factor with the count meets every number.
+                let meets_all = |step: &u64| {
+                    let (mut a, mut b) = (count, *step);
+                    while b > 0 {
+                        (a, b) = (b, a % b);
+                    }
+                    a == 1
+                };
+                let step = [40_503, 1].into_iter().find(meets_all).unwrap_or(1);
+                Filler::Exact((0..count).flat_map(|i| ((i * step % count) as i32).to_le_bytes()).collect())
+            }
             (Fill::Symmetric { rms }, DType::F32) => {
                 Filler::Floats { low: -symmetric(rms), span: 2.0 * symmetric(rms) }
             }

@@ -48,6 +48,8 @@ pub(super) enum Fill {
     Between { low: f32, high: f32 },
     /// 1 for the pairs that rotate, a factor so large that the angle vanishes for the others; F32 only.
     RopeFactors { rotated: u32 },
+    /// Integers: every number below the tensor's length once, in no order.
+    EveryToken,
 }
 
 /// The rms of an embedding row, scaled by √d, relative to what a layer adds to the residual. It is small: otherwise the tied LM head
@@ -64,7 +66,7 @@ const BRANCH: f32 = 1.5;
 
 /// All tensors, with matrices as `dtype` where their rows allow it.
 pub(super) fn inventory(shape: &Shape, dtype: DType, massive: Option<f32>) -> Vec<TensorSpec> {
-    let mut list = List { tensors: Vec::new(), dtype, massive };
+    let mut list = List::new(dtype, massive);
     let [hidden, vocab] = [shape.hidden, shape.vocab];
     let root = (hidden as f32).sqrt();
 
@@ -114,15 +116,19 @@ fn massive_share(width: u32) -> f32 {
     MASSIVE_CHANNELS.len() as f32 / width as f32
 }
 
-struct List {
-    tensors: Vec<TensorSpec>,
+pub(super) struct List {
+    pub(super) tensors: Vec<TensorSpec>,
     dtype: DType,
     /// How much larger than the others massive channels are, if there are any.
     massive: Option<f32>,
 }
 
 impl List {
-    fn push(&mut self, name: &str, dims: &[u32], dtype: DType, fill: Fill) {
+    pub(super) fn new(dtype: DType, massive: Option<f32>) -> List {
+        List { tensors: Vec::new(), dtype, massive }
+    }
+
+    pub(super) fn push(&mut self, name: &str, dims: &[u32], dtype: DType, fill: Fill) {
         let dims = dims.iter().map(|&dim| dim.into()).collect();
         let (name, random, massive) = (name.to_owned(), name.to_owned(), Massive::Untouched);
         self.tensors.push(TensorSpec { name, dims, dtype, fill, random, massive });
@@ -161,16 +167,16 @@ impl List {
     }
 
     /// A matrix that keeps the size of what it is applied to.
-    fn linear(&mut self, name: &str, dims: &[u32]) {
+    pub(super) fn linear(&mut self, name: &str, dims: &[u32]) {
         self.matrix(name, dims, 1.0 / (dims[0] as f32).sqrt());
     }
 
     /// A vector that is never negative, from half to one and a half of `centre`.
-    fn norm(&mut self, name: &str, len: u32, centre: f32) {
+    pub(super) fn norm(&mut self, name: &str, len: u32, centre: f32) {
         self.push(name, &[len], DType::F32, Fill::Between { low: 0.5 * centre, high: 1.5 * centre });
     }
 
-    fn layer(&mut self, shape: &Shape, layer: u32) {
+    pub(super) fn layer(&mut self, shape: &Shape, layer: u32) {
         let named = |tensor: &str| format!("blk.{layer}.{tensor}");
         let global = shape.is_global(layer);
         let (hidden, head) = (shape.hidden, shape.head_dim.of(global));

@@ -6,6 +6,7 @@
 //! The bytes follow from the options alone: every piece of a tensor has its own generator, so neither the number of
 //! threads nor their order shows.
 
+mod drafter;
 mod fill;
 mod inventory;
 mod metadata;
@@ -26,7 +27,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::gguf::{Body, Gguf, GgufError, Header, WriteError, Writer};
 use fill::Filler;
-use inventory::Massive;
+use inventory::{Fill, Massive};
 use random::Lanes;
 use types::name_in_layer;
 
@@ -47,12 +48,14 @@ pub struct Options {
     pub vocab: Option<PathBuf>,
     /// How many times larger than the others a few channels of the residual are, as in trained models; none if not given.
     pub massive: Option<f32>,
+    /// The model's drafter instead of the model.
+    pub drafter: bool,
 }
 
 impl Options {
     /// The whole model, with a generated vocabulary and no massive channels.
     pub fn new(preset: Preset, dtype: DType) -> Options {
-        Options { preset, dtype, seed: 0, layers: None, vocab: None, massive: None }
+        Options { preset, dtype, seed: 0, layers: None, vocab: None, massive: None, drafter: false }
     }
 }
 
@@ -108,7 +111,11 @@ impl Model {
 
 /// The tensors such a model has.
 pub fn tensors(options: &Options) -> Result<Vec<TensorSpec>, SynthError> {
-    Ok(inventory::inventory(&Model::new(options)?.shape, options.dtype, options.massive))
+    let shape = Model::new(options)?.shape;
+    Ok(match options.drafter {
+        true => drafter::inventory(&drafter::shape(options.preset, &shape), options.dtype),
+        false => inventory::inventory(&shape, options.dtype, options.massive),
+    })
 }
 
 /// Writes a random model to `out`, on all threads of the current pool. `progress` is told the bytes done and the bytes in all,
@@ -164,22 +171,46 @@ pub fn describe(preset: Preset, types: Types) -> Result<Header, SynthError> {
 
 fn create(options: &Options, out: &Path) -> Result<(Body, Vec<TensorSpec>, Summary), SynthError> {
     let Model { shape, vocabulary } = Model::new(options)?;
-    let tensors = inventory::inventory(&shape, options.dtype, options.massive);
+    let tensors = tensors(options)?;
 
     let mut writer = Writer::new();
-    metadata::set_model(&mut writer, options.preset.name(), &shape, options.dtype)?;
-    match &vocabulary {
-        Some(file) => metadata::copy_vocabulary(&mut writer, file)?,
-        None => metadata::set_vocabulary(&mut writer, &shape)?,
+    let mut layers = shape.layers;
+    if options.drafter {
+        let of_drafter = drafter::shape(options.preset, &shape);
+        drafter::set_metadata(&mut writer, options.preset.name(), &of_drafter)?;
+        layers = of_drafter.body.layers;
+    } else {
+        metadata::set_model(&mut writer, options.preset.name(), &shape, options.dtype)?;
+        match &vocabulary {
+            Some(file) => metadata::copy_vocabulary(&mut writer, file)?,
+            None => metadata::set_vocabulary(&mut writer, &shape)?,
+        }
     }
-    for tensor in &tensors {
-        writer.tensor(&tensor.name, &tensor.dims, tensor.dtype)?;
-    }
+    add_tensors(&mut writer, &tensors)?;
     let body = writer.create(out)?;
 
     let parameters = tensors.iter().map(|t| t.dims.iter().product::<u64>()).sum();
-    let summary = Summary { layers: shape.layers, tensors: tensors.len(), parameters, file_bytes: body.file_len() };
+    let summary = Summary { layers, tensors: tensors.len(), parameters, file_bytes: body.file_len() };
     Ok((body, tensors, summary))
+}
+
+fn add_tensors(writer: &mut Writer, tensors: &[TensorSpec]) -> Result<(), WriteError> {
+    tensors.iter().try_for_each(|tensor| {
+        match tensor.fill {
+            Fill::EveryToken => writer.integers(&tensor.name, &tensor.dims)?,
+            _ => writer.tensor(&tensor.name, &tensor.dims, tensor.dtype)?,
+        };
+        Ok(())
+    })
+}
+
+/// What the file of a drafter of full size would say, without a file.
+pub fn describe_drafter(preset: Preset, dtype: DType) -> Result<Header, SynthError> {
+    let shape = drafter::shape(preset, &preset.shape(None)?);
+    let mut writer = Writer::new();
+    drafter::set_metadata(&mut writer, preset.name(), &shape)?;
+    add_tensors(&mut writer, &drafter::inventory(&shape, dtype))?;
+    writer.describe().map_err(SynthError::Described)
 }
 
 /// A tensor cut into pieces of whole blocks.

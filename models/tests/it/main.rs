@@ -8,6 +8,7 @@ mod counting_allocator;
 #[path = "../../../tests/common/golden.rs"]
 mod golden;
 
+mod audio;
 mod chat;
 mod drafter;
 mod gguf_errors;

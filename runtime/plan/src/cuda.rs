@@ -61,9 +61,44 @@ pub struct CudaProgram {
     pub most_candidates: u32,
     /// Rows of one sequence that a decode may have, at consecutive positions: 1 where each must be of another.
     pub verified_rows: u32,
+    /// The launches of the plan's drafter, if it has one.
+    pub drafter: Option<CudaDrafter>,
     /// What each pass did, and what it refused.
     #[serde(deserialize_with = "at_most::<64, _, _>")]
     pub passes: Vec<PassReport>,
+}
+
+/// A drafter on a GPU: its steps behind each other, each of which finds the token and the hidden state that the one before it left.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CudaDrafter {
+    /// All launches, for one sequence: what brings the hidden state of a decoded row into place, then each step of the drafter with its choice. The
+    /// values that they compute are those of the drafter's own program.
+    pub phase: Phase,
+    /// Behind which launch each draft is there: a round of n drafts runs the launches up to the n-th of these.
+    #[serde(deserialize_with = "at_most::<64, _, _>")]
+    pub ends: Vec<u32>,
+    pub places: DrafterPlaces,
+}
+
+/// What host and drafter exchange: offsets in the arena.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrafterPlaces {
+    /// The drafter's record: the token that is to be followed and its position, which all steps are rotated by; its tick counts drafts from 0.
+    pub record: u64,
+    /// Right behind it a second one, of the position before, up to which keys are looked at. Its token is the number of the row whose hidden state is taken.
+    pub before: u64,
+    /// What entered the last norm of the model, of every decoded row, or of the asked one: f32.
+    pub entering: u64,
+    /// The hidden state of the next step: f32, as wide as the model.
+    pub hidden: u64,
+    /// The drafts, a word each; they are also the tokens in the records of rows 1 and on.
+    pub drafts: u64,
+    /// The last step's scores: of all tokens in the place of row 0's logits, or of the tokens of some groups.
+    pub scores: u64,
+    pub score_count: u32,
+    /// Which groups these are, and how many; 0 where all tokens are scored.
+    pub groups: u64,
+    pub group_count: u32,
 }
 
 /// The GPU that a program's launches are shaped for. It may run on others: those that its code runs on.
@@ -96,16 +131,20 @@ impl CudaProgram {
         decode.map(|phase| phase.rows).max().unwrap_or(1)
     }
 
-    /// All phases as a run counts them: the text's, then each tower's from the fewest patches to the most.
+    /// All phases as a run counts them: the text's, then each tower's from the fewest patches to the most, then the drafter's.
     pub fn all_phases(&self) -> impl Iterator<Item = &Phase> {
-        self.phases.iter().chain(self.towers.iter().flat_map(|tower| &tower.phases))
+        let of_towers = self.towers.iter().flat_map(|tower| &tower.phases);
+        self.phases.iter().chain(of_towers).chain(self.drafter.as_ref().map(|drafter| &drafter.phase))
     }
 
-    /// The phase of a tower that takes so many patches, as a run counts it.
-    pub fn tower_phase(&self, tower: usize, patches: u32) -> Option<usize> {
-        let before: usize = self.towers.get(..tower)?.iter().map(|tower| tower.phases.len()).sum();
-        let own = self.towers.get(tower)?.phases.iter().position(|phase| phase.rows >= patches)?;
-        Some(self.phases.len() + before + own)
+    /// A phase as a run counts it.
+    pub fn phase(&self, index: usize) -> Option<&Phase> {
+        self.all_phases().nth(index)
+    }
+
+    /// Where a run finds the drafter's phase: behind all others.
+    pub fn drafter_phase(&self) -> usize {
+        self.phases.len() + self.towers.iter().map(|tower| tower.phases.len()).sum::<usize>()
     }
 
     /// Bytes of the weights' region that are loaded; what follows them is computed on the device.
@@ -384,7 +423,7 @@ pub enum LoadArgument {
 pub struct Constant {
     pub name: String,
     pub to: Range,
-    #[serde(deserialize_with = "at_most::<65536, _, _>")]
+    #[serde(deserialize_with = "at_most::<1048576, _, _>")]
     pub values: Vec<f32>,
 }
 

@@ -29,7 +29,7 @@ pub use drafter::Drafter;
 pub use format::{PlanError, START, VERSION, own_bytes};
 pub use model::{Model, ModelFile, Target, Weight};
 pub use program::{Cache, CacheIndex, Kind, Op, Program, RowCount, Step, Value, ValueIndex, WeightIndex};
-pub use tower::{MediaTokens, Stage, Tower};
+pub use tower::{MediaTokens, Medium, Stage, Tower};
 pub use vocab::{Merge, Sampling, Strings, TokenKind, Vocab};
 
 /// A compiled model.

@@ -22,10 +22,12 @@ pub enum RowCount {
     Chunk,
     /// One row for every token whose logits are asked for.
     Asked,
-    /// Of a tower: one row for every patch of the picture.
+    /// Of a tower: one row for every patch of the picture, or for every frame of the sound.
     Patches,
-    /// Of a tower: one row for every soft token that it makes of the picture.
+    /// Of a tower: one row for every soft token that it makes.
     Soft,
+    /// Of a tower: one row for every two frames of the sound.
+    Halves,
 }
 
 /// What a value's rows hold.
@@ -99,7 +101,7 @@ pub enum Op {
     GatherText { table: WeightIndex, pad: u32 },
     PlaceSoft,
     AxisRows { table: WeightIndex, axis: u32 },
-    SubMean,
+    SubMean { group: u32 },
     GridMean { side: u32 },
     AddConstant { term: f32 },
     AddWeight { weight: WeightIndex },
@@ -114,6 +116,11 @@ pub enum Op {
     SpreadTokens,
     TokenMatMul { weight: WeightIndex },
     AttentionBefore { heads: u32 },
+    HalvingConv { weight: WeightIndex, channels: u32 },
+    CausalConv { weight: WeightIndex },
+    NearAttention { heads: u32, reach: u32, cap: f32, weight: WeightIndex },
+    Sigmoid,
+    Relu,
 }
 
 impl Op {
@@ -143,7 +150,7 @@ impl Op {
             Op::GatherText { .. } => "gather_text",
             Op::PlaceSoft => "place_soft",
             Op::AxisRows { .. } => "axis_rows",
-            Op::SubMean => "sub_mean",
+            Op::SubMean { .. } => "sub_mean",
             Op::GridMean { .. } => "grid_mean",
             Op::AddConstant { .. } => "add_constant",
             Op::AddWeight { .. } => "add_weight",
@@ -158,6 +165,11 @@ impl Op {
             Op::SpreadTokens => "spread_tokens",
             Op::TokenMatMul { .. } => "token_matmul",
             Op::AttentionBefore { .. } => "attention_before",
+            Op::HalvingConv { .. } => "halving_conv",
+            Op::CausalConv { .. } => "causal_conv",
+            Op::NearAttention { .. } => "near_attention",
+            Op::Sigmoid => "sigmoid",
+            Op::Relu => "relu",
         }
     }
 
@@ -176,7 +188,7 @@ impl Op {
             | Op::AttentionAhead { .. }
             | Op::ExpertMatMul { .. }
             | Op::ExpertSum { .. } => 2,
-            Op::FullAttention { .. } => 3,
+            Op::FullAttention { .. } | Op::NearAttention { .. } => 3,
             _ => 1,
         }
     }
@@ -218,6 +230,7 @@ impl Program {
     pub const fn max_rows(&self, rows: RowCount) -> u32 {
         match rows {
             RowCount::Chunk | RowCount::Patches => self.chunk,
+            RowCount::Halves => self.chunk.div_ceil(2),
             RowCount::Asked | RowCount::Soft => self.asked,
         }
     }

@@ -11,7 +11,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
     check_weights(plan)?;
     let program = &plan.program;
     let made = check_program(plan, program)?;
-    if let Some(value) = program.values.iter().find(|v| matches!(v.rows, RowCount::Patches | RowCount::Soft)) {
+    if let Some(value) = program.values.iter().find(|v| !matches!(v.rows, RowCount::Chunk | RowCount::Asked)) {
         return Err(format!("value {} of the text has rows of a picture", value.name));
     }
     match program.values.get(program.output as usize) {

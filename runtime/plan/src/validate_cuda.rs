@@ -5,12 +5,13 @@
 
 use std::collections::HashSet;
 
-use crate::Plan;
-use crate::cuda::{Argument, Cuda, CudaProgram, Gpu, Launch, LoadPart, Phase, PhaseKind, RECORD_WORDS, Range, Region};
+use crate::cuda::{
+    Argument, Cuda, CudaDrafter, CudaProgram, Gpu, Launch, LoadPart, Phase, PhaseKind, RECORD_WORDS, Range, Region,
+};
 use crate::hazards::{self, Order};
-use crate::program::Program;
 use crate::validate_kv::{check_kv, check_places};
 use crate::validate_range::check_range;
+use crate::{Plan, Program};
 
 /// Beyond any GPU.
 const MOST_BYTES: u64 = 1 << 42;
@@ -77,7 +78,15 @@ fn check(plan: &Plan, cuda: &Cuda) -> Result<(), String> {
     program.prepare.iter().try_for_each(|launch| check_launch(program, launch, "what prepares the weights"))?;
     check_ladders(program)?;
     program.phases.iter().try_for_each(|phase| check_phase(&plan.program, program, phase))?;
-    check_towers(plan, program)
+    check_towers(plan, program)?;
+    match (&program.drafter, &plan.drafter) {
+        (None, None) => Ok(()),
+        (Some(drafter), Some(meaning)) => {
+            check_phase(&meaning.program, program, &drafter.phase)?;
+            check_drafter(plan, program, drafter)
+        }
+        _ => Err("one of the GPU and the CPU has a drafter, and the other has none".into()),
+    }
 }
 
 /// Each tower of the plan has phases of its own, whose largest takes every picture that the tower does.
@@ -87,6 +96,9 @@ fn check_towers(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
     }
     for (tower, own) in plan.towers.iter().zip(&program.towers) {
         let name = &tower.name;
+        if !tower.medium.is_picture() {
+            return Err(format!("launches for tower {name}, which reads sound: that runs on the CPU alone"));
+        }
         let in_order = own.phases.windows(2).all(|two| two[0].rows < two[1].rows);
         let most = own.phases.last().map_or(0, |phase| phase.rows);
         if !in_order || own.phases.iter().any(|phase| phase.kind != PhaseKind::Tower) || most < tower.program.chunk {
@@ -95,7 +107,7 @@ fn check_towers(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
         let (patches, soft) = (tower.program.chunk as u64, tower.program.asked as u64);
         let words = [
             ("grids", own.places.grids, 2 * RECORD_WORDS as u64),
-            ("patches", own.places.patches, patches * tower.patch_width() as u64),
+            ("patches", own.places.patches, patches * tower.medium.row_width() as u64),
             ("soft tokens", own.places.soft, soft * plan.model.hidden as u64),
         ];
         for (what, offset, words) in words {
@@ -107,6 +119,44 @@ fn check_towers(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
         own.phases.iter().try_for_each(|phase| check_phase(&tower.program, program, phase))?;
     }
     Ok(())
+}
+
+/// The places of a drafter lie in the arena, and its drafts can be verified.
+fn check_drafter(plan: &Plan, program: &CudaProgram, drafter: &CudaDrafter) -> Result<(), String> {
+    let (ends, places, steps) = (&drafter.ends, &drafter.places, drafter.phase.steps.len());
+    let in_order = ends.is_sorted_by(|a, b| a < b) && ends.first() > Some(&0);
+    if ends.is_empty() || !in_order || ends.last().is_none_or(|end| *end as usize != steps) {
+        return Err(format!("drafts that end at {ends:?} of {steps} launches"));
+    }
+    if ends.len() as u32 >= program.verified_rows {
+        return Err(format!("{} drafts, and {} rows that are verified", ends.len(), program.verified_rows));
+    }
+    let (record, hidden) = (RECORD_WORDS as u64, plan.model.hidden as u64);
+    let words = [
+        ("the drafter's record", places.record, record),
+        ("the drafter's second record", places.before, record),
+        ("what enters the last norm", places.entering, hidden * program.decode_rows() as u64),
+        ("the drafter's hidden state", places.hidden, hidden),
+        ("the drafts", places.drafts, ends.len() as u64),
+        ("the drafter's scores", places.scores, places.score_count as u64),
+        ("the drafter's groups", places.groups, places.group_count as u64),
+    ];
+    for (name, offset, words) in words {
+        if !offset.is_multiple_of(16) {
+            return Err(format!("{name} lies at {offset}, which is no place for it"));
+        }
+        check_range(program, &Range { region: Region::Arena, offset, bytes: words * 4 }, name)?;
+    }
+    let order = plan.drafter.as_ref().map_or(0, |drafter| drafter.token_order.len() as u32);
+    let scored = match places.group_count {
+        0 => places.score_count == plan.model.vocab_size,
+        groups => order > 0 && places.score_count.is_multiple_of(groups) && places.score_count <= order,
+    };
+    if scored && places.before == places.record + 4 * record {
+        Ok(())
+    } else {
+        Err(format!("a drafter of {} scores in {} groups", places.score_count, places.group_count))
+    }
 }
 
 /// Decode of one row first, then more rows; then prefill.

@@ -11,9 +11,6 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
     }
     match &plan.drafter {
         None => Ok(()),
-        Some(_) if plan.cuda.is_some() => {
-            Err("a drafter runs on the CPU, and the plan has a program for GPUs".to_string())
-        }
         Some(drafter) => check_drafter(plan, drafter).map_err(|why| format!("drafter: {why}")),
     }
 }

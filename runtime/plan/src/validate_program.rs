@@ -7,6 +7,8 @@ use crate::{Plan, Program, Weight};
 
 /// Far beyond any model; below it no product of two sizes used here overflows 64 bits.
 pub(crate) const MOST: u32 = 1 << 28;
+/// Rows that attention of a tower looks back on, at most.
+const MOST_REACH: u32 = 1 << 10;
 /// Bytes of a name.
 const LONGEST_NAME: usize = 200;
 
@@ -168,12 +170,36 @@ fn shape_fits(plan: &Plan, program: &Program, op: &Op, inputs: &[&Value], out: &
             };
             wide(x?) == wide(&out) * slots && vector
         }
-        Op::Add | Op::Mul | Op::SubMean | Op::Gelu => floats(true),
+        Op::Add | Op::Mul | Op::Gelu | Op::Sigmoid | Op::Relu => floats(true),
+        Op::SubMean { group } => floats(true) && group > 0 && out.width.is_multiple_of(group),
         Op::Scale { .. } | Op::AddConstant { .. } | Op::Softcap { .. } => floats(true),
-        Op::MulWeight { weight: w }
-        | Op::AddWeight { weight: w }
-        | Op::AtLeast { weight: w }
-        | Op::AtMost { weight: w } => {
+        Op::MulWeight { weight: w } => {
+            let w = weight(w)?;
+            floats(true) && w.dims.len() == 1 && is_vector(w, w.dim(0)) && wide(&out).checked_rem(w.dim(0)) == Some(0)
+        }
+        Op::HalvingConv { weight: w, channels } => {
+            let (w, x) = (weight(w)?, x?);
+            let rows = match x.rows {
+                RowCount::Patches => out.rows == RowCount::Halves,
+                RowCount::Halves => out.rows == RowCount::Soft,
+                _ => false,
+            };
+            let columns = channels > 0 && x.width.is_multiple_of(channels);
+            let taps = w.dims.len() == 2 && w.dim(0) == 9 * channels as u64;
+            let fits = |columns: u32| w.dim(1).checked_mul(columns as u64) == Some(wide(&out));
+            is_floats(x) && is_floats(out) && rows && columns && taps && fits((x.width / channels).div_ceil(2))
+        }
+        Op::CausalConv { weight: w } => {
+            let w = weight(w)?;
+            let taps = w.dims.len() == 2 && (1..=MOST as u64).contains(&w.dim(0)) && w.dim(1) == wide(&out);
+            floats(true) && taps && out.rows == RowCount::Soft
+        }
+        Op::NearAttention { heads, reach, cap, weight: w } => {
+            let heads = heads > 0 && out.width.is_multiple_of(heads) && out.width.is_multiple_of(2) && out.width >= 4;
+            let sees = (1..=MOST_REACH).contains(&reach) && cap > 0.0;
+            floats(true) && heads && sees && weight(w)?.dims == [wide(&out); 2] && out.rows == RowCount::Soft
+        }
+        Op::AddWeight { weight: w } | Op::AtLeast { weight: w } | Op::AtMost { weight: w } => {
             let w = weight(w)?;
             floats(true) && (is_vector(w, wide(&out)) || is_vector(w, 1))
         }

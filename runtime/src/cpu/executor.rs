@@ -13,6 +13,7 @@ use super::ops::grid::{self, Grid};
 use super::ops::matmul::{Experts, Matrix};
 use super::ops::moe::Routes;
 use super::ops::rope::RopeTable;
+use super::ops::sound::{self, Near};
 use super::ops::{attention, candidates, elementwise, gather, matmul, moe, norm, rope};
 use crate::weights::Weights;
 use crate::{ModelLocation, RuntimeError, machine};
@@ -32,9 +33,11 @@ pub struct SoftRows<'a> {
     pub first: usize,
     /// Whole rows, one after the other.
     pub values: &'a [f32],
+    /// Whether they see each other where the graph lets a picture's rows do so.
+    pub sees_ahead: bool,
 }
 
-/// A picture, as a tower reads it.
+/// A picture or a sound, as a tower reads it.
 #[derive(Clone, Copy, Debug)]
 pub struct Picture<'a> {
     pub grid: Grid,
@@ -65,6 +68,7 @@ impl Pass<'_> {
             RowCount::Chunk => self.tokens.len(),
             RowCount::Asked => self.asked.len(),
             RowCount::Patches => self.picture.map_or(0, |picture| picture.grid.patches()),
+            RowCount::Halves => self.picture.map_or(0, |picture| picture.grid.patches().div_ceil(2)),
             RowCount::Soft => self.picture.map_or(0, |picture| picture.soft),
         }
     }
@@ -78,11 +82,11 @@ impl Pass<'_> {
         tokens
     }
 
-    /// Where its soft tokens stand, which are all of one sequence.
+    /// Where its soft tokens stand that see each other, which are all of one sequence.
     fn soft_positions(&self, width: usize) -> Vec<Range<usize>> {
         let first = self.spans.first().map_or(0, |span| span.first_position);
         let range = |soft: &SoftRows<'_>| first + soft.first..first + soft.first + soft.values.len() / width;
-        self.soft.iter().map(range).collect()
+        self.soft.iter().filter(|soft| soft.sees_ahead).map(range).collect()
     }
 
     /// Where rows stand.
@@ -90,7 +94,9 @@ impl Pass<'_> {
         match rows {
             RowCount::Chunk => return self.spans.to_vec(),
             RowCount::Asked => {}
-            RowCount::Patches | RowCount::Soft => unreachable!("the plan was checked: patches have no positions"),
+            RowCount::Patches | RowCount::Halves | RowCount::Soft => {
+                unreachable!("the plan was checked: patches have no positions")
+            }
         }
         let (mut first_row, mut asked, mut parts) = (0, self.asked, Vec::new());
         for span in self.spans {
@@ -378,7 +384,18 @@ impl Executor {
                 let table = Matrix { bytes: &all.bytes[axis as usize * slice..][..slice], ..all };
                 grid::axis_rows(&table, picture().grid, axis as usize, out);
             }
-            Op::SubMean => norm::sub_mean(read(0), output.width as usize, out),
+            Op::SubMean { group } => norm::sub_mean(read(0), group as usize, out),
+            Op::HalvingConv { weight, channels } => {
+                let width = value(step.inputs[0]).width as usize;
+                sound::halving_conv(&matrix(weight), read(0), width, channels as usize, out);
+            }
+            Op::CausalConv { weight } => sound::causal_conv(&matrix(weight), read(0), out),
+            Op::NearAttention { heads, reach, cap, weight } => {
+                let near = Near { heads: heads as usize, reach: reach as usize, cap, distances: matrix(weight) };
+                sound::near_attention(read(0), read(1), read(2), &near, out);
+            }
+            Op::Sigmoid => elementwise::sigmoid(read(0), out),
+            Op::Relu => elementwise::relu(read(0), out),
             Op::GridMean { side } => {
                 grid::grid_mean(read(0), picture().grid, side as usize, output.width as usize, out);
             }

@@ -189,7 +189,7 @@ impl CudaBackend {
     /// The launches of a run, in order; an error for a run that the plan does not have.
     pub(super) fn launches(&self, run: Run) -> Result<Vec<Queued<'_>>, RuntimeError> {
         let program = self.program();
-        let phase = program.all_phases().nth(run.phase).ok_or(RuntimeError::NoSuchRun(run))?;
+        let phase = program.phase(run.phase).ok_or(RuntimeError::NoSuchRun(run))?;
         let steps = phase.steps.get(run.steps.0..run.steps.1).ok_or(RuntimeError::NoSuchRun(run))?;
         let pick = match run.pick {
             Pick::None => &[][..],

@@ -4,6 +4,7 @@
 //! brings the record up to date, so that a decode can be repeated before the host has seen a token. Tokens come back in the order of the work.
 
 mod chunk;
+pub(crate) mod draft;
 mod towers;
 
 pub(crate) use towers::SoftAhead;
@@ -61,6 +62,8 @@ pub struct BackendDevice {
     waiting: Option<Waiting>,
     results: VecDeque<Awaited>,
     towers: towers::Towers,
+    drafter: Option<draft::DrafterShape>,
+    hidden_width: u32,
 }
 
 /// One phase.
@@ -177,7 +180,7 @@ impl BackendDevice {
             identity,
             layout,
             places,
-            phases: program.all_phases().map(shape).collect(),
+            phases: program.all_phases().take(program.drafter_phase()).map(shape).collect(),
             history_rows: program.decode_rows(),
             most_candidates: program.most_candidates,
             picks,
@@ -189,6 +192,11 @@ impl BackendDevice {
             waiting: None,
             results: VecDeque::new(),
             towers: towers::Towers::of(plan, program),
+            drafter: program
+                .drafter
+                .clone()
+                .map(|of_plan| draft::DrafterShape { phase: program.drafter_phase(), of_plan }),
+            hidden_width: plan.model.hidden,
         };
         if fits {
             device.suppress(&suppress)?;
@@ -305,6 +313,36 @@ impl BackendDevice {
         Ok(())
     }
 
+    /// The smallest phase that decodes so many rows.
+    fn decode_phase(&self, count: u32) -> Result<usize, RuntimeError> {
+        let takes_them = |shape: &Shape| shape.kind == PhaseKind::Decode && shape.rows >= count;
+        let phase = self.phases.iter().position(takes_them);
+        phase.ok_or_else(|| RuntimeError::Backend(format!("no phase of the plan decodes {count} rows")))
+    }
+
+    /// Queues the records of rows that a phase is to decode.
+    fn write_rows(&mut self, phase: usize, rows: &[Row]) -> Result<(), RuntimeError> {
+        let mut words = Vec::new();
+        for row in rows {
+            let mut record = self.record(row.position, 1, row.token, row.slot);
+            self.settings(&mut record, &row.picking);
+            words.extend(record);
+        }
+        // Rows that are free say so: their records are all zero.
+        words.resize((self.phases[phase].rows * RECORD_WORDS) as usize, 0);
+        self.write(self.places.rows, &words)
+    }
+
+    /// Queues the decode of rows whose records are there.
+    fn run_decode(&mut self, phase: usize, rows: &[Row]) -> Result<(), RuntimeError> {
+        let picking: Vec<Picking> = rows.iter().map(|row| row.picking).collect();
+        let run = Run { phase, steps: (0, self.phases[phase].steps), pick: self.pick_for(&picking) };
+        self.masked = picking.iter().map(|picking| picking.masked).collect();
+        self.run_rows(run, &picking, self.places.rows)?;
+        self.latest = Some((run, picking));
+        Ok(())
+    }
+
     /// Results that were not collected yet.
     pub(crate) fn on_their_way(&self) -> usize {
         self.results.len()
@@ -415,25 +453,9 @@ impl Device for BackendDevice {
     }
 
     fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
-        let count = rows.len() as u32;
-        let takes_them = |shape: &Shape| shape.kind == PhaseKind::Decode && shape.rows >= count;
-        let phase = self.phases.iter().position(takes_them);
-        let phase = phase.ok_or_else(|| RuntimeError::Backend(format!("no phase of the plan decodes {count} rows")))?;
-        let mut words = Vec::new();
-        for row in rows {
-            let mut record = self.record(row.position, 1, row.token, row.slot);
-            self.settings(&mut record, &row.picking);
-            words.extend(record);
-        }
-        // Rows that are free say so: their records are all zero.
-        words.resize((self.phases[phase].rows * RECORD_WORDS) as usize, 0);
-        self.write(self.places.rows, &words)?;
-        let picking: Vec<Picking> = rows.iter().map(|row| row.picking).collect();
-        let run = Run { phase, steps: (0, self.phases[phase].steps), pick: self.pick_for(&picking) };
-        self.masked = picking.iter().map(|picking| picking.masked).collect();
-        self.run_rows(run, &picking, self.places.rows)?;
-        self.latest = Some((run, picking));
-        Ok(())
+        let phase = self.decode_phase(rows.len() as u32)?;
+        self.write_rows(phase, rows)?;
+        self.run_decode(phase, rows)
     }
 
     fn decode_again(&mut self) -> Result<(), RuntimeError> {

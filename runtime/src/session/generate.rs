@@ -96,6 +96,7 @@ impl Session {
         device.next_soft(soft);
         let asked = AskedRow { chunk: 0, row: last.len() as u32 - 1, picking: picking_of(sampler) };
         device.prefill(&[Chunk { slot: SLOT, position, tokens: last }], &[asked])?;
+        self.drafting.keep_on_device(position + asked.row, 1);
         self.append(prompt);
         Ok(())
     }
@@ -109,6 +110,7 @@ impl Session {
         let picking = picking_of(sampler);
         let (context, vocab_size) = (self.plan.program.context, self.plan.model.vocab_size);
         self.queue_first(request.prompt, sampler)?;
+        self.drafting.forget();
         let first = self.position();
         let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram.into()) };
 

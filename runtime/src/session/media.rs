@@ -1,16 +1,16 @@
-//! Pictures in a sequence: a tower makes soft tokens of each, which stand at their positions in place of embeddings.
+//! Pictures and sound in a sequence: a tower makes soft tokens of each, which stand at their positions in place of embeddings.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use gemma4c_plan::{Op, Program, Tower};
+use gemma4c_plan::{Medium, Op, Program, Tower};
 
 use super::{On, Session};
 use crate::RuntimeError;
 use crate::cpu::{Executor, Grid, Pass, Picture, SoftRows, Tap};
 use crate::engine::SoftAhead;
 
-/// A picture cut into patches, as a tower reads it.
+/// A picture cut into patches, or a sound cut into frames (one row of them), as a tower reads it.
 #[derive(Clone, Copy, Debug)]
 pub struct Patches<'a> {
     /// Patches of the grid, row by row, each of the tower's width.
@@ -40,18 +40,21 @@ pub(super) struct Media {
 struct Placed {
     positions: Range<usize>,
     rows: Vec<f32>,
+    /// Of a picture: its rows may see each other.
+    is_picture: bool,
 }
 
 impl Media {
     /// Cuts the tokens from `position` on into pieces of at most `chunk`. A picture whose rows see each other is not cut: a piece ends before it,
     /// or is it.
     pub(super) fn pieces(&self, program: &Program, position: usize, tokens: usize, chunk: usize) -> Vec<Range<usize>> {
-        let whole: &[Placed] = if program.sees_ahead() { &self.placed } else { &[] };
         let (mut pieces, mut start) = (Vec::new(), 0);
         while start < tokens {
             let mut end = (start + chunk).min(tokens);
-            if let Some(cut) = whole
+            if let Some(cut) = self
+                .placed
                 .iter()
+                .filter(|placed| placed.is_picture && program.sees_ahead())
                 .map(|placed| &placed.positions)
                 .find(|range| range.contains(&(position + end)) && range.start < position + end)
             {
@@ -66,33 +69,37 @@ impl Media {
 
     /// The rows of a pass over `positions`, each `width` wide, that are soft tokens.
     pub(super) fn within(&self, positions: Range<usize>, width: usize) -> Vec<SoftRows<'_>> {
-        self.placed.iter().filter_map(|placed| self.within_one(placed, &positions, width)).collect()
+        self.placed.iter().filter_map(|placed| placed.within(&positions, width)).collect()
     }
 
-    fn within_one<'a>(&self, placed: &'a Placed, positions: &Range<usize>, width: usize) -> Option<SoftRows<'a>> {
-        let all = &placed.positions;
-        let (start, end) = (all.start.max(positions.start), all.end.min(positions.end));
-        let values = || &placed.rows[(start - all.start) * width..(end - all.start) * width];
-        (start < end).then(|| SoftRows { first: start - positions.start, values: values() })
-    }
-}
-
-impl Media {
     /// The same for a device, which wants to know how far each picture goes.
     pub(super) fn ahead(&self, positions: Range<usize>, width: usize) -> Vec<SoftAhead> {
         let of = |placed: &Placed| {
             let first = placed.positions.start.max(positions.start);
-            let rows = self.within_one(placed, &positions, width)?;
-            let ahead = (placed.positions.end - first) as u32;
-            Some(SoftAhead { first: rows.first, values: rows.values.to_vec(), ahead })
+            let SoftRows { first: row, values, sees_ahead } = placed.within(&positions, width)?;
+            // A row of a sound sees itself and those before it, as a token does.
+            let ahead = if sees_ahead { (placed.positions.end - first) as u32 } else { 1 };
+            Some(SoftAhead { first: row, values: values.to_vec(), ahead })
         };
         self.placed.iter().filter_map(of).collect()
     }
 }
 
+impl Placed {
+    /// What lies in a pass over `positions`.
+    fn within(&self, positions: &Range<usize>, width: usize) -> Option<SoftRows<'_>> {
+        let all = &self.positions;
+        let (start, end) = (all.start.max(positions.start), all.end.min(positions.end));
+        (start < end).then(|| SoftRows {
+            first: start - positions.start,
+            values: &self.rows[(start - all.start) * width..(end - all.start) * width],
+            sees_ahead: self.is_picture,
+        })
+    }
+}
+
 impl Session {
-    /// The soft tokens of a picture. Every value of the tower is shown to `tap`.
-    /// On a device, those that its launches leave in memory.
+    /// The soft tokens of a picture or a sound. Every value of the tower is shown to `tap`; on a device, those that its launches leave in memory.
     pub fn look(&mut self, tower: usize, patches: Patches<'_>, tap: &mut Tap<'_>) -> Result<Soft, RuntimeError> {
         self.look_at(tower, patches, Some(tap))
     }
@@ -141,7 +148,7 @@ impl Session {
         let width = self.plan.model.hidden as usize;
         let mut placed = Vec::new();
         for (index, tower) in self.plan.towers.iter().enumerate() {
-            let token = tower.tokens.placeholder;
+            let (token, is_picture) = (tower.tokens.placeholder, tower.medium.is_picture());
             let own = || media.iter().filter(|soft| soft.tower == index);
             let mut rows = own().flat_map(|soft| soft.rows.chunks_exact(width));
             let places = prompt.iter().filter(|id| **id == token).count();
@@ -154,7 +161,7 @@ impl Session {
             for run in prompt.chunk_by(|a, b| (*a == token) == (*b == token)) {
                 if run[0] == token {
                     let rows: Vec<f32> = rows.by_ref().take(run.len()).flatten().copied().collect();
-                    placed.push(Placed { positions: first_position..first_position + run.len(), rows });
+                    placed.push(Placed { positions: first_position..first_position + run.len(), rows, is_picture });
                 }
                 first_position += run.len();
             }
@@ -176,16 +183,18 @@ fn longest_side(tower: &Tower, table_rows: impl Fn(u32) -> u64) -> u64 {
     tables.min().unwrap_or(u64::MAX)
 }
 
-/// How many soft tokens become of a picture, if the tower can read it.
+/// How many soft tokens become of a picture or a sound, if the tower can read it.
 fn check(tower: &Tower, patches: Patches<'_>, longest: u64) -> Result<usize, RuntimeError> {
     let Patches { values, columns, rows } = patches;
-    let (pool, width) = (tower.pool, tower.patch_width() as usize);
+    let (medium, width) = (tower.medium, tower.medium.row_width() as usize);
+    let pool = if let Medium::Picture { pool, .. } = medium { pool } else { 1 };
     let whole = columns > 0 && rows > 0 && columns.is_multiple_of(pool) && rows.is_multiple_of(pool);
+    let whole = whole && (medium.is_picture() || rows == 1);
     let count = columns as u64 * rows as u64;
     if !whole || count.checked_mul(width as u64) != Some(values.len() as u64) {
         return Err(RuntimeError::Patches { columns, rows, pool, values: values.len() });
     }
-    let soft = count / (pool as u64 * pool as u64);
+    let soft = medium.soft(count);
     if count > tower.program.chunk as u64 {
         return Err(RuntimeError::PictureTooLarge { soft, most: tower.program.asked });
     }
@@ -202,7 +211,8 @@ mod tests {
 
     #[test]
     fn a_picture_is_cut_only_where_its_rows_do_not_see_each_other() {
-        let placed = |positions: Range<usize>| Placed { rows: vec![0.0; 2 * positions.len()], positions };
+        let placed =
+            |positions: Range<usize>| Placed { rows: vec![0.0; 2 * positions.len()], positions, is_picture: true };
         let media = Media { placed: vec![placed(5..12), placed(14..16)], ..Media::default() };
         let mut program = support::cpu_plan().program;
         assert_eq!(media.pieces(&program, 0, 20, 8), [0..8, 8..16, 16..20]);
@@ -210,6 +220,11 @@ mod tests {
         assert_eq!(media.pieces(&program, 0, 20, 8), [0..5, 5..13, 13..20]);
         assert_eq!(media.pieces(&program, 0, 20, 4), [0..4, 4..5, 5..12, 12..16, 16..20]);
         assert_eq!(media.pieces(&program, 0, 20, 100).len(), 1);
+        // A sound is cut anywhere.
+        let mut sound = placed(5..12);
+        sound.is_picture = false;
+        let sound = Media { placed: vec![sound], ..Media::default() };
+        assert_eq!(sound.pieces(&program, 0, 20, 8), [0..8, 8..16, 16..20]);
         // Positions count from where the sequence stands.
         assert_eq!(media.pieces(&program, 5, 10, 3), [0..7, 7..9, 9..10]);
         assert!(media.pieces(&program, 0, 0, 8).is_empty());

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::depth::Depth;
 use super::generate::picking_of;
 use super::{Asked, End, MOST_DRAFTS, On, Request, SLOT, Session, collect_beyond, oldest_of};
-use crate::engine::{Device, Picked, Picking, Row};
+use crate::engine::{Device, Picked, Picking, Row, Verified};
 use crate::{RuntimeError, Sampler};
 
 /// Guesses what follows: of the sequence so far, so many tokens at most.
@@ -23,6 +23,8 @@ pub enum Source {
     Lookup,
     /// Somebody else.
     Given(Box<Guess>),
+    /// Somebody else, while the plan's drafter runs too: what a round takes, whatever its drafter is worth.
+    Replaced(Box<Guess>),
 }
 
 /// How a sequence is speculated on, and how that went.
@@ -54,6 +56,7 @@ impl Speculation {
 
 /// What a round brought: drafts that were right, and the token after them.
 struct Round {
+    drafted: u32,
     accepted: Vec<u32>,
     next: u32,
 }
@@ -92,9 +95,8 @@ impl Session {
             // No row beyond the context, none that nobody wants, and all of them in one pass.
             let room = (left - 1).min(request.most - given - 1).min(pass - 1);
             let started = Instant::now();
-            let drafts = self.drafts(token, room.min(speculation.depth.next()), &mut speculation.source)?;
-            let round = self.verify(token, &drafts, sampler)?;
-            let (drafted, accepted) = (drafts.len() as u32, round.accepted.len() as u32);
+            let round = self.round(token, room.min(speculation.depth.next()), &mut speculation.source, sampler)?;
+            let (drafted, accepted) = (round.drafted, round.accepted.len() as u32);
             speculation.depth.learn(drafted, accepted, started.elapsed().as_secs_f64());
             let Counts { rounds, drafted: all, accepted: right } = &mut speculation.counts;
             (*rounds, *all, *right) = (*rounds + 1, *all + u64::from(drafted), *right + u64::from(accepted));
@@ -142,6 +144,10 @@ impl Session {
         }
         match source {
             Source::Drafter => self.draft(token, most, &mut |_, _, _| {}, &mut |draft| drafts.push(draft.token))?,
+            Source::Replaced(guess) => {
+                self.draft(token, most, &mut |_, _, _| {}, &mut |_| {})?;
+                drafts = guess(&[&self.seen[..], &[token]].concat(), most as usize);
+            }
             Source::Lookup => drafts = looked_up(&[&self.seen[..], &[token]].concat(), most as usize),
             Source::Given(guess) => drafts = guess(&[&self.seen[..], &[token]].concat(), most as usize),
         }
@@ -152,53 +158,156 @@ impl Session {
         Ok(drafts)
     }
 
+    /// Drafts what follows a token, at most so many tokens, and keeps those that the sampler picks.
+    fn round(
+        &mut self,
+        token: u32,
+        most: u32,
+        source: &mut Source,
+        sampler: &mut Sampler,
+    ) -> Result<Round, RuntimeError> {
+        let replaced = match source {
+            Source::Replaced(guess) => {
+                let mut given = guess(&[&self.seen[..], &[token]].concat(), most as usize);
+                given.truncate(most as usize);
+                Some(given)
+            }
+            Source::Drafter => None,
+            Source::Lookup | Source::Given(_) => {
+                let drafts = self.drafts(token, most, source)?;
+                return self.verify(token, &drafts, sampler);
+            }
+        };
+        let most = replaced.as_ref().map_or(most, |given| given.len() as u32);
+        match &self.on {
+            On::Device(device) if most > 0 => {
+                let most = most.min(device.most_drafts());
+                self.round_on_device(token, most, replaced, sampler)
+            }
+            _ => {
+                let drafts = self.drafts(token, most, source)?;
+                self.verify(token, &drafts, sampler)
+            }
+        }
+    }
+
+    /// A round whose drafts stay on the device until they are verified.
+    fn round_on_device(
+        &mut self,
+        token: u32,
+        drafts: u32,
+        replaced: Option<Vec<u32>>,
+        sampler: &mut Sampler,
+    ) -> Result<Round, RuntimeError> {
+        let from = self.draft_from(token)?;
+        let given = replaced.as_ref().map_or(vec![0; drafts as usize], |given| given[..drafts as usize].to_vec());
+        let tokens = [&[token][..], &given].concat();
+        self.check(&tokens)?;
+        let verified = if replaced.is_some() { Verified::Given } else { Verified::Drafted };
+        let (first, picking) = (self.position(), self.picking(sampler));
+        let rows = self.rows(&tokens, picking);
+        let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram) };
+        device.draft_and_decode(from, &rows, verified)?;
+        collect_beyond(device, 2)?;
+        let drafted: Vec<u32> = device.collect()?.into_iter().map(|picked| picked.token).collect();
+        let picked = device.collect()?;
+        let drafts = match verified {
+            Verified::Drafted => drafted,
+            Verified::Given => given,
+        };
+        self.drafting.keep_on_device(first, rows.len());
+        self.append(&[&[token][..], &drafts].concat());
+        self.judge(first, &drafts, &picked, sampler)
+    }
+
+    /// How a device picks, or that it does not.
+    fn picking(&self, sampler: &Sampler) -> Picking {
+        if self.device_picks(sampler).is_ok() { picking_of(sampler) } else { Picking::LOGITS }
+    }
+
+    /// The rows of tokens that come next.
+    fn rows(&self, tokens: &[u32], picking: Picking) -> Vec<Row> {
+        let rows = tokens.iter().zip(self.position()..);
+        rows.map(|(token, position)| Row { slot: SLOT, position, token: *token, picking }).collect()
+    }
+
     /// Decodes tokens of the sequence at once on a device, and waits for what is picked.
     fn decode_rows(&mut self, tokens: &[u32], picking: Picking) -> Result<Vec<Picked>, RuntimeError> {
         self.check(tokens)?;
-        let rows = tokens.iter().zip(self.position()..);
-        let rows: Vec<Row> =
-            rows.map(|(token, position)| Row { slot: SLOT, position, token: *token, picking }).collect();
+        let rows = self.rows(tokens, picking);
         let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram) };
         device.decode(&rows)?;
         collect_beyond(device, 1)?;
         let picked = device.collect()?;
+        self.drafting.keep_on_device(rows[0].position, rows.len());
         self.append(tokens);
         Ok(picked)
+    }
+
+    /// Keeps the drafts that were picked from the rows before them, the first of which stands at `first`.
+    fn judge(
+        &mut self,
+        first: u32,
+        drafts: &[u32],
+        picked: &[Picked],
+        sampler: &mut Sampler,
+    ) -> Result<Round, RuntimeError> {
+        let (picks, vocab_size) = (self.device_picks(sampler).is_ok(), self.plan.model.vocab_size);
+        let mut verdict = Verdict::default();
+        for (row, Picked { token, logits }) in picked.iter().enumerate() {
+            let at = u64::from(first) + row as u64 + 1;
+            let token = if picks { known(*token, vocab_size).ok() } else { sampler.pick(logits, at) };
+            if !verdict.hear(drafts, row, token) {
+                break;
+            }
+        }
+        self.close(first, drafts, verdict)
+    }
+
+    /// Goes back over what was rejected.
+    fn close(&mut self, first: u32, drafts: &[u32], verdict: Verdict) -> Result<Round, RuntimeError> {
+        self.truncate(first + 1 + verdict.accepted as u32)?;
+        let next = verdict.next.ok_or(RuntimeError::NoPick)?;
+        Ok(Round { drafted: drafts.len() as u32, accepted: drafts[..verdict.accepted].to_vec(), next })
     }
 
     /// Feeds a token and drafts of what follows it, and keeps those that the sampler picks.
     fn verify(&mut self, token: u32, drafts: &[u32], sampler: &mut Sampler) -> Result<Round, RuntimeError> {
         let first = self.position();
         let rows = [&[token], drafts].concat();
-        // Row i picks the token after it; a row behind a wrong draft is of another text.
-        let (mut accepted, mut next, mut failed) = (0, None, false);
-        let mut judge = |row: usize, picked: Option<u32>| {
-            match picked {
-                None => failed = true,
-                Some(picked) if drafts.get(row) == Some(&picked) => accepted += 1,
-                picked => next = picked,
-            }
-            next.is_none() && !failed
-        };
         if matches!(self.on, On::Device(_)) {
-            let (picks, vocab_size) = (self.device_picks(sampler).is_ok(), self.plan.model.vocab_size);
-            let picked = self.decode_rows(&rows, if picks { picking_of(sampler) } else { Picking::LOGITS })?;
-            for (row, Picked { token, logits }) in picked.iter().enumerate() {
-                let at = u64::from(first) + row as u64 + 1;
-                let token = if picks { known(*token, vocab_size).ok() } else { sampler.pick(logits, at) };
-                if !judge(row, token) {
-                    break;
-                }
-            }
-        } else {
-            let mut goes_on = true;
-            self.feed(&rows, Asked::All, None, |row, logits| {
-                goes_on = goes_on && judge(row, sampler.pick(logits, u64::from(first) + row as u64 + 1));
-            })?;
+            let picked = self.decode_rows(&rows, self.picking(sampler))?;
+            return self.judge(first, drafts, &picked, sampler);
         }
-        self.truncate(first + 1 + accepted as u32)?;
-        let next = next.ok_or(RuntimeError::NoPick)?;
-        Ok(Round { accepted: drafts[..accepted].to_vec(), next })
+        let (mut goes_on, mut verdict) = (true, Verdict::default());
+        self.feed(&rows, Asked::All, None, |row, logits| {
+            let at = u64::from(first) + row as u64 + 1;
+            goes_on = goes_on && verdict.hear(drafts, row, sampler.pick(logits, at));
+        })?;
+        self.close(first, drafts, verdict)
+    }
+}
+
+/// How many drafts were right so far, and the token after them once it is known.
+#[derive(Default)]
+struct Verdict {
+    accepted: usize,
+    next: Option<u32>,
+}
+
+impl Verdict {
+    /// Row i picks the token after it; a row behind a wrong draft is of another text. Returns whether the next row is to be heard.
+    fn hear(&mut self, drafts: &[u32], row: usize, picked: Option<u32>) -> bool {
+        match picked {
+            Some(picked) if drafts.get(row) == Some(&picked) => {
+                self.accepted += 1;
+                true
+            }
+            picked => {
+                self.next = picked;
+                false
+            }
+        }
     }
 }
 

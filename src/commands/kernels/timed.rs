@@ -328,8 +328,16 @@ mod tests {
         let mut launched = HashSet::new();
         for (preset, dtype) in [(Preset::TinyE, DType::Q8_0), (Preset::TinyMoe, DType::Q4_0)] {
             let (types, arch) = (Types::All(dtype), Arch::Sm90a);
-            let recipe =
-                Recipe { preset, types, arch, kv: KvType::F16, sequences: 1, without: Vec::new(), with: Vec::new() };
+            let recipe = Recipe {
+                preset,
+                types,
+                arch,
+                kv: KvType::F16,
+                sequences: 1,
+                drafts: false,
+                without: Vec::new(),
+                with: Vec::new(),
+            };
             let plan = Plan::lower_for(recipe, 256, 32).expect("a plan");
             for phase in &plan.lowered.program.phases {
                 for timed in prepared(&plan, phase) {
@@ -343,8 +351,7 @@ mod tests {
                 }
             }
         }
-        for kernel in ["matvec", "attention_step", "per_layer_step", "expert_geglu", "expert_down", "product_decoding"]
-        {
+        for kernel in ["matvec", "attention_step", "per_layer_step", "expert_geglu", "expert_down", "product_team"] {
             assert!(launched.contains(kernel), "{kernel} is not among {launched:?}");
         }
     }

@@ -64,7 +64,8 @@ fn header(plan: &Plan, name: &str) -> String {
     ];
     let tower = |tower: &Tower| {
         let (steps, soft) = (tower.program.steps.len(), tower.program.asked);
-        ("pictures", format!("a tower of {steps} steps, {soft} soft tokens of a picture at most"))
+        let (what, one) = if tower.medium.is_picture() { ("pictures", "a picture") } else { ("sound", "a sound") };
+        (what, format!("a tower of {steps} steps, {soft} soft tokens of {one} at most"))
     };
     facts.extend(plan.towers.iter().map(tower));
     facts.extend(plan.drafter.iter().map(|drafter| ("drafter", cpu::describe_drafter(drafter))));

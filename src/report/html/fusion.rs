@@ -68,8 +68,7 @@ pub fn section(facts: &Facts<'_>, hues: &Hues) -> String {
         out += "<h3>One launch each, in decode</h3>";
         out += &groups(decode, hues);
     }
-    let mut last_first = facts.phases.iter().rev();
-    if let Some(prefill) = last_first.find(|phase| phase.phase.kind == PhaseKind::Prefill) {
+    if let Some(prefill) = facts.phases.iter().rfind(|phase| phase.phase.kind == PhaseKind::Prefill) {
         let _ = write!(out, "<details><summary>One launch each, in {}</summary>", escape(&prefill.phase.name));
         out += &groups(prefill, hues);
         out += "</details>";

@@ -53,15 +53,15 @@ fn used(facts: &Facts<'_>, kernel: usize) -> String {
     let times =
         |phase: &PhaseFacts<'_>| phase.steps.iter().filter(|step| step.step.launch.kernel as usize == kernel).count();
     let mut places: Vec<String> = Vec::new();
-    let decoding = facts.phases.iter().filter(|phase| phase.phase.kind == PhaseKind::Decode).count();
-    let (decode, prefill) = facts.phases.split_at(decoding);
-    let same = prefill.len() > 1 && prefill.iter().all(|phase| times(phase) == times(&prefill[0]));
-    let named = decode.iter().chain(if same { &[] } else { prefill });
+    let is_prefill = |phase: &&PhaseFacts<'_>| phase.phase.kind == PhaseKind::Prefill;
+    let prefill: Vec<&PhaseFacts<'_>> = facts.phases.iter().filter(is_prefill).collect();
+    let same = prefill.len() > 1 && prefill.iter().all(|phase| times(phase) == times(prefill[0]));
+    let named = facts.phases.iter().filter(|phase| !(same && is_prefill(phase)));
     for phase in named.filter(|phase| times(phase) > 0) {
         places.push(format!("{} {}×", escape(&phase.phase.name), times(phase)));
     }
-    if same && times(&prefill[0]) > 0 {
-        places.push(format!("every prefill {}×", times(&prefill[0])));
+    if same && times(prefill[0]) > 0 {
+        places.push(format!("every prefill {}×", times(prefill[0])));
     }
     let mut picks = program.phases.iter().flat_map(|phase| phase.pick_largest.iter().chain(&phase.pick_sampled));
     if picks.any(|launch| launch.kernel as usize == kernel) {

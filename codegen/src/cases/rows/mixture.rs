@@ -5,8 +5,8 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::harness::{Case, Data, Reference};
 
 use super::{as_plain_planes, on_cores, on_tensor_cores, streamed};
-use crate::cases::moe;
 use crate::cases::quantise::Int8;
+use crate::cases::{moe, simulated};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::{Product as OneRow, Prologue};
 use crate::kernels::moe::Activations;
@@ -65,7 +65,7 @@ fn shapes(dtype: DType) -> Vec<Shape> {
 fn gate_up(dtype: DType, dense: u32, k: u32) -> Vec<Case> {
     let kind = GateUp { dtype, hidden: 2, k, top: 2, from: Activations::F32, dense, multiprocessors: MULTIPROCESSORS };
     let [both, _] = moe::gate_up(kind, [ROWS as usize; 2]);
-    let expected = Reference::of(vec![both.clone()], "dense_out");
+    let expected = simulated(vec![both.clone()], "dense_out");
     let x = buffer(&both, "dense_arrive_x");
     let one = OneRow { geglu: true, ..OneRow::new(dtype, dense, k, Prologue::Int8) };
     let one = if format(dtype).integer { one } else { OneRow { prologue: Prologue::Plain, ..one } };
@@ -76,7 +76,7 @@ fn gate_up(dtype: DType, dense: u32, k: u32) -> Vec<Case> {
 fn down(dtype: DType, outputs: u32, k: u32, dense: u32) -> Vec<Case> {
     let kind = Down { dtype, outputs, k, top: 3, dense, multiprocessors: MULTIPROCESSORS };
     let [both, _] = moe::down(kind, [ROWS as usize; 2]);
-    let expected = Reference::of(vec![both.clone()], "dense_out");
+    let expected = simulated(vec![both.clone()], "dense_out");
     let x = buffer(&both, "dense_x");
     let one = OneRow::new(dtype, outputs, dense, Prologue::Int8);
     let one = if format(dtype).integer { one } else { OneRow { prologue: Prologue::Plain, ..one } };

@@ -16,9 +16,11 @@ const BLOCK_WARPS: u32 = 8;
 /// Rows of a block where there are many: as many as shared memory holds on every GPU, and no more.
 const MOST_ROWS: u32 = 8;
 const ROWS_BYTES: u32 = 96 << 10;
-/// float4 vectors of a row of the router that a lane has in flight: of decoded rows all of them, up to the larger limit.
+/// float4 vectors of the router that a lane has in flight: of decoded rows all of an expert's, up to the larger limit.
 const VECTORS_AHEAD: u32 = 8;
 const MOST_VECTORS_AHEAD: u32 = 24;
+/// Experts that a warp multiplies many rows with at once: what it reads of the rows from shared memory serves all of them.
+const EXPERTS_AT_ONCE: u32 = 4;
 /// Decoded rows that a block norms at once: as many as registers hold.
 const MOST_TOGETHER: u32 = 2;
 
@@ -44,6 +46,7 @@ pub fn route<
     const TOP: u32,
     const WARPS: u32,
     const DEPTH: u32,
+    const AT_ONCE: u32,
     const PIECES: u32,
     const ROWS: u32,
     const TOGETHER: u32,
@@ -91,14 +94,17 @@ pub fn route<
     let best = shared::<f32>(if SPLIT { ROWS * TOP } else { 1 });
     let first_row = block_idx_y() * ROWS;
     let vectors = WIDTH / 4;
-    let first_expert = block_idx() * WARPS + warp_id();
+    let first_expert = (block_idx() * WARPS + warp_id()) * AT_ONCE;
 
     // The first weights are on their way before the activations are there.
-    let mut ahead = regs(f32x4(0.0, 0.0, 0.0, 0.0), DEPTH);
+    let mut ahead = regs(f32x4(0.0, 0.0, 0.0, 0.0), DEPTH * AT_ONCE);
     #[unroll]
     for d in 0..DEPTH {
         let at = (lane_id() + d * 32).min(vectors - 1);
-        ahead[d] = load::<F32x4>(router, first_expert.min(EXPERTS - 1) * WIDTH + at * 4);
+        #[unroll]
+        for e in 0..AT_ONCE {
+            ahead[d * AT_ONCE + e] = load::<F32x4>(router, (first_expert + e).min(EXPERTS - 1) * WIDTH + at * 4);
+        }
     }
     let mut scales = regs(F32x4::ZERO, PIECES);
     let mut posts = regs(F32x4::ZERO, if ENTERS { PIECES } else { 1 });
@@ -228,8 +234,8 @@ pub fn route<
         // Rows past the end repeat the last one.
         factors[r] = inverse_rms_of_warps(of_rows.offset(r.min(end - first_row - 1) * WARPS), WIDTH) * FACTOR;
     }
-    for expert in (first_expert..EXPERTS).by(grid_dim() * WARPS) {
-        let mut sums = regs(0.0f32, ROWS);
+    for expert in (first_expert..EXPERTS).by(grid_dim() * WARPS * AT_ONCE) {
+        let mut sums = regs(0.0f32, ROWS * AT_ONCE);
         for start in (0..vectors).by(DEPTH * 32) {
             #[unroll]
             for d in 0..DEPTH {
@@ -239,22 +245,33 @@ pub fn route<
                     #[unroll]
                     for r in 0..ROWS {
                         let four = load::<F32x4>(weighted_rows, r.min(end - first_row - 1) * WIDTH + at * 4);
-                        sums[r] = four_products(ahead[d], four, sums[r]);
+                        #[unroll]
+                        for e in 0..AT_ONCE {
+                            let sum = sums[r * AT_ONCE + e];
+                            sums[r * AT_ONCE + e] = four_products(ahead[d * AT_ONCE + e], four, sum);
+                        }
                     }
                 }
                 let row_ends = start + DEPTH * 32 >= vectors;
-                let next_expert = if row_ends { expert + grid_dim() * WARPS } else { expert };
+                let next_expert = if row_ends { expert + grid_dim() * WARPS * AT_ONCE } else { expert };
                 let next = if row_ends { lane_id() + d * 32 } else { at + DEPTH * 32 };
                 if next_expert < EXPERTS {
-                    ahead[d] = load::<F32x4>(router, next_expert * WIDTH + next.min(vectors - 1) * 4);
+                    #[unroll]
+                    for e in 0..AT_ONCE {
+                        let row = (next_expert + e).min(EXPERTS - 1);
+                        ahead[d * AT_ONCE + e] = load::<F32x4>(router, row * WIDTH + next.min(vectors - 1) * 4);
+                    }
                 }
             }
         }
         #[unroll]
         for r in 0..ROWS {
-            let sum = warp_sum(sums[r]);
-            if lane_id() == 0 && first_row + r < end {
-                logits[(first_row + r) * EXPERTS + expert] = sum * factors[r];
+            #[unroll]
+            for e in 0..AT_ONCE {
+                let sum = warp_sum(sums[r * AT_ONCE + e]);
+                if lane_id() == 0 && first_row + r < end && expert + e < EXPERTS {
+                    logits[(first_row + r) * EXPERTS + expert + e] = sum * factors[r];
+                }
             }
         }
     }
@@ -455,7 +472,7 @@ impl Router {
 
     /// For decoded rows, on any grid `[blocks, row tiles]`.
     pub fn split_instance(&self, rows: u32, multiprocessors: u32) -> Result<Instance, InstanceError> {
-        self.fast(Some(self.split_rows(rows, multiprocessors)))
+        self.fast(self.split_rows(rows, multiprocessors), true)
     }
 
     /// Rows of a block where there are blocks for every few experts: a block has an SM to itself, so that there are no more of them than SMs.
@@ -464,26 +481,31 @@ impl Router {
         all.min(self.rows()).min(rows.next_power_of_two())
     }
 
-    /// Rows of a block where there are many.
+    /// The most rows of a block.
     fn rows(&self) -> u32 {
         (ROWS_BYTES / (self.width * 4)).clamp(1, MOST_ROWS)
     }
 
+    /// Rows of a block where there are many: fewer of them, rather than SMs without any.
+    fn many_rows(&self, rows: u32, multiprocessors: u32) -> u32 {
+        rows.div_ceil(multiprocessors.max(1)).next_power_of_two().min(self.rows())
+    }
+
     /// Blocks for `rows` rows of many.
-    pub fn grid(&self, rows: u32) -> [u32; 3] {
-        [1, rows.div_ceil(self.rows()), 1]
+    pub fn grid(&self, rows: u32, multiprocessors: u32) -> [u32; 3] {
+        [1, rows.div_ceil(self.many_rows(rows, multiprocessors)), 1]
     }
 
-    /// For any rows, on [`Router::grid`].
-    pub fn instance(&self) -> Result<Instance, InstanceError> {
-        self.fast(None)
+    /// For many rows, on [`Router::grid`].
+    pub fn instance(&self, rows: u32, multiprocessors: u32) -> Result<Instance, InstanceError> {
+        self.fast(self.many_rows(rows, multiprocessors), false)
     }
 
-    /// `split`: the rows of a block where the experts are shared out among blocks.
-    fn fast(&self, split: Option<u32>) -> Result<Instance, InstanceError> {
+    /// `split`: the experts are shared out among blocks.
+    fn fast(&self, rows: u32, split: bool) -> Result<Instance, InstanceError> {
         let vectors = self.width / 4;
-        let rows = split.unwrap_or(self.rows());
-        let most = if split.is_some() { MOST_VECTORS_AHEAD } else { VECTORS_AHEAD };
+        let (at_once, most) =
+            if split { (1, MOST_VECTORS_AHEAD) } else { (EXPERTS_AT_ONCE, VECTORS_AHEAD / EXPERTS_AT_ONCE) };
         let outputs = self.enters.unwrap_or(Outputs::NONE);
         route::Chosen {
             WIDTH: self.width,
@@ -491,10 +513,11 @@ impl Router {
             TOP: self.top,
             WARPS: BLOCK_WARPS,
             DEPTH: vectors.div_ceil(32).min(most),
+            AT_ONCE: at_once,
             PIECES: vectors.div_ceil(BLOCK_WARPS * 32),
             ROWS: rows,
-            TOGETHER: if split.is_some() { rows.min(MOST_TOGETHER) } else { 1 },
-            SPLIT: split.is_some(),
+            TOGETHER: if split { rows.min(MOST_TOGETHER) } else { 1 },
+            SPLIT: split,
             ENTERS: self.enters.is_some(),
             FLOATS: outputs.floats,
             ROUNDED: outputs.bf16,

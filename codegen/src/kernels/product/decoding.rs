@@ -208,7 +208,13 @@ pub fn product_decoding<
     outputs: u32,
     k: u32,
 ) {
-    require!(ROWS % 32 == 0 && ROWS <= 256 && STAGES >= DEPTH + 3 && (UNIT == 8 || UNIT == 16 || UNIT == 32));
+    require!(
+        ROWS % 32 == 0
+            && ROWS % (WARPGROUPS * 16) == 0
+            && ROWS <= 256
+            && STAGES >= DEPTH + 3
+            && (UNIT == 8 || UNIT == 16 || UNIT == 32)
+    );
     require!(DEPTH == 2 || DEPTH == 4);
     let ring = shared::<BF16>(STAGES * ROWS * 64);
 

@@ -15,6 +15,7 @@
 pub mod decode;
 pub mod decoding;
 pub mod fragments;
+pub mod team;
 pub mod warpgroups;
 pub mod wgmma;
 pub mod widen;

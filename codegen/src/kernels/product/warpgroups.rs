@@ -9,6 +9,7 @@ use crate::target::Target;
 
 use super::decode::decode;
 use super::decoding::product_decoding;
+use super::team::{decode_of_team, product_team};
 use super::wgmma::product_wgmma;
 
 /// Values of K in a step: a row of a tile is 128 bytes, as far as the swizzle goes.
@@ -44,7 +45,11 @@ impl Source {
     /// The tiles of its kernel, from the least work to the most.
     pub fn tiles(&self) -> &'static [WgmmaTile] {
         const fn tile(rows: u32, columns: u32) -> WgmmaTile {
-            WgmmaTile { rows, columns }
+            WgmmaTile { rows, columns, team: 0 }
+        }
+        // As many decoders as registers allow beside the sums.
+        const fn by_team(rows: u32, team: u32) -> WgmmaTile {
+            WgmmaTile { rows, columns: 64, team }
         }
         const OF_COPIES: &[WgmmaTile] = &[
             tile(64, 32),
@@ -66,6 +71,9 @@ impl Source {
             tile(160, 128),
             tile(192, 128),
             tile(256, 128),
+            by_team(64, 5),
+            by_team(128, 4),
+            by_team(256, 2),
         ];
         if *self == Source::Copy { OF_COPIES } else { OF_PLANES }
     }
@@ -77,15 +85,20 @@ impl Source {
 
     /// Bytes of a step that lie in shared memory: both operands, or the activations alone.
     fn step_bytes(&self, tile: WgmmaTile) -> u32 {
-        let rows = if *self == Source::Copy { tile.rows + tile.columns } else { tile.rows };
+        let holds_weights = *self == Source::Copy || tile.team > 0;
+        let rows = if holds_weights { tile.rows + tile.columns } else { tile.rows };
         rows * STEP * 2
     }
 
     /// Steps in the ring: as many as there is room for, and no more than help.
     fn stages(&self, tile: WgmmaTile) -> u32 {
-        let most = if *self == Source::Copy { 6 } else { 2 + 2 * Self::depth(tile) };
-        // A KiB of shared memory of each block is the driver's.
-        let bytes = Arch::Sm90a.max_shared_bytes_per_block() / self.resident(tile) - 1024;
+        let most = match self {
+            Source::Copy => 6,
+            Source::Planes(_) if tile.team > 0 => 12,
+            Source::Planes(_) => 2 + 2 * Self::depth(tile),
+        };
+        // A KiB of shared memory of each block is the driver's, and a step's mbarriers are 16 bytes.
+        let bytes = Arch::Sm90a.max_shared_bytes_per_block() / self.resident(tile) - 1024 - 16 * most;
         (bytes / self.step_bytes(tile)).min(most)
     }
 
@@ -97,24 +110,39 @@ impl Source {
     /// Blocks that an SM has at once. Over planes those of few rows have few registers and wait for memory most of the time, so that several share an SM.
     fn resident(&self, tile: WgmmaTile) -> u32 {
         match (self, tile.rows, self.warpgroups(tile)) {
+            _ if tile.team > 0 => 1,
             (Source::Planes(_), 32 | 64, 1) => 3,
             (Source::Planes(_), 128, 1) => 2,
             _ => 1,
         }
     }
 
-    /// Clocks of a step of all resident blocks, about. Over bf16 weights the most of what tensor cores, shared memory and L2 need: each warpgroup reads all weights
+    /// Clocks of a step of so many blocks of an SM, about. Over bf16 weights the most of what tensor cores, shared memory and L2 need: each warpgroup reads all weights
     /// of the tile, and both operands are written once. An SM multiplies 2048 pairs a clock, reads or writes 128 bytes of its shared memory, and gets some
-    /// 48 bytes from L2. Over planes a line through what was measured: decoding takes as long whatever the rows.
-    fn step_clocks(&self, tile: WgmmaTile) -> u32 {
+    /// 48 bytes from L2. Over planes lines through what was measured (BENCHMARKS.md): decoding takes as long whatever the rows.
+    fn step_clocks(&self, tile: WgmmaTile, blocks: u32) -> u32 {
         let warpgroups = self.warpgroups(tile);
-        if *self != Source::Copy {
-            let alone = 600 + 150 * warpgroups + tile.rows * (3 + warpgroups);
-            return alone + (self.resident(tile) - 1) * warpgroups * (200 + 2 * tile.rows);
+        match self {
+            Source::Planes(dtype) => {
+                let of_bytes = match (tile.team, warpgroups) {
+                    (0, 1) => 810 + tile.rows * 12 / 5 + (blocks - 1) * (170 + tile.rows),
+                    (0, _) => (1010 + tile.rows * 11 / 3).max(1300),
+                    _ => 350 + tile.rows * 7 / 2,
+                };
+                // A load of nibbles has twice the values.
+                if format(*dtype).unit == 32 { of_bytes * 7 / 8 } else { of_bytes }
+            }
+            Source::Copy => {
+                let products = tile.rows * tile.columns * STEP / 2048;
+                let read = warpgroups * (64 + tile.columns) * STEP * 2;
+                products.max((read + self.step_bytes(tile)) / 128).max(self.step_bytes(tile) / 48)
+            }
         }
-        let products = tile.rows * tile.columns * STEP / 2048;
-        let read = warpgroups * (64 + tile.columns) * STEP * 2;
-        products.max((read + self.step_bytes(tile)) / 128).max(self.step_bytes(tile) / 48)
+    }
+
+    /// Clocks from a tile's last step to the next one's first, about: results are stored.
+    fn store_clocks(&self, tile: WgmmaTile) -> u32 {
+        if *self == Source::Copy { 0 } else { 55 * tile.rows }
     }
 }
 
@@ -123,6 +151,17 @@ impl Source {
 pub struct WgmmaTile {
     pub rows: u32,
     pub columns: u32,
+    /// Warpgroups that decode for one that multiplies. 0: there is nothing to decode, or each decodes for itself.
+    pub team: u32,
+}
+
+impl WgmmaTile {
+    /// What is said of it where a plan tells its reasons.
+    pub fn words(&self) -> String {
+        let team =
+            if self.team == 0 { String::new() } else { format!(", {} decode for one that multiplies", self.team) };
+        format!("tiles of {} x {}{team}", self.rows, self.columns)
+    }
 }
 
 /// A product by warpgroups: everything that decides its instance but the tile. Outputs and the values of a row are launch parameters.
@@ -171,8 +210,10 @@ impl WgmmaProduct {
             return None;
         }
         let clocks = |tile: &&WgmmaTile| {
-            let waves = tiles(tile).div_ceil(target.multiprocessors * self.source.resident(**tile));
-            waves * self.source.step_clocks(**tile)
+            let each = tiles(tile).div_ceil(target.multiprocessors);
+            let blocks = each.min(self.source.resident(**tile));
+            let of_tile = k / STEP * self.source.step_clocks(**tile, blocks) + self.source.store_clocks(**tile);
+            u64::from(each.div_ceil(blocks)) * u64::from(of_tile)
         };
         self.source.tiles().iter().rev().filter(|tile| fits(tile)).min_by_key(clocks).copied()
     }
@@ -205,6 +246,19 @@ impl WgmmaProduct {
     pub fn instance(&self, tile: WgmmaTile) -> Result<Instance, InstanceError> {
         let (warpgroups, stages) = (self.source.warpgroups(tile), self.source.stages(tile));
         match self.source {
+            Source::Planes(dtype) if tile.team > 0 => product_team::Chosen {
+                UNIT: format(dtype).unit,
+                TEAM: tile.team,
+                ROWS: tile.rows,
+                STAGES: stages,
+                GEGLU: self.geglu,
+                PAIRS: self.pairs,
+                O: self.out,
+                side: format(dtype).side,
+                decode: vec![decode_of_team(dtype)],
+                epilogue: self.epilogue.clone(),
+            }
+            .build(),
             Source::Planes(dtype) => product_decoding::Chosen {
                 UNIT: format(dtype).unit,
                 // Their scales are f16, two to a step, and their codes are transposed as they lie.

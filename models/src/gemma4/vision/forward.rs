@@ -4,7 +4,7 @@ use gemma4c_dsl::dataflow;
 use gemma4c_graph::{Builder, NodeId, Value, WeightId};
 
 use super::config::{Encoder, VisionConfig};
-use super::weights::{Body, Bounds, Clipped, LayerNorm, LayerWeights, Standardisation, Weights};
+use super::weights::{Body, LayerNorm, LayerWeights, Standardisation, Weights};
 
 /// Of the rotation by a patch's column and row.
 const ROPE_BASE: f32 = 100.0;
@@ -82,17 +82,17 @@ fn layer(g: &mut Builder, config: &VisionConfig, encoder: Encoder, w: &LayerWeig
 fn attention(g: &mut Builder, config: &VisionConfig, encoder: Encoder, w: &LayerWeights, h: Value) -> Value {
     let (eps, head_dim) = (config.eps, encoder.head_dim);
     let normed = g.rms_norm(h, Some(w.ln1), eps);
-    let q_raw = clipped(g, &w.q, normed);
+    let q_raw = w.q.product(g, normed);
     let q_normed = g.group_norm(q_raw, Some(w.q_norm), head_dim, eps);
     let q = g.grid_rope(q_normed, head_dim, ROPE_BASE);
-    let k_raw = clipped(g, &w.k, normed);
+    let k_raw = w.k.product(g, normed);
     let k_normed = g.group_norm(k_raw, Some(w.k_norm), head_dim, eps);
     let k = g.grid_rope(k_normed, head_dim, ROPE_BASE);
-    let v_raw = clipped(g, &w.v, normed);
+    let v_raw = w.v.product(g, normed);
     // Values are normalised without a weight and never rotated.
     let v = g.group_norm(v_raw, None, head_dim, eps);
     let mixed = g.full_attention(q, k, v, encoder.heads);
-    let projected = clipped(g, &w.out, mixed);
+    let projected = w.out.product(g, mixed);
     let update = g.rms_norm(projected, Some(w.attn_post_norm), eps);
     g.add(h, update)
 }
@@ -100,25 +100,13 @@ fn attention(g: &mut Builder, config: &VisionConfig, encoder: Encoder, w: &Layer
 #[dataflow]
 fn mlp(g: &mut Builder, config: &VisionConfig, w: &LayerWeights, h: Value) -> Value {
     let normed = g.rms_norm(h, Some(w.ln2), config.eps);
-    let gate = clipped(g, &w.gate, normed);
-    let up = clipped(g, &w.up, normed);
+    let gate = w.gate.product(g, normed);
+    let up = w.up.product(g, normed);
     let activated = g.gelu(gate);
     let product = g.mul(activated, up);
-    let down = clipped(g, &w.down, product);
+    let down = w.down.product(g, product);
     let update = g.rms_norm(down, Some(w.ffn_post_norm), config.eps);
     g.add(h, update)
-}
-
-/// A product with bounds on either side. Its nodes are named by whoever calls it.
-fn clipped(g: &mut Builder, w: &Clipped, x: Value) -> Value {
-    let x = bounded(g, w.input, x);
-    let y = g.matmul(w.weight, x);
-    bounded(g, w.output, y)
-}
-
-fn bounded(g: &mut Builder, bounds: Bounds, x: Value) -> Value {
-    let x = bounds.low.map_or(x, |low| g.at_least(x, low));
-    bounds.high.map_or(x, |high| g.at_most(x, high))
 }
 
 #[dataflow]

@@ -3,6 +3,7 @@
 use gemma4c_blocks::DType;
 use gemma4c_graph::{Builder, WeightId};
 
+use super::super::clipped::Clipped;
 use super::super::weights::{Inventory, WeightsError};
 use super::config::{Encoder, VisionConfig};
 use crate::gguf::Header;
@@ -51,20 +52,6 @@ pub(super) struct LayerWeights {
     pub up: Clipped,
     pub down: Clipped,
     pub ffn_post_norm: WeightId,
-}
-
-/// A matrix whose inputs and outputs are kept within bounds, where the file has any.
-pub(super) struct Clipped {
-    pub weight: WeightId,
-    pub input: Bounds,
-    pub output: Bounds,
-}
-
-/// Numbers of one element; one that is missing does not bound.
-#[derive(Clone, Copy)]
-pub(super) struct Bounds {
-    pub low: Option<WeightId>,
-    pub high: Option<WeightId>,
 }
 
 /// `(t - bias) * scale` of the pooled rows.
@@ -128,27 +115,17 @@ fn layer(inventory: &mut Inventory<'_>, encoder: Encoder, width: u32, index: u32
     let name = |suffix: &str| format!("v.blk.{index}.{suffix}");
     LayerWeights {
         ln1: inventory.vector(&name("ln1.weight"), width),
-        q: clipped(inventory, &name("attn_q"), width, width),
+        q: Clipped::declare(inventory, &name("attn_q"), width, width),
         q_norm: inventory.vector(&name("attn_q_norm.weight"), head_dim),
-        k: clipped(inventory, &name("attn_k"), width, width),
+        k: Clipped::declare(inventory, &name("attn_k"), width, width),
         k_norm: inventory.vector(&name("attn_k_norm.weight"), head_dim),
-        v: clipped(inventory, &name("attn_v"), width, width),
-        out: clipped(inventory, &name("attn_out"), width, width),
+        v: Clipped::declare(inventory, &name("attn_v"), width, width),
+        out: Clipped::declare(inventory, &name("attn_out"), width, width),
         attn_post_norm: inventory.vector(&name("attn_post_norm.weight"), width),
         ln2: inventory.vector(&name("ln2.weight"), width),
-        gate: clipped(inventory, &name("ffn_gate"), width, ffn),
-        up: clipped(inventory, &name("ffn_up"), width, ffn),
-        down: clipped(inventory, &name("ffn_down"), ffn, width),
+        gate: Clipped::declare(inventory, &name("ffn_gate"), width, ffn),
+        up: Clipped::declare(inventory, &name("ffn_up"), width, ffn),
+        down: Clipped::declare(inventory, &name("ffn_down"), ffn, width),
         ffn_post_norm: inventory.vector(&name("ffn_post_norm.weight"), width),
     }
-}
-
-fn clipped(inventory: &mut Inventory<'_>, name: &str, inputs: u32, outputs: u32) -> Clipped {
-    let weight = inventory.matrix(&format!("{name}.weight"), &[inputs, outputs]);
-    let mut bound = |suffix: &str| {
-        let name = format!("{name}.{suffix}");
-        inventory.has(&name).then(|| inventory.vector(&name, 1))
-    };
-    let input = Bounds { low: bound("input_min"), high: bound("input_max") };
-    Clipped { weight, input, output: Bounds { low: bound("output_min"), high: bound("output_max") } }
 }

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use crate::support;
 use gemma4c_blocks::DType;
 use gemma4c_plan::embedded::EmbeddedForm;
-use gemma4c_plan::{Drafter, Kind, Op, Plan, PlanError, RowCount, START, VERSION, own_bytes};
+use gemma4c_plan::{Drafter, Kind, Medium, Op, Plan, PlanError, RowCount, START, VERSION, own_bytes};
 
 #[test]
 fn a_plan_comes_back_as_it_was() {
@@ -163,14 +163,20 @@ const CONTRADICTIONS: [(&str, Edit); 41] = [
 ];
 
 /// Of a plan with a tower.
-const TOWERS: [(&str, Edit); 16] = [
+const TOWERS: [(&str, Edit); 20] = [
     ("a tower that a program for GPUs has no launches for", |p| {
         *p = Plan { towers: p.towers.clone(), ..support::plan() }
     }),
     ("five towers", |p| p.towers = vec![p.towers[0].clone(); 5]),
-    ("patches of no pixels", |p| p.towers[0].patch = 0),
-    ("patches of another size", |p| p.towers[0].patch = 4),
-    ("pooling of another size", |p| p.towers[0].pool = 3),
+    ("patches of no pixels", |p| p.towers[0].medium = Medium::Picture { patch: 0, pool: 2 }),
+    ("patches of another size", |p| p.towers[0].medium = Medium::Picture { patch: 4, pool: 2 }),
+    ("pooling of another size", |p| p.towers[0].medium = Medium::Picture { patch: 2, pool: 3 }),
+    ("a sound's tower of patches", |p| p.towers[0].medium = Medium::Samples { frame: 12 }),
+    ("features of no bins", |p| p.towers[0].medium = Medium::Mel { bins: 0 }),
+    ("a convolution of a picture", |p| p.towers[0].program.steps[9].op = Op::HalvingConv { weight: 0, channels: 1 }),
+    ("attention that sees nothing", |p| {
+        p.towers[0].program.steps[7].op = Op::NearAttention { heads: 2, reach: 0, cap: 50.0, weight: 0 }
+    }),
     ("pooling by a side that is not the tower's", |p| p.towers[0].program.steps[9].op = Op::GridMean { side: 1 }),
     ("patches that are not whole soft tokens", |p| p.towers[0].program.chunk = 15),
     ("a placeholder that does not exist", |p| p.towers[0].tokens.placeholder = 12),

@@ -161,6 +161,7 @@ pub fn with_cuda(plan: Plan) -> Plan {
         towers: Vec::new(),
         most_candidates: 8,
         verified_rows: 1,
+        drafter: None,
         passes: vec![PassReport {
             name: "fuse_layer".into(),
             about: "a layer as one launch".into(),

@@ -8,8 +8,8 @@ use gemma4c_blocks::DType;
 use gemma4c_plan::cuda::KvType;
 use gemma4c_plan::embedded::{Embedded, Summing};
 use gemma4c_plan::{
-    Cache, Drafter, Kind, MediaTokens, Merge, Model, ModelFile, Op, Plan, Program, RowCount, Sampling, Stage, Step,
-    Strings, Target, TokenKind, Tower, Value, Vocab, Weight,
+    Cache, Drafter, Kind, MediaTokens, Medium, Merge, Model, ModelFile, Op, Plan, Program, RowCount, Sampling, Stage,
+    Step, Strings, Target, TokenKind, Tower, Value, Vocab, Weight,
 };
 
 const VOCAB: u32 = 12;
@@ -50,6 +50,7 @@ impl Sketch {
             RowCount::Chunk => CHUNK,
             RowCount::Asked => ASKED,
             RowCount::Patches => 4 * SOFT,
+            RowCount::Halves => 2 * SOFT,
             RowCount::Soft => SOFT,
         };
         self.arena_bytes += 4 * (most * width) as u64;
@@ -194,7 +195,13 @@ pub fn with_tower(mut plan: Plan) -> Plan {
     };
     let tokens = MediaTokens { begin: 9, placeholder: 10, end: 11 };
     let stages = vec![Stage { name: "pooled".into(), value: pooled }];
-    plan.towers.push(Tower { name: "vision".into(), program, patch: 2, pool: 2, tokens, stages });
+    plan.towers.push(Tower {
+        name: "vision".into(),
+        program,
+        medium: Medium::Picture { patch: 2, pool: 2 },
+        tokens,
+        stages,
+    });
     plan.weights = s.weights;
     plan.model.files[0].bytes = s.file_bytes;
     // The text's rows take them in.

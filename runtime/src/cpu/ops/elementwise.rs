@@ -56,6 +56,16 @@ pub fn gelu_tanh(x: &[f32], out: &mut [f32]) {
     unary(x, out, gelu_tanh_piece);
 }
 
+/// `out = 1 / (1 + e^-x)`.
+pub fn sigmoid(x: &[f32], out: &mut [f32]) {
+    unary(x, out, sigmoid_piece);
+}
+
+/// `out = max(x, 0)`. A NaN stays one.
+pub fn relu(x: &[f32], out: &mut [f32]) {
+    by_weight(x, &[0.0], out, |x, zero| if x < zero { zero } else { x });
+}
+
 /// `out = cap * tanh(x / cap)`.
 pub fn softcap(x: &[f32], cap: f32, out: &mut [f32]) {
     unary(x, out, |x, out| softcap_piece(x, cap, out));
@@ -101,6 +111,12 @@ vectorised! {
         }
     }
 
+    fn sigmoid_piece(x: &[f32], out: &mut [f32]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = 1.0 / (1.0 + math::exp(-*x));
+        }
+    }
+
     fn softcap_piece(x: &[f32], cap: f32, out: &mut [f32]) {
         for (out, x) in out.iter_mut().zip(x) {
             *out = cap * math::tanh(x / cap);
@@ -132,6 +148,10 @@ mod tests {
             check(&|i| a[i] as f64 * 1.5, &out);
             add_constant(&a, -1.0, &mut out);
             check(&|i| a[i] as f64 - 1.0, &out);
+            sigmoid(&a, &mut out);
+            check(&|i| 1.0 / (1.0 + (-a[i] as f64).exp()), &out);
+            relu(&a, &mut out);
+            check(&|i| (a[i] as f64).max(0.0), &out);
             softcap(&a, 0.75, &mut out);
             check(&|i| 0.75 * (a[i] as f64 / 0.75).tanh(), &out);
             gelu_tanh(&a, &mut out);

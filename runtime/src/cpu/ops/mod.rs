@@ -22,6 +22,7 @@ mod parallel;
 mod prefetch;
 mod product;
 pub mod rope;
+pub mod sound;
 #[cfg(test)]
 mod testing;
 mod tiles;

@@ -1,7 +1,7 @@
 //! Pictures on a device: a tower's launches, and its soft tokens in the rows of the next chunk.
 
 use gemma4c_plan::cuda::{CudaProgram, Form, PhaseKind, RECORD_WORDS, TowerPlaces, record};
-use gemma4c_plan::{Plan, RowCount, ValueIndex};
+use gemma4c_plan::{Medium, Plan, RowCount, ValueIndex};
 
 use super::{BackendDevice, arena};
 use crate::RuntimeError;
@@ -60,7 +60,7 @@ impl Towers {
             };
             all.push(DeviceTower {
                 places: own.places,
-                pool: tower.pool,
+                pool: if let Medium::Picture { pool, .. } = tower.medium { pool } else { 1 },
                 phases,
                 left: own.phases.iter().map(|phase| phase.steps.iter().map(left).collect()).collect(),
                 values: tower.program.values.iter().map(|v| (v.name.clone(), v.width, v.rows)).collect(),

@@ -2,8 +2,8 @@
 
 use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::{
-    Argument, Code, Constant, Cuda, CudaProgram, CudaStep, Image, KvCache, KvLayout, Launch, LoadPart, PhaseKind,
-    Range, Region,
+    Argument, Code, Constant, Cuda, CudaDrafter, CudaProgram, CudaStep, DrafterPlaces, Image, KvCache, KvLayout,
+    Launch, LoadPart, PhaseKind, Range, Region,
 };
 
 use super::Edit;
@@ -120,8 +120,12 @@ pub const CONTRADICTIONS: [(&str, Edit); 60] = [
 ];
 
 /// More of them, of the phases.
-pub const PHASES: [(&str, Edit); 22] = [
+pub const PHASES: [(&str, Edit); 23] = [
     ("more rows of a sequence than are decoded", |p| program(p).verified_rows = 9),
+    ("launches of a drafter that there is not", |p| {
+        let phase = program(p).phases[0].clone();
+        program(p).drafter = Some(CudaDrafter { ends: vec![1], phase, places: DrafterPlaces::default() });
+    }),
     ("no phase", |p| program(p).phases.clear()),
     ("a first phase that is not decode", |p| program(p).phases[0].kind = PhaseKind::Prefill),
     ("decode after prefill", |p| program(p).phases[2].kind = PhaseKind::Decode),

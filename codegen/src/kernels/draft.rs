@@ -1,0 +1,194 @@
+//! What a drafter has of its own: the hidden state that it starts from, the groups of tokens that it looks at, their scores, and its choice.
+//!
+//! A drafter guesses several tokens behind each other without the host: a choice goes into the drafter's own record, where its next step finds it, and
+//! into the records of the rows that will verify it. Its products, norms and attention are those of any decoded row.
+
+use gemma4c_blocks::DType;
+use gemma4c_dsl::prelude::*;
+use gemma4c_dsl::{Instance, InstanceError};
+
+use super::sample::{keep_largest, key_of, largest_key, rank_of, token_of};
+use super::values::value;
+
+/// `out` = the RMS norm of one of the rows `x`, by `weight`: what the LM head read there. Word 2 of `record` is the row's number. One block.
+#[kernel(block = 256, dependent)]
+pub fn enter_draft(
+    x: Input<f32>,
+    weight: Weights<f32>,
+    record: Input<u32>,
+    out: Output<f32>,
+    width: u32,
+    epsilon: f32,
+) {
+    grid_launch_dependents();
+    grid_dependency_wait();
+    let row = x.offset(record[2u32] * width);
+    let mut squares = 0.0f32;
+    for i in (thread_idx()..width).by(256) {
+        squares += row[i] * row[i];
+    }
+    let factor = rsqrt(block_sum(squares) / width as f32 + epsilon);
+    for i in (thread_idx()..width).by(256) {
+        out[i] = row[i] * factor * weight[i];
+    }
+}
+
+/// `ids` = the KEPT groups with the largest scores, the largest first, of equal ones the lower group. One block has all scores, PER to a thread.
+#[kernel(block = THREADS, dependent)]
+pub fn closest_groups<const THREADS: u32, const PER: u32, const KEPT: u32>(
+    scores: Input<f32>,
+    ids: Output<u32>,
+    groups: u32,
+) {
+    require!(KEPT <= THREADS && THREADS >= 64);
+    let kept = shared::<u64>(KEPT);
+    let count = shared::<u32>(1);
+    let counts = shared::<u32>(64);
+    grid_launch_dependents();
+    grid_dependency_wait();
+    let me = thread_idx();
+    let mut keys = regs(0u64, PER);
+    #[unroll]
+    for i in 0..PER {
+        let group = i * THREADS + me;
+        if group < groups {
+            keys[i] = key_of(scores[group], group);
+        }
+    }
+    keep_largest(&keys, kept, count, counts);
+    if me < KEPT {
+        // Where too few are numbers there are groups all the same.
+        ids[rank_of(kept, me)] = token_of(kept[me]).min(groups - 1);
+    }
+}
+
+/// `out[i] = W[token i] · x`, where token i is the `i % each`-th of the group `ids[i / each]`, in the order of tokens. A warp takes a token.
+#[kernel(block = 256, dependent, slots(value(at: u64) -> f32))]
+pub fn token_scores(
+    x: Input<f32>,
+    ids: Input<u32>,
+    order: Weights<u32>,
+    out: Output<f32>,
+    k: u32,
+    each: u32,
+    count: u32,
+) {
+    grid_launch_dependents();
+    grid_dependency_wait();
+    let at = block_idx() * 8 + warp_id();
+    if at < count {
+        let token = order[ids[at / each] * each + at % each];
+        let start = token as u64 * k as u64;
+        let mut sum = 0.0f32;
+        for i in (lane_id()..k).by(32) {
+            sum = value(start + i as u64).mul_add(x[i], sum);
+        }
+        let sum = warp_sum(sum);
+        if lane_id() == 0 {
+            out[at] = sum;
+        }
+    }
+}
+
+/// The token with the largest of `count` scores, of equal ones the lower token: `u32::MAX` where none is a number. Scores are those of all tokens in turn or, where
+/// they are GROUPED, of the groups `ids` as [`token_scores`] leaves them. A block takes a slice of THREADS * PER scores; the last one of the grid goes on.
+///
+/// Word 2 of `record` becomes the token, and word 4 counts on: from d, the number of tokens drafted so far. `drafts[d]` = token, and so is word 2 of record
+/// d + 1 of `rows`, of which there are `most` after the first.
+#[kernel(block = THREADS, dependent)]
+pub fn draft_token<const THREADS: u32, const PER: u32, const GROUPED: bool>(
+    scores: Input<f32>,
+    ids: Input<u32>,
+    order: Weights<u32>,
+    largest: InOut<u64>,
+    counters: InOut<u32>,
+    record: InOut<u32>,
+    rows: InOut<u32>,
+    drafts: InOut<u32>,
+    count: u32,
+    each: u32,
+    most: u32,
+) {
+    grid_launch_dependents();
+    grid_dependency_wait();
+    let me = thread_idx();
+    let mut keys = regs(0u64, PER);
+    #[unroll]
+    for i in 0..PER {
+        let at = (block_idx() * PER + i) * THREADS + me;
+        if at < count {
+            let mut token = at;
+            if GROUPED {
+                token = order[ids[at / each] * each + at % each];
+            }
+            keys[i] = key_of(scores[at], token);
+        }
+    }
+    let of_slice = largest_key(&keys);
+    if me == 0 {
+        largest[block_idx()] = of_slice;
+    }
+    // The whole block leaves: another one will finish.
+    if !last_block_of(counters, 0u32, grid_dim()) {
+        return;
+    }
+    #[unroll]
+    for i in 0..PER {
+        let at = i * THREADS + me;
+        keys[i] = 0;
+        if at < grid_dim() {
+            keys[i] = largest[at];
+        }
+    }
+    let of_all = largest_key(&keys);
+    if me == 0 {
+        let token = token_of(of_all);
+        let drafted = record[4u32];
+        record[2u32] = token;
+        record[4u32] = drafted + 1;
+        if drafted < most {
+            drafts[drafted] = token;
+            rows[(drafted + 1) * 16 + 2] = token;
+        }
+    }
+}
+
+/// An [`enter_draft`], of one block.
+pub fn enter() -> Result<Instance, InstanceError> {
+    enter_draft::Chosen {}.build()
+}
+
+/// A [`closest_groups`] of one block: the `kept` best of so many.
+pub fn closest(groups: u32, kept: u32) -> Result<Instance, InstanceError> {
+    let threads = if groups > 256 { 512 } else { 256 };
+    closest_groups::Chosen { THREADS: threads, PER: groups.div_ceil(threads), KEPT: kept }.build()
+}
+
+/// The most groups, and the most of them that are kept: what one block holds.
+pub const MOST_GROUPS: u32 = 8192;
+pub const MOST_KEPT_GROUPS: u32 = 256;
+
+/// A [`token_scores`] of matrices of that type, and its blocks.
+pub fn scores(dtype: DType) -> Result<Instance, InstanceError> {
+    token_scores::Chosen { value: value(dtype) }.build()
+}
+
+/// Blocks of a [`token_scores`].
+pub fn scores_grid(count: u32) -> [u32; 3] {
+    [count.div_ceil(8), 1, 1]
+}
+
+/// Threads of a [`draft_token`], and scores of a thread.
+const SLICE_THREADS: u32 = 256;
+const SLICE_PER: u32 = 8;
+
+/// A [`draft_token`].
+pub fn choice(grouped: bool) -> Result<Instance, InstanceError> {
+    draft_token::Chosen { THREADS: SLICE_THREADS, PER: SLICE_PER, GROUPED: grouped }.build()
+}
+
+/// Slices of so many scores: blocks of a [`draft_token`], each of which leaves a key. One block can look at all of them, up to
+/// 4 million scores.
+pub fn slices(count: u32) -> u32 {
+    count.div_ceil(SLICE_THREADS * SLICE_PER)
+}

@@ -1,0 +1,155 @@
+//! Drafters on the simulated GPU: their steps against the reference's numbers, and texts that are the same with and without them.
+
+use std::path::Path;
+
+use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::target::Target as Gpu;
+use gemma4c_dsl::sim::Interleaving;
+use gemma4c_plan::Sampling;
+use gemma4c_plan::cuda::KvType;
+use gemma4c_runtime::{Asked, ModelLocation, Request, RuntimeError, Sampler, Session, Source, Speculation};
+
+use crate::common::lowered::{self, LowerOptions};
+use crate::common::{Tensors, golden};
+
+const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
+const SAMPLED: Sampling = Sampling { temperature: 1.0, top_k: 8, top_p: 0.95 };
+
+/// A drafter, its model, and how far logits and hidden states may be off, at most and as the root of the mean square: what the data's description
+/// gives for such activations behind an engine's own target.
+struct Pair {
+    drafter: &'static str,
+    model: &'static str,
+    logits: [f64; 2],
+    hidden: [f64; 2],
+    positions: &'static [u32],
+    /// Whether it looks at some groups of tokens only.
+    grouped: bool,
+}
+
+const PAIRS: [Pair; 2] = [
+    Pair {
+        drafter: "e_tiny_assistant_q8_0",
+        model: "e_tiny_q8_0",
+        logits: [1.0, 0.13],
+        hidden: [1.2, 0.17],
+        positions: &[1, 76],
+        grouped: true,
+    },
+    Pair {
+        drafter: "d_tiny_assistant_bf16",
+        model: "d_tiny_q8_0",
+        logits: [0.6, 0.07],
+        hidden: [0.7, 0.1],
+        positions: &[70],
+        grouped: false,
+    },
+];
+
+fn options(folder: &Path, drafter: &str) -> LowerOptions {
+    let drafter = Some(folder.join(format!("assistant/{drafter}.gguf")));
+    LowerOptions { context: Some(256), chunk: Some(64), verified: 8, drafter, ..LowerOptions::default() }
+}
+
+fn session(folder: &Path, model: &str, options: &LowerOptions, chained: bool) -> Session {
+    let model = folder.join(format!("{model}.gguf"));
+    let plan = lowered::plan_for(&model, options, &[Gpu::of_arch(Arch::Sm90a)]);
+    let location = ModelLocation { plan: model.with_extension("bin"), given: None };
+    let session = match chained {
+        false => gemma4c::simulate::open(plan, &location, None),
+        true => gemma4c::simulate::open_chained(plan, &location, Interleaving::SuccessorFirst),
+    };
+    session.expect("a plan that can be simulated")
+}
+
+/// The largest difference, and the root of the mean square.
+fn difference(ours: &[f32], expected: &[f32]) -> [f64; 2] {
+    assert_eq!(ours.len(), expected.len());
+    let all = || ours.iter().zip(expected).map(|(a, b)| f64::from((a - b).abs()));
+    [all().fold(0.0, f64::max), (all().map(|d| d * d).sum::<f64>() / ours.len() as f64).sqrt()]
+}
+
+/// Steps are compared as long as drafts agree, which they do for most. Where two groups of tokens have nearly the same score, another may be looked at: then only the
+/// hidden state is compared.
+#[test]
+fn every_step_agrees_with_the_reference() {
+    const STEPS: usize = 4;
+    let Some(folder) = golden::folder() else { return };
+    for pair in PAIRS {
+        let data = Tensors::read(&folder.join(format!("assistant/{}.golden.safetensors", pair.drafter)));
+        let mut session = session(&folder, pair.model, &options(&folder, pair.drafter), false);
+        let (tokens, expected) = (data.ids("target.tokens"), data.ids("draft.tokens"));
+        let [logits, hidden] = ["draft.logits", "draft.h_next"].map(|name| data.get(name));
+        let gaps = pair.grouped.then(|| data.get("draft.centroid_gap"));
+        let mut compared = 0;
+        for (index, position) in data.ids("in.position").into_iter().enumerate() {
+            if !pair.positions.contains(&position) {
+                continue;
+            }
+            session.reset();
+            session.feed(&tokens[..position as usize], Asked::Last, None, |_, _| {}).expect("it runs");
+            let (mut step, mut agrees) = (0, true);
+            let mut each = |draft: gemma4c_runtime::Draft<'_>| {
+                let row = index * STEPS + step;
+                if agrees {
+                    let of = |values: &[f32], width: usize| values[row * width..][..width].to_vec();
+                    if gaps.is_none_or(|gaps| gaps.values[row] > 0.4) {
+                        let off = difference(draft.logits, &of(&logits.values, draft.logits.len()));
+                        assert!(off[0] < pair.logits[0] && off[1] < pair.logits[1], "{position}, step {step}: {off:?}");
+                        compared += 1;
+                    }
+                    let off = difference(draft.hidden, &of(&hidden.values, draft.hidden.len()));
+                    assert!(off[0] < pair.hidden[0] && off[1] < pair.hidden[1], "{position}, step {step}: h {off:?}");
+                }
+                agrees = agrees && draft.token == expected[row];
+                step += 1;
+            };
+            let token = tokens[position as usize];
+            session.draft(token, STEPS as u32, &mut |_, _, _| {}, &mut each).expect("it drafts");
+        }
+        assert!(compared > pair.positions.len(), "{}: {compared} steps", pair.drafter);
+    }
+}
+
+fn generate(session: &mut Session, prompt: &[u32], sampling: Sampling, drafts: Option<&mut Speculation>) -> Vec<u32> {
+    session.reset();
+    let (mut sampler, mut tokens) = (Sampler::new(sampling, 3, Vec::new()).expect("a rule"), Vec::new());
+    let request = Request { prompt, most: 5, stop: &[] };
+    let each: &mut dyn FnMut(u32) -> Result<(), RuntimeError> = &mut |token| {
+        tokens.push(token);
+        Ok(())
+    };
+    let ended = match drafts {
+        None => session.generate(request, &mut sampler, each),
+        Some(drafts) => session.generate_speculating(request, &mut sampler, drafts, each),
+    };
+    ended.expect("it runs");
+    tokens
+}
+
+/// Where drafts are right, and with keys and values in 8 bits as chains that overlap.
+#[test]
+fn a_drafter_on_a_gpu_changes_no_text() {
+    let Some(folder) = golden::folder() else { return };
+    let mut accepted = 0;
+    for (pair, kv, sampling, chained) in
+        [(&PAIRS[0], KvType::F16, GREEDY, false), (&PAIRS[1], KvType::Q8_0, SAMPLED, true)]
+    {
+        let data = Tensors::read(&folder.join(format!("{}.golden.safetensors", pair.model)));
+        let mut prompt = data.ids("tokens");
+        prompt.truncate(if chained { 5 } else { usize::MAX });
+        let options = LowerOptions { kv, ..options(&folder, pair.drafter) };
+        let mut session = session(&folder, pair.model, &options, chained);
+        let plain = generate(&mut session, &prompt, sampling, None);
+        let mut speculation = Speculation::new(Source::Drafter, Some(3));
+        assert_eq!(generate(&mut session, &prompt, sampling, Some(&mut speculation)), plain);
+        accepted += speculation.counts.accepted;
+        // What is verified in place of the drafts changes nothing either.
+        let text = [&prompt[..], &plain].concat();
+        let right = move |seen: &[u32], most: usize| text[seen.len()..].iter().copied().take(most).collect();
+        let mut replaced = Speculation::new(Source::Replaced(Box::new(right)), Some(3));
+        assert_eq!(generate(&mut session, &prompt, sampling, Some(&mut replaced)), plain);
+        assert_eq!(replaced.counts.accepted, replaced.counts.drafted);
+    }
+    assert!(accepted > 0, "some drafts are right: {accepted}");
+}
