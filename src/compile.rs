@@ -4,10 +4,10 @@ use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use gemma4c_blocks::DType;
 use gemma4c_codegen::cpu::{self, Limits};
-use gemma4c_codegen::cuda::{self, LowerError, Lowered, build};
+use gemma4c_codegen::cuda::{self, LowerError, Lowered, SoftTokens, TowerGraph, build};
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
 use gemma4c_graph::{Graph, NodeId, WeightId, to_text};
@@ -88,7 +88,6 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     let towers = match projector {
         None => Vec::new(),
         Some(projector) => {
-            ensure!(options.cuda.is_none(), "towers run on the CPU so far: a plan with a projector has no GPU");
             let vision = VisionConfig::read(&projector.file).with_context(|| path_of(&projector.file))?;
             gemma4::fits(&vision, &config).with_context(|| path_of(&projector.file))?;
             let tokens = vocab.as_ref().and_then(media::image_tokens);
@@ -105,13 +104,10 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
             towers
         }
     };
-    let graph = match towers.is_empty() {
-        true => gemma4::graph(file, &config)?,
-        false => {
-            let pad = file.metadata().optional("tokenizer.ggml.padding_token_id")?.unwrap_or(0);
-            gemma4::graph_with_soft_tokens(file, &config, pad)?
-        }
-    };
+    if options.cuda.is_some() && towers.iter().any(|tower| !tower.medium.is_picture()) {
+        bail!("the projector has a tower for sound, which runs on the CPU so far: compile with --target cpu");
+    }
+    let graph = text_graph(file, &config, !towers.is_empty())?;
     // A picture whose rows see each other is read in one pass.
     let least = projector.filter(|_| config.sees_ahead()).map_or(1, |projector| projector.image_tokens);
     ensure!(
@@ -120,14 +116,14 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     );
     let chunk = options.chunk.unwrap_or(DEFAULT_CHUNK.max(least)).min(context);
     // On a GPU plan this program is what its steps mean; the GPU's own chunks are longer.
-    let chunk = if options.cuda.is_some() { chunk.min(DEFAULT_CHUNK) } else { chunk };
+    let chunk = if options.cuda.is_some() { chunk.min(DEFAULT_CHUNK.max(least)) } else { chunk };
     let kv = options.cuda.as_ref().map(|cuda| cuda.kv).or(options.kv).unwrap_or(KvType::F32);
     let program = cpu::lower(&graph, Limits { context, chunk, asked: chunk.min(ASKED), kv })?;
     let tensors = tensors_of(file, &graph)?;
     let mut weights = weights_of(&graph.weights, &tensors, 0);
     let mut sources = Sources::of(file, &graph.weights, &tensors);
     let mut models = vec![(file, tensors)];
-    let mut lowered = Vec::new();
+    let (mut lowered, mut tower_graphs) = (Vec::new(), Vec::new());
     let mut report = to_text(&graph);
     if let Some(projector) = projector {
         let mut of_projector = Vec::new();
@@ -135,7 +131,9 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
             let tensors = tensors_of(&projector.file, &tower.graph)?;
             lowered.push(tower.lower(weights.len() as u32)?);
             weights.extend(weights_of(&tower.graph.weights, &tensors, file.files().len() as u32));
+            let places = towers_places(&tower.graph, sources.weights.len());
             sources.extend(&projector.file, &tower.graph.weights, &tensors);
+            tower_graphs.push(tower.graph.clone().with_weights(&sources.weights, places));
             of_projector.extend(tensors);
             report += &format!("\n\ntower {}\n{}", tower.name, to_text(&tower.graph));
         }
@@ -156,9 +154,11 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
     let mut programs = Vec::new();
     if let Some(cuda) = &options.cuda {
         let chunk = options.chunk.unwrap_or(DEFAULT_CUDA_CHUNK);
+        let of_towers: Vec<TowerGraph<'_>> = lowered.iter().zip(&tower_graphs).map(of_tower).collect();
+        let soft = SoftTokens { towers: &of_towers, pad: padding(file)? };
         let lowered = |target| {
             let drafter = drafter.as_ref().zip(drafter_graph.as_ref());
-            let model = Parts { graph: &graph, meaning: &program, sources: &sources, drafter };
+            let model = Parts { graph: &graph, meaning: &program, sources: &sources, soft, drafter };
             let lowered = lower(model, cuda, target, chunk);
             if cuda.targets.len() > 1 { lowered.with_context(|| format!("for {target}")) } else { lowered }
         };
@@ -197,6 +197,30 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
         drafter,
         report,
     })
+}
+
+/// The text's graph: with places for soft tokens where there is a tower.
+fn text_graph(file: &Gguf, config: &Config, has_tower: bool) -> Result<Graph> {
+    match has_tower {
+        false => Ok(gemma4::graph(file, config)?),
+        true => Ok(gemma4::graph_with_soft_tokens(file, config, padding(file)?)?),
+    }
+}
+
+/// The token whose row of the per-layer table soft tokens have.
+fn padding(file: &Gguf) -> Result<u32> {
+    Ok(file.metadata().optional("tokenizer.ggml.padding_token_id")?.unwrap_or(0))
+}
+
+/// A plan's tower, and its graph over the plan's weights, as the lowering for a GPU takes it.
+fn of_tower<'a>((tower, graph): (&'a Tower, &'a Graph)) -> TowerGraph<'a> {
+    let pool = if let Medium::Picture { pool, .. } = tower.medium { pool } else { 1 };
+    TowerGraph { graph, meaning: &tower.program, patch_width: tower.medium.row_width(), pool }
+}
+
+/// Where the weights of a tower stand in a plan: behind each other from `first_weight` on.
+fn towers_places(graph: &Graph, first_weight: usize) -> Vec<WeightId> {
+    (first_weight..first_weight + graph.weights.len()).map(|weight| WeightId(weight as u32)).collect()
 }
 
 /// Where weights lie, the first of whose files is the plan's `first_file`-th.
@@ -366,13 +390,14 @@ pub struct Parts<'a> {
     pub graph: &'a Graph,
     pub meaning: &'a gemma4c_plan::Program,
     pub sources: &'a Sources<'a>,
+    pub soft: SoftTokens<'a>,
     /// The drafter, and its graph over the plan's weights.
     pub drafter: Option<(&'a Drafter, &'a Graph)>,
 }
 
 /// The launches for a GPU.
 pub fn lower(model: Parts<'_>, options: &CudaOptions, target: &Gpu, chunk: u32) -> Result<Lowered> {
-    let Parts { graph, meaning, sources, drafter } = model;
+    let Parts { graph, meaning, sources, soft, drafter } = model;
     let read = |id: WeightId| -> Result<Vec<f32>, LowerError> {
         let weight = &sources.weights[id.index()];
         let unreadable = |why: String| LowerError::Unreadable { tensor: weight.name.clone(), why };
@@ -399,22 +424,40 @@ pub fn lower(model: Parts<'_>, options: &CudaOptions, target: &Gpu, chunk: u32) 
         hidden: NodeId(of_plan.hidden),
         token_order: &of_plan.token_order,
     });
-    let model = cuda::Model { graph, meaning, weights: &sources.weights, drafter };
+    let model = cuda::Model { graph, meaning, weights: &sources.weights, soft, drafter };
     Ok(cuda::lower(model, &options, &read)?)
+}
+
+/// The files that a plan was made of.
+#[derive(Clone, Copy)]
+pub struct Files<'a> {
+    pub file: &'a Gguf,
+    pub projector: Option<&'a Gguf>,
+    pub drafter: Option<&'a Gguf>,
 }
 
 /// A plan's launches once more, with its kernels as functions, and the bytes of its weights.
 pub fn lower_again<'a>(
     plan: &Plan,
-    file: &'a Gguf,
-    drafter_file: Option<&'a Gguf>,
+    files: Files<'a>,
     options: &CudaOptions,
     target: &Gpu,
     chunk: u32,
 ) -> Result<(Lowered, Vec<&'a [u8]>)> {
+    let Files { file, projector, drafter: drafter_file } = files;
     let config = Config::read(file)?;
-    let graph = gemma4::graph(file, &config)?;
+    let graph = text_graph(file, &config, !plan.towers.is_empty())?;
     let mut sources = Sources::of(file, &graph.weights, &tensors_of(file, &graph)?);
+    // A plan for GPUs has a vision tower alone.
+    let mut tower_graphs = Vec::new();
+    if let Some(projector) = projector {
+        let tower = gemma4::vision_tower(projector, &VisionConfig::read(projector)?)?;
+        let places = towers_places(&tower.graph, sources.weights.len());
+        sources.extend(projector, &tower.graph.weights, &tensors_of(projector, &tower.graph)?);
+        tower_graphs.push(tower.graph.with_weights(&sources.weights, places));
+    }
+    let of_towers: Vec<TowerGraph<'_>> = plan.towers.iter().zip(&tower_graphs).map(of_tower).collect();
+    let soft = SoftTokens { towers: &of_towers, pad: padding(file)? };
     let mut drafter = None;
     if let (Some(drafter_file), Some(of_plan)) = (drafter_file, &plan.drafter) {
         let drafted = Drafted { file, config: &config, graph: &graph, program: &plan.program };
@@ -423,7 +466,7 @@ pub fn lower_again<'a>(
         drafter = Some((of_plan, parts.graph.with_weights(&sources.weights, parts.place)));
     }
     let drafter = drafter.as_ref().map(|(of_plan, graph)| (*of_plan, graph));
-    let model = Parts { graph: &graph, meaning: &plan.program, sources: &sources, drafter };
+    let model = Parts { graph: &graph, meaning: &plan.program, sources: &sources, soft, drafter };
     let lowered = lower(model, options, target, chunk)?;
     let bytes = (0..sources.weights.len()).filter_map(|weight| sources.bytes(weight)).collect();
     Ok((lowered, bytes))

@@ -13,7 +13,7 @@ use gemma4c_plan::cuda::{CudaProgram, Range, Region};
 use gemma4c_plan::embedded::host_start;
 use gemma4c_runtime::{Backend, EmbeddedWeights, ModelLocation, Pick, Run, RuntimeError, Session, named};
 
-use crate::compile::{self, CudaOptions};
+use crate::compile::{self, CudaOptions, Files};
 
 /// A session that runs a plan's launches in the simulator, one after the other: those of its first program, or of that for a GPU.
 pub fn open(plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result<Session> {
@@ -52,6 +52,9 @@ fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result
     let files = location.files(&plan)?;
     let open = |index: u32| files.get(index as usize).with_context(|| format!("file {index} is missing"));
     let file = Gguf::open(open(0)?)?;
+    // A projector follows the model's own files.
+    let of_projector = (!plan.towers.is_empty()).then_some(file.files().len() as u32);
+    let projector = of_projector.map(|index| -> Result<Gguf> { Ok(Gguf::open(open(index)?)?) }).transpose()?;
     // A drafter's weights are the plan's last.
     let of_drafter = plan.weights.last().filter(|_| plan.drafter.is_some()).map(|weight| weight.file);
     let drafter_file = of_drafter.map(|index| -> Result<Gguf> { Ok(Gguf::open(open(index)?)?) }).transpose()?;
@@ -71,7 +74,8 @@ fn loaded(mut plan: Plan, location: &ModelLocation, gpu: Option<&str>) -> Result
         disabled,
     };
     let chunk = program.phases.last().map_or(1, |phase| phase.rows);
-    let (lowered, tensors) = compile::lower_again(&plan, &file, drafter_file.as_ref(), &options, &target, chunk)?;
+    let of_plan = Files { file: &file, projector: projector.as_ref(), drafter: drafter_file.as_ref() };
+    let (lowered, tensors) = compile::lower_again(&plan, of_plan, &options, &target, chunk)?;
     let same = lowered.program.kernels == program.kernels;
     ensure!(same, "the plan was made by another version of gemma4c: compile the model again to simulate it");
     let mut simulator = Simulator::new(&program, lowered.instances);
@@ -133,8 +137,10 @@ impl Backend for Simulated {
             Pick::Largest => &phase.pick_largest,
             Pick::Sampled => &phase.pick_sampled,
         };
+        let phase = phase.clone();
+        let picks = picks.to_vec();
         let steps = phase.steps[run.steps.0..run.steps.1].iter().map(|step| &step.launch);
-        let mut launches = steps.chain(picks);
+        let mut launches = steps.chain(&picks);
         let result = match self.chained {
             Some(interleaving) => self.simulator.launch_chain(launches, interleaving),
             None => launches.try_for_each(|launch| self.simulator.launch(launch)),

@@ -165,6 +165,20 @@ pub static FAMILIES: &[Family] = &[
         cases: cases::attention::cases,
     },
     Family {
+        name: "tower",
+        about: "what a tower's patches need besides: their grid, attention of all to all, soft tokens in a prompt",
+        kernels: &[
+            kernels::tower::axis_rows::DEF,
+            kernels::tower::grid_rope::DEF,
+            kernels::tower::grid_mean::DEF,
+            kernels::tower::sub_mean::DEF,
+            kernels::tower::full_attention::DEF,
+            kernels::tower::flash::attention_patches::DEF,
+            kernels::tower::place_soft::DEF,
+        ],
+        cases: cases::tower::cases,
+    },
+    Family {
         name: "plain",
         about: "every operation of a graph on its own, in f32, weights as they lie in the file",
         kernels: &[

@@ -68,8 +68,6 @@ pub enum RuntimeError {
     NoTaps,
     #[error("the plan reads no pictures or sound: compile it with --mmproj, and the projector file of its model")]
     NoTower,
-    #[error("towers run on the CPU so far: use --device cpu")]
-    TowerOnCpu,
     #[error(
         "{media} media make {soft} soft tokens of the {name} tower, and the tokens hold {places} places for them (token {token}): there must be as many"
     )]

@@ -11,7 +11,11 @@ use crate::backend::{Pick, Run};
 pub(crate) fn runs(program: &CudaProgram) -> Vec<Run> {
     const PICKS: [Pick; 3] = [Pick::None, Pick::Largest, Pick::Sampled];
     let mut all: Vec<Run> = Vec::new();
-    for (phase, shape) in program.phases.iter().enumerate() {
+    for (phase, shape) in program.all_phases().take(program.drafter_phase()).enumerate() {
+        if shape.kind == PhaseKind::Tower {
+            all.push(Run { phase, steps: (0, shape.steps.len()), pick: Pick::None });
+            continue;
+        }
         let (asked_from, end) = (shape.asked_from as usize, shape.steps.len());
         let whole = PICKS.map(|pick| Run { phase, steps: (0, end), pick });
         let trunk = Run { phase, steps: (0, asked_from), pick: Pick::None };
@@ -26,7 +30,7 @@ pub(crate) fn runs(program: &CudaProgram) -> Vec<Run> {
         }
     }
     if let Some(drafter) = &program.drafter {
-        let drafts = |end: &u32| Run { phase: program.phases.len(), steps: (0, *end as usize), pick: Pick::None };
+        let drafts = |end: &u32| Run { phase: program.drafter_phase(), steps: (0, *end as usize), pick: Pick::None };
         all.extend(drafter.ends.iter().map(drafts));
     }
     all

@@ -230,9 +230,12 @@ impl Session {
         let Limits { spare_rows, .. } = *device.limits();
         let most = device.limits().chunk().min(if asked == Asked::All { spare_rows } else { u32::MAX });
         let chunk = chunk.unwrap_or(most).clamp(1, most) as usize;
-        for (index, piece) in tokens.chunks(chunk).enumerate() {
-            let first = index * chunk;
-            let is_last = first + piece.len() == tokens.len();
+        let (program, width) = (&self.plan.program, self.plan.model.hidden as usize);
+        for Range { start: first, end } in self.media.pieces(program, position as usize, tokens.len(), chunk) {
+            let piece = &tokens[first..end];
+            let is_last = end == tokens.len();
+            let positions = position as usize + first..position as usize + end;
+            device.next_soft(self.media.ahead(positions, width));
             let row = |row: usize| AskedRow { chunk: 0, row: row as u32, picking: Picking::LOGITS };
             let last = (asked == Asked::Last && is_last).then(|| row(piece.len() - 1));
             let of_chunk = Chunk { slot: SLOT, position: position + first as u32, tokens: piece };

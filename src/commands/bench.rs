@@ -11,8 +11,8 @@ mod report;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_plan::Sampling;
-use gemma4c_runtime::{Asked, Request, Sampler, Session};
+use gemma4c_plan::{Medium, Plan, Sampling};
+use gemma4c_runtime::{Asked, Patches, Request, RuntimeError, Sampler, Session};
 
 use super::Outcome;
 use super::cached::ModelArgs;
@@ -66,6 +66,11 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 64, requires = "chat")]
     turn: u32,
 
+    /// Pictures to measure, by their soft tokens: how long the tower takes for one, from its patches to its soft tokens. The plan must have been compiled with
+    /// --mmproj and as many --image-tokens.
+    #[arg(long, value_name = "N,N...", conflicts_with_all = ["sequences", "chat"])]
+    image: Option<String>,
+
     #[command(flatten)]
     engine: EngineArgs,
 
@@ -100,12 +105,14 @@ enum Test {
     Prompt(u32),
     /// So many tokens, one after the other.
     Generate(u32),
+    /// The soft tokens of one picture.
+    Image(u32),
 }
 
 impl Test {
     fn tokens(self) -> u32 {
         match self {
-            Test::Prompt(n) | Test::Generate(n) => n,
+            Test::Prompt(n) | Test::Generate(n) | Test::Image(n) => n,
         }
     }
 
@@ -114,6 +121,7 @@ impl Test {
         let name = match self {
             Test::Prompt(n) => format!("pp{n}"),
             Test::Generate(n) => format!("tg{n}"),
+            Test::Image(n) => return format!("image{n}"),
         };
         if depth == 0 { name } else { format!("{name} @ d{depth}") }
     }
@@ -162,13 +170,19 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         return Ok(Outcome::Done);
     }
     engine.refuse_without("--sequences or --chat")?;
+    let images = args.image.as_deref().map_or(Ok(Vec::new()), |text| numbers("--image", text))?;
     let prompts = prompts.into_iter().filter(|n| *n > 0).map(Test::Prompt);
-    let tests: Vec<Test> = prompts.chain(generate.into_iter().filter(|n| *n > 0).map(Test::Generate)).collect();
+    let generate = generate.into_iter().filter(|n| *n > 0).map(Test::Generate);
+    let tests: Vec<Test> = images.into_iter().map(Test::Image).chain(prompts).chain(generate).collect();
 
     let plan = plan_file::read(&args.plan.plan)?;
     let read = started.elapsed();
     let context = plan.program.context;
     for (test, depth) in tests.iter().flat_map(|test| depths.iter().map(move |depth| (*test, *depth))) {
+        if let Test::Image(soft) = test {
+            Picture::of(&plan, soft)?;
+            continue;
+        }
         let room = context.saturating_sub(depth).saturating_sub(1);
         ensure!(
             test.tokens() <= room,
@@ -204,6 +218,32 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         Format::Json => report.json()?,
     })?;
     Ok(Outcome::Done)
+}
+
+/// A grey picture of so many soft tokens.
+struct Picture {
+    tower: usize,
+    values: Vec<f32>,
+    columns: u32,
+    rows: u32,
+}
+
+impl Picture {
+    /// As near to a square as the number of soft tokens allows.
+    fn of(plan: &Plan, soft: u32) -> Result<Picture> {
+        let tower = plan.towers.iter().position(|tower| tower.name == "vision").ok_or(RuntimeError::NoTower)?;
+        let of = &plan.towers[tower];
+        let room = of.program.asked;
+        ensure!(
+            (1..=room).contains(&soft),
+            "--image {soft}: the plan has room for pictures of 1 to {room} soft tokens; compile it with more --image-tokens"
+        );
+        let high = (1..=soft.isqrt()).rev().find(|high| soft.is_multiple_of(*high)).unwrap_or(1);
+        let Medium::Picture { pool, .. } = of.medium else { bail!(RuntimeError::NoTower) };
+        let (columns, rows) = (soft / high * pool, high * pool);
+        let values = vec![0.5; (columns * rows * of.medium.row_width()) as usize];
+        Ok(Picture { tower, values, columns, rows })
+    }
 }
 
 /// Numbers separated by commas.
@@ -259,11 +299,19 @@ impl Runner {
 
     /// How long one test takes. The sequence is then longer, by tokens that `go_to` takes back.
     fn measure(&mut self, test: Test, depth: u32) -> Result<Duration> {
+        if let Test::Image(soft) = test {
+            let picture = Picture::of(self.session.plan(), soft)?;
+            let patches = Patches { values: &picture.values, columns: picture.columns, rows: picture.rows };
+            let called = Instant::now();
+            self.session.soft_tokens(picture.tower, patches)?;
+            return Ok(called.elapsed());
+        }
         self.go_to(depth)?;
         let (read, write) = match test {
             Test::Prompt(n) => (n, 1),
             // The first token comes out of a prompt, and only starts the clock.
             Test::Generate(n) => (1, n + 1),
+            Test::Image(_) => bail!("a picture is no text"),
         };
         let prompt = &self.tokens[depth as usize..][..read as usize];
         let called = Instant::now();
@@ -281,7 +329,7 @@ impl Runner {
             anyhow::Ok(())
         })?;
         Ok(match test {
-            Test::Prompt(_) => last - called,
+            Test::Prompt(_) | Test::Image(_) => last - called,
             Test::Generate(_) => last - first.unwrap_or(called),
         })
     }

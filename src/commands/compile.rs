@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(short, long, value_name = "PLAN.bin")]
     output: PathBuf,
 
-    /// The model's projector file (mmproj), which lets it read pictures. So far on a CPU.
+    /// The model's projector file (mmproj), which lets it read pictures.
     #[arg(long, value_name = "MMPROJ.gguf")]
     mmproj: Option<PathBuf>,
 
@@ -189,7 +189,6 @@ pub fn run(args: &Args) -> Result<Outcome> {
             disabled: passes_off(args)?,
         }),
     };
-    ensure!(!for_gpu || args.mmproj.is_none(), "--mmproj: towers run on the CPU so far; compile with --target cpu");
     let drafter = args.draft.as_ref().map(Gguf::open).transpose()?.map(Arc::new);
     let projector = match &args.mmproj {
         Some(path) => Some(Arc::new(Projector { file: Gguf::open(path)?, image_tokens: args.image_tokens })),

@@ -82,14 +82,21 @@ pub fn run(args: &Args) -> Result<Outcome> {
     }
     let file = Tensors::create(&args.output, &shapes)?;
     let mut seen: Result<()> = Ok(());
-    let soft = media.look(&mut session, &mut |item, value, _, rows| {
+    let mut missed: Vec<&Wanted> = item_taps.iter().filter(|tap| !tap.value.is_empty()).collect();
+    let mut show = |item: usize, value: &str, _: usize, rows: &mut [f32]| {
         for tap in item_taps.iter().filter(|tap| tap.item == item && tap.value == value) {
+            missed.retain(|missed| missed.name != tap.name);
             if seen.is_ok() {
                 seen = file.write(&tap.name, 0, rows);
             }
         }
-    })?;
+    };
+    let wants = item_taps.iter().any(|tap| !tap.value.is_empty());
+    let soft = media.look(&mut session, if wants { Some(&mut show) } else { None })?;
     seen?;
+    if let Some(tap) = missed.first() {
+        bail!("--tap {}: no launch leaves it in memory; --device cpu shows every value", tap.name);
+    }
     for tap in item_taps.iter().filter(|tap| tap.value.is_empty()) {
         file.write(&tap.name, 0, &pixel_values(&media.items[tap.item]))?;
     }

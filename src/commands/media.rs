@@ -174,10 +174,13 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
 }
 
 impl Item {
-    /// Its soft tokens.
-    pub fn look(&self, session: &mut Session, tap: &mut Tap<'_>) -> Result<Soft> {
+    /// Its soft tokens. A device shows values to a tap step by step, which takes longer than without one.
+    pub fn look(&self, session: &mut Session, tap: Option<&mut Tap<'_>>) -> Result<Soft> {
         let patches = Patches { values: &self.values, columns: self.columns, rows: self.rows };
-        Ok(session.look(self.tower, patches, tap)?)
+        Ok(match tap {
+            None => session.soft_tokens(self.tower, patches)?,
+            Some(tap) => session.look(self.tower, patches, tap)?,
+        })
     }
 
     /// As a part of a message, for the chat template.
@@ -188,9 +191,11 @@ impl Item {
 
 impl Media {
     /// The soft tokens of each item.
-    pub fn look(&self, session: &mut Session, tap: &mut ItemTap<'_>) -> Result<Vec<Soft>> {
-        let look =
-            |(index, item): (usize, &Item)| item.look(session, &mut |name, width, rows| tap(index, name, width, rows));
+    pub fn look(&self, session: &mut Session, mut tap: Option<&mut ItemTap<'_>>) -> Result<Vec<Soft>> {
+        let look = |(index, item): (usize, &Item)| match &mut tap {
+            None => item.look(session, None),
+            Some(tap) => item.look(session, Some(&mut |name, width, rows| tap(index, name, width, rows))),
+        };
         self.items.iter().enumerate().map(look).collect()
     }
 

@@ -67,7 +67,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let (index, phase) = find(program, &args.phase)?;
     match phase.kind {
         PhaseKind::Prefill => prepare(&mut session, phase.kind, phase.rows, args.depth)?,
-        PhaseKind::Decode => prepare(&mut session, phase.kind, 1, args.depth)?,
+        PhaseKind::Decode | PhaseKind::Tower => prepare(&mut session, phase.kind, 1, args.depth)?,
     }
     if phase.kind == PhaseKind::Decode && phase.rows > 1 {
         let backend = session.backend().context("it runs on a GPU")?;
@@ -124,7 +124,7 @@ fn prepare(session: &mut Session, kind: PhaseKind, rows: u32, depth: u32) -> Res
         session.feed(before, Asked::None, None, |_, _| {})?;
     }
     match kind {
-        PhaseKind::Decode => session.decode(now[0], |_| {})?,
+        PhaseKind::Decode | PhaseKind::Tower => session.decode(now[0], |_| {})?,
         PhaseKind::Prefill => session.feed(now, Asked::Last, None, |_, _| {})?,
     }
     Ok(session.wait()?)

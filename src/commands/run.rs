@@ -98,7 +98,7 @@ fn attached(line: &str) -> Option<(Sense, &Path)> {
 
 fn attach(args: &Args, generation: &mut Generation, sense: Sense, path: &Path) -> Result<(Item, Soft)> {
     let item = args.media.read_one(generation.session.plan(), sense, path)?;
-    let soft = item.look(&mut generation.session, &mut |_, _, _| {})?;
+    let soft = item.look(&mut generation.session, None)?;
     Ok((item, soft))
 }
 
@@ -124,7 +124,7 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     args.engine.refuse_without("--file")?;
     let mut session = args.plan.open()?;
     let media = args.media.read(session.plan())?;
-    let soft = media.look(&mut session, &mut |_, _, _, _| {})?;
+    let soft = media.look(&mut session, None)?;
     let vocab = session.plan().vocab.clone();
     // Tokens of other media make no sense in a text; whoever speaks ids gets what the model says.
     let suppress = vocab.as_ref().filter(|_| args.tokens.is_none()).map(|v| v.suppress.clone()).unwrap_or_default();

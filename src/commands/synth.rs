@@ -40,8 +40,12 @@ pub struct Args {
     #[arg(long, value_name = "TIMES", num_args = 0..=1, require_equals = true, default_missing_value = "5000")]
     massive: Option<f32>,
 
+    /// Write the projector file (mmproj) that goes with such a model instead: its vision tower, of real files in bf16.
+    #[arg(long, conflicts_with_all = ["layers", "massive", "vocab"])]
+    mmproj: bool,
+
     /// Write the model's drafter instead, which `compile --draft` takes beside the model.
-    #[arg(long, conflicts_with_all = ["massive", "layers"])]
+    #[arg(long, conflicts_with_all = ["massive", "layers", "mmproj"])]
     draft: bool,
 
     /// Take the vocabulary from this GGUF file instead of a small generated one.
@@ -70,10 +74,14 @@ pub fn run(args: &Args) -> Result<Outcome> {
         drafter: args.draft,
     };
     let bar = progress::bytes("writing", 0);
-    let summary = synth::write(&options, &args.output, &|done, total| {
+    let progress = |done, total| {
         bar.set_length(total);
         bar.set_position(done);
-    })?;
+    };
+    let summary = match args.mmproj {
+        true => synth::write_projector(&options, &args.output, &progress)?,
+        false => synth::write(&options, &args.output, &progress)?,
+    };
     bar.finish_and_clear();
     let seconds = started.elapsed().as_secs_f64();
     eprintln!(

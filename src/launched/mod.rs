@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use anyhow::{Context, Result};
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cpu::{self, Limits};
-use gemma4c_codegen::cuda::{self, LowerError, Lowered, Options};
+use gemma4c_codegen::cuda::{self, LowerError, Lowered, Options, SoftTokens};
 use gemma4c_codegen::families::{FAMILIES, Family, NamedInstance};
 use gemma4c_codegen::kernels::probe;
 use gemma4c_dsl::{Instance, KernelDef};
@@ -112,7 +112,13 @@ impl Plan {
             hidden: drafter.hidden,
             token_order: &drafter.token_order,
         });
-        let model = cuda::Model { graph: &graph, meaning: &meaning, weights: &weights, drafter: of_model };
+        let model = cuda::Model {
+            graph: &graph,
+            meaning: &meaning,
+            weights: &weights,
+            soft: SoftTokens::NONE,
+            drafter: of_model,
+        };
         let lowered = cuda::lower(model, &options, &read).with_context(|| recipe.name())?;
         let by_name: HashMap<String, WeightId> =
             graph.iter().filter_map(|(id, node)| Some((graph.full_name(id), matrix(node.op)?))).collect();
@@ -231,7 +237,8 @@ fn without_layer(name: &str) -> &str {
 
 /// Kernels that no plan of the five sizes launches. Most are the plain versions that fast kernels are held against; `read_all` is the
 /// probe of a GPU's memory; `quantise` is for activations that no producer leaves as int8, of which these plans have none.
-pub const WITHOUT_PLAN: [&str; 9] = [
+/// The last seven are launched by plans with a tower, which these plans have not.
+pub const WITHOUT_PLAN: [&str; 16] = [
     "read_all",
     "quantise",
     "quantise_plain",
@@ -241,6 +248,13 @@ pub const WITHOUT_PLAN: [&str; 9] = [
     "route_plain",
     "expert_geglu_plain",
     "expert_down_plain",
+    "axis_rows",
+    "grid_rope",
+    "grid_mean",
+    "sub_mean",
+    "full_attention",
+    "attention_patches",
+    "place_soft",
 ];
 
 /// Everything that an architecture's plans launch of these kernels, in their order; of those that no plan launches, what their cases and

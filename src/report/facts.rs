@@ -22,6 +22,8 @@ pub struct Facts<'a> {
 /// One phase.
 pub struct PhaseFacts<'a> {
     pub phase: &'a Phase,
+    /// Whose values its steps compute: the text's program, or a tower's.
+    pub meaning: &'a Program,
     pub steps: Vec<StepFacts<'a>>,
     /// Launches of a greedy pick after it.
     pub picks: usize,
@@ -44,9 +46,12 @@ impl<'a> Facts<'a> {
         let cuda = plan.cuda.as_ref()?;
         let program = &cuda.program;
         let of_text = program.phases.iter().map(|phase| PhaseFacts::of(&plan.program, program, phase));
+        let towers = plan.towers.iter().zip(&program.towers);
+        let of_towers = towers.flat_map(|(tower, own)| own.phases.iter().map(move |phase| (&tower.program, phase)));
+        let of_towers = of_towers.map(|(meaning, phase)| PhaseFacts::of(meaning, program, phase));
         let drafter = program.drafter.as_ref().zip(plan.drafter.as_ref());
         let of_drafter = drafter.map(|(on_gpu, drafter)| PhaseFacts::of(&drafter.program, program, &on_gpu.phase));
-        let phases = of_text.chain(of_drafter).collect();
+        let phases = of_text.chain(of_towers).chain(of_drafter).collect();
         Some(Facts { plan, cuda, labels: labels(&cuda.program.kernels), phases })
     }
 
@@ -114,7 +119,7 @@ impl<'a> PhaseFacts<'a> {
             steps.push(StepFacts { step, kernel: &program.kernels[step.launch.kernel as usize], layer, nodes });
         }
         steps.reverse();
-        PhaseFacts { phase, steps, picks: phase.pick_largest.len() }
+        PhaseFacts { phase, meaning, steps, picks: phase.pick_largest.len() }
     }
 
     /// Whether this is the step from which on a prefill phase works on the asked row alone.

@@ -74,7 +74,7 @@ fn phase(facts: &Facts<'_>, phase: &PhaseFacts<'_>, gpu: &Target) -> Value {
     let steps = phase.steps.iter().enumerate().map(|(at, s)| {
         // From `asked_from` on a prefill phase works on one row.
         let asked = phase.phase.kind == PhaseKind::Prefill && at >= phase.phase.asked_from as usize;
-        let outputs = s.step.outputs.iter().map(|o| &facts.plan.program.values[o.value as usize].name);
+        let outputs = s.step.outputs.iter().map(|o| &phase.meaning.values[o.value as usize].name);
         json!({"kernel": s.kernel.name, "label": facts.label(s), "nodes": s.nodes, "grid": s.step.launch.grid,
                "block": s.kernel.block, "layer": s.layer, "rows": if asked { 1 } else { phase.phase.rows },
                "bytes": s.step.bytes, "flops": s.step.flops, "floor_us": gpu.floor(s.step.bytes, s.step.flops) * 1e6,

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gemma4c::compile::{self, CudaOptions, Options};
+use gemma4c::compile::{self, CudaOptions, Files, Options};
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::passes;
@@ -79,8 +79,8 @@ pub fn plan_for(model: &Path, options: &LowerOptions, targets: &[Gpu]) -> Plan {
     let chunk = options.chunk.unwrap_or(compile::DEFAULT_CUDA_CHUNK);
     let no_code = Code { source: "// not compiled\n".into(), image: Image(vec![0]) };
     for target in targets {
-        let (lowered, _) =
-            compile::lower_again(&plan, &file, drafter.as_deref(), &cuda, target, chunk).expect("launches");
+        let files = Files { file: &file, projector: None, drafter: drafter.as_deref() };
+        let (lowered, _) = compile::lower_again(&plan, files, &cuda, target, chunk).expect("launches");
         let program = lowered.program;
         plan.others.push(Cuda { code: vec![no_code.clone(); program.kernels.len()], program });
     }

@@ -87,7 +87,14 @@ fn the_weights_of_a_gpu_are_those_that_its_kernels_make() {
             vram: (preset == "tiny-e").then(|| plan.cuda.as_ref().unwrap().program.memory.device().unwrap() - 1),
             disabled: vec![],
         };
-        let (lowered, _) = compile::lower_again(&plan, &model, None, &cuda, &h200, 32).unwrap();
+        let (lowered, _) = compile::lower_again(
+            &plan,
+            compile::Files { file: &model, projector: None, drafter: None },
+            &cuda,
+            &h200,
+            32,
+        )
+        .unwrap();
         let program = lowered.program.clone();
         let tensor = |weight: u32| model.data(model.tensor(&plan.weights[weight as usize].name).unwrap());
         let mut simulator = Simulator::new(&program, lowered.instances);

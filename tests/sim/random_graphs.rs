@@ -12,7 +12,7 @@ use gemma4c::simulate;
 use gemma4c_blocks::DType;
 use gemma4c_codegen::cpu::{self, Limits};
 use gemma4c_codegen::cuda::simulate::Simulator;
-use gemma4c_codegen::cuda::{self, LowerError, Options};
+use gemma4c_codegen::cuda::{self, LowerError, Options, SoftTokens};
 use gemma4c_codegen::passes::optional;
 use gemma4c_codegen::target::Target;
 use gemma4c_graph::{Builder, Cache, Graph, Part, Value, WeightId};
@@ -361,7 +361,13 @@ fn compare(recipe: &Recipe) -> Result<(), String> {
         Ok(tensors[id.index()].chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     };
     let lowered = cuda::lower(
-        cuda::Model { graph: &graph, meaning: &program, weights: &graph.weights, drafter: None },
+        cuda::Model {
+            graph: &graph,
+            meaning: &program,
+            weights: &graph.weights,
+            soft: SoftTokens::NONE,
+            drafter: None,
+        },
         &options,
         &read,
     )

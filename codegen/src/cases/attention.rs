@@ -46,6 +46,8 @@ pub struct Scene {
     pub paging: Paging,
     /// The chunk's own rows are in a stage, and not in the ring.
     pub staged: bool,
+    /// Soft tokens: for each row of the chunk, how many of its picture come from it on. Empty: none.
+    pub ahead: Vec<u32>,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -83,11 +85,42 @@ impl Scene {
             }
         }
         let (splits, segment) = (layer.splits(), layer.segment());
-        Self { name, layer, position, rows, launched: rows, splits, segment, paging, staged: false, q, k, v }
+        Self {
+            name,
+            layer,
+            position,
+            rows,
+            launched: rows,
+            splits,
+            segment,
+            paging,
+            staged: false,
+            ahead: Vec::new(),
+            q,
+            k,
+            v,
+        }
     }
 
     fn splits(self, splits: u32) -> Self {
         Self { splits, ..self }
+    }
+
+    /// The rows from `first` on are `count` soft tokens of one picture.
+    fn picture(mut self, first: usize, count: usize) -> Self {
+        self.ahead.resize(self.rows as usize, 0);
+        (0..count).for_each(|at| self.ahead[first + at] = (count - at) as u32);
+        self
+    }
+
+    /// The words that say so.
+    fn reach(&self, case: Case) -> Case {
+        if self.ahead.is_empty() {
+            return case;
+        }
+        let mut words = self.ahead.clone();
+        words.resize(self.launched as usize, 0);
+        case.buffer("reach_ahead", words)
     }
 
     fn launched(self, launched: u32) -> Self {
@@ -121,7 +154,9 @@ impl Scene {
             let key = &self.k[start(position)..][..dim];
             query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum()
         };
-        let positions: Vec<u32> = visible(&self.layer, self.position + row).filter(|&p| chosen(p)).collect();
+        let own = visible(&self.layer, self.position + row);
+        let ahead = self.ahead.get(row as usize).map_or(0, |ahead| ahead.saturating_sub(1));
+        let positions: Vec<u32> = (own.start..own.end + ahead).filter(|&p| chosen(p)).collect();
         let scores: Vec<f64> = positions.iter().map(|&p| score(p)).collect();
         let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let mut partial = Partial { largest, total: 0.0, values: vec![0.0; dim] };
@@ -196,12 +231,12 @@ impl Scene {
     }
 
     pub fn plain_case(&self) -> Case {
-        let instance = self.layer.plain().expect("heads of whole warps");
+        let instance = self.layer.plain(!self.ahead.is_empty()).expect("heads of whole warps");
         let case = Case::new(format!("plain, {}", self.name), instance)
             .grid(self.layer.plain_grid(self.launched))
             .scalar("record_stride", 0u32)
             .scalar("group", self.layer.group);
-        let case = self.stage(case);
+        let case = self.reach(self.stage(case));
         self.expect(self.inputs(case), "out", &self.oracle(), BOUND)
     }
 
@@ -237,12 +272,13 @@ impl Scene {
     fn flash_case_to(mut self, out: ElementType, tile_rows: u32, tile_keys: u32, columns: u32) -> Case {
         let exact = if self.layer.kv.is_narrow() { KvType::F16 } else { self.layer.kv };
         cache::round(exact, self.layer.head_dim as usize, &mut self.q);
-        let flash = self.layer.flash_tile(out, tile_rows, tile_keys, columns).expect("heads of whole tiles");
+        let flash = self.layer.flash_tile(out, tile_rows, tile_keys, columns, !self.ahead.is_empty());
+        let flash = flash.expect("heads of whole tiles");
         let grid = flash.grid(&self.layer, self.launched);
         let case = Case::new(format!("flash, {}, {} out", self.name, out.name()), flash.instance)
             .grid(grid)
             .scalar("group", self.layer.group);
-        let case = self.stage(case);
+        let case = self.reach(self.stage(case));
         let expected = self.oracle();
         let bound = flash_bound(if out == ElementType::BF16 { out } else { self.layer.element() });
         let (written, all) = (expected.len(), self.rows_of(expected.len()));
@@ -412,6 +448,9 @@ fn flash_cases() -> Vec<Case> {
         in_teams(Scene::new("a chunk that starts inside a tile", small, 37, 32)),
         in_teams(Scene::new("window edges inside the chunk", windowed(20, 70), 5, 50)),
         in_teams(Scene::new("ring wrapping inside the chunk", windowed(20, 70), 150, 40)),
+        in_teams(Scene::new("a picture longer than its window", windowed(20, 96), 7, 50).picture(5, 40)),
+        in_teams(Scene::new("a picture in a stage", windowed(20, 64), 150, 40).staged().picture(3, 34).launched(70)),
+        Scene::new("a picture, plainly", windowed(6, 64), 30, 20).staged().picture(2, 11).plain_case(),
         in_teams(Scene::new("window of one", windowed(1, 40), 3, 20)),
         in_teams(Scene::new("a stage, ring wrapped", windowed(20, 64), 150, 40).staged()),
         in_teams(Scene::new("a stage from the start", windowed(20, 64), 0, 33).staged()),

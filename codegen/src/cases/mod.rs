@@ -23,6 +23,7 @@ pub mod repack;
 pub mod rows;
 pub mod run;
 pub mod sample;
+pub mod tower;
 pub mod wgmma;
 
 use gemma4c_dsl::harness::{Case, Reference, Simulator};

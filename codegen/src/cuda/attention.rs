@@ -14,7 +14,7 @@ use crate::kernels::attention::combine::{attention_combine, attention_combine_in
 use crate::kernels::attention::decode::attention_decode;
 use crate::kernels::attention::flash::attention_flash;
 use crate::kernels::attention::keep::keep_rows;
-use crate::kernels::attention::plain::attention_plain;
+use crate::kernels::attention::plain::{attention_plain, picture_end};
 use crate::kernels::attention::rows::attention_rows;
 use crate::kernels::attention::step::{StepOut, attention_step, keep_floats, keep_int8};
 use crate::kernels::heads;
@@ -328,7 +328,13 @@ impl PhaseBuilder<'_, '_> {
         let seen = layer.window.unwrap_or(u32::MAX).min(rows).div_ceil(2) as u64;
         let bytes = rows as u64 * width * 8 + self.visible_bytes(cache);
         let work = Work { bytes, flops: 4 * rows as u64 * width * seen };
-        match layer.flash(element)? {
+        let ahead = matches!(self.graph().node(node).op, Op::AttentionAhead { .. });
+        let places = self.common.places.soft.filter(|_| ahead);
+        let reach = places.map(|soft| {
+            let bytes = rows as u64 * 4;
+            picture_end::Arguments { ahead: Span::Fixed(Range { region: Region::Arena, offset: soft.ahead, bytes }) }
+        });
+        match layer.flash(element, ahead)? {
             Some(flash) => {
                 let why = format!("many rows: tensor cores, tiles of {} rows", flash.rows);
                 let grid = flash.grid(&layer, rows);
@@ -347,6 +353,10 @@ impl PhaseBuilder<'_, '_> {
                     max_pages,
                     page_stride,
                     staged,
+                };
+                let arguments: LaunchArguments<Span> = match reach {
+                    Some(reach) => arguments.with_slot(attention_flash::slot::reach, reach),
+                    None => arguments.into(),
                 };
                 self.launch(flash.instance, grid, arguments, &group.nodes, work, why)?;
             }
@@ -370,7 +380,11 @@ impl PhaseBuilder<'_, '_> {
                     page_stride,
                     staged,
                 };
-                self.launch(layer.plain()?, [layer.heads(), rows, 1], arguments, &group.nodes, work, why)?;
+                let arguments: LaunchArguments<Span> = match reach {
+                    Some(reach) => arguments.with_slot(attention_plain::slot::reach, reach),
+                    None => arguments.into(),
+                };
+                self.launch(layer.plain(ahead)?, [layer.heads(), rows, 1], arguments, &group.nodes, work, why)?;
             }
         }
         self.record_output(node, form, out);

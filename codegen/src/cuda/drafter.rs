@@ -14,7 +14,7 @@ use super::phase::{PhaseBuilder, Place, RoutingPlace, Work};
 use super::{Common, LowerError, Options, index_of_values};
 use crate::kernels::draft;
 use crate::kernels::values::value_arguments;
-use crate::passes as target_passes;
+use crate::passes::{self as target_passes, PhaseRows};
 
 /// A drafter that is to be lowered.
 #[derive(Clone, Copy)]
@@ -124,7 +124,7 @@ impl Drafter<'_> {
         let (weight, norm) = last_norm(text)?;
         let Op::RmsNorm { eps, .. } = text.node(norm).op else { return Err(no_value(text, norm)) };
         let (fused, _) = passes::fuse(&graph, Goal::Decode, &options.disabled);
-        let (schedule, _) = target_passes::schedule(fused, 1, true, &common.can, &options.disabled);
+        let (schedule, _) = target_passes::schedule(fused, PhaseRows::Decode(1), &common.can, &options.disabled);
         let decode_rows = common.counters.1 / 4 / super::COUNTERS;
         let mut builder = PhaseBuilder::new(common, &schedule);
         builder.enter_draft(places, weight, eps, decode_rows)?;

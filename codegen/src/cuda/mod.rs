@@ -34,6 +34,8 @@ mod rows;
 mod runs;
 pub mod simulate;
 mod singles;
+mod soft;
+mod towers;
 mod weights;
 
 use std::collections::{HashMap, HashSet};
@@ -43,8 +45,8 @@ use gemma4c_dsl::{ArgumentError, Instance, InstanceError};
 use gemma4c_graph::passes::{self, Goal, Report};
 use gemma4c_graph::{Graph, Op, Weight, WeightId};
 use gemma4c_plan::cuda::{
-    CudaProgram, DrafterPlaces, KvLayout, KvType, Memory, PassReport, Phase, PhaseKind, Places, RECORD_WORDS, Range,
-    Refusal, Region, SEGMENT_ROWS, SEGMENT_WORDS,
+    CudaProgram, CudaTower, DrafterPlaces, KvLayout, KvType, Memory, PassReport, Phase, PhaseKind, Places,
+    RECORD_WORDS, Range, Refusal, Region, SEGMENT_ROWS, SEGMENT_WORDS, SoftPlaces, TowerPlaces,
 };
 use gemma4c_plan::{Program, ValueIndex};
 
@@ -53,7 +55,7 @@ pub use drafter::Drafter;
 use crate::kernels::moe::gathered::GatheredError;
 use crate::kernels::rows::RowsError;
 use crate::kernels::sample::MOST_KEPT;
-use crate::passes::{self as target_passes, Abilities};
+use crate::passes::{self as target_passes, Abilities, PhaseRows};
 use crate::target::Target;
 use launch::{Kernels, Span};
 use memory::Room;
@@ -100,7 +102,7 @@ pub enum LowerError {
     Kv { kv: &'static str, target: String, why: String },
     #[error("pages of {bytes} bytes of keys and values: a kernel counts up to 2^32 values")]
     Page { bytes: u64 },
-    #[error("{node} is {op}, which no kernel computes: what pictures need runs on the CPU so far")]
+    #[error("{node} is {op}, which no kernel computes: it runs on the CPU alone")]
     OnCpuAlone { node: String, op: &'static str },
     #[error("the drafter cannot run on a GPU: {why}")]
     Drafter { why: String },
@@ -134,8 +136,10 @@ pub struct Model<'a> {
     pub graph: &'a Graph,
     /// Its program for a CPU, whose values the steps refer to.
     pub meaning: &'a Program,
-    /// The weights of the plan, the text's first.
+    /// The weights of the plan: the text's, the towers', the drafter's.
     pub weights: &'a [Weight],
+    /// The towers, whose soft tokens take the places of embeddings.
+    pub soft: SoftTokens<'a>,
     pub drafter: Option<Drafter<'a>>,
 }
 
@@ -164,6 +168,8 @@ pub struct Common<'a> {
     /// Where keys and values lie.
     kv_layout: KvLayout,
     value_index: HashMap<String, ValueIndex>,
+    /// Of the tower that is being lowered.
+    tower: Option<TowerPlaces>,
     read: &'a ReadFloats<'a>,
     /// What host and drafter exchange, if there is one.
     drafter: Option<DrafterPlaces>,
@@ -193,7 +199,10 @@ impl Common<'_> {
 
 impl PhaseBuilder<'_, '_> {
     fn phase_name(&self) -> String {
-        name_of(self.schedule.decodes, self.rows())
+        match self.schedule.soft_rows {
+            Some(soft) => towers::name_of(soft),
+            None => name_of(self.schedule.decodes, self.rows()),
+        }
     }
 }
 
@@ -203,6 +212,32 @@ fn name_of(decodes: bool, rows: u32) -> String {
         (true, rows) => format!("decode {rows}"),
         (false, rows) => format!("prefill {rows}"),
     }
+}
+
+/// A tower beside the text.
+#[derive(Clone, Copy)]
+pub struct TowerGraph<'a> {
+    /// Its weights are those of the plan.
+    pub graph: &'a Graph,
+    /// Its program for a CPU, whose values the steps refer to.
+    pub meaning: &'a Program,
+    /// Numbers of a patch.
+    pub patch_width: u32,
+    /// Patches along the square of a soft token.
+    pub pool: u32,
+}
+
+/// What soft tokens need of a text's phases.
+#[derive(Clone, Copy)]
+pub struct SoftTokens<'a> {
+    pub towers: &'a [TowerGraph<'a>],
+    /// The token that stands where a soft token is.
+    pub pad: u32,
+}
+
+impl SoftTokens<'_> {
+    /// Of a model that reads text alone.
+    pub const NONE: SoftTokens<'static> = SoftTokens { towers: &[], pad: 0 };
 }
 
 /// Lowers a model.
@@ -305,7 +340,7 @@ fn lower_with(
     read: &ReadFloats<'_>,
     extras: Extras<'_>,
 ) -> Result<Lowered, LowerError> {
-    let Model { graph, meaning, .. } = model;
+    let Model { graph, meaning, soft, .. } = model;
     let off = |name: &str| options.disabled.iter().any(|disabled| disabled == name);
     let chunk = options.chunk.min(options.context);
     let mut ladder: Vec<u32> = LADDER.into_iter().filter(|rows| *rows < chunk).collect();
@@ -335,7 +370,19 @@ fn lower_with(
         history_len: HISTORY,
         logits: reserve(vocabulary as u64 * decode_rows),
         masks: reserve(Places::mask_words(vocabulary) as u64 * decode_rows),
+        soft: None,
     };
+    let has_towers = !soft.towers.is_empty();
+    let hidden = graph.nodes.iter().find(|node| node.op == Op::PlaceSoft).map_or(0, |node| node.ty.width);
+    let places = Places {
+        soft: has_towers.then(|| SoftPlaces {
+            rows: reserve(chunk.max(2) as u64 * hidden as u64),
+            ahead: reserve(chunk.max(2) as u64),
+            pad: soft.pad,
+        }),
+        ..places
+    };
+    let of_towers: Vec<TowerPlaces> = soft.towers.iter().map(|tower| towers::places(tower, &mut reserve)).collect();
     let drafter = model.drafter.map(|drafter| drafter.places(&places, vocabulary, decode_rows, &mut reserve));
     let counters = (reserve(COUNTERS * decode_rows), COUNTERS * 4 * decode_rows);
     let exchange_words = if off("persistent") || !options.target.arch.has_tma() { 0 } else { runs::most_words(graph) };
@@ -370,6 +417,7 @@ fn lower_with(
         can,
         kv_layout,
         value_index,
+        tower: None,
         read,
         drafter,
         drafting: None,
@@ -381,18 +429,19 @@ fn lower_with(
     let base = next + memory::pick_scratch(vocabulary, decode_rows);
     // All phases of a goal are lowered from the same groups.
     for (goal, of_rows) in [(Goal::Decode, &decode_ladder[..]), (Goal::Prefill, &ladder)] {
+        let graph = if has_towers { &soft::text(graph, goal)? } else { graph };
         let (fused, report) = passes::fuse(graph, goal, &options.disabled);
         merge_reports(&mut reports, report);
         for &rows in of_rows {
-            let (schedule, report) =
-                target_passes::schedule(fused.clone(), rows, goal == Goal::Decode, &common.can, &options.disabled);
+            let of = if goal == Goal::Decode { PhaseRows::Decode(rows) } else { PhaseRows::Prefill(rows) };
+            let (schedule, report) = target_passes::schedule(fused.clone(), of, &common.can, &options.disabled);
             merge_reports(&mut of_target, report);
             let mut builder = PhaseBuilder::new(&mut common, &schedule);
             let asked_from = builder.lower()?;
             let mut phase = builder.finish(name_of(goal == Goal::Decode, rows), asked_from, base)?;
             let (records, picked) = match phase.kind {
                 PhaseKind::Decode => (places.rows, rows),
-                PhaseKind::Prefill => (places.asked, 1),
+                PhaseKind::Prefill | PhaseKind::Tower => (places.asked, 1),
             };
             let of = memory::Picked { vocabulary, records, rows: picked, history_rows: decode_rows as u32 };
             phase.pick_largest = memory::picks(&mut common, of, 1, next)?;
@@ -400,11 +449,17 @@ fn lower_with(
             phases.push(phase);
         }
     }
+    let mut towers = Vec::new();
+    for (tower, places) in soft.towers.iter().zip(of_towers) {
+        let phases = towers::phases(&mut common, tower, places, &options.disabled, base)?;
+        towers.push(CudaTower { places, phases });
+    }
     let drafter = match model.drafter {
         Some(drafter) => Some(drafter.lower(&mut common, graph, options, [next, base])?),
         None => None,
     };
-    let all = phases.iter().chain(drafter.as_ref().map(|drafter| &drafter.phase));
+    let of_towers = towers.iter().flat_map(|tower| &tower.phases);
+    let all = phases.iter().chain(of_towers).chain(drafter.as_ref().map(|drafter| &drafter.phase));
     let arena = all.map(|phase: &Phase| phase.arena_bytes).max().unwrap_or(base);
     let kv = common.kv_layout.blocks_at + common.kv_layout.blocks_bytes();
     let memory = Memory { weights: common.weights.device_bytes, kv, arena, host: common.weights.host_bytes };
@@ -420,6 +475,7 @@ fn lower_with(
         constants: common.weights.constants.clone(),
         prepare: common.weights.prepare.clone(),
         phases,
+        towers,
         most_candidates: MOST_KEPT,
         verified_rows: options.verified.max(1),
         drafter,

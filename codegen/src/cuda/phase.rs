@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use gemma4c_dsl::{Instance, LaunchArguments};
 use gemma4c_graph::memory::{self, Lifetime};
-use gemma4c_graph::{CacheId, Fused, Graph, Group, Kind, NodeId, Op};
+use gemma4c_graph::{CacheId, Fused, Graph, Group, Kind, NodeId, Op, Rows};
 use gemma4c_plan::cuda::{
     CudaStep, DrafterPlaces, Form, KernelIndex, Launch, Phase, PhaseKind, RECORD_WORDS, Range, Region, SEGMENT_ROWS,
     SEGMENT_WORDS, StepOutput, record,
@@ -178,13 +178,25 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             PhaseKind::Decode => (places.rows, self.rows() * RECORD_WORDS),
             PhaseKind::Prefill if self.schedule.is_asked(group) => (places.asked, RECORD_WORDS),
             PhaseKind::Prefill => (places.segments, self.rows().div_ceil(SEGMENT_ROWS) * SEGMENT_WORDS),
+            PhaseKind::Tower => return self.grid(self.graph().node(group.anchor()).ty.rows),
         };
         Span::Fixed(Range { region: Region::Arena, offset, bytes: words as u64 * 4 })
+    }
+
+    /// Of a tower: the record of the grid of its patches, or of its soft tokens.
+    pub fn grid(&self, rows: Rows) -> Span {
+        let grids = self.common.tower.map_or(0, |places| places.grids);
+        let bytes = RECORD_WORDS as u64 * 4;
+        let offset = if rows == Rows::Soft { grids + bytes } else { grids };
+        Span::Fixed(Range { region: Region::Arena, offset, bytes })
     }
 
     /// A record that counts the rows that a group works on, for kernels that know rows by their number alone. All rows of a decode
     /// are computed, and all of a chunk up to its last segment's end, in use or not: what a free row makes, nobody reads.
     pub fn row_count(&mut self, group: &Group) -> Span {
+        if self.kind() == PhaseKind::Tower {
+            return self.state(group);
+        }
         if !self.schedule.decodes && !self.schedule.is_asked(group) {
             let offset = self.common.places.chunk;
             return Span::Fixed(Range { region: Region::Arena, offset, bytes: RECORD_WORDS as u64 * 4 });
@@ -203,7 +215,11 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     }
 
     fn kind(&self) -> PhaseKind {
-        if self.schedule.decodes { PhaseKind::Decode } else { PhaseKind::Prefill }
+        match (self.schedule.decodes, self.schedule.soft_rows) {
+            (true, _) => PhaseKind::Decode,
+            (false, None) => PhaseKind::Prefill,
+            (false, Some(_)) => PhaseKind::Tower,
+        }
     }
 
     /// The tokens of the chunk's rows, or those in the records of decoded rows.
@@ -214,7 +230,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
                 self.drafts_for().map_or(0, |own| own.record) + record::TOKEN as u64 * 4
             }
             PhaseKind::Decode => places.rows + record::TOKEN as u64 * 4,
-            PhaseKind::Prefill => places.tokens,
+            PhaseKind::Prefill | PhaseKind::Tower => places.tokens,
         };
         let words = (self.rows() as u64 - 1) * self.token_stride() as u64 + 1;
         Span::Fixed(Range { region: Region::Arena, offset, bytes: words * 4 })
@@ -224,7 +240,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn token_stride(&self) -> u32 {
         match self.kind() {
             PhaseKind::Decode => RECORD_WORDS,
-            PhaseKind::Prefill => 1,
+            PhaseKind::Prefill | PhaseKind::Tower => 1,
         }
     }
 
@@ -259,7 +275,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     fn fixed_place(&self, node: NodeId) -> Option<u64> {
         let graph = self.graph();
         if graph.output == Some(node) {
-            return Some(self.common.places.logits);
+            return Some(self.common.tower.map_or(self.common.places.logits, |places| places.soft));
         }
         let places = self.common.drafter?;
         let width = graph.node(node).ty.width as u64 * 4;

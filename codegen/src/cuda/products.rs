@@ -20,7 +20,7 @@ use crate::kernels::product::wgmma::product_wgmma;
 use crate::kernels::product::{self, Tile};
 use crate::kernels::{geglu, per_layer};
 use crate::passes::forms::{is_unbounded, leaves_int8};
-use crate::passes::warpgroups;
+use crate::passes::{multiplies_exactly, warpgroups};
 
 /// How the activations of a decoded row's product arrive.
 pub struct Arrival {
@@ -283,7 +283,7 @@ impl PhaseBuilder<'_, '_> {
 
     /// The product of many rows: by warpgroups, or by warps where the GPU or the shape does not allow that.
     pub fn product_of_many_rows(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
-        if self.common.can.exact {
+        if multiplies_exactly(self.graph(), &self.common.can, of) {
             return self.exact_product(group, of);
         }
         let x = self.location(of.input, Form::BF16)?.start;
@@ -291,7 +291,7 @@ impl PhaseBuilder<'_, '_> {
         if let Some(source) = self.schedule.source(of.matmuls[0]) {
             return self.product_by_warpgroups(group, of, &weights, source, x);
         }
-        let rows = self.rows();
+        let rows = self.rows_of(group);
         let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
         if !matrix.k.is_multiple_of(32) {
             return Err(self.no_kernel(group, &matrix, "rows are not whole groups of 32 values"));
@@ -330,7 +330,7 @@ impl PhaseBuilder<'_, '_> {
         source: Source,
         x: Span,
     ) -> Result<(), LowerError> {
-        let rows = self.rows();
+        let rows = self.rows_of(group);
         let k = self.graph().weight(weights[0]).dim(0) as u32;
         let all: u64 = weights.iter().map(|w| self.graph().weight(*w).dim(1)).sum();
         let (kind, tile, stored) = warpgroups::dense(self.graph(), of, of.geglu, rows, source, &self.common.can.target)

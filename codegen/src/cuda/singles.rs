@@ -2,7 +2,7 @@
 
 use gemma4c_dsl::Filled;
 use gemma4c_graph::{Elem, Form as ValueForm, Group, NodeId, Op, PerLayerInputs, Product, WeightId};
-use gemma4c_plan::cuda::Form;
+use gemma4c_plan::cuda::{Form, Range, Region};
 
 use super::LowerError;
 use super::launch::{Int8Span, Span};
@@ -11,7 +11,7 @@ use crate::kernels::matvec::slots;
 use crate::kernels::plain::{experts, map, product, rope, rows};
 use crate::kernels::product::{round_rows, round_rows_instance};
 use crate::kernels::values::value_arguments;
-use crate::kernels::{gather, norm, per_layer, quantise};
+use crate::kernels::{gather, norm, per_layer, quantise, tower};
 use crate::passes::product_of;
 
 const ALONE: &str = "not fused: the plain kernel";
@@ -90,28 +90,36 @@ impl PhaseBuilder<'_, '_> {
             // Views, which launch nothing, are groups of another kind.
             Op::Tokens
             | Op::Columns { .. }
+            | Op::Patches { .. }
             | Op::Hidden { .. }
             | Op::BorrowKv { .. }
             | Op::Concat
             | Op::Candidates { .. } => Err(LowerError::NoValue { node: self.graph().full_name(id) }),
-            Op::Patches { .. }
-            | Op::GatherText { .. }
-            | Op::PlaceSoft
-            | Op::AttentionAhead { .. }
+            Op::PlaceSoft
             | Op::AxisRows { .. }
             | Op::SubMean { .. }
+            | Op::GridMean { .. }
+            | Op::GridRope { .. }
+            | Op::FullAttention { .. } => self.of_patches(group, id),
+            Op::AddConstant { term } => self.map(group, x, tower::then_plus::Arguments { term }),
+            Op::AddWeight { weight } => {
+                let (term, terms) = self.terms(weight)?;
+                self.map(group, x, tower::then_plus_weight::Arguments { term, terms })
+            }
+            Op::AtLeast { weight } => {
+                let (low, lows) = self.terms(weight)?;
+                self.map(group, x, tower::then_at_least::Arguments { low, lows })
+            }
+            Op::AtMost { weight } => {
+                let (high, highs) = self.terms(weight)?;
+                self.map(group, x, tower::then_at_most::Arguments { high, highs })
+            }
+            Op::GatherText { .. }
             | Op::HalvingConv { .. }
             | Op::CausalConv { .. }
             | Op::NearAttention { .. }
             | Op::Sigmoid
             | Op::Relu
-            | Op::GridMean { .. }
-            | Op::AddConstant { .. }
-            | Op::AddWeight { .. }
-            | Op::AtLeast { .. }
-            | Op::AtMost { .. }
-            | Op::GridRope { .. }
-            | Op::FullAttention { .. }
             | Op::SpreadTokens { .. }
             | Op::AttentionBefore { .. } => {
                 Err(LowerError::OnCpuAlone { node: self.graph().full_name(id), op: node.op.name() })
@@ -123,7 +131,11 @@ impl PhaseBuilder<'_, '_> {
                 Some(product) => self.product_of_many_rows(group, &product),
                 None => Err(LowerError::NoValue { node: self.graph().full_name(id) }),
             },
-            Op::Attention { .. } => self.attention(group, id),
+            // The kernels of one row know no picture: its rows are not asked for alone.
+            Op::AttentionAhead { .. } if self.is_one_row(group) => {
+                Err(LowerError::OnCpuAlone { node: self.graph().full_name(id), op: node.op.name() })
+            }
+            Op::Attention { .. } | Op::AttentionAhead { .. } => self.attention(group, id),
             Op::TakeAsked => {
                 let x = self.whole_rows(node.inputs[0])?;
                 let out = self.alloc_value(id, Form::F32, 1);
@@ -313,12 +325,26 @@ impl PhaseBuilder<'_, '_> {
         Ok(())
     }
 
+    /// A weight vector as wide as a row, or of one element, and its length.
+    fn terms(&mut self, weight: WeightId) -> Result<(Span, u32), LowerError> {
+        let length = self.graph().weight(weight).dim(0) as u32;
+        Ok((self.common.weights.floats(weight)?, length))
+    }
+
     /// A value that lies within another.
     pub fn view(&mut self, id: NodeId) -> Result<(), LowerError> {
         let node = self.graph().node(id);
         match node.op {
             Op::Tokens | Op::BorrowKv { .. } | Op::Candidates { .. } => Ok(()),
             Op::Hidden { .. } | Op::Concat => self.drafters_view(id),
+            Op::Patches { width } => {
+                let missing = || LowerError::NoValue { node: self.graph().full_name(id) };
+                let offset = self.common.tower.ok_or_else(missing)?.patches;
+                let bytes = self.rows() as u64 * width as u64 * 4;
+                let start = Span::Fixed(Range { region: Region::Arena, offset, bytes });
+                self.bind_location(id, Form::F32, Place { start, stride: width, part: None });
+                Ok(())
+            }
             Op::Columns { first, .. } => {
                 let whole = self.floats(node.inputs[0])?;
                 let start = whole.start.skip(first as u64 * 4);

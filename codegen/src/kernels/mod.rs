@@ -23,6 +23,7 @@ pub mod repack;
 pub mod rows;
 pub mod run;
 pub mod sample;
+pub mod tower;
 pub mod values;
 
 use gemma4c_dsl::{ElementType, Instance};

@@ -4,7 +4,7 @@ use gemma4c_graph::passes::Log;
 use gemma4c_graph::{Group, Kind, NodeId, Op, Product, WeightId};
 
 use super::forms::wanted;
-use super::{Abilities, Pass, Schedule, experts_of, warpgroups};
+use super::{Abilities, Pass, Schedule, experts_of, multiplies_exactly, warpgroups};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::Tile;
 use crate::kernels::product::warpgroups::Source;
@@ -51,6 +51,9 @@ fn cut(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<Group> {
     match &group.kind {
         Kind::Single => cut_single(schedule, group),
         Kind::Product(_) | Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. } if can.exact => {
+            singles(group.nodes.clone()).iter().flat_map(|single| cut_single(schedule, single)).collect()
+        }
+        Kind::Product(product) if !one_row && multiplies_exactly(schedule.graph(), can, product) => {
             singles(group.nodes.clone()).iter().flat_map(|single| cut_single(schedule, single)).collect()
         }
         Kind::Product(product) if !one_row && !product.is_plain() => cut_product(schedule, can, group, product),
@@ -111,7 +114,7 @@ fn gate_and_up(schedule: &Schedule, out: NodeId, matmuls: &[NodeId]) -> (NodeId,
 fn cut_single(schedule: &Schedule, group: &Group) -> Vec<Group> {
     let id = group.nodes[0];
     match schedule.graph().node(id).op {
-        Op::Tokens | Op::Columns { .. } => vec![Group::new(Kind::View, vec![id])],
+        Op::Tokens | Op::Columns { .. } | Op::Patches { .. } => vec![Group::new(Kind::View, vec![id])],
         Op::Hidden { .. } | Op::BorrowKv { .. } | Op::Concat | Op::Candidates { .. } => {
             vec![Group::new(Kind::View, vec![id])]
         }

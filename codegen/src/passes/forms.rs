@@ -11,7 +11,7 @@ use gemma4c_graph::passes::Log;
 use gemma4c_graph::{Form, Graph, Group, Kind, NodeId, Op, Product};
 use gemma4c_plan::cuda::KvType;
 
-use super::{Abilities, Pass, Schedule, product_of};
+use super::{Abilities, Pass, Schedule, multiplies_exactly, product_of};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::whole_groups_pay;
 use crate::kernels::outputs::Outputs;
@@ -60,7 +60,7 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
 pub fn is_unbounded(graph: &Graph, node: NodeId) -> bool {
     let node = graph.node(node);
     match node.op {
-        Op::Add | Op::Gather { .. } | Op::Concat => true,
+        Op::Add | Op::Gather { .. } | Op::PlaceSoft | Op::Concat => true,
         Op::Scale { .. } | Op::MulWeight { .. } | Op::TakeAsked | Op::Columns { .. } => {
             is_unbounded(graph, node.inputs[0])
         }
@@ -102,6 +102,7 @@ pub fn wanted(schedule: &Schedule, can: &Abilities, node: NodeId) -> Outputs {
             }
             Kind::ExpertDown { .. } => Outputs::FLOATS,
             _ => match product_of(graph, group) {
+                Some(product) if !one_row && multiplies_exactly(graph, can, &product) => Outputs::FLOATS,
                 Some(product) if product.input == node && !is_operand(&product, node) => {
                     of_product(dtype(product.matmuls[0]))
                 }
@@ -134,7 +135,9 @@ fn left_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeId, 
         Kind::AttentionStep { attention, .. } | Kind::AttentionMerge { attention } => {
             vec![(*attention, alone(wanted(*attention), Outputs::INT8))]
         }
-        Kind::Single if matches!(schedule.graph().node(group.nodes[0]).op, Op::Attention { .. }) => {
+        Kind::Single
+            if matches!(schedule.graph().node(group.nodes[0]).op, Op::Attention { .. } | Op::AttentionAhead { .. }) =>
+        {
             // The plain kernel, which f32 keys take, leaves floats alone.
             let form =
                 if can.kv == KvType::F32 { Outputs::FLOATS } else { alone(wanted(group.nodes[0]), Outputs::BF16) };
@@ -175,6 +178,8 @@ fn has_whole_rows(schedule: &Schedule, node: NodeId) -> bool {
     let parts = match &owner.kind {
         Kind::Product(product) if product.is_plain() => product.matmuls.len(),
         Kind::ExpertProduct { matmuls, geglu: false, .. } => matmuls.len(),
+        // Patches are a value of their own; other views are parts of a wider one.
+        Kind::View if matches!(schedule.graph().node(node).op, Op::Patches { .. }) => 1,
         Kind::View => 2,
         _ => 1,
     };
@@ -205,8 +210,11 @@ fn demanded_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
         // Products of decoded rows take what there is.
         _ if product_of(graph, group).is_some() && schedule.decodes && !can.exact => Vec::new(),
         _ if product_of(graph, group).is_some() => {
-            let form = if can.exact { Form::F32 } else { Form::BF16 };
-            product_of(graph, group).map(|product| (product.input, form)).into_iter().collect()
+            let form = |product: &Product| match multiplies_exactly(graph, can, product) {
+                true => Form::F32,
+                false => Form::BF16,
+            };
+            product_of(graph, group).map(|product| (product.input, form(&product))).into_iter().collect()
         }
         Kind::ExpertProduct { input, .. } => vec![(*input, Form::BF16)],
         Kind::ExpertGateUp { weight, input, dense, .. } | Kind::ExpertDown { weight, input, dense, .. } => {
@@ -222,10 +230,16 @@ fn demanded_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
         Kind::Router(router) => floats(vec![router.input]),
         Kind::PerLayerInputs(inputs) => floats(vec![inputs.projected]),
         Kind::Single => match of_single().op {
-            Op::RmsNorm { .. } | Op::Rope { .. } | Op::Route { .. } | Op::KvAppend { .. } => {
-                floats(of_single().inputs.clone())
-            }
-            Op::Attention { .. } | Op::ExpertMatMul { .. } | Op::ExpertSum { .. } => {
+            Op::RmsNorm { .. }
+            | Op::Rope { .. }
+            | Op::Route { .. }
+            | Op::KvAppend { .. }
+            | Op::PlaceSoft
+            | Op::SubMean { .. }
+            | Op::GridMean { .. }
+            | Op::GridRope { .. }
+            | Op::FullAttention { .. } => floats(of_single().inputs.clone()),
+            Op::Attention { .. } | Op::AttentionAhead { .. } | Op::ExpertMatMul { .. } | Op::ExpertSum { .. } => {
                 floats(vec![of_single().inputs[0]])
             }
             Op::Add => floats(vec![of_single().inputs[1]]),

@@ -135,6 +135,8 @@ pub struct Schedule {
     pub rows: u32,
     /// Whether the rows are decoded tokens, one a sequence, and not a prompt's.
     pub decodes: bool,
+    /// Of a tower: soft tokens of a picture, at most.
+    pub soft_rows: Option<u32>,
     /// The forms in which values are left, where that is not f32 alone.
     forms: HashMap<NodeId, Outputs>,
     /// What products by warpgroups read their weights from, by their first matrix.
@@ -147,17 +149,27 @@ pub struct Schedule {
     notes: HashMap<NodeId, String>,
 }
 
+/// The rows of a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PhaseRows {
+    /// Decoded tokens.
+    Decode(u32),
+    /// Tokens of a chunk.
+    Prefill(u32),
+    /// Patches of a picture, and the soft tokens that they become.
+    Tower { patches: u32, soft: u32 },
+}
+
 /// Runs the target's passes on a phase's groups.
-pub fn schedule(
-    fused: Fused,
-    rows: u32,
-    decodes: bool,
-    can: &Abilities,
-    disabled: &[String],
-) -> (Schedule, Vec<Report>) {
+pub fn schedule(fused: Fused, of: PhaseRows, can: &Abilities, disabled: &[String]) -> (Schedule, Vec<Report>) {
     let (forms, sources, clusters) = (HashMap::new(), HashMap::new(), HashMap::new());
     let (orders, notes) = (HashMap::new(), HashMap::new());
-    let mut schedule = Schedule { fused, rows, decodes, forms, sources, clusters, orders, notes };
+    let (rows, decodes, soft_rows) = match of {
+        PhaseRows::Decode(rows) => (rows, true, None),
+        PhaseRows::Prefill(rows) => (rows, false, None),
+        PhaseRows::Tower { patches, soft } => (patches, false, Some(soft)),
+    };
+    let mut schedule = Schedule { fused, rows, decodes, soft_rows, forms, sources, clusters, orders, notes };
     let mut reports = Vec::new();
     for pass in PASSES {
         let enabled = pass.required || !disabled.iter().any(|name| name == pass.name);
@@ -190,7 +202,11 @@ impl Schedule {
 
     /// Rows of a group's values, at most. All decoded rows are asked for.
     pub fn rows_of(&self, group: &Group) -> u32 {
-        if self.is_asked(group) && !self.decodes { 1 } else { self.rows }
+        match (self.graph().node(group.anchor()).ty.rows, self.soft_rows) {
+            (Rows::Asked, _) if !self.decodes => 1,
+            (Rows::Soft, Some(soft)) => soft,
+            _ => self.rows,
+        }
     }
 
     /// The groups in the order they are launched: those for all rows of a chunk, then those for the asked one.
@@ -270,11 +286,19 @@ pub fn product_of(graph: &Graph, group: &Group) -> Option<Product> {
     }
 }
 
+/// Whether a product of many rows is made in f32: where nothing may be rounded, and where its rows are no whole groups of 32, which tensor cores' kernels take.
+pub fn multiplies_exactly(graph: &Graph, can: &Abilities, product: &Product) -> bool {
+    let weight = graph.node(product.matmuls[0]).op.weight();
+    can.exact || weight.is_some_and(|weight| !graph.weight(weight).dim(0).is_multiple_of(32))
+}
+
 /// The cache and the query heads of an attention.
 pub fn cache_of(graph: &Graph, attention: NodeId) -> Option<(CacheId, u32)> {
     let node = graph.node(attention);
     match (node.op, graph.node(*node.inputs.get(1)?).ty.elem) {
-        (Op::Attention { heads } | Op::AttentionBefore { heads }, Elem::Kv(cache)) => Some((cache, heads)),
+        (Op::Attention { heads } | Op::AttentionAhead { heads } | Op::AttentionBefore { heads }, Elem::Kv(cache)) => {
+            Some((cache, heads))
+        }
         _ => None,
     }
 }

@@ -75,7 +75,7 @@ pub fn fits(schedule: &Schedule, can: &Abilities, group: &Group, source: Source)
         _ => {
             let product = product_of(graph, group).ok_or(NO_FIT)?;
             let gated = product.geglu && group.last().is_some_and(|last| wanted(schedule, can, last) == Outputs::BF16);
-            dense(graph, &product, gated, schedule.rows, source, &can.target).map(|_| ())
+            dense(graph, &product, gated, schedule.rows_of(group), source, &can.target).map(|_| ())
         }
     };
     tile.ok_or(NO_FIT)

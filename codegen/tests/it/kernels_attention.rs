@@ -278,7 +278,8 @@ fn flash_takes_the_largest_tile_that_fits() {
         cluster: 1,
         multiprocessors: 132,
     };
-    let rows = |kv, shared| layer(kv, shared).flash(ElementType::F32).expect("an instance").map(|flash| flash.rows);
+    let rows =
+        |kv, shared| layer(kv, shared).flash(ElementType::F32, false).expect("an instance").map(|flash| flash.rows);
     assert_eq!(rows(KvType::BF16, 227 * 1024), Some(64));
     assert_eq!(rows(KvType::F16, 99 * 1024), Some(32));
     assert_eq!(rows(KvType::F16, 48 * 1024), None);

@@ -27,6 +27,7 @@ mod kernels_repack;
 mod kernels_rows;
 mod kernels_run;
 mod kernels_sample;
+mod kernels_tower;
 mod launch_arguments;
 mod nvrtc;
 mod nvrtc_parts;

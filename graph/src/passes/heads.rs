@@ -15,12 +15,8 @@ pub const PASS: Pass = Pass {
 };
 
 fn run(fused: &mut Fused, log: &mut Log) {
-    let attentions: Vec<NodeId> = fused
-        .graph
-        .iter()
-        .filter(|(_, node)| matches!(node.op, Op::Attention { .. } | Op::AttentionBefore { .. }))
-        .map(|(id, _)| id)
-        .collect();
+    let attentions: Vec<NodeId> =
+        fused.graph.iter().filter(|(_, node)| is_attention(&node.op)).map(|(id, _)| id).collect();
     for attention in attentions {
         let (q, kv) = (fused.graph.node(attention).inputs[0], fused.graph.node(attention).inputs[1]);
         let queries = queries(fused, q);
@@ -48,6 +44,10 @@ fn run(fused: &mut Fused, log: &mut Log) {
             _ => log.refuse(fused.graph.full_name(attention), "its queries or keys are not normed and rotated heads"),
         }
     }
+}
+
+fn is_attention(op: &Op) -> bool {
+    matches!(op, Op::Attention { .. } | Op::AttentionAhead { .. } | Op::AttentionBefore { .. })
 }
 
 /// `rope(norm(raw))` of heads, where no other node reads the intermediate values.

@@ -29,6 +29,8 @@ pub enum Goal {
     Decode,
     /// Many rows, of which few are asked for.
     Prefill,
+    /// The patches of a picture, all of which are needed.
+    Tower,
 }
 
 /// A pass.

@@ -12,6 +12,7 @@ mod inventory;
 mod metadata;
 mod preset;
 mod random;
+mod tower;
 mod types;
 mod vocab;
 
@@ -121,6 +122,22 @@ pub fn tensors(options: &Options) -> Result<Vec<TensorSpec>, SynthError> {
 /// from any of them.
 pub fn write(options: &Options, out: &Path, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Summary, SynthError> {
     let (body, tensors, summary) = create(options, out)?;
+    fill_tensors(&tensors, &body, options.seed, progress)?;
+    body.finish()?;
+    Ok(summary)
+}
+
+/// Writes the projector file (mmproj) of such a model instead: its vision tower.
+pub fn write_projector(
+    options: &Options,
+    out: &Path,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<Summary, SynthError> {
+    let Model { shape, .. } = Model::new(options)?;
+    let (writer, tensors) = tower::projector(options.preset, &shape, options.dtype)?;
+    let body = writer.create(out)?;
+    let parameters = tensors.iter().map(|t| t.dims.iter().product::<u64>()).sum();
+    let summary = Summary { layers: shape.layers, tensors: tensors.len(), parameters, file_bytes: body.file_len() };
     fill_tensors(&tensors, &body, options.seed, progress)?;
     body.finish()?;
     Ok(summary)

@@ -10,9 +10,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub use crate::kv::KvType;
 use crate::list::at_most;
 use crate::program::{ValueIndex, WeightIndex};
+use crate::tower::MOST_TOWERS;
 
 pub use crate::places::{
-    BLOCK_ROWS, KvCache, KvLayout, Places, RECORD_WORDS, SEGMENT_ROWS, SEGMENT_WORDS, Segment, record,
+    BLOCK_ROWS, KvCache, KvLayout, Places, RECORD_WORDS, SEGMENT_ROWS, SEGMENT_WORDS, Segment, SoftPlaces, TowerPlaces,
+    record,
 };
 
 /// Index into [`CudaProgram::kernels`], and into [`Code`]s.
@@ -52,6 +54,9 @@ pub struct CudaProgram {
     /// The decode ladder, then the prefill ladder, each from the fewest rows to the most. The first decodes one row.
     #[serde(deserialize_with = "at_most::<32, _, _>")]
     pub phases: Vec<Phase>,
+    /// What the plan's towers run, in their order.
+    #[serde(deserialize_with = "at_most::<MOST_TOWERS, _, _>")]
+    pub towers: Vec<CudaTower>,
     /// The most candidates that a [`Phase::pick_sampled`] considers.
     pub most_candidates: u32,
     /// Rows of one sequence that a decode may have, at consecutive positions: 1 where each must be of another.
@@ -96,14 +101,6 @@ pub struct DrafterPlaces {
     pub group_count: u32,
 }
 
-impl CudaProgram {
-    /// A phase of the list or, behind these, the drafter's.
-    pub fn phase(&self, index: usize) -> Option<&Phase> {
-        let drafters = || self.drafter.as_ref().filter(|_| index == self.phases.len()).map(|drafter| &drafter.phase);
-        self.phases.get(index).or_else(drafters)
-    }
-}
-
 /// The GPU that a program's launches are shaped for. It may run on others: those that its code runs on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
@@ -132,6 +129,22 @@ impl CudaProgram {
     pub fn decode_rows(&self) -> u32 {
         let decode = self.phases.iter().filter(|phase| phase.kind == PhaseKind::Decode);
         decode.map(|phase| phase.rows).max().unwrap_or(1)
+    }
+
+    /// All phases as a run counts them: the text's, then each tower's from the fewest patches to the most, then the drafter's.
+    pub fn all_phases(&self) -> impl Iterator<Item = &Phase> {
+        let of_towers = self.towers.iter().flat_map(|tower| &tower.phases);
+        self.phases.iter().chain(of_towers).chain(self.drafter.as_ref().map(|drafter| &drafter.phase))
+    }
+
+    /// A phase as a run counts it.
+    pub fn phase(&self, index: usize) -> Option<&Phase> {
+        self.all_phases().nth(index)
+    }
+
+    /// Where a run finds the drafter's phase: behind all others.
+    pub fn drafter_phase(&self) -> usize {
+        self.phases.len() + self.towers.iter().map(|tower| tower.phases.len()).sum::<usize>()
     }
 
     /// Bytes of the weights' region that are loaded; what follows them is computed on the device.
@@ -329,6 +342,8 @@ pub enum PhaseKind {
     Decode,
     /// A chunk of one prompt.
     Prefill,
+    /// The patches of a picture.
+    Tower,
 }
 
 /// The launches for one number of rows.
@@ -352,6 +367,15 @@ pub struct Phase {
     pub pick_sampled: Vec<Launch>,
     /// Bytes of the arena it uses.
     pub arena_bytes: u64,
+}
+
+/// A tower's launches, and where they meet the host. Their values are those of the tower's own program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CudaTower {
+    pub places: TowerPlaces,
+    /// From the fewest patches to the most.
+    #[serde(deserialize_with = "at_most::<8, _, _>")]
+    pub phases: Vec<Phase>,
 }
 
 /// How one tensor is loaded.

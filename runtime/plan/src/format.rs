@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! magic      8 bytes  "gemma4c\0"
-//! version    u32      7
+//! version    u32      8
 //! sections   u32
 //! length     u64      of all this, to the end of the last body
 //! checksum   u64      xxh3 of all that precedes and of the table

@@ -174,6 +174,31 @@ pub struct Places {
     /// Which tokens may be picked, for each row with logits: a bit for every token, the lowest bit of the first word is token 0.
     /// Only rows whose record says [`record::MASKED`] look there.
     pub masks: u64,
+    /// Of a plan with towers.
+    pub soft: Option<SoftPlaces>,
+}
+
+/// Where the soft tokens of a chunk are put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SoftPlaces {
+    /// For each row of the chunk a row of f32 as wide as the model. Only those of soft tokens are read.
+    pub rows: u64,
+    /// A word for each row of the chunk: 0 for a token, which has its embedding; else how many soft tokens of the same picture come from this one on.
+    pub ahead: u64,
+    /// The token that stands in [`Places::tokens`] where a soft token is: its row of the per-layer table counts.
+    pub pad: u32,
+}
+
+/// Where a picture is put, and what a tower makes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TowerPlaces {
+    /// Two records: of the grid of patches and, behind it, of the grid of soft tokens. [`record::ROWS`] is how many there are,
+    /// [`record::TOKEN`] how many of them a row of the grid has.
+    pub grids: u64,
+    /// The patches, as f32.
+    pub patches: u64,
+    /// The soft tokens, as f32.
+    pub soft: u64,
 }
 
 impl Places {

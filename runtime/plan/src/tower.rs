@@ -9,7 +9,7 @@ use crate::list::at_most;
 use crate::program::{Program, ValueIndex};
 
 /// Most towers a plan may have.
-pub(crate) const MOST_TOWERS: usize = 4;
+pub const MOST_TOWERS: usize = 4;
 
 /// One tower.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -78,6 +78,7 @@ fn check(plan: &Plan, cuda: &Cuda) -> Result<(), String> {
     program.prepare.iter().try_for_each(|launch| check_launch(program, launch, "what prepares the weights"))?;
     check_ladders(program)?;
     program.phases.iter().try_for_each(|phase| check_phase(&plan.program, program, phase))?;
+    check_towers(plan, program)?;
     match (&program.drafter, &plan.drafter) {
         (None, None) => Ok(()),
         (Some(drafter), Some(meaning)) => {
@@ -86,6 +87,38 @@ fn check(plan: &Plan, cuda: &Cuda) -> Result<(), String> {
         }
         _ => Err("one of the GPU and the CPU has a drafter, and the other has none".into()),
     }
+}
+
+/// Each tower of the plan has phases of its own, whose largest takes every picture that the tower does.
+fn check_towers(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
+    if program.towers.len() != plan.towers.len() {
+        return Err(format!("launches for {} towers of {}", program.towers.len(), plan.towers.len()));
+    }
+    for (tower, own) in plan.towers.iter().zip(&program.towers) {
+        let name = &tower.name;
+        if !tower.medium.is_picture() {
+            return Err(format!("launches for tower {name}, which reads sound: that runs on the CPU alone"));
+        }
+        let in_order = own.phases.windows(2).all(|two| two[0].rows < two[1].rows);
+        let most = own.phases.last().map_or(0, |phase| phase.rows);
+        if !in_order || own.phases.iter().any(|phase| phase.kind != PhaseKind::Tower) || most < tower.program.chunk {
+            return Err(format!("the phases of tower {name} do not take {} patches", tower.program.chunk));
+        }
+        let (patches, soft) = (tower.program.chunk as u64, tower.program.asked as u64);
+        let words = [
+            ("grids", own.places.grids, 2 * RECORD_WORDS as u64),
+            ("patches", own.places.patches, patches * tower.medium.row_width() as u64),
+            ("soft tokens", own.places.soft, soft * plan.model.hidden as u64),
+        ];
+        for (what, offset, words) in words {
+            if !offset.is_multiple_of(16) {
+                return Err(format!("the {what} of tower {name} lie at {offset}"));
+            }
+            check_range(program, &Range { region: Region::Arena, offset, bytes: words * 4 }, what)?;
+        }
+        own.phases.iter().try_for_each(|phase| check_phase(&tower.program, program, phase))?;
+    }
+    Ok(())
 }
 
 /// The places of a drafter lie in the arena, and its drafts can be verified.
@@ -137,7 +170,7 @@ fn check_ladders(program: &CudaProgram) -> Result<(), String> {
     }
     let in_order = |two: &[Phase]| match (two[0].kind, two[1].kind) {
         (PhaseKind::Decode, PhaseKind::Prefill) => true,
-        (PhaseKind::Prefill, PhaseKind::Decode) => false,
+        (PhaseKind::Prefill, PhaseKind::Decode) | (PhaseKind::Tower, _) | (_, PhaseKind::Tower) => false,
         _ => two[0].rows < two[1].rows,
     };
     if program.phases.windows(2).all(in_order) { Ok(()) } else { Err("the phases are not in order".into()) }
@@ -145,10 +178,9 @@ fn check_ladders(program: &CudaProgram) -> Result<(), String> {
 
 /// What a person is shown must be fit for a terminal.
 fn check_texts(program: &CudaProgram) -> Result<(), String> {
-    let phases = || program.phases.iter().chain(program.drafter.as_ref().map(|drafter| &drafter.phase));
-    let steps = phases().flat_map(|phase| &phase.steps);
+    let steps = program.all_phases().flat_map(|phase| &phase.steps);
     let refusals = program.passes.iter().flat_map(|pass| &pass.refused);
-    let texts = (phases().map(|phase| &phase.name))
+    let texts = (program.all_phases().map(|phase| &phase.name))
         .chain(program.constants.iter().map(|constant| &constant.name))
         .chain(program.kernels.iter().map(|kernel| &kernel.instance))
         .chain(steps.flat_map(|step| [&step.reason, &step.runner_up]))

@@ -77,7 +77,15 @@ pub(crate) fn check_places(plan: &Plan, program: &CudaProgram) -> Result<(), Str
         ("logits", places.logits, plan.model.vocab_size as u64 * rows),
         ("masks", places.masks, Places::mask_words(plan.model.vocab_size) as u64 * rows),
     ];
-    for (name, offset, words) in words {
+    let soft = places.soft.iter().flat_map(|soft| {
+        [("soft tokens", soft.rows, chunk * plan.model.hidden as u64), ("soft rows", soft.ahead, chunk)]
+    });
+    if places.soft.is_some_and(|soft| soft.pad >= plan.model.vocab_size)
+        || places.soft.is_some() == plan.towers.is_empty()
+    {
+        return Err("places for soft tokens that do not fit the plan's towers".into());
+    }
+    for (name, offset, words) in words.into_iter().chain(soft) {
         // Kernels read the four words of a segment, and the first four of a record, at once.
         let alignment = if matches!(name, "rows" | "chunk" | "segments" | "asked") { 16 } else { 4 };
         if !offset.is_multiple_of(alignment) {

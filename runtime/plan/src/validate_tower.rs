@@ -14,9 +14,6 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
     if plan.towers.len() > MOST_TOWERS {
         return Err(format!("{} towers, {MOST_TOWERS} at most", plan.towers.len()));
     }
-    if !plan.towers.is_empty() && plan.cuda.is_some() {
-        return Err("towers run on the CPU, and the plan has a program for GPUs".into());
-    }
     for (index, tower) in plan.towers.iter().enumerate() {
         check_name("tower", index, &tower.name)?;
         check_tower(plan, tower).map_err(|why| format!("tower {}: {why}", tower.name))?;

@@ -33,7 +33,7 @@ impl CudaBackend {
         let (places, phase) = (self.program().places, &self.program().phases[run.phase]);
         let (offset, records) = match phase.kind {
             PhaseKind::Decode => (places.rows, phase.rows as u64),
-            PhaseKind::Prefill => (places.asked, 1),
+            PhaseKind::Prefill | PhaseKind::Tower => (places.asked, 1),
         };
         let state = Range { region: Region::Arena, offset, bytes: records * RECORD_WORDS as u64 * 4 };
         let mut words = vec![0; state.bytes as usize];

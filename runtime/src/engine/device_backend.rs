@@ -5,6 +5,9 @@
 
 mod chunk;
 pub(crate) mod draft;
+mod towers;
+
+pub(crate) use towers::SoftAhead;
 
 use std::collections::VecDeque;
 
@@ -58,6 +61,7 @@ pub struct BackendDevice {
     /// What was run without its picks, which wait for masks.
     waiting: Option<Waiting>,
     results: VecDeque<Awaited>,
+    towers: towers::Towers,
     drafter: Option<draft::DrafterShape>,
     hidden_width: u32,
 }
@@ -176,7 +180,7 @@ impl BackendDevice {
             identity,
             layout,
             places,
-            phases: program.phases.iter().map(shape).collect(),
+            phases: program.all_phases().take(program.drafter_phase()).map(shape).collect(),
             history_rows: program.decode_rows(),
             most_candidates: program.most_candidates,
             picks,
@@ -187,10 +191,11 @@ impl BackendDevice {
             latest_chunk: None,
             waiting: None,
             results: VecDeque::new(),
+            towers: towers::Towers::of(plan, program),
             drafter: program
                 .drafter
                 .clone()
-                .map(|of_plan| draft::DrafterShape { phase: program.phases.len(), of_plan }),
+                .map(|of_plan| draft::DrafterShape { phase: program.drafter_phase(), of_plan }),
             hidden_width: plan.model.hidden,
         };
         if fits {

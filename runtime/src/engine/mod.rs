@@ -26,6 +26,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 pub use device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
+pub(crate) use device_backend::SoftAhead;
 pub(crate) use device_backend::draft::{DraftFrom, DraftedStep, Verified};
 pub use device_backend::{BackendDevice, BackendOptions};
 pub use device_cpu::{CpuDevice, CpuOptions};

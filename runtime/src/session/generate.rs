@@ -85,12 +85,15 @@ impl Session {
     /// Queues a prompt on a device, whose last result on its way is then the token after it.
     pub(super) fn queue_first(&mut self, prompt: &[u32], sampler: &Sampler) -> Result<(), RuntimeError> {
         self.check(prompt)?;
-        let chunk = self.chunk() as usize;
-        let (others, last) = prompt.split_at((prompt.len() - 1) / chunk * chunk);
+        let start = self.pieces(prompt.len()).last().map_or(0, |piece| piece.start);
+        let (others, last) = prompt.split_at(start);
         self.queue_prompt(others, Asked::None, None, &mut |_, _| {})?;
         let position = self.position() + others.len() as u32;
+        let positions = position as usize..position as usize + last.len();
+        let soft = self.media.ahead(positions, self.plan.model.hidden as usize);
         let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram) };
         device.suppress(sampler.suppress())?;
+        device.next_soft(soft);
         let asked = AskedRow { chunk: 0, row: last.len() as u32 - 1, picking: picking_of(sampler) };
         device.prefill(&[Chunk { slot: SLOT, position, tokens: last }], &[asked])?;
         self.drafting.keep_on_device(position + asked.row, 1);

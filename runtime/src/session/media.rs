@@ -8,6 +8,7 @@ use gemma4c_plan::{Medium, Op, Program, Tower};
 use super::{On, Session};
 use crate::RuntimeError;
 use crate::cpu::{Executor, Grid, Pass, Picture, SoftRows, Tap};
+use crate::engine::SoftAhead;
 
 /// A picture cut into patches, or a sound cut into frames (one row of them), as a tower reads it.
 #[derive(Clone, Copy, Debug)]
@@ -68,30 +69,76 @@ impl Media {
 
     /// The rows of a pass over `positions`, each `width` wide, that are soft tokens.
     pub(super) fn within(&self, positions: Range<usize>, width: usize) -> Vec<SoftRows<'_>> {
-        let mut rows = Vec::new();
-        for Placed { positions: all, rows: soft, is_picture } in &self.placed {
-            let (start, end) = (all.start.max(positions.start), all.end.min(positions.end));
-            if start < end {
-                let values = &soft[(start - all.start) * width..(end - all.start) * width];
-                rows.push(SoftRows { first: start - positions.start, values, sees_ahead: *is_picture });
-            }
-        }
-        rows
+        self.placed.iter().filter_map(|placed| placed.within(&positions, width)).collect()
+    }
+
+    /// The same for a device, which wants to know how far each picture goes.
+    pub(super) fn ahead(&self, positions: Range<usize>, width: usize) -> Vec<SoftAhead> {
+        let of = |placed: &Placed| {
+            let first = placed.positions.start.max(positions.start);
+            let SoftRows { first: row, values, sees_ahead } = placed.within(&positions, width)?;
+            // A row of a sound sees itself and those before it, as a token does.
+            let ahead = if sees_ahead { (placed.positions.end - first) as u32 } else { 1 };
+            Some(SoftAhead { first: row, values: values.to_vec(), ahead })
+        };
+        self.placed.iter().filter_map(of).collect()
+    }
+}
+
+impl Placed {
+    /// What lies in a pass over `positions`.
+    fn within(&self, positions: &Range<usize>, width: usize) -> Option<SoftRows<'_>> {
+        let all = &self.positions;
+        let (start, end) = (all.start.max(positions.start), all.end.min(positions.end));
+        (start < end).then(|| SoftRows {
+            first: start - positions.start,
+            values: &self.rows[(start - all.start) * width..(end - all.start) * width],
+            sees_ahead: self.is_picture,
+        })
     }
 }
 
 impl Session {
-    /// The soft tokens of a picture or a sound. Every value of the tower is shown to `tap`.
+    /// The soft tokens of a picture or a sound. Every value of the tower is shown to `tap`; on a device, those that its launches leave in memory.
     pub fn look(&mut self, tower: usize, patches: Patches<'_>, tap: &mut Tap<'_>) -> Result<Soft, RuntimeError> {
+        self.look_at(tower, patches, Some(tap))
+    }
+
+    /// The same without showing anything.
+    pub fn soft_tokens(&mut self, tower: usize, patches: Patches<'_>) -> Result<Soft, RuntimeError> {
+        self.look_at(tower, patches, None)
+    }
+
+    fn look_at(&mut self, tower: usize, patches: Patches<'_>, tap: Option<&mut Tap<'_>>) -> Result<Soft, RuntimeError> {
         let plan = &self.plan;
         let of = plan.towers.get(tower).ok_or(RuntimeError::NoTower)?;
-        let On::Cpu(text) = &self.on else { return Err(RuntimeError::TowerOnCpu) };
         let longest = longest_side(of, |table| plan.weights[table as usize].dim(1));
         let soft = check(of, patches, longest)?;
+        let text = match &mut self.on {
+            On::Cpu(text) => text,
+            On::Device(device) => {
+                let Patches { values, columns, rows } = patches;
+                let rows = match tap {
+                    None => device.look(tower, values, columns, rows, None)?,
+                    Some(tap) => device.look(
+                        tower,
+                        values,
+                        columns,
+                        rows,
+                        Some(&mut |name, width, rows| tap(name, width, rows)),
+                    )?,
+                };
+                return Ok(Soft { tower, rows });
+            }
+        };
         let executor = self.media.towers.entry(tower).or_insert_with(|| text.tower(tower));
         let grid = Grid { columns: patches.columns as usize, rows: patches.rows as usize };
         let picture = Picture { grid, patches: patches.values, soft };
-        let rows = executor.run(&Pass { picture: Some(picture), ..Pass::default() }, tap);
+        let pass = Pass { picture: Some(picture), ..Pass::default() };
+        let rows = match tap {
+            Some(tap) => executor.run(&pass, tap),
+            None => executor.run(&pass, &mut |_, _, _| {}),
+        };
         Ok(Soft { tower, rows: rows.to_vec() })
     }
 
@@ -119,11 +166,8 @@ impl Session {
                 first_position += run.len();
             }
         }
-        match (media.iter().find(|soft| soft.tower >= self.plan.towers.len()), &self.on) {
-            (Some(_), _) => return Err(RuntimeError::NoTower),
-            (None, On::Cpu(_)) => {}
-            (None, _) if placed.is_empty() => {}
-            (None, _) => return Err(RuntimeError::TowerOnCpu),
+        if media.iter().any(|soft| soft.tower >= self.plan.towers.len()) {
+            return Err(RuntimeError::NoTower);
         }
         self.media.placed = placed;
         Ok(())

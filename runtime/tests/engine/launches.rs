@@ -46,6 +46,7 @@ pub fn plan() -> Plan {
         history_len: 8,
         logits: reserve(rows * VOCAB),
         masks: reserve(rows * Places::mask_words(VOCAB)),
+        soft: None,
     };
     let ring_bytes = (WINDOW as u64 + PREFILL[2] as u64) * ROW;
     program.kv_layout = KvLayout {

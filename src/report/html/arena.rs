@@ -98,7 +98,7 @@ fn lives(facts: &Facts<'_>, phase: &PhaseFacts<'_>, hues: &Hues, base: u64) -> V
                 (o.place.offset..o.place.offset + o.place.bytes.max(1)).contains(&range.offset)
             };
             let what = step.step.outputs.iter().find(inside).map_or(format!("scratch of {}", step.kernel.name), |o| {
-                facts.plan.program.values[o.value as usize].name.clone()
+                phase.meaning.values[o.value as usize].name.clone()
             });
             // Codes, scales and sums of a value are neighbours, and one thing to a reader.
             match live.last_mut() {

@@ -98,7 +98,7 @@ impl Packed {
     }
 
     fn plain_case(&self) -> Case {
-        let instance = self.layer().plain().expect("heads of whole warps");
+        let instance = self.layer().plain(false).expect("heads of whole warps");
         let case = Case::new(format!("plain, {}", self.name), instance)
             .grid(self.layer().plain_grid(self.launched))
             .scalar("record_stride", 0u32);
@@ -112,7 +112,8 @@ impl Packed {
         let dim = self.layer().head_dim as usize;
         exact.scenes.iter_mut().for_each(|scene| cache::round(kind, dim, &mut scene.q));
         let layer = exact.layer();
-        let flash = layer.flash_tile(ElementType::F32, tile_rows, tile_keys, columns).expect("heads of whole tiles");
+        let flash =
+            layer.flash_tile(ElementType::F32, tile_rows, tile_keys, columns, false).expect("heads of whole tiles");
         let grid = flash.grid(layer, exact.launched);
         let case = Case::new(format!("flash, {}", self.name), flash.instance).grid(grid);
         exact.expect(exact.inputs(case), "out", KvType::F32, flash_bound(layer.element()))

@@ -13,7 +13,7 @@ use gemma4c_plan::cuda::KvType;
 use super::Attention;
 use super::address::{SEGMENT_ROWS, page_start, record_of, row_of_record};
 use super::narrow::{head_len, widen_slot, widen_tile};
-use super::plain::first_visible;
+use super::plain::{first_visible, reach};
 
 /// Values of a head that a warp sums: 128 registers a lane.
 const WARP_COLUMNS: u32 = 256;
@@ -128,7 +128,10 @@ pub fn store_pair<const ROUNDED: bool, O: Float>(out: Output<O>, at: u32, a: f32
 /// `out = softmax(q · kᵀ) · v` for a tile of ROWS rows of one query head. The grid is (query heads, tiles of rows); `group`
 /// query heads share a key-value head; `window` is `u32::MAX` for a full layer. With `staged` the chunk's own rows are in the stage. BF:
 /// the cache is bf16, else f16.
-#[kernel(block = THREADS, dynamic_shared, slots(widen(eight: U32x4, scale: u32) -> U32x4))]
+#[kernel(block = THREADS, dynamic_shared, slots(
+    widen(eight: U32x4, scale: u32) -> U32x4,
+    reach(last: u32, row: u32) -> u32
+))]
 pub fn attention_flash<
     const D: u32,
     const ROWS: u32,
@@ -185,7 +188,9 @@ pub fn attention_flash<
     }
     let start = record.x;
     let first = first_visible(start + first_row, window);
-    let last = start + (first_row + ROWS).min(rows) - 1;
+    let last_row = (first_row + ROWS).min(rows) - 1;
+    // The keys that any row sees. Of later rows it is no less than of earlier ones.
+    let last = reach(start + last_row, record.z + last_row);
     let kv_row = heads / group * head_len(D);
     let kv_head = head / group * head_len(D);
     let k_head = k.offset(kv_head);
@@ -223,10 +228,12 @@ pub fn attention_flash<
     let tile_row = warp_id() % (ROWS / 16) * 16;
     let column = team * COLUMNS;
     let upper = first_row + tile_row + lane / 4;
-    let upper_last = start + upper.min(rows - 1);
-    let lower_last = start + (upper + 8).min(rows - 1);
-    let upper_first = first_visible(upper_last, window);
-    let lower_first = first_visible(lower_last, window);
+    let upper_row = upper.min(rows - 1);
+    let lower_row = (upper + 8).min(rows - 1);
+    let upper_first = first_visible(start + upper_row, window);
+    let lower_first = first_visible(start + lower_row, window);
+    let upper_last = reach(start + upper_row, record.z + upper_row);
+    let lower_last = reach(start + lower_row, record.z + lower_row);
 
     let mut upper_max = f32::NEG_INFINITY;
     let mut lower_max = f32::NEG_INFINITY;
@@ -293,7 +300,7 @@ pub fn attention_flash<
         }
 
         // Most tiles of a long context are seen by every row of the block.
-        let is_seen_by_all = at + KEYS <= start + first_row + 1 && at >= first_visible(last, window);
+        let is_seen_by_all = at + KEYS <= start + first_row + 1 && at >= first_visible(start + last_row, window);
         let mut upper_now = f32::NEG_INFINITY;
         let mut lower_now = f32::NEG_INFINITY;
         #[unroll]
@@ -416,13 +423,13 @@ impl Flash {
 
 impl Attention {
     /// The largest tile that fits in a block's shared memory, with an output of F32, or of BF16 for the product that reads it.
-    /// `None`: the cache is f32, or nothing fits.
-    pub fn flash(&self, out: ElementType) -> Result<Option<Flash>, InstanceError> {
+    /// `None`: the cache is f32, or nothing fits. `ahead`: soft tokens see those of their picture that come after them.
+    pub fn flash(&self, out: ElementType, ahead: bool) -> Result<Option<Flash>, InstanceError> {
         if self.kv == KvType::F32 {
             return Ok(None);
         }
         for (rows, keys) in TILES {
-            let flash = self.flash_tile(out, rows, keys, WARP_COLUMNS)?;
+            let flash = self.flash_tile(out, rows, keys, WARP_COLUMNS, ahead)?;
             if flash.instance.shared_bytes() <= self.shared_bytes {
                 return Ok(Some(flash));
             }
@@ -431,7 +438,14 @@ impl Attention {
     }
 
     /// Tiles of that many rows and keys; a warp sums that many columns.
-    pub fn flash_tile(&self, out: ElementType, rows: u32, keys: u32, columns: u32) -> Result<Flash, InstanceError> {
+    pub fn flash_tile(
+        &self,
+        out: ElementType,
+        rows: u32,
+        keys: u32,
+        columns: u32,
+        ahead: bool,
+    ) -> Result<Flash, InstanceError> {
         let columns = columns.min(self.head_dim);
         let instance = attention_flash::Chosen {
             D: self.head_dim,
@@ -446,6 +460,7 @@ impl Attention {
             KV: self.element(),
             O: out,
             widen: widen_slot(self.kv),
+            reach: reach(ahead),
         }
         .build()?;
         Ok(Flash { instance, rows })

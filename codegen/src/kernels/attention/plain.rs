@@ -2,7 +2,7 @@
 //! without fusion uses.
 
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{Instance, InstanceError};
+use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
 use gemma4c_plan::cuda::KvType;
 
 use super::Attention;
@@ -13,6 +13,18 @@ use super::narrow::{head_len, value_at, widen_slot};
 #[device]
 pub fn first_visible(position: u32, window: u32) -> u32 {
     if position >= window { position + 1 - window } else { 0 }
+}
+
+/// The last position that a soft token sees: the last of its picture's, which come after it. Other rows see up to their own position. `row` is
+/// the row's number in the chunk, whose rows have a word each.
+#[device]
+pub fn picture_end(last: u32, row: u32, ahead: Input<u32>) -> u32 {
+    last + ahead[row].max(1) - 1
+}
+
+/// What fills the slot `reach`.
+pub fn reach(ahead: bool) -> Vec<&'static DeviceDef> {
+    if ahead { vec![picture_end::DEF] } else { Vec::new() }
 }
 
 /// Query times key. A collective of the warp.
@@ -31,7 +43,7 @@ pub fn plain_score<const D: u32, const NARROW: bool, const SCALED: bool, KV: Flo
 /// `out = softmax(q · kᵀ) · v`, a warp for each row and query head: one pass over the keys for the largest score, one for the
 /// sums. `group` query heads share a key-value head; `window` is `u32::MAX` for a full layer. With `staged` the chunk's own rows are
 /// in the stage.
-#[kernel(block = 32, dependent, slots(widen(eight: U32x4, scale: u32) -> U32x4))]
+#[kernel(block = 32, dependent, slots(widen(eight: U32x4, scale: u32) -> U32x4, reach(last: u32, row: u32) -> u32))]
 pub fn attention_plain<const D: u32, const NARROW: bool, const SCALED: bool, KV: Float>(
     q: Input<f32>,
     k: Input<KV>,
@@ -61,13 +73,14 @@ pub fn attention_plain<const D: u32, const NARROW: bool, const SCALED: bool, KV:
     }
     let position = record.x + of_record;
     let first = first_visible(position, window);
+    let last = reach(position, row);
     let query = q.offset((row * grid_dim() + head) * D);
     let kv_row = grid_dim() / group * head_len(D);
     let kv_head = head / group * head_len(D);
     let stage_from = if staged == 1 { record.x } else { 0xffff_ffff };
 
     let mut largest = f32::NEG_INFINITY;
-    for at in first..position + 1 {
+    for at in first..last + 1 {
         let in_stage = at >= stage_from;
         let page = if in_stage { 0u64 } else { page_start(pages, record.w, at, window, max_pages, page_stride) };
         // The row's own segment lies in the stage from its first row on.
@@ -78,7 +91,7 @@ pub fn attention_plain<const D: u32, const NARROW: bool, const SCALED: bool, KV:
     }
     let mut total = 0.0f32;
     let mut sums = regs(0.0f32, D / 32);
-    for at in first..position + 1 {
+    for at in first..last + 1 {
         let in_stage = at >= stage_from;
         let page = if in_stage { 0u64 } else { page_start(pages, record.w, at, window, max_pages, page_stride) };
         // The row's own segment lies in the stage from its first row on.
@@ -101,13 +114,15 @@ pub fn attention_plain<const D: u32, const NARROW: bool, const SCALED: bool, KV:
 }
 
 impl Attention {
-    pub fn plain(&self) -> Result<Instance, InstanceError> {
+    /// `ahead`: soft tokens see those of their picture that come after them.
+    pub fn plain(&self, ahead: bool) -> Result<Instance, InstanceError> {
         attention_plain::Chosen {
             D: self.head_dim,
             NARROW: self.kv.is_narrow(),
             SCALED: self.kv == KvType::Q8_0,
             KV: self.element(),
             widen: widen_slot(self.kv),
+            reach: reach(ahead),
         }
         .build()
     }

@@ -164,7 +164,9 @@ const CONTRADICTIONS: [(&str, Edit); 41] = [
 
 /// Of a plan with a tower.
 const TOWERS: [(&str, Edit); 20] = [
-    ("a tower beside a program for GPUs", |p| *p = Plan { towers: p.towers.clone(), ..support::plan() }),
+    ("a tower that a program for GPUs has no launches for", |p| {
+        *p = Plan { towers: p.towers.clone(), ..support::plan() }
+    }),
     ("five towers", |p| p.towers = vec![p.towers[0].clone(); 5]),
     ("patches of no pixels", |p| p.towers[0].medium = Medium::Picture { patch: 0, pool: 2 }),
     ("patches of another size", |p| p.towers[0].medium = Medium::Picture { patch: 4, pool: 2 }),

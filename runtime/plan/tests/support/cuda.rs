@@ -44,6 +44,7 @@ pub fn with_cuda(plan: Plan) -> Plan {
         history_len: 16,
         logits: 512,
         masks: 640,
+        soft: None,
     };
     let kv_layout = KvLayout {
         slots: 1,
@@ -69,7 +70,7 @@ pub fn with_cuda(plan: Plan) -> Plan {
         let record = |offset| range(Region::Arena, offset, 64);
         let (state, picked) = match kind {
             PhaseKind::Decode => (record(places.rows), record(places.rows)),
-            PhaseKind::Prefill => (record(places.chunk), record(places.asked)),
+            PhaseKind::Prefill | PhaseKind::Tower => (record(places.chunk), record(places.asked)),
         };
         let hidden = range(Region::Arena, 1024, rows as u64 * 128);
         let step = |launch, after: &[u32], nodes: &[u32], outputs, layer| CudaStep {
@@ -157,6 +158,7 @@ pub fn with_cuda(plan: Plan) -> Plan {
             phase("prefill 2", PhaseKind::Prefill, 2),
             phase("prefill 8", PhaseKind::Prefill, 8),
         ],
+        towers: Vec::new(),
         most_candidates: 8,
         verified_rows: 1,
         drafter: None,

@@ -25,6 +25,7 @@ impl BackendDevice {
         let phase = self.phases.iter().position(takes_it);
         let phase = phase.ok_or_else(|| RuntimeError::Backend(format!("no phase of the plan reads {rows} tokens")))?;
         let Shape { asked_from, steps, rows: phase_rows, .. } = self.phases[phase];
+        self.place_soft(&mut tokens, phase_rows)?;
         self.write(self.places.tokens, &tokens)?;
         self.write(self.places.chunk, &self.record(0, rows, 0, 0))?;
         self.write(self.places.segments, &Segment::words(&segments, phase_rows))?;

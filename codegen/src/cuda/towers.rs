@@ -1,0 +1,140 @@
+//! A tower's phases: from the patches of a picture to its soft tokens, for pictures up to several sizes.
+
+use gemma4c_graph::passes::{self, Goal};
+use gemma4c_graph::{Group, NodeId, Op, Rows};
+use gemma4c_plan::cuda::{Form, Phase, RECORD_WORDS, Range, Region, TowerPlaces};
+
+use super::launch::Span;
+use super::phase::{PhaseBuilder, Work};
+use super::{Common, LowerError, TowerGraph, index_of_values};
+use crate::kernels::heads::inverse_frequencies;
+use crate::kernels::tower::{self, flash};
+use crate::passes::{self as target_passes, PhaseRows};
+
+/// Soft tokens of the pictures that phases are made for, below the most that the tower takes.
+const LADDER: [u32; 4] = [70, 140, 280, 560];
+
+/// "tower 280": a picture of so many soft tokens, at most.
+pub fn name_of(soft: u32) -> String {
+    format!("tower {soft}")
+}
+
+/// Where a picture is put, and what becomes of it. `reserve` gives a place for so many words.
+pub fn places(tower: &TowerGraph<'_>, reserve: &mut impl FnMut(u64) -> u64) -> TowerPlaces {
+    let (patches, soft) = (tower.meaning.chunk as u64, tower.meaning.asked as u64);
+    let width = tower.graph.output.map_or(0, |id| tower.graph.node(id).ty.width as u64);
+    TowerPlaces {
+        grids: reserve(2 * RECORD_WORDS as u64),
+        patches: reserve(patches * tower.patch_width as u64),
+        soft: reserve(soft * width),
+    }
+}
+
+/// The phases of a tower.
+pub fn phases(
+    common: &mut Common<'_>,
+    tower: &TowerGraph<'_>,
+    places: TowerPlaces,
+    disabled: &[String],
+    base: u64,
+) -> Result<Vec<Phase>, LowerError> {
+    let of_text = std::mem::replace(&mut common.value_index, index_of_values(tower.meaning));
+    common.tower = Some(places);
+    let (fused, _) = passes::fuse(tower.graph, Goal::Tower, disabled);
+    let most = tower.meaning.asked;
+    let mut phases = Vec::new();
+    for soft in LADDER.into_iter().filter(|soft| *soft < most).chain([most]) {
+        let rows = PhaseRows::Tower { patches: soft * tower.pool * tower.pool, soft };
+        let (schedule, _) = target_passes::schedule(fused.clone(), rows, &common.can, disabled);
+        let mut builder = PhaseBuilder::new(common, &schedule);
+        let end = builder.lower()?;
+        phases.push(builder.finish(name_of(soft), end, base)?);
+    }
+    common.value_index = of_text;
+    common.tower = None;
+    Ok(phases)
+}
+
+impl PhaseBuilder<'_, '_> {
+    /// An operation that only patches and soft tokens have.
+    pub fn of_patches(&mut self, group: &Group, id: NodeId) -> Result<(), LowerError> {
+        let node = self.graph().node(id);
+        let (rows, width) = (self.rows_of(group), node.ty.width);
+        let own = self.grid(node.ty.rows);
+        let mut work = Work { bytes: rows as u64 * width as u64 * 8, flops: 0 };
+        let inputs = node.inputs.iter().map(|input| self.whole_rows(*input)).collect::<Result<Vec<_>, _>>()?;
+        let out = self.alloc_value(id, Form::F32, rows);
+        match node.op {
+            Op::AxisRows { table, axis } => {
+                let length = self.graph().weight(table).dim(1) as u32;
+                let table = self.common.weights.floats(table)?;
+                let arguments = tower::axis_rows::Arguments { table, grid: own, out, width, length, axis };
+                let instance = tower::axis_rows_instance()?;
+                self.launch(instance, tower::grid(width, rows), arguments, &[id], work, "rows by coordinate")?;
+            }
+            Op::GridRope { head_dim: dim, base } => {
+                let frequencies = inverse_frequencies(dim / 2, base as f64, None);
+                let name = format!("angles of halves of heads of {dim}, base {base}");
+                let inverse_frequencies = self.common.weights.constant(&name, frequencies);
+                let (x, heads) = (inputs[0], width / dim);
+                let arguments = tower::grid_rope::Arguments { x, inverse_frequencies, grid: own, out, heads, dim };
+                let blocks = tower::grid(width / 2, rows);
+                self.launch(tower::rope_instance()?, blocks, arguments, &[id], work, "angles by coordinate")?;
+            }
+            Op::GridMean { side } => {
+                let grid = self.grid(Rows::Patches);
+                let arguments = tower::grid_mean::Arguments { x: inputs[0], grid, squares: own, out, width, side };
+                let blocks = tower::grid(width, rows);
+                self.launch(tower::mean_instance()?, blocks, arguments, &[id], work, "a soft token a row")?;
+            }
+            Op::SubMean { group } if group == width => {
+                let arguments = tower::sub_mean::Arguments { x: inputs[0], out, width };
+                self.launch(tower::sub_mean_instance()?, [rows, 1, 1], arguments, &[id], work, "a warp a row")?;
+            }
+            Op::FullAttention { heads } => {
+                work.flops = 4 * rows as u64 * rows as u64 * width as u64;
+                let [q, k, v] = inputs[..] else {
+                    return Err(LowerError::NoValue { node: self.graph().full_name(id) });
+                };
+                let dim = width / heads;
+                let fast = if self.common.can.exact { None } else { flash::instance(dim)? };
+                match fast {
+                    Some(instance) => {
+                        let arguments = flash::attention_patches::Arguments { q, k, v, grid: own, out };
+                        let why = "all patches see all: tensor cores, tiles of 64 patches";
+                        self.launch(instance, flash::grid(heads, rows), arguments, &[id], work, why)?;
+                    }
+                    None => {
+                        let arguments = tower::full_attention::Arguments { q, k, v, grid: own, out };
+                        let why = "all patches see all: the plain kernel";
+                        self.launch(tower::attention_instance(dim)?, [heads, rows, 1], arguments, &[id], work, why)?;
+                    }
+                }
+            }
+            Op::PlaceSoft => {
+                let missing = || LowerError::OnCpuAlone { node: self.graph().full_name(id), op: node.op.name() };
+                let places = self.common.places.soft.ok_or_else(missing)?;
+                let arena = |offset, bytes| Span::Fixed(Range { region: Region::Arena, offset, bytes });
+                let arguments = tower::place_soft::Arguments {
+                    x: inputs[0],
+                    soft: arena(places.rows, rows as u64 * width as u64 * 4),
+                    ahead: arena(places.ahead, rows as u64 * 4),
+                    out,
+                    width,
+                };
+                let blocks = tower::grid(width, rows);
+                self.launch(
+                    tower::place_soft_instance()?,
+                    blocks,
+                    arguments,
+                    &[id],
+                    work,
+                    "soft tokens in their places",
+                )?;
+            }
+            _ => return Err(LowerError::OnCpuAlone { node: self.graph().full_name(id), op: node.op.name() }),
+        }
+        self.record_output(id, Form::F32, out);
+        Ok(())
+    }
+}

@@ -1,0 +1,167 @@
+//! Pictures on a device: a tower's launches, and its soft tokens in the rows of the next chunk.
+
+use gemma4c_plan::cuda::{CudaProgram, Form, PhaseKind, RECORD_WORDS, TowerPlaces, record};
+use gemma4c_plan::{Medium, Plan, RowCount, ValueIndex};
+
+use super::{BackendDevice, arena};
+use crate::RuntimeError;
+use crate::backend::{Pick, Run};
+
+/// What a device knows of its plan's towers.
+pub(super) struct Towers {
+    all: Vec<DeviceTower>,
+    /// Width of a soft token.
+    width: u32,
+    /// For the next chunk.
+    next: Vec<SoftAhead>,
+    /// Whether the latest chunk had any: its words are still there.
+    marked: bool,
+}
+
+/// One tower.
+struct DeviceTower {
+    places: TowerPlaces,
+    pool: u32,
+    /// Its phases, as runs count them, with the patches that each takes.
+    phases: Vec<(usize, u32)>,
+    /// For every step of each phase, what it leaves as f32 or bf16.
+    left: Vec<Vec<Vec<Left>>>,
+    values: Vec<(String, u32, RowCount)>,
+}
+
+#[derive(Clone, Copy)]
+struct Left {
+    value: ValueIndex,
+    form: Form,
+    place: gemma4c_plan::cuda::Range,
+}
+
+/// Soft tokens of one picture in a chunk.
+pub(crate) struct SoftAhead {
+    /// The chunk's row of the first.
+    pub first: usize,
+    /// All that lie in the chunk.
+    pub values: Vec<f32>,
+    /// Soft tokens of the picture from the first of these on, also those behind the chunk.
+    pub ahead: u32,
+}
+
+impl Towers {
+    pub(super) fn of(plan: &Plan, program: &CudaProgram) -> Towers {
+        let mut first = program.phases.len();
+        let mut all = Vec::new();
+        for (tower, own) in plan.towers.iter().zip(&program.towers) {
+            let phases = (first..).zip(own.phases.iter().map(|phase| phase.rows)).collect();
+            let left = |step: &gemma4c_plan::cuda::CudaStep| {
+                let readable = step.outputs.iter().filter(|output| matches!(output.form, Form::F32 | Form::BF16));
+                let is_float = |value| step.outputs.iter().any(|o| o.value == value && o.form == Form::F32);
+                let best = readable.filter(|output| output.form == Form::F32 || !is_float(output.value));
+                best.map(|output| Left { value: output.value, form: output.form, place: output.place }).collect()
+            };
+            all.push(DeviceTower {
+                places: own.places,
+                pool: if let Medium::Picture { pool, .. } = tower.medium { pool } else { 1 },
+                phases,
+                left: own.phases.iter().map(|phase| phase.steps.iter().map(left).collect()).collect(),
+                values: tower.program.values.iter().map(|v| (v.name.clone(), v.width, v.rows)).collect(),
+            });
+            first += own.phases.len();
+        }
+        Towers { all, width: plan.model.hidden, next: Vec::new(), marked: false }
+    }
+}
+
+/// Is shown a value's name, its width and its rows.
+pub(crate) type Show<'a> = dyn FnMut(&str, usize, &mut [f32]) + 'a;
+
+impl BackendDevice {
+    /// The soft tokens of a picture of `columns` by `rows` patches, which the tower takes. Every value that the launches leave in memory is shown.
+    pub(crate) fn look(
+        &mut self,
+        tower: usize,
+        patches: &[f32],
+        columns: u32,
+        rows: u32,
+        mut show: Option<&mut Show<'_>>,
+    ) -> Result<Vec<f32>, RuntimeError> {
+        let (count, width) = (columns * rows, self.towers.width);
+        let of = self.towers.all.get(tower).ok_or(RuntimeError::NoTower)?;
+        let (places, soft_columns) = (of.places, columns / of.pool);
+        let soft = soft_columns * (rows / of.pool);
+        let which = of.phases.iter().position(|(_, most)| *most >= count);
+        let which =
+            which.ok_or_else(|| RuntimeError::Backend(format!("no phase of the plan reads {count} patches")))?;
+        let phase = of.phases[which].0;
+        let mut grids = [0; 2 * RECORD_WORDS as usize];
+        for (words, (rows, columns)) in
+            grids.chunks_exact_mut(RECORD_WORDS as usize).zip([(count, columns), (soft, soft_columns)])
+        {
+            (words[record::ROWS], words[record::TOKEN]) = (rows, columns);
+        }
+        self.write(places.grids, &grids)?;
+        self.write(places.patches, &patches.iter().map(|value| value.to_bits()).collect::<Vec<u32>>())?;
+        let steps = self.phases[phase].steps;
+        debug_assert!(self.phases[phase].kind == PhaseKind::Tower);
+        match &mut show {
+            None => self.backend.run(Run { phase, steps: (0, steps), pick: Pick::None })?,
+            // A value may lie where a later one will: it is read as soon as it is there.
+            Some(show) => {
+                for step in 0..steps {
+                    self.backend.run(Run { phase, steps: (step, step + 1), pick: Pick::None })?;
+                    for left in self.towers.all[tower].left[which][step].clone() {
+                        let (name, width, rows) = self.towers.all[tower].values[left.value as usize].clone();
+                        let rows = if rows == RowCount::Soft { soft } else { count } as u64;
+                        let of_row = if left.form == Form::BF16 { 2 } else { 4 } * width as u64;
+                        // Rows of a wider value have gaps, and are nobody's to see here.
+                        let phase_rows = left.place.bytes / of_row;
+                        if phase_rows < rows || left.place.bytes % of_row != 0 {
+                            continue;
+                        }
+                        let mut bytes = vec![0; (rows * of_row) as usize];
+                        self.backend
+                            .read(gemma4c_plan::cuda::Range { bytes: rows * of_row, ..left.place }, &mut bytes)?;
+                        let mut values: Vec<f32> = match left.form {
+                            Form::BF16 => bytes
+                                .as_chunks()
+                                .0
+                                .iter()
+                                .map(|b| f32::from_bits((u16::from_le_bytes(*b) as u32) << 16))
+                                .collect(),
+                            _ => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+                        };
+                        show(&name, width as usize, &mut values);
+                    }
+                }
+            }
+        }
+        let mut bytes = vec![0; soft as usize * width as usize * 4];
+        self.backend.read(arena(places.soft, bytes.len() as u64), &mut bytes)?;
+        Ok(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+    }
+
+    /// Says which rows of the next chunk are soft tokens.
+    pub(crate) fn next_soft(&mut self, soft: Vec<SoftAhead>) {
+        self.towers.next = soft;
+    }
+
+    /// Puts the soft tokens of a chunk where its launches look for them, and the padding token in their places.
+    pub(super) fn place_soft(&mut self, tokens: &mut [u32], phase_rows: u32) -> Result<(), RuntimeError> {
+        let soft = std::mem::take(&mut self.towers.next);
+        let Some(places) = self.places.soft else { return Ok(()) };
+        if soft.is_empty() && !self.towers.marked {
+            return Ok(());
+        }
+        self.towers.marked = !soft.is_empty();
+        let width = self.towers.width as usize;
+        let mut ahead = vec![0; phase_rows as usize];
+        for SoftAhead { first, values, ahead: mut left } in soft {
+            for row in first..first + values.len() / width {
+                (ahead[row], tokens[row]) = (left, places.pad);
+                left = left.saturating_sub(1).max(1);
+            }
+            let words: Vec<u32> = values.iter().map(|value| value.to_bits()).collect();
+            self.write(places.rows + (first * width * 4) as u64, &words)?;
+        }
+        self.write(places.ahead, &ahead)
+    }
+}
