@@ -34,7 +34,7 @@ impl Executor for Elsewhere {
 
 #[test]
 fn a_case_is_compared_with_the_launches_of_whoever_runs_it() {
-    let bend = || Instance::of(&bend::DEF).build().expect("no parameters to miss");
+    let bend = || Instance::of(bend::DEF).build().expect("no parameters to miss");
     let case = |name: &str, x: f32| Case::new(name, bend()).buffer("x", vec![x; 32]);
     let sized = |case: Case| case.expect("out", vec![0.0f32; 32], Bound::Exact);
     let reference = Reference::of(vec![sized(case("alone", 0.3))], "out", &Simulator(Order::Forward));
