@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use gemma4c_blocks::DType;
 use gemma4c_codegen::cpu::{self, Limits};
 use gemma4c_codegen::cuda::{self, LowerError, Lowered, SoftTokens, TowerGraph, build};
@@ -100,13 +100,12 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
             let most = image_tokens * pool * pool;
             let (graph, stages) = (tower.graph, tower.stages);
             let mut towers = vec![NewTower { name: "vision", graph, stages, medium, most, tokens }];
-            towers.extend(audio(beside, &config, vocab.as_ref()).with_context(|| path_of(beside))?);
+            // Sound has no kernels so far: a plan for a GPU reads pictures alone, and the command says so.
+            let sound = audio(beside, &config, vocab.as_ref()).with_context(|| path_of(beside))?;
+            towers.extend(sound.filter(|_| options.cuda.is_none()));
             towers
         }
     };
-    if options.cuda.is_some() && towers.iter().any(|tower| !tower.medium.is_picture()) {
-        bail!("the projector has a tower for sound, which runs on the CPU so far: compile with --target cpu");
-    }
     let graph = text_graph(file, &config, !towers.is_empty())?;
     // A picture whose rows see each other is read in one pass.
     let least = projector.filter(|_| config.sees_ahead()).map_or(1, |projector| projector.image_tokens);

@@ -136,7 +136,9 @@ impl MediaArgs {
             (Some(index), _) => index,
             (None, Sense::Sight) => bail!(RuntimeError::NoTower),
             (None, Sense::Hearing) if plan.towers.is_empty() => bail!(RuntimeError::NoTower),
-            (None, Sense::Hearing) => bail!("the model's projector has no tower for sound"),
+            (None, Sense::Hearing) => bail!(
+                "this plan has no tower for sound: its projector has none, or it was compiled for a GPU, where sound does not run so far"
+            ),
         };
         let tower = &plan.towers[index];
         let bytes = read_file(path)?;

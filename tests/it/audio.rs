@@ -226,7 +226,6 @@ fn each_refusal_has_its_words() {
         ("a tap that is not there", format!("{logits} --audio a.wav --tap audio.nothing")),
         ("a projector without sound", "run deaf.bin -p hello --audio a.wav".into()),
         ("another projector", "compile model.gguf --mmproj other.gguf --target cpu -o p.bin".into()),
-        ("sound on a GPU", "compile model.gguf --mmproj model.mmproj.gguf --gpu h200 -o p.bin".into()),
         ("a projector that lacks a tensor", "compile model.gguf --mmproj less.gguf --target cpu -o p.bin".into()),
     ] {
         texts += &format!("{name}\n    {}", place.refused(&line).replace('\n', "\n    ").trim_end_matches(' '));
