@@ -213,8 +213,8 @@ fn the_page_is_whole_and_needs_no_other_file() {
 /// What the page of a CPU plan counts is what the plan says.
 #[test]
 fn the_page_of_a_cpu_plan_counts_its_bytes() {
-    BY_HAND.ok("inspect cpu.bin --html page.html");
-    let page = String::from_utf8(BY_HAND.read("page.html")).expect("text");
+    BY_HAND.ok("inspect cpu.bin --html own_page.html");
+    let page = String::from_utf8(BY_HAND.read("own_page.html")).expect("text");
     let plan: Value = serde_json::from_str(&BY_HAND.ok("inspect cpu.bin --json")).expect("JSON");
     for part in ["weights", "kv", "arena"] {
         let digits = plan["memory"][part].as_u64().expect("bytes").to_string();

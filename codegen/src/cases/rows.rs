@@ -10,6 +10,7 @@ use gemma4c_dsl::harness::{Bound, Case, Data, Executor, Random, Reference, Simul
 use gemma4c_dsl::sim::Order;
 
 use super::matvec::{Layer, Problem, in_order, random_planes};
+use super::quantise::Int8;
 use super::simulated;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::LaunchShape;
@@ -92,7 +93,7 @@ impl Batch {
         };
         let problems: Vec<Problem> = (0..rows).map(row).collect();
         let alone = simulated(problems.iter().map(|row| row.fast(one)).collect(), "out");
-        Self { product: Product { one: of, rows, order: SumOrder::Matvec }, one, rows: problems, alone }
+        Self { product: Product::new(of, rows, SumOrder::Matvec), one, rows: problems, alone }
     }
 
     fn name(&self) -> String {
@@ -174,7 +175,7 @@ impl Batch {
         if self.product.one.prologue != Prologue::Int8 {
             return Activations { x: bytes(x), ..Default::default() };
         }
-        let int8 = super::quantise::Int8::of(&x);
+        let int8 = Int8::of(&x);
         Activations {
             x: int8.codes.iter().flat_map(|word| word.to_le_bytes()).collect(),
             xscale: bytes(int8.scales),
@@ -205,8 +206,22 @@ impl Batch {
             .buffer("factor", floats(&activations.factor))
             .scalar("outputs", of.outputs)
             .scalar("rows", self.rows.len() as u32)
-            .scalar("by_stride", of.outputs)
-            .expect_like("out", &self.alone, |x| x.to_vec().into());
+            .scalar("by_stride", of.outputs);
+        let case = match (shape, self.product.leaves_panels) {
+            (_, true) => case
+                .expect("out", Vec::<f32>::new(), Bound::Exact)
+                .expect_like("to_codes", &self.alone, |x| in_panels(&Int8::of(x).codes, ROUNDED_OUTPUTS / 4, 4).into())
+                .expect_like("to_scales", &self.alone, |x| {
+                    in_panels(&Int8::of(x).scales, ROUNDED_OUTPUTS / 32, 1).into()
+                })
+                .expect_like("to_sums", &self.alone, |x| in_panels(&Int8::of(x).sums, ROUNDED_OUTPUTS / 32, 1).into()),
+            (Shape::Tiles(Tiles { copiers: 1.., .. }), _) => case
+                .expect_like("out", &self.alone, |x| x.to_vec().into())
+                .expect("to_codes", Vec::<u32>::new(), Bound::Exact)
+                .expect("to_scales", Vec::<f32>::new(), Bound::Exact)
+                .expect("to_sums", Vec::<i32>::new(), Bound::Exact),
+            _ => case.expect_like("out", &self.alone, |x| x.to_vec().into()),
+        };
         match shape {
             Shape::Tensor(_) | Shape::Tiles(_) => as_plain_planes(case),
             Shape::Cores(_) => case
@@ -290,7 +305,7 @@ pub fn mixtures() -> Vec<Case> {
 
 pub fn cases() -> Vec<Case> {
     static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
-        types().into_iter().chain(shapes()).chain(tiles()).chain(fusions()).chain(mixtures()).collect()
+        types().into_iter().chain(shapes()).chain(tiles()).chain(rounded()).chain(fusions()).chain(mixtures()).collect()
     });
     CASES.clone()
 }
@@ -360,6 +375,40 @@ pub fn tiles() -> Vec<Case> {
         of(DType::Q8_0, 50, 544, false, 40, one(32, 1), false, alone(by_tiles(2, 2, 4, 4, 2, 1))),
         of(DType::Q4_0, 70, 1056, true, 20, one(32, 1), true, alone(by_tiles(4, 1, 4, 8, 3, 1))),
         of(DType::Q4K, 20, 1024, false, 8, one(32, 1), true, alone(by_tiles(4, 1, 1, 16, 3, 1))),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Outputs of the products whose results are left as int8.
+const ROUNDED_OUTPUTS: usize = 96;
+
+/// Rows of `width` values in panels of eight rows: `piece` values of each, then the next of each; zeros for rows that are not there.
+fn in_panels<T: Copy + Default>(rows: &[T], width: usize, piece: usize) -> Vec<T> {
+    let held = (rows.len() / width).next_multiple_of(8);
+    let mut panels = vec![T::default(); held * width];
+    for (at, value) in rows.iter().enumerate() {
+        let (row, column) = (at / width, at % width);
+        panels[((row / 8 * (width / piece) + column / piece) * 8 + row % 8) * piece + column % piece] = *value;
+    }
+    panels
+}
+
+/// Gate and up whose joined results are left as int8: by a warp and by four a tile, over several tiles, with rows that fill their panels and rows that do not.
+pub fn rounded() -> Vec<Case> {
+    let of = |dtype, k, rows, tiles| {
+        let product = OneRow { geglu: true, ..OneRow::new(dtype, ROUNDED_OUTPUTS as u32, k, Prologue::Norm) };
+        let batch = Batch::new(product, rows, one(8, 1));
+        let product = Product { leaves_panels: true, ..batch.product.clone() };
+        Batch { product, ..batch }.cases(&[streamed(Shape::Tiles(tiles), 2)])
+    };
+    let alone = |tiles| Tiles { own: 1, ..tiles };
+    [
+        of(DType::Q8_0, 256, 4, by_tiles(4, 1, 1, 4, 2, 1)),
+        of(DType::Q4_0, 256, 20, by_tiles(4, 1, 4, 8, 3, 2)),
+        of(DType::Q8_0, 256, 24, alone(by_tiles(4, 2, 2, 4, 2, 1))),
+        of(DType::Q4_0, 256, 8, alone(by_tiles(8, 1, 1, 8, 3, 1))),
     ]
     .into_iter()
     .flatten()

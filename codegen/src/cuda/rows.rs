@@ -14,6 +14,7 @@ use crate::kernels::matvec::formats::format;
 use crate::kernels::per_layer::step;
 use crate::kernels::rows::prepare::prepare_rows;
 use crate::kernels::rows::{self, Given};
+use crate::passes::panels::lies_in_panels;
 use crate::passes::{per_layer_step, product_of};
 
 /// The rows that a product multiplies, as a helper leaves them.
@@ -33,7 +34,7 @@ impl PhaseBuilder<'_, '_> {
         let product = self.product_of_group(&owner)?;
         let rows = self.rows_of(group);
         let Decoded { choice, arrival, .. } = self.decoded(&owner, &product)?;
-        let kind = rows::Product { one: choice, rows, order: self.schedule.sum_order(of) };
+        let kind = rows::Product::new(choice, rows, self.schedule.sum_order(of));
         let mut one = kind.one.shape(self.common.can.target.multiprocessors);
         if per_layer_step::is_step_of_one_row(self.schedule, &self.common.can, &product) {
             // One row has this norm in another kernel; with as many warps here, though bits no longer depend on them.
@@ -106,14 +107,21 @@ impl PhaseBuilder<'_, '_> {
         let rows = self.rows_of(group);
         let Decoded { choice, matrix, epilogue, left, .. } = self.decoded(group, of)?;
         let (outputs, k) = (choice.outputs, choice.k);
-        let kind = rows::Product { one: choice, rows, order: self.schedule.sum_order(of.matmuls[0]) };
+        let joined = group.last().filter(|last| lies_in_panels(self.schedule, *last));
+        let kind = rows::Product {
+            arrives_in_panels: lies_in_panels(self.schedule, of.input),
+            leaves_panels: joined.is_some(),
+            ..rows::Product::new(choice, rows, self.schedule.sum_order(of.matmuls[0]))
+        };
+        let in_panels = rows.next_multiple_of(8);
         let (shape, reason, runner_up) = kind.choose(&self.common.can.target);
         let integer = format(matrix.dtype).integer;
         let (prepared, x_stride) = match self.prepared.get(&of.matmuls[0]) {
             Some(prepared) => (*prepared, k),
             None if integer => {
                 let x = self.location(of.input, Form::Int8)?.start;
-                (PreparedRows { int8: Int8Span::of(x, rows as u64 * k as u64), ..PreparedRows::default() }, k)
+                let held = if kind.arrives_in_panels { in_panels } else { rows };
+                (PreparedRows { int8: Int8Span::of(x, held as u64 * k as u64), ..PreparedRows::default() }, k)
             }
             None => {
                 let x = self.floats(of.input)?;
@@ -122,7 +130,13 @@ impl PhaseBuilder<'_, '_> {
         };
         let by = of.epilogue.iter().find_map(|epilogue| epilogue.operand);
         let by_stride = by.map_or(Ok(0), |operand| self.operand(operand).map(|place| place.stride))?;
-        let out = self.product_output(group, of, outputs, rows);
+        let (out, to) = match joined {
+            Some(joined) => {
+                let all = self.alloc_value(joined, Form::Int8, in_panels);
+                (Span::Unused, Int8Span::of(all, in_panels as u64 * outputs as u64))
+            }
+            None => (self.product_output(group, of, outputs, rows), Int8Span::default()),
+        };
         let given = Given {
             x: if integer { prepared.int8.codes } else { prepared.floats },
             xscale: prepared.int8.scales,
@@ -131,6 +145,9 @@ impl PhaseBuilder<'_, '_> {
             fine_sums: prepared.fine_sums,
             factor: if kind.is_normed() { prepared.factor } else { Span::Unused },
             out,
+            to_codes: to.codes,
+            to_scales: to.scales,
+            to_sums: to.sums,
             unused: Span::Unused,
             x_stride,
             by_stride,
@@ -145,7 +162,9 @@ impl PhaseBuilder<'_, '_> {
         if let Some((residual, sum)) = left {
             self.record_output(residual, Form::F32, sum);
         }
-        self.record_product_outputs(group, of, out);
+        if joined.is_none() {
+            self.record_product_outputs(group, of, out);
+        }
         Ok(())
     }
 }

@@ -11,6 +11,7 @@ use gemma4c_graph::passes::Log;
 use gemma4c_graph::{Form, Graph, Group, Kind, NodeId, Op, Product};
 use gemma4c_plan::cuda::KvType;
 
+use super::panels::leaves_panels;
 use super::{Abilities, Pass, Schedule, multiplies_exactly, product_of};
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::whole_groups_pay;
@@ -151,9 +152,12 @@ fn left_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeId, 
             all.into_iter().map(|node| (node, if int8 { Outputs::INT8 } else { Outputs::FLOATS })).collect()
         }
         Kind::Product(product) if product.geglu && schedule.is_one_row(group) => {
-            // Several rows are rounded by the launch before their reader.
-            let one_row = schedule.rows_of(group) == 1;
-            let last = group.last().filter(|_| one_row && leaves_int8(schedule, can, group, product));
+            // Several rows that are not left as panels are rounded by the launch before their reader.
+            let int8 = match schedule.rows_of(group) {
+                1 => leaves_int8(schedule, can, group, product),
+                _ => leaves_panels(schedule, can, group, product),
+            };
+            let last = group.last().filter(|_| int8);
             last.map(|last| (last, Outputs::INT8)).into_iter().collect()
         }
         Kind::Product(product) if product.geglu => group.last().map(|last| (last, Outputs::BF16)).into_iter().collect(),

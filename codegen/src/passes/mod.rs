@@ -16,6 +16,7 @@ mod cut;
 pub mod forms;
 mod int8;
 mod mixtures;
+pub mod panels;
 pub mod per_layer_step;
 pub mod persistent;
 pub mod rows;

@@ -6,6 +6,7 @@ use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cases::rows;
 use gemma4c_codegen::kernels::matvec::formats::format;
 use gemma4c_codegen::kernels::matvec::{Product as OneRow, Prologue};
+use gemma4c_codegen::kernels::rows::formats::TensorFormat;
 use gemma4c_codegen::kernels::rows::shape::{Cores, Tensor};
 use gemma4c_codegen::kernels::rows::tiling::Tiles;
 use gemma4c_codegen::kernels::rows::{Product, Shape, SumOrder};
@@ -37,6 +38,11 @@ fn tiles_of_all_sizes_on_tensor_cores() {
 }
 
 #[test]
+fn joined_results_are_left_as_the_next_product_reads_them() {
+    check(rows::rounded());
+}
+
+#[test]
 fn the_dense_half_of_a_mixture_has_the_bits_of_one_launch_of_both() {
     check(rows::mixtures());
 }
@@ -52,7 +58,7 @@ fn products_of_real_models_compile_without_spills() {
     let Some(toolchain) = support::toolchain() else { return };
     let of = |dtype, outputs, k, prologue, geglu, rows| {
         let one = OneRow { geglu, ..OneRow::new(dtype, outputs, k, prologue) };
-        Product { one, rows, order: SumOrder::Matvec }
+        Product::new(one, rows, SumOrder::Matvec)
     };
     let products = [
         of(DType::Q8_0, 10240, 2560, Prologue::ResidualNorm, true, 4),
@@ -85,8 +91,7 @@ fn products_of_real_models_compile_without_spills() {
 #[test]
 fn what_cannot_be_multiplied_is_refused_by_name() {
     let target = Target::of_arch(Arch::Sm90a);
-    let of =
-        |dtype, k, rows| Product { one: OneRow::new(dtype, 64, k, Prologue::Plain), rows, order: SumOrder::Matvec };
+    let of = |dtype, k, rows| Product::new(OneRow::new(dtype, 64, k, Prologue::Plain), rows, SumOrder::Matvec);
     let tensor = Shape::Tensor(Tensor {
         lanes: 8,
         warps: 4,
@@ -127,11 +132,16 @@ fn what_cannot_be_multiplied_is_refused_by_name() {
         "tiles are for the order of a matrix-vector product, not of a mixture's dense half"
     );
     let one = OneRow { unbounded: true, ..OneRow::new(DType::Q8_0, 64, 64, Prologue::Plain) };
-    let error = refused(Product { one: one.clone(), rows: 8, order: SumOrder::Matvec }, tiles);
+    let error = refused(Product::new(one.clone(), 8, SumOrder::Matvec), tiles);
     assert_eq!(error, "tensor cores do not multiply q8_0 by activations with fine codes");
-    for product in
-        [Product { one, rows: 64, order: SumOrder::Matvec }, of(DType::F16, 512, 128), of(DType::Q8_0, 512, 2)]
-    {
+    let wide = of(DType::Q8_0, 64, 8);
+    let joined = Product { one: OneRow { geglu: true, ..wide.one.clone() }, leaves_panels: true, ..wide };
+    let refusal =
+        "only tiles of joined outputs on tensor cores, with mbarriers, leave int8, whole groups of 32 of them";
+    for shape in [cores, tiles] {
+        assert_eq!(refused(joined.clone(), shape), refusal);
+    }
+    for product in [Product::new(one, 64, SumOrder::Matvec), of(DType::F16, 512, 128), of(DType::Q8_0, 512, 2)] {
         assert!(matches!(product.choose(&target).0, Shape::Cores(_)), "{product:?}");
     }
 }
@@ -146,7 +156,7 @@ fn every_product_of_every_model_gets_a_shape_that_fits() {
                     let one = OneRow { geglu, ..OneRow::new(dtype, outputs, k as u32, Prologue::Plain) };
                     let lanes = one.shape(target.multiprocessors).lanes;
                     for rows in [2, 3, 4, 8, 16, 32, 64, 128] {
-                        let product = Product { one: one.clone(), rows, order: SumOrder::Matvec };
+                        let product = Product::new(one.clone(), rows, SumOrder::Matvec);
                         let (shape, why, _) = product.choose(&target);
                         let what = format!("{dtype}, {outputs} x {k}, {why}");
                         let (tile, blocks) = match shape {
@@ -165,7 +175,13 @@ fn every_product_of_every_model_gets_a_shape_that_fits() {
                         let instance = product.instance(shape).unwrap_or_else(|error| panic!("{what}: {error}"));
                         assert!(instance.shared_bytes() as u32 <= target.shared_bytes_per_block, "{what}");
                         let on_tensor_cores = matches!(shape, Shape::Tiles(_));
-                        assert_eq!(on_tensor_cores, format(dtype).integer && rows >= 8, "{what}");
+                        let many = u64::from(outputs) * k * if geglu { 2 } else { 1 } >= 100 << 20;
+                        let few = if TensorFormat::of(dtype).is_some_and(|weights| weights.parts == 2) || many {
+                            3
+                        } else {
+                            5
+                        };
+                        assert_eq!(on_tensor_cores, format(dtype).integer && rows >= few, "{what}");
                     }
                 }
             }

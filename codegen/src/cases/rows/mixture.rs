@@ -24,7 +24,7 @@ fn buffer(case: &Case, name: &str) -> Data {
 /// The dense half by itself, with the weights that it has in `both`.
 fn alone(both: &Case, order: SumOrder, one: OneRow, x: &Data, expected: &Reference, shape: Shape) -> Case {
     let (integer, k, outputs) = (format(one.dtype).integer, one.k, one.outputs);
-    let product = Product { one, rows: ROWS, order };
+    let product = Product::new(one, ROWS, order);
     let instance = product.instance(shape).expect("a shape that fits the kernel");
     let mut case = Case::new(format!("dense half, {}", both.name), instance).grid(product.grid(shape));
     for (name, data) in &both.buffers {

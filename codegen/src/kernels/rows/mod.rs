@@ -10,6 +10,7 @@ pub mod cores;
 pub mod formats;
 pub mod mma;
 pub mod prepare;
+pub mod rounded;
 pub mod shape;
 pub mod stages;
 pub mod steps;
@@ -46,10 +47,14 @@ pub enum SumOrder {
 #[derive(Clone, Debug)]
 pub struct Product {
     /// The product as one row has it, on the same GPU: its lanes decide the bits. Whether it leaves int8 counts for that alone:
-    /// several rows always leave f32.
+    /// several rows have [`Product::leaves_panels`].
     pub one: matvec::Product,
     pub rows: u32,
     pub order: SumOrder,
+    /// Int8 activations that arrive lie in panels of eight rows, as a product before has left them.
+    pub arrives_in_panels: bool,
+    /// Joined results are left as int8, in panels of eight rows, for the next product.
+    pub leaves_panels: bool,
 }
 
 /// What a product reads and writes besides the planes of its weights. A kernel leaves alone what its instance does not have.
@@ -67,8 +72,11 @@ pub struct Given<M> {
     pub fine_sums: M,
     /// f32 `[rows]`, where there is a norm.
     pub factor: M,
-    /// f32 `[rows][outputs]`.
+    /// f32 `[rows][outputs]`; or panels of codes, scales and sums.
     pub out: M,
+    pub to_codes: M,
+    pub to_scales: M,
+    pub to_sums: M,
     /// What stands for memory that an instance does not have.
     pub unused: M,
     /// Values between two rows of f32 activations; int8 ones are `k` apart.
@@ -90,6 +98,8 @@ pub enum RowsError {
     FineCodes { dtype: DType },
     #[error("a mixture's dense half adds {dtype} in halves of a block, which tensor cores do not")]
     HalfBlocks { dtype: DType },
+    #[error("only tiles of joined outputs on tensor cores, with mbarriers, leave int8, whole groups of 32 of them")]
+    Panels,
     #[error("tiles are for the order of a matrix-vector product, not of a mixture's dense half")]
     Order,
     #[error(transparent)]
@@ -97,6 +107,11 @@ pub enum RowsError {
 }
 
 impl Product {
+    /// A product whose neighbours do not leave it panels, nor want them.
+    pub fn new(one: matvec::Product, rows: u32, order: SumOrder) -> Product {
+        Product { one, rows, order, arrives_in_panels: false, leaves_panels: false }
+    }
+
     fn check(&self) -> Result<(), RowsError> {
         match (self.rows, self.one.k) {
             (0, _) => Err(RowsError::NoRows),
@@ -122,6 +137,11 @@ impl Product {
     /// Whether results are multiplied by a norm's factor.
     pub fn is_normed(&self) -> bool {
         matches!(self.one.prologue, Prologue::Norm | Prologue::ResidualNorm)
+    }
+
+    /// Whether int8 activations lie in panels of eight rows, for a kernel of tensor cores.
+    pub fn takes_panels(&self) -> bool {
+        self.arrives_in_panels || self.is_prepared()
     }
 
     /// Whether a kernel makes the activations: else the product reads them as they arrive.
@@ -175,6 +195,7 @@ impl Product {
         let format = format(self.one.dtype);
         let join = if self.one.geglu { vec![slots::geglu::DEF] } else { vec![] };
         match (shape, TensorFormat::of(self.one.dtype)) {
+            (shape, _) if self.leaves_panels && !shape.can_leave_panels(self.one.outputs) => Err(RowsError::Panels),
             (Shape::Tiles(_), _) if self.order != SumOrder::Matvec => Err(RowsError::Order),
             (Shape::Tensor(_) | Shape::Tiles(_), Some(_)) if self.is_fine() => {
                 Err(RowsError::FineCodes { dtype: self.one.dtype })
@@ -209,7 +230,7 @@ impl Product {
                             COLUMNS: shape.columns,
                             STAGES: shape.stages,
                             RESIDENT: shape.resident,
-                            PANELS: self.is_prepared(),
+                            PANELS: self.takes_panels(),
                             PAIRED: self.one.geglu,
                             FACTORED: self.is_normed(),
                             SEPARATE: self.order == SumOrder::Down,
@@ -232,9 +253,9 @@ impl Product {
             (Shape::Tiles(shape), Some(tensor)) => {
                 let pieces = self.one.k / 32 * tensor.parts;
                 let epilogue = self.one.epilogue.clone();
-                // The two kernels have the same parameters.
+                // The two kernels have the same parameters but for ROUNDED.
                 macro_rules! chosen {
-                    ($kernel:path, $copiers:expr) => {{
+                    ($kernel:path, $copiers:expr $(, $own:ident: $value:expr)?) => {{
                         use $kernel as kernel;
                         kernel::Chosen {
                             K: self.one.k,
@@ -260,6 +281,7 @@ impl Product {
                             PANELS: shape.panels,
                             PAIRED: self.one.geglu,
                             FACTORED: self.is_normed(),
+                            $($own: $value,)?
                             bytes: tensor.bytes,
                             start: vec![tensor.start],
                             whole: tensor.whole,
@@ -272,7 +294,7 @@ impl Product {
                 }
                 let instance = match shape.copiers {
                     0 => chosen!(steps::rows_tiles_in_steps, shape.warps() * 32),
-                    copiers => chosen!(tiles::rows_tiles, copiers * 32),
+                    copiers => chosen!(tiles::rows_tiles, copiers * 32, ROUNDED: self.leaves_panels),
                 };
                 instance.map_err(RowsError::from)
             }
@@ -319,7 +341,8 @@ impl Product {
         plane: impl Fn(&'static str) -> M,
         epilogue: Vec<Filled<M>>,
     ) -> LaunchArguments<M> {
-        let Given { x, xscale, xsum, fine, fine_sums, factor, out, unused, x_stride, by_stride } = given;
+        let Given { x, xscale, xsum, fine, fine_sums, factor, out, to_codes, to_scales, to_sums, unused, .. } = given;
+        let Given { x_stride, by_stride, .. } = given;
         let (outputs, rows, codes) = (self.one.outputs, self.rows, plane("codes"));
         let (arguments, slot) = match shape {
             Shape::Tensor(_) | Shape::Tiles(_) => {
@@ -327,7 +350,7 @@ impl Product {
                     |name| if planes(self.one.dtype).iter().any(|p| p.name == name) { plane(name) } else { unused };
                 let (high, scales, supers) = (known("high"), known("scales"), known("supers"));
                 macro_rules! arguments {
-                    ($kernel:path) => {{
+                    ($kernel:path $(, $own:ident)*) => {{
                         use $kernel as kernel;
                         let arguments = kernel::Arguments {
                             codes,
@@ -339,6 +362,7 @@ impl Product {
                             xsum,
                             factor,
                             out,
+                            $($own,)*
                             outputs,
                             rows,
                             by_stride,
@@ -350,7 +374,7 @@ impl Product {
                     Shape::Tensor(shape) if shape.copiers == 0 => arguments!(mma::rows_mma),
                     Shape::Tensor(_) => arguments!(stream::rows_stream),
                     Shape::Tiles(shape) if shape.copiers == 0 => arguments!(steps::rows_tiles_in_steps),
-                    _ => arguments!(tiles::rows_tiles),
+                    _ => arguments!(tiles::rows_tiles, to_codes, to_scales, to_sums),
                 }
             }
             Shape::Cores(_) => {

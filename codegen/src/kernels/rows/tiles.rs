@@ -5,10 +5,11 @@
 //!
 //! COPIERS threads of their own keep STAGES steps on their way ([`stretches`](super::stretches)) and wait for nothing but a free stage; the warps that multiply wait for nothing but a full one, and four of them for each
 //! other at a tile's end. A block is persistent over tiles, so the next tile's weights are on their way while this one ends. Activations that fit shared memory stay there
-//! (RESIDENT), else they come with every stage of weights.
+//! (RESIDENT), else they come with every stage of weights. With ROUNDED the results are left as the next product reads them ([`rounded`](super::rounded)).
 
 use gemma4c_dsl::prelude::*;
 
+use super::rounded::{held_panel, hold_results, leave_rounded};
 use super::stretches::{rows_of_copier, runs, stage_rows, stage_tile};
 use super::warp_tile::{end_stretch, lane_places, leave_results, leave_stretch, multiply_stage, results_of_stretches};
 
@@ -45,6 +46,7 @@ pub fn rows_tiles<
     const PANELS: bool,
     const PAIRED: bool,
     const FACTORED: bool,
+    const ROUNDED: bool,
 >(
     codes: Weights<U32x4>,
     high: Weights<u32>,
@@ -55,6 +57,9 @@ pub fn rows_tiles<
     xsum: Input<i32>,
     factor: Input<f32>,
     out: Output<f32>,
+    to_codes: Output<u32>,
+    to_scales: Output<f32>,
+    to_sums: Output<i32>,
     outputs: u32,
     rows: u32,
     by_stride: u32,
@@ -70,6 +75,8 @@ pub fn rows_tiles<
     );
     require!(COPIERS % (OWN * STEP * PARTS) == 0 && GROUPS * 16 * OWN * STEP * PARTS % COPIERS == 0);
     require!(COPIERS % 32 == 0 && STAGES >= 2);
+    // Four tiles of joined outputs are a group of 32.
+    require!(!ROUNDED || PAIRED && GROUPS % 4 == 0);
     // Per stage: a step of every row of a tile, and what lies beside its pieces.
     let ring = shared::<U32x4>(STAGES * GROUPS * 16 * (OWN * STEP * PARTS + 1));
     let sides = shared::<u32>(
@@ -94,6 +101,10 @@ pub fn rows_tiles<
     let empty = shared::<u64>(STAGES);
     let there = shared::<u64>(GROUPS * SPLITS);
     let read = shared::<u64>(GROUPS * SPLITS);
+    // Joined results of whole groups, those that are there, and those that have been rounded.
+    let held = shared::<f32>(if ROUNDED { GROUPS / 4 * SPLITS * EIGHTS * held_panel() } else { 4 });
+    let joined = shared::<u64>(if ROUNDED { GROUPS / 4 * SPLITS } else { 1 });
+    let rounded = shared::<u64>(if ROUNDED { GROUPS / 4 * SPLITS } else { 1 });
 
     let steps = STRETCH.div_ceil(STEP);
     let set_outputs = if PAIRED { 8u32 } else { 16u32 };
@@ -111,6 +122,12 @@ pub fn rows_tiles<
         for set in 0..GROUPS * SPLITS {
             mbarrier_init(there, set, OWN);
             mbarrier_init(read, set, OWN);
+        }
+        if ROUNDED {
+            for group in 0..(GROUPS / 4).max(1) * SPLITS {
+                mbarrier_init(joined, group, if OWN == 1 { 4 } else { 4 * EIGHTS });
+                mbarrier_init(rounded, group, if OWN == 1 { 4 } else { 4 * EIGHTS });
+            }
         }
     }
     grid_launch_dependents();
@@ -195,6 +212,8 @@ pub fn rows_tiles<
         let group = set % GROUPS;
         let split = set / GROUPS;
         let to = (set * OWN + own) * (EIGHTS * 32);
+        // Which groups of 32 joined outputs: they are four tiles of weights.
+        let of_groups = split * (GROUPS / 4) + group / 4;
         let mut totals = regs(0.0f32, EIGHTS * 4 * CLASSES);
         let mut values = regs(0.0f32, EIGHTS * 4);
         places[thread_idx()] = lane_places(group, split, own);
@@ -238,12 +257,23 @@ pub fn rows_tiles<
             }
             if run == runs() {
                 let output = base + group * set_outputs;
+                if ROUNDED && own < EIGHTS {
+                    mbarrier_wait(rounded, of_groups, 1 - tile_parity);
+                }
                 if OWN == 1 {
                     #[unroll]
                     for n in 0..EIGHTS {
                         let value = f32x4(values[n * 4], values[n * 4 + 1], values[n * 4 + 2], values[n * 4 + 3]);
                         let row = first + (split * EIGHTS + n) * 8;
-                        leave_results(join, epilogue, value, output, outputs, row, rows, by_stride, factor, out);
+                        if ROUNDED {
+                            let panel = held.offset((of_groups * EIGHTS + n) * held_panel());
+                            let eighth = group % 4;
+                            hold_results(
+                                join, epilogue, value, output, outputs, eighth, row, rows, by_stride, factor, panel,
+                            );
+                        } else {
+                            leave_results(join, epilogue, value, output, outputs, row, rows, by_stride, factor, out);
+                        }
                     }
                 } else {
                     mbarrier_wait(read, set, 1 - tile_parity);
@@ -257,14 +287,40 @@ pub fn rows_tiles<
                         let value =
                             results_of_stretches((set * OWN * EIGHTS + own) * 32 + lane_id(), EIGHTS * 32, sums);
                         let row = first + (split * EIGHTS + own) * 8;
-                        leave_results(join, epilogue, value, output, outputs, row, rows, by_stride, factor, out);
+                        if ROUNDED {
+                            let panel = held.offset((of_groups * EIGHTS + own) * held_panel());
+                            let eighth = group % 4;
+                            hold_results(
+                                join, epilogue, value, output, outputs, eighth, row, rows, by_stride, factor, panel,
+                            );
+                        } else {
+                            leave_results(join, epilogue, value, output, outputs, row, rows, by_stride, factor, out);
+                        }
                     }
                     warp_barrier();
                     if lane_id() == 0 {
                         mbarrier_arrive(read, set);
                     }
-                    tile_parity = 1 - tile_parity;
                 }
+                if ROUNDED && own < EIGHTS {
+                    warp_barrier();
+                    if lane_id() == 0 {
+                        mbarrier_arrive(joined, of_groups);
+                    }
+                    mbarrier_wait(joined, of_groups, tile_parity);
+                    let members = if OWN == 1 { 4 } else { 4 * EIGHTS };
+                    for half in (own * 4 + group % 4..EIGHTS * 2).by(members) {
+                        let panel = held.offset((of_groups * EIGHTS + half / 2) * held_panel());
+                        let row = first + (split * EIGHTS + half / 2) * 8;
+                        let base = base + group / 4 * 32;
+                        leave_rounded(base, outputs, row, half % 2, rows, panel, to_codes, to_scales, to_sums);
+                    }
+                    warp_barrier();
+                    if lane_id() == 0 {
+                        mbarrier_arrive(rounded, of_groups);
+                    }
+                }
+                tile_parity = 1 - tile_parity;
                 run = 0;
                 base = base + grid_dim() * tile_outputs;
             }

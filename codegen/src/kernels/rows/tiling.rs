@@ -7,6 +7,8 @@ use crate::target::Target;
 
 /// Stretches of a row of weights, each summed by itself.
 pub const STRETCHES: u32 = 4;
+/// Bytes of a panel of joined results that are rounded: those of [`held_panel`](super::rounded::held_panel).
+const HELD_PANEL_BYTES: u32 = 8 * 36 * 4;
 /// Rows of weights of a warp's tile.
 const WARP_ROWS: u32 = 16;
 
@@ -105,6 +107,10 @@ impl Tiles {
             if own > 1 && step > 8 {
                 return None;
             }
+            // Four tiles have whole groups of joined outputs.
+            if product.leaves_panels && groups % 4 != 0 {
+                return None;
+            }
             let shape = Tiles {
                 own,
                 step,
@@ -114,11 +120,11 @@ impl Tiles {
                 copiers,
                 stages: 0,
                 resident: false,
-                panels: product.is_prepared(),
+                panels: product.takes_panels(),
                 blocks: 0,
             };
             let shape = shape.fitted(product, &weights, target)?;
-            Some((shape.cycles(product, &weights, target), shape))
+            Some((shape.cycles(product, target), shape))
         });
         timed.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, shape)| shape)
     }
@@ -147,7 +153,7 @@ impl Tiles {
         let blocks = all.min((target.multiprocessors / row_tiles).max(1));
         let fits = |shape: &Tiles| {
             (shape.copiers > 0 || shape.stages <= MOST_GROUPS_OF_COPIES)
-                && shape.shared_bytes(product.one.k, weights) <= target.shared_bytes_per_block
+                && shape.shared_bytes(product, weights) <= target.shared_bytes_per_block
         };
         let mut shapes = [true, false]
             .into_iter()
@@ -155,7 +161,9 @@ impl Tiles {
         shapes.find(|shape| fits(shape) && (shape.stages > 2 || !shape.resident))
     }
 
-    fn cycles(&self, product: &Product, weights: &TensorFormat, target: &Target) -> f64 {
+    /// By the rule of [`CYCLES`]; without an end where tensor cores cannot do it.
+    pub fn cycles(&self, product: &Product, target: &Target) -> f64 {
+        let Some(weights) = TensorFormat::of(product.one.dtype) else { return f64::INFINITY };
         let steps = f64::from(stretch(product.one.k, weights.classes).div_ceil(self.step) * (STRETCHES / self.own));
         let row_tiles = product.rows.div_ceil(self.tile());
         let all = product.one.outputs.div_ceil(self.outputs(product.one.geglu));
@@ -178,7 +186,8 @@ impl Tiles {
     }
 
     /// Bytes of shared memory, as the kernel declares it.
-    fn shared_bytes(&self, k: u32, weights: &TensorFormat) -> u32 {
+    fn shared_bytes(&self, product: &Product, weights: &TensorFormat) -> u32 {
+        let k = product.one.k;
         let pieces = self.own * self.step * weights.parts;
         let slots = pieces / weights.sharing(k / 32 * weights.parts);
         let rows = self.groups * WARP_ROWS;
@@ -187,8 +196,13 @@ impl Tiles {
             if self.resident { STRETCHES * stretch(k, weights.classes) } else { self.stages * self.own * self.step };
         let activations = places * self.tile() * (32 + if weights.sums() { 8 } else { 4 });
         let sums = if self.own == 1 { 16 } else { self.warps() * self.eights * 32 * 16 };
+        let held = if product.leaves_panels {
+            self.groups / 4 * self.splits * (self.eights * HELD_PANEL_BYTES + 16)
+        } else {
+            0
+        };
         // Each of the arrays is aligned; barriers of the stages and tiles.
-        ring + activations + sums + self.warps() * 256 + self.stages * 16 + self.groups * self.splits * 16 + 1024
+        held + ring + activations + sums + self.warps() * 256 + self.stages * 16 + self.groups * self.splits * 16 + 1024
     }
 
     /// `tiles of 32 rows by 32 of weights …`.
