@@ -106,7 +106,7 @@ pub fn dense(
 }
 
 /// The most pairs of an expert, on average, for which a group has 32 rows, and 64: beyond, 128 share what is read.
-const MOST_FOR_32: u32 = 12;
+const MOST_FOR_32: u32 = 36;
 const MOST_FOR_64: u32 = 48;
 
 /// Rows of a group of sorted pairs. A product over a bf16 copy has no tile of 32.

@@ -104,14 +104,16 @@ impl Source {
 
     /// Steps that codes of planes are ahead of their products: as many as registers allow.
     fn depth(tile: WgmmaTile) -> u32 {
-        if tile.rows <= 128 { 4 } else { 2 }
+        // Three blocks of 64 x 64 share an SM: among them they wait for memory as seldom with two.
+        if tile.rows > 128 || tile.rows == 64 && tile.columns == 64 { 2 } else { 4 }
     }
 
     /// Blocks that an SM has at once. Over planes those of few rows have few registers and wait for memory most of the time, so that several share an SM.
     fn resident(&self, tile: WgmmaTile) -> u32 {
         match (self, tile.rows, self.warpgroups(tile)) {
             _ if tile.team > 0 => 1,
-            (Source::Planes(_), 32 | 64, 1) => 3,
+            (Source::Planes(_), 32, 1) => 4,
+            (Source::Planes(_), 64, 1) => 3,
             (Source::Planes(_), 128, 1) => 2,
             _ => 1,
         }
