@@ -160,6 +160,7 @@ pub static FAMILIES: &[Family] = &[
             kernels::attention::step::attention_step::DEF,
             kernels::attention::rows::attention_rows::DEF,
             kernels::attention::flash::attention_flash::DEF,
+            kernels::attention::warpgroups::attention_warpgroups::DEF,
             kernels::attention::keep::keep_rows::DEF,
         ],
         cases: cases::attention::cases,

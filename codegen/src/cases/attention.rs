@@ -10,7 +10,7 @@ pub mod stage;
 pub mod step;
 
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
-use gemma4c_dsl::{ElementType, F32x2};
+use gemma4c_dsl::{ElementType, F32x2, Instance};
 use gemma4c_plan::cuda::{KvType, Segment};
 
 use super::cache;
@@ -269,13 +269,28 @@ impl Scene {
         self.flash_case_to(ElementType::F32, tile_rows, tile_keys, columns)
     }
 
-    fn flash_case_to(mut self, out: ElementType, tile_rows: u32, tile_keys: u32, columns: u32) -> Case {
-        let exact = if self.layer.kv.is_narrow() { KvType::F16 } else { self.layer.kv };
-        cache::round(exact, self.layer.head_dim as usize, &mut self.q);
+    fn flash_case_to(self, out: ElementType, tile_rows: u32, tile_keys: u32, columns: u32) -> Case {
         let flash = self.layer.flash_tile(out, tile_rows, tile_keys, columns, !self.ahead.is_empty());
         let flash = flash.expect("heads of whole tiles");
         let grid = flash.grid(&self.layer, self.launched);
-        let case = Case::new(format!("flash, {}, {} out", self.name, out.name()), flash.instance)
+        self.many_rows_case("flash", flash.instance, grid, out)
+    }
+
+    /// The same by warpgroups.
+    pub fn warpgroups_case(self) -> Case {
+        self.warpgroups_case_to(ElementType::F32)
+    }
+
+    fn warpgroups_case_to(self, out: ElementType) -> Case {
+        let instance = self.layer.warpgroups(out, !self.ahead.is_empty()).expect("heads of whole tiles");
+        let grid = self.layer.warpgroups_grid(self.launched);
+        self.many_rows_case("warpgroups", instance, grid, out)
+    }
+
+    fn many_rows_case(mut self, kernel: &str, instance: Instance, grid: [u32; 3], out: ElementType) -> Case {
+        let exact = if self.layer.kv.is_narrow() { KvType::F16 } else { self.layer.kv };
+        cache::round(exact, self.layer.head_dim as usize, &mut self.q);
+        let case = Case::new(format!("{kernel}, {}, {} out", self.name, out.name()), instance)
             .grid(grid)
             .scalar("group", self.layer.group);
         let case = self.reach(self.stage(case));
@@ -479,6 +494,35 @@ fn flash_cases() -> Vec<Case> {
     ]
 }
 
+/// Many rows by warpgroups: heads that share keys, tiles that end within a query's heads, teams of two.
+fn warpgroups_cases() -> Vec<Case> {
+    use KvType::{BF16, F16};
+    let small = layer(64, 2, BF16);
+    let windowed = |window, capacity| Attention { window: Some(window), capacity, ..small };
+    let two_heads = Attention { kv_heads: 2, ..layer(64, 3, F16) };
+    let bf16 = ElementType::BF16;
+    vec![
+        Scene::new("one row, one key", small, 0, 1).warpgroups_case(),
+        Scene::new("a chunk across tiles of rows", small, 37, 59).warpgroups_case(),
+        Scene::new("three heads of two, more launched", two_heads, 20, 45).launched(130).warpgroups_case(),
+        Scene::new("window edges inside the chunk", windowed(20, 70), 5, 50).warpgroups_case(),
+        Scene::new("ring wrapping inside the chunk", windowed(80, 140), 250, 50).warpgroups_case_to(bf16),
+        Scene::new("a picture longer than its window", windowed(20, 96), 7, 50).picture(5, 40).warpgroups_case(),
+        Scene::new("a picture in a stage", windowed(20, 64), 150, 40)
+            .staged()
+            .picture(3, 34)
+            .launched(70)
+            .warpgroups_case(),
+        Scene::new("a stage as long as a tile", windowed(130, 256), 128, 90).staged().warpgroups_case(),
+        Scene::new("a stage from the start", windowed(20, 64), 0, 33).staged().warpgroups_case(),
+        Scene::new("600 keys", Attention { capacity: 600, ..two_heads }, 583, 17).warpgroups_case(),
+        Scene::new("heads of 128", Attention { window: Some(40), ..layer(128, 4, F16) }, 40, 9).warpgroups_case(),
+        Scene::new("E2B sliding", Attention { window: Some(24), ..layer(256, 8, F16) }, 40, 9).warpgroups_case(),
+        Scene::new("12B full", layer(512, 16, F16), 65, 5).warpgroups_case_to(bf16),
+        Scene::new("31B full", layer(512, 8, BF16), 65, 9).warpgroups_case(),
+    ]
+}
+
 pub fn cases() -> Vec<Case> {
     let scenes = scenes();
     let plain = scenes.iter().filter(|scene| scene.layer.head_dim == 128).map(Scene::plain_case);
@@ -495,5 +539,6 @@ pub fn cases() -> Vec<Case> {
         .chain(stage::cases())
         .chain(packed::cases())
         .chain(flash_cases())
+        .chain(warpgroups_cases())
         .collect()
 }

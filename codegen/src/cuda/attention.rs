@@ -17,6 +17,7 @@ use crate::kernels::attention::keep::keep_rows;
 use crate::kernels::attention::plain::{attention_plain, picture_end};
 use crate::kernels::attention::rows::attention_rows;
 use crate::kernels::attention::step::{StepOut, attention_step, keep_floats, keep_int8};
+use crate::kernels::attention::warpgroups::attention_warpgroups;
 use crate::kernels::heads;
 use crate::passes::cache_of;
 
@@ -312,7 +313,7 @@ impl PhaseBuilder<'_, '_> {
         self.launch(layer.keep()?, layer.keep_grid(rows), arguments, &[], Work { bytes, flops: 0 }, why)
     }
 
-    /// Many rows: on tensor cores, or plainly where the cache is f32.
+    /// Many rows: on tensor cores, by warpgroups where the pass allows, or plainly where the cache is f32.
     pub fn attention(&mut self, group: &Group, node: NodeId) -> Result<(), LowerError> {
         let (cache, layer) = self.attention_of(node)?;
         let (rows, state, place) = (self.rows(), self.state(group), self.cache(cache)?);
@@ -334,9 +335,39 @@ impl PhaseBuilder<'_, '_> {
             let bytes = rows as u64 * 4;
             picture_end::Arguments { ahead: Span::Fixed(Range { region: Region::Arena, offset: soft.ahead, bytes }) }
         });
+        if self.schedule.is_by_warpgroups(node) {
+            let instance = layer.warpgroups(element, ahead)?;
+            let why = format!("many rows: warpgroups, tiles of 64 rows of {group_heads} heads");
+            let why = Choice::because(why).over("warps: their products wait for each other");
+            let arguments = attention_warpgroups::Arguments {
+                q,
+                k,
+                v,
+                k_stage,
+                v_stage,
+                state,
+                pages,
+                out,
+                group: group_heads,
+                window,
+                capacity,
+                max_pages,
+                page_stride,
+                staged,
+            };
+            let arguments: LaunchArguments<Span> = match reach {
+                Some(reach) => arguments.with_slot(attention_warpgroups::slot::reach, reach),
+                None => arguments.into(),
+            };
+            self.launch(instance, layer.warpgroups_grid(rows), arguments, &group.nodes, work, why)?;
+            self.record_output(node, form, out);
+            return Ok(());
+        }
         match layer.flash(element, ahead)? {
             Some(flash) => {
+                let none = self.schedule.note(group).unwrap_or("they are switched off");
                 let why = format!("many rows: tensor cores, tiles of {} rows", flash.rows);
+                let why = Choice::because(why).over(format!("warpgroups: {none}"));
                 let grid = flash.grid(&layer, rows);
                 let arguments = attention_flash::Arguments {
                     q,

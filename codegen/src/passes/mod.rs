@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! graph passes (no GPU) ──► mixtures ──► absorb-norms ──► per-layer-step ──► attention-step ──► clusters ──► int8 ──► warpgroups
-//!                           ──► bf16-copies ──► cut ──► forms ──► rows ──► persistent
+//!                           ──► attention-warpgroups ──► bf16-copies ──► cut ──► forms ──► rows ──► persistent
 //! ```
 //!
 //! All but three merge groups or mark them, and can be switched off. `cut` takes apart what no kernel computes in one launch,
@@ -11,6 +11,7 @@
 
 mod absorb_norms;
 mod attention_step;
+mod attention_warpgroups;
 pub mod copies;
 mod cut;
 pub mod forms;
@@ -22,7 +23,7 @@ pub mod persistent;
 pub mod rows;
 pub mod warpgroups;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use gemma4c_graph::passes::{self, Log, Report};
 use gemma4c_graph::{CacheId, Elem, Fused, Graph, Group, Kind, NodeId, Op, Product, Rows};
@@ -56,6 +57,7 @@ pub static PASSES: &[Pass] = &[
     attention_step::CLUSTERS,
     int8::PASS,
     warpgroups::PASS,
+    attention_warpgroups::PASS,
     copies::PASS,
     cut::PASS,
     forms::PASS,
@@ -142,6 +144,8 @@ pub struct Schedule {
     forms: HashMap<NodeId, Outputs>,
     /// What products by warpgroups read their weights from, by their first matrix.
     sources: HashMap<NodeId, Source>,
+    /// Attention of many rows that is made by warpgroups.
+    by_warpgroups: HashSet<NodeId>,
     /// Blocks that may merge parts of an attention in a cluster.
     clusters: HashMap<NodeId, u32>,
     /// Products of several rows that one row has in another kernel than its own, by their first matrix: in which order that adds.
@@ -164,13 +168,14 @@ pub enum PhaseRows {
 /// Runs the target's passes on a phase's groups.
 pub fn schedule(fused: Fused, of: PhaseRows, can: &Abilities, disabled: &[String]) -> (Schedule, Vec<Report>) {
     let (forms, sources, clusters) = (HashMap::new(), HashMap::new(), HashMap::new());
-    let (orders, notes) = (HashMap::new(), HashMap::new());
+    let (orders, notes, by_warpgroups) = (HashMap::new(), HashMap::new(), HashSet::new());
     let (rows, decodes, soft_rows) = match of {
         PhaseRows::Decode(rows) => (rows, true, None),
         PhaseRows::Prefill(rows) => (rows, false, None),
         PhaseRows::Tower { patches, soft } => (patches, false, Some(soft)),
     };
-    let mut schedule = Schedule { fused, rows, decodes, soft_rows, forms, sources, clusters, orders, notes };
+    let mut schedule =
+        Schedule { fused, rows, decodes, soft_rows, forms, sources, by_warpgroups, clusters, orders, notes };
     let mut reports = Vec::new();
     for pass in PASSES {
         let enabled = pass.required || !disabled.iter().any(|name| name == pass.name);
@@ -235,6 +240,11 @@ impl Schedule {
     /// What a product reads its weights from, if it is one by warpgroups.
     pub fn source(&self, first_matrix: NodeId) -> Option<Source> {
         self.sources.get(&first_matrix).copied()
+    }
+
+    /// Whether an attention of many rows is made by warpgroups.
+    pub fn is_by_warpgroups(&self, attention: NodeId) -> bool {
+        self.by_warpgroups.contains(&attention)
     }
 
     /// The order in which a product of several rows adds: that of the kernel that one row has.

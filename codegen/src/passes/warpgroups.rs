@@ -20,6 +20,7 @@ pub const PASS: Pass = Pass {
 
 /// What warpgroups are refused at where there are none at all.
 pub const EVERY_PRODUCT: &str = "all products of many rows";
+pub const NO_WARPGROUPS: &str = "the GPU has no warpgroup products";
 pub const NO_FIT: &str = "its sizes are no multiples of what they take";
 
 fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
@@ -28,11 +29,10 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     }
     for (group, first) in products_of_many_rows(schedule) {
         if !can.target.arch.has_wgmma() {
-            let why = "the GPU has no warpgroup products";
             if log.covered.is_empty() {
-                log.refuse_group(vec![EVERY_PRODUCT.into()], why);
+                log.refuse_group(vec![EVERY_PRODUCT.into()], NO_WARPGROUPS);
             }
-            schedule.notes.extend(group.last().map(|last| (last, why.to_owned())));
+            schedule.notes.extend(group.last().map(|last| (last, NO_WARPGROUPS.to_owned())));
             continue;
         }
         let dtype = schedule.graph().node(first).op.weight().map(|weight| schedule.graph().weight(weight).dtype);

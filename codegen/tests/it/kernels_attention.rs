@@ -5,6 +5,7 @@ use gemma4c_codegen::cases::attention::packed::{Packed, attended};
 use gemma4c_codegen::cases::attention::step::steps;
 use gemma4c_codegen::cases::attention::{Scene, cases};
 use gemma4c_codegen::kernels::attention::step::StepOut;
+use gemma4c_codegen::kernels::attention::warpgroups::{NO_HEADS, NOT_HALVES};
 use gemma4c_codegen::kernels::attention::{Attention, SHARED_BYTES};
 use gemma4c_dsl::ElementType;
 use gemma4c_dsl::harness::{Case, Data, Executor, Simulator};
@@ -86,6 +87,11 @@ fn a_prefilled_row_has_the_same_bits_in_any_chunk() {
         let cuts: [&[u32]; 5] = [&[1, 36], &[5, 16, 16], &[16, 21], &[21, 1, 15], &[33, 4]];
         assert_rows_are_independent(&scene, &cuts, "out", |scene| scene.flash_case(16, 16, 64));
         assert_rows_are_independent(&scene, &cuts, "out", |scene| scene.flash_case(32, 32, 128));
+        assert_rows_are_independent(&scene, &cuts, "out", |scene| scene.warpgroups_case());
+        // Rows of a team, across tiles of 64 keys.
+        let wide = Attention { head_dim: 512, group: 4, ..layer };
+        let scene = Scene::new("a chunk of a team", wide, 60, 20);
+        assert_rows_are_independent(&scene, &[&[1, 19], &[7, 13]], "out", |scene| scene.warpgroups_case());
     }
 }
 
@@ -98,6 +104,15 @@ fn a_prefilled_row_has_the_same_bits_in_any_segment() {
             let alone = output(&scene.clone().flash_case(32, 16, 64), "out");
             let found = &together[4 * width * segment.first_row as usize..][..alone.len()];
             assert!(found == alone, "`{}`: {} rows at row {}", packed.name, segment.rows, segment.first_row);
+        }
+        if packed.scenes[0].layer.fits_warpgroups().is_err() {
+            continue;
+        }
+        let together = output(&packed.warpgroups_case(), "out");
+        for (segment, scene) in packed.segments().iter().zip(&packed.scenes) {
+            let alone = output(&scene.clone().warpgroups_case(), "out");
+            let found = &together[4 * width * segment.first_row as usize..][..alone.len()];
+            assert!(found == alone, "`{}`, warpgroups: {} rows at {}", packed.name, segment.rows, segment.first_row);
         }
     }
 }
@@ -263,6 +278,22 @@ fn splits_are_fixed_by_the_shape() {
     assert_eq!(clustered(1, None, 1000), (16, 8));
     assert_eq!(clustered(1, None, 200), (4, 4));
     assert_eq!(clustered(1, None, 30), (1, 1));
+}
+
+/// What warpgroups do not take is refused by name, and a block fits on Hopper.
+#[test]
+fn warpgroups_take_halves_and_whole_tiles_of_columns() {
+    let [roomy, ..] = SHARED_BYTES;
+    let [full, _] = layers_of_both_kinds();
+    for head_dim in [64, 128, 256, 512] {
+        let layer = Attention { head_dim, ..full };
+        assert_eq!(layer.fits_warpgroups(), Ok(()));
+        let bytes = layer.warpgroups(ElementType::BF16, false).expect("an instance").shared_bytes();
+        assert!(bytes <= roomy, "heads of {head_dim}: {bytes} bytes");
+    }
+    assert_eq!(Attention { head_dim: 96, ..full }.fits_warpgroups(), Err(NO_HEADS));
+    assert_eq!(Attention { kv: KvType::Q8_0, ..full }.fits_warpgroups(), Err(NOT_HALVES));
+    assert_eq!(Attention { kv: KvType::F32, ..full }.fits_warpgroups(), Err(NOT_HALVES));
 }
 
 #[test]

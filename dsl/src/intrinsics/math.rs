@@ -44,3 +44,9 @@ intrinsic! {
     Thread fn exp2_fast(x: f32) -> f32 { x.exp2() }
     cuda "f32 y; asm(\"ex2.approx.f32 %0, %1;\" : \"=f\"(y) : \"f\"(x)); return y;"
 }
+
+intrinsic! {
+    /// The same, and 0 where the result would be subnormal: one instruction instead of four.
+    Thread fn exp2_flushed(x: f32) -> f32 { if x < -126.0 { 0.0 } else { x.exp2() } }
+    cuda "f32 y; asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(y) : \"f\"(x)); return y;"
+}

@@ -12,11 +12,14 @@
 //! The accumulator of a thread, with `g = lane / 4`, `t = lane % 4` and `w` its warp in the warpgroup: `sums[4 j …]` are
 //! (row `16 w + g`, column `8 j + 2 t`), the next column, and the same two of row `+ 8`.
 //!
+//! Where the right operand's columns are innermost (`wgmma_b16_held_across`), a tile has 64 columns to a row of 128 bytes, a row for each k, with the same swizzle;
+//! further columns are in further tiles, `panel` values apart.
+//!
 //! Writes to shared memory by ordinary stores and `cp_async` become visible to wgmma (the async proxy) after `fence_proxy_async`
 //! in the writing thread, then a barrier.
 
 use super::rows::{intrinsic, row};
-use crate::elements::Float;
+use crate::elements::{Element, ElementType, F16, Float};
 use crate::sim::FaultKind;
 use crate::sim::memory::{Readable, Regs, Shared};
 use crate::sim::pending::{Operands, Product, Tile, WARPGROUP};
@@ -87,21 +90,47 @@ fn hold(thread: &Thread, number: u32, words: [u32; 4]) {
 }
 
 /// A left operand that lies in registers, 16 values to a line.
-fn held_lines(thread: &Thread, number: u32) -> Vec<f32> {
+fn held_lines(thread: &Thread, number: u32, widen: fn(u16) -> f32) -> Vec<f32> {
     let held = thread.warpgroup().held.borrow();
     let words = held.get(&number).expect("all threads have left their part");
     let value = |row: usize, k: usize| {
         let lane = row / 16 * 32 + row % 8 * 4 + k % 8 / 2;
         let word = words[lane][k / 8 * 2 + row % 16 / 8];
-        BF16::from_bits((word >> (k % 2 * 16)) as u16).to_f32()
+        widen((word >> (k % 2 * 16)) as u16)
     };
     (0..ROWS * DEPTH).map(|at| value(at / DEPTH, at % DEPTH)).collect()
 }
 
+/// The number that a 16-bit float of a type is.
+fn widened<T: Element>() -> fn(u16) -> f32 {
+    match T::TYPE {
+        ElementType::F16 => |bits| F16::from_bits(bits).to_f32(),
+        _ => |bits| BF16::from_bits(bits).to_f32(),
+    }
+}
+
 /// Operand lines of 16 values. `piece` gives the 16 bytes at a place of the tile after the swizzle.
-fn lines(count: usize, at: usize, mut piece: impl FnMut(usize) -> [u16; 8]) -> Vec<f32> {
+fn lines(count: usize, at: usize, widen: fn(u16) -> f32, mut piece: impl FnMut(usize) -> [u16; 8]) -> Vec<f32> {
     let places = (0..count * 2).map(|half| swizzled(at + half / 2 * ROW_BYTES + half % 2 * 16));
-    places.flat_map(|place| piece(place).map(|bits| BF16::from_bits(bits).to_f32())).collect()
+    places.flat_map(|place| piece(place).map(widen)).collect()
+}
+
+/// The same where columns are innermost: 16 bytes are eight columns of one k.
+fn lines_across(
+    count: usize,
+    at: usize,
+    panel: usize,
+    widen: fn(u16) -> f32,
+    mut piece: impl FnMut(usize) -> [u16; 8],
+) -> Vec<f32> {
+    let mut lines = vec![0.0; count * DEPTH];
+    for (eight, k) in (0..count / 8).flat_map(|eight| (0..DEPTH).map(move |k| (eight, k))) {
+        let place = swizzled(at + eight / 8 * panel + k * ROW_BYTES + eight % 8 * 16);
+        for (column, bits) in piece(place).into_iter().enumerate() {
+            lines[(eight * 8 + column) * DEPTH + k] = widen(bits);
+        }
+    }
+    lines
 }
 
 impl Tile {
@@ -116,21 +145,26 @@ impl Tile {
     #[track_caller]
     fn read(&self, thread: &Thread, count: usize) -> Vec<f32> {
         let region = self.region();
-        lines(count, self.at, |place| {
+        let piece = |place: usize| {
             let address = region.access((place / 2) as i64, place as i64, 16, Touch::Read);
             thread.require_fenced(region, place, 16, "multiplies", thread.line());
             // SAFETY: `access` has checked the bounds; shared arrays are aligned to far more than 16 bytes.
             unsafe { *address.cast::<[u16; 8]>() }
-        })
+        };
+        match self.panel {
+            None => lines(count, self.at, self.widen, piece),
+            Some(panel) => lines_across(count, self.at, panel, self.widen, piece),
+        }
     }
 }
 
 /// Where an operand starts, if it may start there.
 #[track_caller]
-fn tile_at(thread: &Thread, handle: Shared<BF16>) -> Tile {
+fn tile_at<T: Element>(thread: &Thread, handle: Shared<T>, panel: Option<usize>) -> Tile {
     let raw = handle.raw();
     let at = raw.first_byte();
-    let starts = usize::try_from(at).is_ok_and(|at| at % 32 == 0 && at % PATTERN_BYTES < ROW_BYTES);
+    let within = if panel.is_some() { 1 } else { ROW_BYTES };
+    let starts = usize::try_from(at).is_ok_and(|at| at % 32 == 0 && at % PATTERN_BYTES < within);
     if !starts || !thread.launch().instance.def.launch.dynamic_shared {
         let message = format!(
             "`{}`, byte {at}: an operand of wgmma starts in the first row of a pattern of 1024 bytes, at a multiple of 16 values, in dynamic shared memory",
@@ -138,7 +172,7 @@ fn tile_at(thread: &Thread, handle: Shared<BF16>) -> Tile {
         );
         thread.raise(FaultKind::Misaligned, thread.line(), message);
     }
-    Tile { region: raw.region, at: at as usize }
+    Tile { region: raw.region, at: at as usize, panel, widen: widened::<T>() }
 }
 
 /// Starts `sums += left · rightᵀ`: 64 x 16 times 16 x columns, twice as many columns as `sums` has registers, a multiple of
@@ -146,7 +180,7 @@ fn tile_at(thread: &Thread, handle: Shared<BF16>) -> Tile {
 #[track_caller]
 pub fn wgmma_bf16(sums: &mut Regs<f32>, left: Shared<BF16>, right: Shared<BF16>) {
     let thread = Thread::current();
-    let left = tile_at(thread, left);
+    let (left, right) = (tile_at(thread, left, None), tile_at(thread, right, None));
     start(thread, "wgmma_bf16", sums, Some(left), right);
 }
 
@@ -156,13 +190,34 @@ pub fn wgmma_bf16_held(sums: &mut Regs<f32>, left: U32x4, right: Shared<BF16>) {
     let thread = Thread::current();
     let number = thread.products.borrow().started;
     hold(thread, number, [left.x, left.y, left.z, left.w]);
-    start(thread, "wgmma_bf16_held", sums, None, right);
+    start(thread, "wgmma_bf16_held", sums, None, tile_at(thread, right, None));
+}
+
+/// The same as `wgmma_bf16` of either 16-bit float.
+#[track_caller]
+pub fn wgmma_b16<T: Float>(sums: &mut Regs<f32>, left: Shared<T>, right: Shared<T>) {
+    let thread = Thread::current();
+    let (left, right) = (tile_at(thread, left, None), tile_at(thread, right, None));
+    start(thread, "wgmma_b16", sums, Some(left), right);
+}
+
+/// Starts `sums += left · right` of either 16-bit float: the left operand in registers, the right one with its columns innermost, 64 to a tile, tiles `panel` values apart.
+#[track_caller]
+pub fn wgmma_b16_held_across<T: Float>(sums: &mut Regs<f32>, left: U32x4, right: Shared<T>, panel: u32) {
+    let thread = Thread::current();
+    let bytes = panel as usize * 2;
+    if sums.values_mut().len() % 32 != 0 || !bytes.is_multiple_of(PATTERN_BYTES) {
+        let message = "a right operand across has whole tiles of 64 columns, at multiples of 1024 bytes".to_owned();
+        thread.raise(FaultKind::Misaligned, thread.line(), message);
+    }
+    let number = thread.products.borrow().started;
+    hold(thread, number, [left.x, left.y, left.z, left.w]);
+    start(thread, "wgmma_b16_held_across", sums, None, tile_at(thread, right, Some(bytes)));
 }
 
 #[track_caller]
-fn start(thread: &Thread, operation: &'static str, sums: &mut Regs<f32>, left: Option<Tile>, right: Shared<BF16>) {
+fn start(thread: &Thread, operation: &'static str, sums: &mut Regs<f32>, left: Option<Tile>, right: Tile) {
     let line = thread.line();
-    let right = tile_at(thread, right);
     let columns = sums.values_mut().len() * 2;
     if columns == 0 || !columns.is_multiple_of(32) || columns > 256 {
         thread.raise(
@@ -254,16 +309,70 @@ template <u32 COUNT> __device__ __forceinline__ void wgmma_bf16_held(f32 (&sums)
     host "template <u32 COUNT> inline void wgmma_bf16_held(f32 (&sums)[COUNT], U32x4 left, const BF16* right) { wgmma_held_at_once((u64)sums, COUNT, left.x, left.y, left.z, left.w, (u64)right); }"
 }
 
+row! {
+    /// The same as `wgmma_bf16` of either 16-bit float.
+    Warpgroup wgmma_b16 since 90 needs [wgmma_bf16, wgmma_b16_at_once]
+    cuda "
+#define WGMMA_OF(type, columns, names, first, second, ...) asm volatile(\"wgmma.mma_async.sync.aligned.m64n\" #columns \"k16.f32.\" type \".\" type \" {\" names \"}, %\" #first \", %\" #second \", 1, 1, 1, 0, 0;\" : __VA_ARGS__ : \"l\"(left_tile), \"l\"(right_tile))
+template <u32 COUNT> __device__ __forceinline__ void wgmma_b16(f32 (&sums)[COUNT], const BF16* left, const BF16* right) { wgmma_bf16(sums, left, right); }
+template <u32 COUNT> __device__ __forceinline__ void wgmma_b16(f32 (&sums)[COUNT], const F16* left, const F16* right) {
+    static_assert(COUNT == 16 || COUNT == 32 || COUNT == 64 || COUNT == 128, \"a product of f16 has 32, 64, 128 or 256 columns\");
+    u64 left_tile = swizzled_tile((const BF16*)left), right_tile = swizzled_tile((const BF16*)right);
+    if constexpr (COUNT == 16) WGMMA_OF(\"f16\", 32, WGMMA_NAMES_0, 16, 17, WGMMA_SUMS(0));
+    else if constexpr (COUNT == 32) WGMMA_OF(\"f16\", 64, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1, 32, 33, WGMMA_SUMS(0), WGMMA_SUMS(16));
+    else if constexpr (COUNT == 64) WGMMA_OF(\"f16\", 128, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3, 64, 65, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48));
+    else WGMMA_OF(\"f16\", 256, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4 \", \" WGMMA_NAMES_5 \", \" WGMMA_NAMES_6 \", \" WGMMA_NAMES_7, 128, 129, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64), WGMMA_SUMS(80), WGMMA_SUMS(96), WGMMA_SUMS(112));
+}"
+    host "
+template <u32 COUNT> inline void wgmma_b16(f32 (&sums)[COUNT], const BF16* left, const BF16* right) { wgmma_b16_at_once((u64)sums, COUNT, (u64)left, (u64)right, true); }
+template <u32 COUNT> inline void wgmma_b16(f32 (&sums)[COUNT], const F16* left, const F16* right) { wgmma_b16_at_once((u64)sums, COUNT, (u64)left, (u64)right, false); }"
+}
+
+row! {
+    /// Starts `sums += left · right` of either 16-bit float: the left operand in registers, the right one with its columns innermost, 64 to a tile, tiles `panel` values apart.
+    Warpgroup wgmma_b16_held_across since 90 needs [wgmma_bf16, wgmma_across_at_once]
+    cuda "
+__device__ __forceinline__ u64 swizzled_across(const void* tile, u32 panel) {
+    // Address, from 64 columns to the next, 1024 bytes from eight values of k to the next eight, swizzle of 128 bytes.
+    u32 address = (u32)__cvta_generic_to_shared(tile);
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(panel * 2 >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+#define WGMMA_ACROSS(type, columns, names, a, b, c, d, second, ...) asm volatile(\"wgmma.mma_async.sync.aligned.m64n\" #columns \"k16.f32.\" type \".\" type \" {\" names \"}, {%\" #a \", %\" #b \", %\" #c \", %\" #d \"}, %\" #second \", 1, 1, 1, 1;\" : __VA_ARGS__ : \"r\"(left.x), \"r\"(left.y), \"r\"(left.z), \"r\"(left.w), \"l\"(right_tile))
+#define WGMMA_ACROSS_OF(element, type) \\
+template <u32 COUNT> __device__ __forceinline__ void wgmma_b16_held_across(f32 (&sums)[COUNT], U32x4 left, const element* right, u32 panel) { \\
+    static_assert(COUNT == 32 || COUNT == 64 || COUNT == 128, \"a product across has 64, 128 or 256 columns\"); \\
+    u64 right_tile = swizzled_across(right, panel); \\
+    if constexpr (COUNT == 32) WGMMA_ACROSS(type, 64, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1, 32, 33, 34, 35, 36, WGMMA_SUMS(0), WGMMA_SUMS(16)); \\
+    else if constexpr (COUNT == 64) WGMMA_ACROSS(type, 128, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3, 64, 65, 66, 67, 68, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48)); \\
+    else WGMMA_ACROSS(type, 256, WGMMA_NAMES_0 \", \" WGMMA_NAMES_1 \", \" WGMMA_NAMES_2 \", \" WGMMA_NAMES_3 \", \" WGMMA_NAMES_4 \", \" WGMMA_NAMES_5 \", \" WGMMA_NAMES_6 \", \" WGMMA_NAMES_7, 128, 129, 130, 131, 132, WGMMA_SUMS(0), WGMMA_SUMS(16), WGMMA_SUMS(32), WGMMA_SUMS(48), WGMMA_SUMS(64), WGMMA_SUMS(80), WGMMA_SUMS(96), WGMMA_SUMS(112)); \\
+}
+WGMMA_ACROSS_OF(BF16, \"bf16\")
+WGMMA_ACROSS_OF(F16, \"f16\")"
+    host "
+template <u32 COUNT> inline void wgmma_b16_held_across(f32 (&sums)[COUNT], U32x4 left, const BF16* right, u32 panel) { wgmma_across_at_once((u64)sums, COUNT, left.x, left.y, left.z, left.w, (u64)right, panel, true); }
+template <u32 COUNT> inline void wgmma_b16_held_across(f32 (&sums)[COUNT], U32x4 left, const F16* right, u32 panel) { wgmma_across_at_once((u64)sums, COUNT, left.x, left.y, left.z, left.w, (u64)right, panel, false); }"
+}
+
 /// A product on addresses of the host text, which passes its own registers, and tiles of its shared memory.
 #[allow(unsafe_code)]
-fn multiply_at(thread: &Thread, sums: *mut f32, count: usize, left: Option<usize>, right: usize) {
+fn multiply_at(
+    thread: &Thread,
+    sums: *mut f32,
+    count: usize,
+    left: Option<usize>,
+    (right, panel): (usize, Option<usize>),
+    widen: fn(u16) -> f32,
+) {
     let number = thread.products.borrow().started;
     thread.products.borrow_mut().started += 1;
     // SAFETY: the text's shared memory is aligned to the pattern, and its tiles are whole.
-    let operand = |at, count| lines(count, at, |place| unsafe { *(place as *const [u16; 8]) });
+    let piece = |place: usize| unsafe { *(place as *const [u16; 8]) };
     let read = || Operands {
-        left: left.map_or_else(|| held_lines(thread, number), |left| operand(left, ROWS)),
-        right: operand(right, count * 2),
+        left: left.map_or_else(|| held_lines(thread, number, widen), |left| lines(ROWS, left, widen, piece)),
+        right: match panel {
+            None => lines(count * 2, right, widen, piece),
+            Some(panel) => lines_across(count * 2, right, panel, widen, piece),
+        },
     };
     let operands = operands(thread, number, read);
     // SAFETY: the text gives the length of its own array.
@@ -275,7 +384,33 @@ intrinsic! {
     Warpgroup fn wgmma_at_once(sums: u64, count: u32, left: u64, right: u64) {
         let thread = Thread::current();
         thread.suspend(Stop { scope: StopScope::Warpgroup, operation: "wgmma_bf16", line: thread.line() });
-        multiply_at(thread, sums as *mut f32, count as usize, Some(left as usize), right as usize);
+        let widen = widened::<BF16>();
+        multiply_at(thread, sums as *mut f32, count as usize, Some(left as usize), (right as usize, None), widen);
+    }
+    cuda ""
+}
+
+intrinsic! {
+    /// The same of `wgmma_b16`.
+    Warpgroup fn wgmma_b16_at_once(sums: u64, count: u32, left: u64, right: u64, bf: bool) {
+        let thread = Thread::current();
+        thread.suspend(Stop { scope: StopScope::Warpgroup, operation: "wgmma_b16", line: thread.line() });
+        let widen = if bf { widened::<BF16>() } else { widened::<F16>() };
+        multiply_at(thread, sums as *mut f32, count as usize, Some(left as usize), (right as usize, None), widen);
+    }
+    cuda ""
+}
+
+intrinsic! {
+    /// The same of `wgmma_b16_held_across`.
+    Warpgroup fn wgmma_across_at_once(sums: u64, count: u32, a: u32, b: u32, c: u32, d: u32, right: u64, panel: u32, bf: bool) {
+        let thread = Thread::current();
+        let number = thread.products.borrow().started;
+        hold(thread, number, [a, b, c, d]);
+        thread.suspend(Stop { scope: StopScope::Warpgroup, operation: "wgmma_b16_held_across", line: thread.line() });
+        let widen = if bf { widened::<BF16>() } else { widened::<F16>() };
+        let right = (right as usize, Some(panel as usize * 2));
+        multiply_at(thread, sums as *mut f32, count as usize, None, right, widen);
     }
     cuda ""
 }
@@ -287,7 +422,7 @@ intrinsic! {
         let number = thread.products.borrow().started;
         hold(thread, number, [a, b, c, d]);
         thread.suspend(Stop { scope: StopScope::Warpgroup, operation: "wgmma_bf16_held", line: thread.line() });
-        multiply_at(thread, sums as *mut f32, count as usize, None, right as usize);
+        multiply_at(thread, sums as *mut f32, count as usize, None, (right as usize, None), widened::<BF16>());
     }
     cuda ""
 }
@@ -354,7 +489,7 @@ pub fn wgmma_wait(pending: u32, sums: &mut Regs<f32>) {
         for Product { number, left, right } in products.groups.pop_front().unwrap_or_default() {
             let columns = products.sums.len() * 2;
             let read = || Operands {
-                left: left.map_or_else(|| held_lines(thread, number), |left| left.read(thread, ROWS)),
+                left: left.map_or_else(|| held_lines(thread, number, right.widen), |left| left.read(thread, ROWS)),
                 right: right.read(thread, columns),
             };
             accumulate(&mut products.sums, thread, &operands(thread, number, read));

@@ -48,6 +48,10 @@ pub(crate) struct Product {
 pub(crate) struct Tile {
     pub region: *const Region,
     pub at: usize,
+    /// Columns are innermost, and 64 of them are so many bytes before the next. `None`: k is innermost.
+    pub panel: Option<usize>,
+    /// The number that an element's bits are.
+    pub widen: fn(u16) -> f32,
 }
 
 /// The products of its warpgroup that a thread has started and not waited for.

@@ -1,7 +1,7 @@
 //! Products of whole warpgroups against plain loops, and the mistakes that the simulator must find in them.
 
-use gemma4c_dsl::Instance;
-use gemma4c_dsl::harness::{Bound, Case, CaseError, Executor, Random, Simulator};
+use gemma4c_dsl::harness::{Bound, Case, CaseError, Data, Executor, Random, Simulator};
+use gemma4c_dsl::{ElementType, Instance};
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::sim::{FaultKind, LaunchError, Order};
 
@@ -94,6 +94,104 @@ fn product_of_registers<const COLUMNS: u32>(a: Input<BF16>, b: Input<BF16>, out:
     #[unroll]
     for i in 0..COLUMNS / 2 {
         out[(row + i / 2 % 2 * 8) * COLUMNS + i / 4 * 8 + lane_id() % 4 * 2 + i % 2] = sums[i];
+    }
+}
+
+/// A product of either 16-bit float whose left operand comes out of another product, and whose right one has its columns innermost: `(a · bᵀ) · c`.
+#[kernel(block = 128, dynamic_shared)]
+fn product_across<const COLUMNS: u32, const BF: bool, T: Float>(
+    a: Input<T>,
+    b: Input<T>,
+    c: Input<T>,
+    out: Output<f32>,
+) {
+    let a_tile = shared::<T>(4096);
+    let b_tile = shared::<T>(4096);
+    let c_tile = shared::<T>(COLUMNS * 64);
+    for at in (thread_idx()..512).by(128) {
+        let row = at / 8;
+        cp_async16(a_tile, row * 64 + (at % 8 ^ row % 8) * 8, a, at * 8);
+        cp_async16(b_tile, row * 64 + (at % 8 ^ row % 8) * 8, b, at * 8);
+    }
+    for at in (thread_idx()..COLUMNS * 8).by(128) {
+        let row = at / (COLUMNS / 8);
+        let piece = at % (COLUMNS / 8);
+        cp_async16(c_tile, piece / 8 * 4096 + row * 64 + (piece % 8 ^ row % 8) * 8, c, at * 8);
+    }
+    cp_async_commit();
+    cp_async_wait(0);
+    fence_proxy_async();
+    barrier();
+
+    let mut between = regs(0.0f32, 32);
+    wgmma_fence(&mut between);
+    #[unroll]
+    for i in 0u32..4 {
+        wgmma_b16(&mut between, a_tile.offset(i * 16), b_tile.offset(i * 16));
+    }
+    wgmma_commit();
+    wgmma_wait(0, &mut between);
+    let mut held = regs(U32x4::ZERO, 4);
+    #[unroll]
+    for i in 0u32..4 {
+        let mut words = regs(0u32, 4);
+        #[unroll]
+        for pair in 0u32..4 {
+            let from = i * 8 + pair * 2;
+            if BF {
+                words[pair] = pack_bf16(between[from], between[from + 1]);
+            } else {
+                words[pair] = pack_f16(between[from], between[from + 1]);
+            }
+        }
+        held[i] = u32x4(words[0], words[1], words[2], words[3]);
+    }
+    let mut sums = regs(0.0f32, COLUMNS / 2);
+    wgmma_fence(&mut sums);
+    #[unroll]
+    for i in 0u32..4 {
+        wgmma_b16_held_across(&mut sums, held[i], c_tile.offset(i * 1024), 4096);
+    }
+    wgmma_commit();
+    wgmma_wait(0, &mut sums);
+    let row = warp_id() * 16 + lane_id() / 4;
+    #[unroll]
+    for i in 0..COLUMNS / 2 {
+        out[(row + i / 2 % 2 * 8) * COLUMNS + i / 4 * 8 + lane_id() % 4 * 2 + i % 2] = sums[i];
+    }
+}
+
+/// Whole numbers, which either type holds exactly.
+#[test]
+fn products_of_right_operands_across() {
+    for (columns, bf) in [(64, true), (64, false), (128, false), (256, true)] {
+        let mut random = Random::new(columns as u64);
+        let mut whole = |count: usize| -> Vec<f32> { (0..count).map(|_| random.below(5) as f32 - 2.0).collect() };
+        let (a, b, c) = (whole(4096), whole(4096), whole(64 * columns));
+        // One value of `a` to a row, so that what is rounded between the products is small.
+        let a: Vec<f32> = a.iter().enumerate().map(|(i, value)| if i % 64 == i / 64 { *value } else { 0.0 }).collect();
+        let between = |row: usize, k: usize| a[row * 65] * b[k * 64 + row];
+        let sum = |row: usize, column: usize| (0..64).map(|k| between(row, k) * c[k * columns + column]).sum::<f32>();
+        let expected: Vec<f32> = (0..64 * columns).map(|i| sum(i / columns, i % columns)).collect();
+        let element = if bf { ElementType::BF16 } else { ElementType::F16 };
+        let data = |values: &[f32]| -> Data {
+            match bf {
+                true => values.iter().map(|value| BF16::from_f32(*value)).collect::<Vec<_>>().into(),
+                false => values.iter().map(|value| F16::from_f32(*value)).collect::<Vec<_>>().into(),
+            }
+        };
+        let instance = Instance::of(product_across::DEF)
+            .constant("COLUMNS", columns as u32)
+            .constant("BF", bf)
+            .element("T", element)
+            .build()
+            .unwrap();
+        Case::new(format!("64 x {columns}, {}", element.name()), instance)
+            .buffer("a", data(&a))
+            .buffer("b", data(&b))
+            .buffer("c", data(&c))
+            .expect("out", expected, Bound::Exact)
+            .assert();
     }
 }
 

@@ -1,8 +1,8 @@
 //! Chunks of several segments: the rows of each sequence are what they are alone, wherever in the chunk they lie, and free rows
 //! write nothing.
 
-use gemma4c_dsl::ElementType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
+use gemma4c_dsl::{ElementType, Instance};
 use gemma4c_plan::cuda::{KvType, SEGMENT_ROWS, Segment};
 
 use super::{BOUND, Scene, cache, cache_data, flash_bound, layer};
@@ -105,18 +105,27 @@ impl Packed {
         self.expect(self.inputs(case), "out", KvType::F32, BOUND)
     }
 
-    /// With queries that the cache's type holds exactly.
     pub fn flash_case(&self, tile_rows: u32, tile_keys: u32, columns: u32) -> Case {
+        let layer = self.layer();
+        let flash =
+            layer.flash_tile(ElementType::F32, tile_rows, tile_keys, columns, false).expect("heads of whole tiles");
+        let grid = flash.grid(layer, self.launched);
+        self.many_rows_case("flash", flash.instance, grid)
+    }
+
+    pub fn warpgroups_case(&self) -> Case {
+        let instance = self.layer().warpgroups(ElementType::F32, false).expect("heads of whole tiles");
+        self.many_rows_case("warpgroups", instance, self.layer().warpgroups_grid(self.launched))
+    }
+
+    /// With queries that the cache's type holds exactly.
+    fn many_rows_case(&self, kernel: &str, instance: Instance, grid: [u32; 3]) -> Case {
         let mut exact = self.clone();
         let kind = if self.layer().kv.is_narrow() { KvType::F16 } else { self.layer().kv };
         let dim = self.layer().head_dim as usize;
         exact.scenes.iter_mut().for_each(|scene| cache::round(kind, dim, &mut scene.q));
-        let layer = exact.layer();
-        let flash =
-            layer.flash_tile(ElementType::F32, tile_rows, tile_keys, columns, false).expect("heads of whole tiles");
-        let grid = flash.grid(layer, exact.launched);
-        let case = Case::new(format!("flash, {}", self.name), flash.instance).grid(grid);
-        exact.expect(exact.inputs(case), "out", KvType::F32, flash_bound(layer.element()))
+        let case = Case::new(format!("{kernel}, {}", self.name), instance).grid(grid);
+        exact.expect(exact.inputs(case), "out", KvType::F32, flash_bound(self.layer().element()))
     }
 
     /// Each segment's last rows from the stage into its ring, which holds other numbers.
@@ -202,6 +211,8 @@ pub fn cases() -> Vec<Case> {
     ];
     let attended = attended();
     let flash = attended.iter().map(|packed| packed.flash_case(32, 16, 32));
+    let by_warpgroups = attended.iter().filter(|packed| packed.layer().fits_warpgroups().is_ok());
+    let flash = flash.chain(by_warpgroups.map(Packed::warpgroups_case));
     let plain = plain.iter().map(Packed::plain_case);
     flash.chain(plain).chain(kept.iter().map(Packed::keep_case)).collect()
 }

@@ -13,7 +13,7 @@
 //! - `step.rs`: the same for one row in one launch, with the norms, RoPE and the store that come before it.
 //!   The last three are `prepare.rs`.
 //! - `rows.rs`, `turns.rs`: the same for several rows, by blocks that take several splits each.
-//! - `flash.rs`: many rows, on tensor cores.
+//! - `flash.rs`: many rows, on tensor cores. `warpgroups.rs`: the same on Hopper, by warpgroups.
 //! - `keep.rs`: after a chunk, its last rows into the ring of a sliding layer.
 
 pub mod address;
@@ -30,6 +30,7 @@ pub mod rows;
 pub mod step;
 pub mod tensor;
 pub mod turns;
+pub mod warpgroups;
 
 use gemma4c_dsl::ElementType;
 use gemma4c_plan::cuda::KvType;
