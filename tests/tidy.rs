@@ -63,7 +63,7 @@ const HOMES: [(&str, &[&str]); 23] = [
     ("hyper", &["gemma4c-serve"]),
     ("hyper-util", &["gemma4c-serve"]),
     ("indicatif", &["gemma4c"]),
-    ("libloading", &["gemma4c-codegen", "gemma4c-dsl"]),
+    ("libloading", &["gemma4c", "gemma4c-codegen", "gemma4c-dsl"]),
     ("llguidance", &["gemma4c-serve"]),
     ("memmap2", &["gemma4c-models", "gemma4c-runtime"]),
     ("minijinja", &["gemma4c-models"]),
@@ -210,6 +210,7 @@ const UNSAFE: [(&str, &str); 27] = [
     ("runtime/src/cuda/words.rs", "copies from a GPU while it runs"),
     ("runtime/src/machine.rs", "calls the CUDA driver"),
     ("runtime/src/map.rs", "maps model files"),
+    ("src/commands/kernels/cublaslt.rs", "calls cuBLASLt, a yardstick"),
     ("src/commands/kernels/gpu.rs", "launches kernels on a GPU"),
 ];
 

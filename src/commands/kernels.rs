@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod cublaslt;
 mod gpu;
 mod timed;
 
@@ -60,7 +61,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "sim")]
     device: check::Where,
 
-    /// Measure on the GPU the launches of the five sizes' decode plans, beside its highest read bandwidth, and the products of prefill.
+    /// Measure on the GPU the launches of the five sizes' decode plans, beside its highest read bandwidth, and the products of prefill, beside
+    /// cuBLASLt where the machine has it.
     #[arg(long, conflicts_with_all = ["rust", "cuda", "sass_stats", "check"])]
     bench: bool,
 }

@@ -218,6 +218,7 @@ fn the_lowering_reports_what_it_did() {
         let applied = |pass: &str| program.passes.iter().find(|known| known.name == pass).map_or(0, |p| p.applied);
         assert_eq!(applied("attention-step"), launches(0, &["attention_step"]));
         assert_eq!(applied("warpgroups"), launches(1, &["product_wgmma", "product_decoding", "product_team"]));
+        assert_eq!(applied("attention-warpgroups"), launches(1, &["attention_warpgroups"]));
         let copied = if applied("bf16-copies") > 0 { launches(1, &["product_wgmma"]) } else { 0 };
         assert_eq!(applied("bf16-copies"), copied);
         let integer: u32 = program.phases[0].steps.iter().map(|step| int8_products(&program, step)).sum();
@@ -293,6 +294,22 @@ fn what_the_lowering_leaves_alone_has_its_reason() {
     tell(
         "tensor cores for attention: keys and values in f32",
         reason(Preset::TinyDense, DType::Q8_0, &f32_keys, "prefill 32", "attention_plain", "blk.0.attention.mixed"),
+    );
+    let q8_0_keys = LowerOptions { kv: gemma4c_plan::cuda::KvType::Q8_0, ..options.clone() };
+    tell(
+        "attention-warpgroups: keys and values in 8 bits",
+        reason(Preset::TinyDense, DType::Q8_0, &q8_0_keys, "prefill 32", "attention_flash", "blk.0.attention.mixed"),
+    );
+    tell(
+        "attention-warpgroups: switched off",
+        reason(
+            Preset::TinyDense,
+            DType::Q8_0,
+            &options.clone().without(&["attention-warpgroups"]),
+            "prefill 32",
+            "attention_flash",
+            "blk.0.attention.mixed",
+        ),
     );
     tell(
         "warpgroups: switched off",

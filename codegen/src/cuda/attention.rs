@@ -336,8 +336,10 @@ impl PhaseBuilder<'_, '_> {
             picture_end::Arguments { ahead: Span::Fixed(Range { region: Region::Arena, offset: soft.ahead, bytes }) }
         });
         if self.schedule.is_by_warpgroups(node) {
-            let instance = layer.warpgroups(element, ahead)?;
-            let why = format!("many rows: warpgroups, tiles of 64 rows of {group_heads} heads");
+            let warpgroups = layer.warpgroups_for(rows);
+            let instance = layer.warpgroups(warpgroups, element, ahead)?;
+            let tile = 64 * warpgroups;
+            let why = format!("{rows} rows: warpgroups, tiles of {tile} rows by {group_heads} heads on the same keys");
             let why = Choice::because(why).over("warps: their products wait for each other");
             let arguments = attention_warpgroups::Arguments {
                 q,
@@ -359,7 +361,7 @@ impl PhaseBuilder<'_, '_> {
                 Some(reach) => arguments.with_slot(attention_warpgroups::slot::reach, reach),
                 None => arguments.into(),
             };
-            self.launch(instance, layer.warpgroups_grid(rows), arguments, &group.nodes, work, why)?;
+            self.launch(instance, layer.warpgroups_grid(warpgroups, rows), arguments, &group.nodes, work, why)?;
             self.record_output(node, form, out);
             return Ok(());
         }

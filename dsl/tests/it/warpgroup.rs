@@ -1,9 +1,9 @@
 //! Products of whole warpgroups against plain loops, and the mistakes that the simulator must find in them.
 
 use gemma4c_dsl::harness::{Bound, Case, CaseError, Data, Executor, Random, Simulator};
-use gemma4c_dsl::{ElementType, Instance};
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::sim::{FaultKind, LaunchError, Order};
+use gemma4c_dsl::{ElementType, Instance};
 
 /// A warpgroup's product, two steps along k: rows of `a` and `b` are copied to swizzled tiles.
 #[kernel(block = 128, dynamic_shared)]

@@ -177,6 +177,11 @@ impl Device {
         }
     }
 
+    /// The driver's handle of the stream that launches are queued in, for another library to queue its own there. It lives as long as the device.
+    pub fn stream(&self) -> *mut std::ffi::c_void {
+        self.context.stream.cast()
+    }
+
     /// Milliseconds the GPU spends on what `work` launches.
     pub fn time(&self, work: impl FnOnce() -> Result<(), CudaError>) -> Result<f32, CudaError> {
         self.context.enter()?;

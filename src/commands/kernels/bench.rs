@@ -3,8 +3,10 @@
 //!
 //! What is timed are the steps of the five sizes' plans, with the instance, grid and arguments they have there (`timed.rs`). A launch
 //! finds its weights in memory, not in L2: each takes another copy, and all copies together are far larger than any
-//! L2. Launches are replayed as a graph, so that no host stands between them. Both in one run: only ratios taken in one run
+//! L2. A product of many rows that is one matrix's, and not experts', has cuBLASLt beside it over bf16 weights (`cublaslt.rs`), where the machine has that library. Launches are replayed as a graph, so that no host stands between them. Both in one run: only ratios taken in one run
 //! mean something on another GPU.
+
+use std::collections::HashMap;
 
 use anyhow::{Result, ensure};
 use gemma4c_blocks::DType;
@@ -13,8 +15,9 @@ use gemma4c_codegen::kernels::probe;
 use gemma4c_dsl::harness::{Random, Scalar};
 
 use super::Selection;
+use super::cublaslt::{CublasLt, Shape};
 use super::gpu::{Bound, Chain, Gpu, Held};
-use super::timed::{Given, Timed, steps};
+use super::timed::{Content, Given, Timed, steps};
 use crate::commands::Outcome;
 use crate::launched::Plan;
 use crate::launched::recipes::{self, Recipe};
@@ -49,6 +52,7 @@ pub fn run(selection: &Selection) -> Result<Outcome> {
             print_streamed(&timed, &time(&gpu, &timed)?, ceiling)?;
         }
     }
+    let mut yardstick = Yardstick::default();
     for recipe in if products.is_empty() { Vec::new() } else { prefill_recipes(gpu.arch) } {
         let plan = Plan::lower(recipe)?;
         for phase in plan.lowered.program.phases.iter().filter(|phase| PREFILLS.contains(&phase.name.as_str())) {
@@ -62,7 +66,10 @@ pub fn run(selection: &Selection) -> Result<Outcome> {
                 let microseconds = time(&gpu, &timed)?.alone;
                 let (work, speed) = (timed.flops as f64 / 1e9, timed.flops as f64 / microseconds / 1e6);
                 let Timed { shape, types, how, .. } = &timed;
-                print(&format!("| {shape} | {types}, {how} | {work:.1} | {microseconds:.1} | {speed:.0} |\n"))?;
+                let beside = yardstick.beside(&gpu, timed.product, speed)?;
+                print(&format!(
+                    "| {shape} | {types}, {how} | {work:.1} | {microseconds:.1} | {speed:.0} | {beside} |\n"
+                ))?;
             }
         }
     }
@@ -80,6 +87,39 @@ pub fn prefill_recipes(arch: Arch) -> Vec<Recipe> {
     let usual = recipes::of_types(arch, &[DType::Q8_0]);
     let with_copies = usual.iter().filter(|_| arch.has_wgmma()).map(Recipe::with_copies);
     usual.iter().cloned().chain(with_copies).collect()
+}
+
+/// What cuBLASLt reaches: the library, opened when it is first asked, and its answers by shape.
+#[derive(Default)]
+struct Yardstick {
+    library: Option<Result<CublasLt>>,
+    known: HashMap<Shape, f64>,
+}
+
+impl Yardstick {
+    /// Two cells: its TFLOP/s, and our share of that; or why there is none.
+    fn beside(&mut self, gpu: &Gpu, product: Option<Shape>, speed: f64) -> Result<String> {
+        let Some(shape) = product else { return Ok("experts | ".to_owned()) };
+        let library = match self.library.get_or_insert_with(|| CublasLt::open(&gpu.device, gpu.toolchain_folder())) {
+            Ok(library) => library,
+            Err(why) => return Ok(format!("{why} | ")),
+        };
+        let theirs = match self.known.get(&shape) {
+            Some(known) => *known,
+            None => *self.known.entry(shape).or_insert(library_speed(gpu, library, shape)?),
+        };
+        Ok(format!("{theirs:.0} | {:.0} %", 100.0 * speed / theirs))
+    }
+}
+
+/// TFLOP/s of a product by cuBLASLt, over weights that lie in memory, not in L2.
+fn library_speed(gpu: &Gpu, library: &CublasLt, shape: Shape) -> Result<f64> {
+    let copies = ROTATED.div_ceil(shape.weight_bytes()).max(2);
+    let bytes = Content::Halves.bytes(shape.weight_bytes() as usize, 0);
+    let weights = (0..copies).map(|_| gpu.device.upload(&bytes)).collect::<Result<Vec<_>, _>>()?;
+    let x = gpu.device.upload(&Content::Halves.bytes(shape.row_bytes() as usize, 1))?;
+    let microseconds = library.microseconds(&gpu.device, shape, &x, &weights)?;
+    Ok(shape.flops() as f64 / microseconds / 1e6)
 }
 
 /// The head of the table that is being printed.
@@ -106,7 +146,8 @@ impl Heading {
                 print("|---|---|---:|---:|---:|---:|---:|---:|\n")?;
             }
             Heading::Multiplied => {
-                print("\n| shape | weights, tile | GFLOP | us | TFLOP/s |\n|---|---|---:|---:|---:|\n")?;
+                print("\n| shape | weights, tile | GFLOP | us | TFLOP/s | cuBLASLt, bf16 | of it |\n")?;
+                print("|---|---|---:|---:|---:|---:|---:|\n")?;
             }
         }
         *self = wanted;

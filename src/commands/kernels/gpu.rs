@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
+use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Result, bail, ensure};
@@ -44,6 +45,11 @@ impl Gpu {
         };
         let compiler = Compiler { toolchain: Toolchain::find()?, cache: Cache::from_env() };
         Ok(Gpu { device, arch, compiler, loaded: RefCell::default() })
+    }
+
+    /// Where NVRTC lies, and perhaps other libraries of its toolkit.
+    pub fn toolchain_folder(&self) -> Option<&Path> {
+        self.compiler.toolchain.path().parent()
     }
 
     /// Whether this GPU has what the instance uses.

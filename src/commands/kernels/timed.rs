@@ -12,6 +12,7 @@ use gemma4c_dsl::{Access, ElementType, Instance, ParamKind};
 use gemma4c_graph::Elem;
 use gemma4c_plan::cuda::{Argument, CudaStep, Phase, PhaseKind, RECORD_WORDS, Range, Region, Segment, record};
 
+use super::cublaslt::Shape;
 use crate::launched::Plan;
 
 /// A step to be timed.
@@ -27,6 +28,8 @@ pub struct Timed {
     /// Bytes it must read, as the plan says.
     pub bytes: u64,
     pub flops: u64,
+    /// The sizes of what it multiplies, where that is one product: experts are many.
+    pub product: Option<Shape>,
     pub arguments: Vec<Given>,
 }
 
@@ -121,11 +124,15 @@ fn timed(plan: &Plan, phase: &Phase, at: usize) -> Result<Timed> {
     let instance = plan.lowered.instances[step.launch.kernel as usize].clone();
     let matrices = plan.matrices_of(step);
     let mut shape = format!("{}, {}", plan.recipe.preset.name(), plan.place(phase, at));
+    let mut product = None;
     if let Some(k) = matrices.first().map(|matrix| matrix.dim(0))
         && matrices.iter().all(|matrix| matrix.dim(0) == k)
     {
         let rows: u64 = matrices.iter().map(|matrix| matrix.dims[1..].iter().product::<u64>()).sum();
         shape += &format!(", {rows} x {k}");
+        if matrices.iter().all(|matrix| matrix.dims.len() == 2) {
+            product = Some(Shape { rows: rows_at(phase, at), outputs: rows as u32, k: k as u32 });
+        }
     }
     let mut types: Vec<String> = matrices.iter().map(|matrix| matrix.dtype.to_string()).collect();
     types.dedup();
@@ -140,8 +147,15 @@ fn timed(plan: &Plan, phase: &Phase, at: usize) -> Result<Timed> {
         grid: launch.grid,
         bytes: step.bytes,
         flops: step.flops,
+        product,
         arguments,
     })
+}
+
+/// Rows of a step: one behind the chunk's own, for the row that is asked for.
+fn rows_at(phase: &Phase, at: usize) -> u32 {
+    let asked = phase.kind == PhaseKind::Prefill && at >= phase.asked_from as usize;
+    if asked { 1 } else { phase.rows }
 }
 
 fn arguments(plan: &Plan, phase: &Phase, at: usize, instance: &Instance) -> Result<Vec<Given>> {
@@ -188,8 +202,7 @@ fn content(
     range: &Range,
     element: Option<ElementType>,
 ) -> Result<Content> {
-    let asked = phase.kind == PhaseKind::Prefill && at >= phase.asked_from as usize;
-    let rows = if asked { 1 } else { phase.rows };
+    let rows = rows_at(phase, at);
     let experts = || {
         let routing = plan.graph.nodes.iter().find_map(|node| match node.ty.elem {
             Elem::Routing { experts } => Some(experts),

@@ -113,9 +113,9 @@ impl Packed {
         self.many_rows_case("flash", flash.instance, grid)
     }
 
-    pub fn warpgroups_case(&self) -> Case {
-        let instance = self.layer().warpgroups(ElementType::F32, false).expect("heads of whole tiles");
-        self.many_rows_case("warpgroups", instance, self.layer().warpgroups_grid(self.launched))
+    pub fn warpgroups_case(&self, warpgroups: u32) -> Case {
+        let instance = self.layer().warpgroups(warpgroups, ElementType::F32, false).expect("heads of whole tiles");
+        self.many_rows_case("warpgroups", instance, self.layer().warpgroups_grid(warpgroups, self.launched))
     }
 
     /// With queries that the cache's type holds exactly.
@@ -212,7 +212,7 @@ pub fn cases() -> Vec<Case> {
     let attended = attended();
     let flash = attended.iter().map(|packed| packed.flash_case(32, 16, 32));
     let by_warpgroups = attended.iter().filter(|packed| packed.layer().fits_warpgroups().is_ok());
-    let flash = flash.chain(by_warpgroups.map(Packed::warpgroups_case));
+    let flash = flash.chain(by_warpgroups.map(|packed| packed.warpgroups_case(2)));
     let plain = plain.iter().map(Packed::plain_case);
     flash.chain(plain).chain(kept.iter().map(Packed::keep_case)).collect()
 }

@@ -1,17 +1,17 @@
 //! Attention for many rows on Hopper: the tensor cores' asynchronous products (wgmma) over tiles of keys and values that lie in shared memory as these read them.
 //!
 //! ```text
-//! block: 64 rows of one key-value head, a row being a query and one of the heads that share the keys
+//! block: 64 or 128 rows of one key-value head, a row being a query and one of the heads that share the keys
 //!
 //! keys ──► cp.async ──► scores = queries · keysᵀ ──► online softmax in registers ──► sums += weights · values ◄── cp.async ◄── values
 //! ```
 //!
-//! All query heads of a key-value head lie beside each other in the tile, so that what was copied serves them all. A warpgroup sums up to 256 values of a head. A wider head is
-//! shared out among a team of warpgroups: each multiplies its part of queries and keys, they add up their parts of the scores, weigh alike, and sum a part of the values each.
-//! Keys of a tile are copied while the tile before is weighed and summed, values while their keys are multiplied.
+//! All query heads of a key-value head lie beside each other in the tile, so that what was copied serves them all: L2 would not keep up with fewer rows. A warpgroup has 64 rows, and sums up to
+//! 256 values of a head. A wider head is shared out between two blocks of a cluster: each copies and multiplies its half of queries, keys and values, they add up their parts of the scores out of each
+//! other's shared memory, and weigh alike. Keys of a tile are copied while the tile before is weighed and summed, values while their keys are multiplied.
 //!
-//! Queries and weights are rounded to the cache's 16-bit type; sums are f32. Tiles of keys start at multiples of their length, so that a row's sums are the same in every chunk:
-//! a tile that a row does not see changes nothing of it. Caches of 8 bits and of f32 are left to [`flash`](super::flash) and [`plain`](super::plain).
+//! Queries and weights are rounded to the cache's 16-bit type; sums are f32. Tiles of keys start at multiples of their length, so that a row's sums are the same in every chunk
+//! and beside any rows: a tile that a row does not see changes nothing of it. Caches of 8 bits and of f32 are left to [`flash`](super::flash) and [`plain`](super::plain).
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{ElementType, Instance, InstanceError};
@@ -28,15 +28,13 @@ const MOST_COLUMNS: u32 = 256;
 /// Keys of a tile: 32 registers of scores a thread.
 const TILE_KEYS: u32 = 64;
 
-/// Rows of a tile: what one product takes. As many as a segment starts at multiples of, so that a tile has rows of one.
-const TILE_ROWS: u32 = 64;
+// A tile is of one record: of 64 rows of a chunk, and all query heads that share their keys.
+const _: () = assert!(SEGMENT_ROWS == 64);
 
-const _: () = assert!(TILE_ROWS == SEGMENT_ROWS);
-
-/// Starts to copy the keys (or values) of KEYS positions from `at` on, of one head, to tiles of 64 columns, swizzled; `cache` is the page that holds them. Positions
+/// Starts to copy COLUMNS values of the keys (or values) of KEYS positions from `at` on, to tiles of 64 columns, swizzled; `cache` is the page that holds them. Positions
 /// outside `first..=last` are read as the nearest inside: a page may hold anything there. Those from `stage_from` on are in the stage.
 #[device]
-pub fn copy_swizzled_tile<const D: u32, const KEYS: u32, const THREADS: u32, KV: Float>(
+pub fn copy_swizzled_tile<const COLUMNS: u32, const KEYS: u32, const THREADS: u32, KV: Float>(
     tile: Shared<KV>,
     cache: Input<KV>,
     stage: Input<KV>,
@@ -48,10 +46,10 @@ pub fn copy_swizzled_tile<const D: u32, const KEYS: u32, const THREADS: u32, KV:
     capacity: u32,
 ) {
     // The thread's piece of every so many rows: 16 bytes.
-    require!(THREADS * 8 / D == 4 || THREADS * 8 / D % 8 == 0);
-    let at_once = THREADS * 8 / D;
-    let row = thread_idx() / (D / 8);
-    let column = thread_idx() % (D / 8);
+    require!(THREADS * 8 / COLUMNS == 4 || THREADS * 8 / COLUMNS % 8 == 0);
+    let at_once = THREADS * 8 / COLUMNS;
+    let row = thread_idx() / (COLUMNS / 8);
+    let column = thread_idx() % (COLUMNS / 8);
     let to = tile.offset(column / 8 * (KEYS * 64) + row * 64);
     let place = (column % 8 ^ row % 8) * 8;
     let from = at.max(first);
@@ -63,12 +61,12 @@ pub fn copy_swizzled_tile<const D: u32, const KEYS: u32, const THREADS: u32, KV:
         let source = if in_stage { stage } else { cache };
         let own = source.offset((begin + row) * kv_row + column * 8);
         #[unroll]
-        for i in 0..KEYS * D / (THREADS * 8) {
+        for i in 0..KEYS * COLUMNS / (THREADS * 8) {
             cp_async16(to, i * at_once * 64 + (place ^ i * at_once % 8 * 8), own, i * at_once * kv_row);
         }
     } else {
         #[unroll(1)]
-        for i in 0..KEYS * D / (THREADS * 8) {
+        for i in 0..KEYS * COLUMNS / (THREADS * 8) {
             let position = (at + row + i * at_once).max(first).min(last);
             let of_page = start + (position - from);
             let wrapped = if of_page < capacity { of_page } else { of_page - capacity };
@@ -86,13 +84,15 @@ pub fn log2_e() -> f32 {
     f32::from_bits(0x3fb8_aa3b)
 }
 
-/// `out = softmax(q · kᵀ) · v` for 64 rows of one key-value head. The grid is (key-value heads, tiles of rows): every 64 rows of the chunk have `group` tiles, one for each query head that shares
-/// the keys. Late tiles, which see most, come first. `window` is `u32::MAX` for a full layer. With `staged` the chunk's own rows are in the stage. BF: the cache is bf16, else f16.
-#[kernel(block = THREADS, min_blocks = 1, dynamic_shared, slots(reach(last: u32, row: u32) -> u32))]
+/// `out = softmax(q · kᵀ) · v` for 64 rows a warpgroup of one key-value head. The grid is (key-value heads, TEAM blocks for each tile of rows): 64 rows of the chunk times the `group` query heads that
+/// share the keys are shared out among tiles. Late tiles, which see most, come first. `window` is `u32::MAX` for a full layer. With `staged` the chunk's own rows are in the stage. BF: the
+/// cache is bf16, else f16.
+#[kernel(block = THREADS, min_blocks = 1, cluster = TEAM, dynamic_shared, slots(reach(last: u32, row: u32) -> u32))]
 pub fn attention_warpgroups<
     const D: u32,
     const KEYS: u32,
     const COLUMNS: u32,
+    const TEAM: u32,
     const THREADS: u32,
     const BF: bool,
     const ROUNDED: bool,
@@ -116,56 +116,62 @@ pub fn attention_warpgroups<
 ) {
     // A tile of a full layer lies in one page.
     require!(KEYS % 32 == 0 && 256 % KEYS == 0);
-    require!(COLUMNS % 64 == 0 && COLUMNS <= 256);
-    require!(D % COLUMNS == 0 && D / COLUMNS <= 2 && THREADS == D / COLUMNS * 128);
-    let queries = shared::<KV>(64 * D);
-    let keys = shared::<KV>(KEYS * D);
-    let values = shared::<KV>(KEYS * D);
-    let parts = shared::<f32>(if COLUMNS < D { D / COLUMNS * 64 * KEYS } else { 4 });
+    require!(COLUMNS % 64 == 0 && COLUMNS <= 256 && D == TEAM * COLUMNS && TEAM <= 2);
+    require!(THREADS == 128 || THREADS == 256);
+    let queries = shared::<KV>(THREADS / 2 * COLUMNS);
+    let keys = shared::<KV>(KEYS * COLUMNS);
+    let values = shared::<KV>(KEYS * COLUMNS);
+    // Two of them: a block may be a tile ahead of one that still reads its parts.
+    let parts = shared::<f32>(if TEAM > 1 { THREADS * KEYS } else { 4 });
 
     let heads = grid_dim() * group;
-    let tile = grid_dim_y() - 1 - block_idx_y();
-    let record = record_of(state, tile / group * 64, 0);
-    let rows = record.y;
+    let tile = (grid_dim_y() - 1 - block_idx_y()) / TEAM;
+    let tiles = group.div_ceil(THREADS / 128);
+    let record = record_of(state, tile / tiles * 64, 0);
     // Rows of the tile, and of all, are a query of the segment and a head.
-    let first_row = (tile / group * 64 - record.z) * group + tile % group * 64;
-    if first_row >= rows * group {
+    let rows = record.y * group;
+    let first_query_of_record = tile / tiles * 64 - record.z;
+    let first_row = first_query_of_record * group + tile % tiles * (THREADS / 2);
+    if first_row >= rows {
         return;
     }
+    let end_row = rows.min((first_query_of_record + 64) * group).min(first_row + THREADS / 2);
     let start = record.x;
     let first_query = first_row / group;
-    let last_query = (first_row + 63).min(rows * group - 1) / group;
+    let last_query = (end_row - 1) / group;
     let first = first_visible(start + first_query, window);
     // The keys that any row sees. Of later rows it is no less than of earlier ones.
     let last = reach(start + last_query, record.z + last_query);
+    let rank = if TEAM > 1 { cluster_rank() } else { 0 };
     let kv_row = grid_dim() * D;
-    let k_head = k.offset(block_idx() * D);
-    let v_head = v.offset(block_idx() * D);
-    let k_own = k_stage.offset(record.z * kv_row + block_idx() * D);
-    let v_own = v_stage.offset(record.z * kv_row + block_idx() * D);
+    let column = block_idx() * D + rank * COLUMNS;
+    let k_head = k.offset(column);
+    let v_head = v.offset(column);
+    let k_own = k_stage.offset(record.z * kv_row + column);
+    let v_own = v_stage.offset(record.z * kv_row + column);
     let stage_from = if staged == 1 { start } else { 0xffff_ffff };
 
     let mut at = first / KEYS * KEYS;
     let mut page = page_start(pages, record.w, at, window, max_pages, page_stride);
     copy_swizzled_tile(keys, k_head.offset(page), k_own, at, first, last, stage_from, kv_row, capacity);
     cp_async_commit();
-    // Rows past the segment's end are copies of its last.
-    for i in (thread_idx() * 4..64 * D).by(THREADS * 4) {
-        let row = i / D;
-        let column = i % D;
-        let of_all = (first_row + row).min(rows * group - 1);
+    // Rows past the end are copies of the last.
+    for i in (thread_idx() * 4..THREADS / 2 * COLUMNS).by(THREADS * 4) {
+        let row = i / COLUMNS;
+        let value = i % COLUMNS;
+        let of_all = (first_row + row).min(end_row - 1);
         let head = block_idx() * group + of_all % group;
-        let four = load::<F32x4>(q, ((record.z + of_all / group) * heads + head) * D + column);
-        let to = column / 64 * 4096 + row * 64 + (column % 64 / 8 ^ row % 8) * 8 + column % 8;
+        let four = load::<F32x4>(q, ((record.z + of_all / group) * heads + head) * D + rank * COLUMNS + value);
+        let to = (value / 64 * (THREADS / 2) + row) * 64 + (value % 64 / 8 ^ row % 8) * 8 + value % 8;
         store(queries, to, u32x2(pack_pair(four.x, four.y), pack_pair(four.z, four.w)));
     }
 
-    // The warpgroup's columns, and of its rows the lane's: `upper` and `upper + 8`.
+    // The lane's rows: `upper` and `upper + 8`.
     let lane = lane_id();
-    let team = warp_id() / 4;
-    let upper = first_row + warp_id() % 4 * 16 + lane / 4;
-    let upper_query = upper.min(rows * group - 1) / group;
-    let lower_query = (upper + 8).min(rows * group - 1) / group;
+    let own_queries = queries.offset(warp_id() / 4 * 4096);
+    let upper = first_row + warp_id() * 16 + lane / 4;
+    let upper_query = upper.min(end_row - 1) / group;
+    let lower_query = (upper + 8).min(end_row - 1) / group;
     let upper_first = first_visible(start + upper_query, window);
     let lower_first = first_visible(start + lower_query, window);
     let upper_last = reach(start + upper_query, record.z + upper_query);
@@ -186,23 +192,25 @@ pub fn attention_warpgroups<
         wgmma_fence(&mut scores);
         #[unroll]
         for depth in (0..COLUMNS).by(16) {
-            let panel = team * (COLUMNS / 64) + depth / 64;
-            let left = queries.offset(panel * 4096 + depth % 64);
-            wgmma_b16(&mut scores, left, keys.offset(panel * (KEYS * 64) + depth % 64));
+            let left = own_queries.offset(depth / 64 * (THREADS * 32) + depth % 64);
+            wgmma_b16(&mut scores, left, keys.offset(depth / 64 * (KEYS * 64) + depth % 64));
         }
         wgmma_commit();
         copy_swizzled_tile(values, v_head.offset(page), v_own, at, first, last, stage_from, kv_row, capacity);
         cp_async_commit();
         wgmma_wait(0, &mut scores);
-        if COLUMNS < D {
+        // Nobody reads keys any more.
+        let own_parts = parts.offset(at / KEYS % 2 * (THREADS * KEYS / 2));
+        if TEAM > 1 {
             #[unroll]
             for n in 0..KEYS / 8 {
                 let four = f32x4(scores[4 * n], scores[4 * n + 1], scores[4 * n + 2], scores[4 * n + 3]);
-                store(parts, (team * (KEYS / 8) + n) * 512 + thread_idx() % 128 * 4, four);
+                store(own_parts, (n * THREADS + thread_idx()) * 4, four);
             }
+            cluster_barrier();
+        } else {
+            barrier();
         }
-        // Nobody reads keys any more.
-        barrier();
         if at + KEYS <= last {
             page = page_start(pages, record.w, at + KEYS, window, max_pages, page_stride);
             let next = k_head.offset(page);
@@ -210,10 +218,10 @@ pub fn attention_warpgroups<
         }
         // An empty group too: the waits count groups.
         cp_async_commit();
-        if COLUMNS < D {
+        if TEAM > 1 {
             #[unroll]
             for n in 0..KEYS / 8 {
-                let other = load::<F32x4>(parts, ((1 - team) * (KEYS / 8) + n) * 512 + thread_idx() % 128 * 4);
+                let other = load_peer::<F32x4>(own_parts, (n * THREADS + thread_idx()) * 4, 1 - rank);
                 scores[4 * n] = scores[4 * n] + other.x;
                 scores[4 * n + 1] = scores[4 * n + 1] + other.y;
                 scores[4 * n + 2] = scores[4 * n + 2] + other.z;
@@ -254,8 +262,8 @@ pub fn attention_warpgroups<
         let mut weights = regs(U32x4::ZERO, KEYS / 16);
         #[unroll]
         for step in 0..KEYS / 16 {
-            let near = weigh(&mut scores, 8 * step, upper_base, lower_base);
-            let far = weigh(&mut scores, 8 * step + 4, upper_base, lower_base);
+            let near = weights_of_four(&mut scores, 8 * step, upper_base, lower_base);
+            let far = weights_of_four(&mut scores, 8 * step + 4, upper_base, lower_base);
             upper_total = upper_total + (near.x + near.y);
             lower_total = lower_total + (near.z + near.w);
             upper_total = upper_total + (far.x + far.y);
@@ -285,7 +293,7 @@ pub fn attention_warpgroups<
         wgmma_fence(&mut sums);
         #[unroll]
         for step in 0..KEYS / 16 {
-            let right = values.offset(team * (COLUMNS / 64) * (KEYS * 64) + step * 1024);
+            let right = values.offset(step * 1024);
             wgmma_b16_held_across(&mut sums, weights[step], right, KEYS * 64);
         }
         wgmma_commit();
@@ -302,10 +310,10 @@ pub fn attention_warpgroups<
     #[unroll]
     for lower in 0u32..2 {
         let row = upper + lower * 8;
-        if row < rows * group {
+        if row < end_row {
             let head = block_idx() * group + row % group;
             let share = if lower == 1 { lower_share } else { upper_share };
-            let to = ((record.z + row / group) * heads + head) * D + team * COLUMNS + lane % 4 * 2;
+            let to = ((record.z + row / group) * heads + head) * D + rank * COLUMNS + lane % 4 * 2;
             #[unroll]
             for n in 0..COLUMNS / 8 {
                 let from = 4 * n + 2 * lower;
@@ -313,11 +321,15 @@ pub fn attention_warpgroups<
             }
         }
     }
+    if TEAM > 1 {
+        // The other block may still read this one's parts.
+        cluster_barrier();
+    }
 }
 
 /// The weights of four scores from `from` on, two of the upper and two of the lower row.
 #[device]
-pub fn weigh(scores: &mut Regs<f32>, from: u32, upper_base: f32, lower_base: f32) -> F32x4 {
+pub fn weights_of_four(scores: &mut Regs<f32>, from: u32, upper_base: f32, lower_base: f32) -> F32x4 {
     f32x4(
         exp2_flushed(scores[from].mul_add(log2_e(), -upper_base)),
         exp2_flushed(scores[from + 1].mul_add(log2_e(), -upper_base)),
@@ -340,14 +352,15 @@ impl Attention {
         if matches!(self.head_dim, 64 | 128 | 256 | 512) { Ok(()) } else { Err(NO_HEADS) }
     }
 
-    /// The kernel by warpgroups, with an output of F32, or of BF16 for the product that reads it. `ahead`: soft tokens see those of their picture that come after them.
-    pub fn warpgroups(&self, out: ElementType, ahead: bool) -> Result<Instance, InstanceError> {
-        let columns = MOST_COLUMNS.min(self.head_dim);
+    /// The kernel by so many warpgroups a block, one or two, with an output of F32, or of BF16 for the product that reads it. Both give the same bits. `ahead`: soft tokens see those
+    /// of their picture that come after them.
+    pub fn warpgroups(&self, warpgroups: u32, out: ElementType, ahead: bool) -> Result<Instance, InstanceError> {
         attention_warpgroups::Chosen {
             D: self.head_dim,
             KEYS: TILE_KEYS,
-            COLUMNS: columns,
-            THREADS: self.head_dim / columns * 128,
+            COLUMNS: self.head_dim / self.team(),
+            TEAM: self.team(),
+            THREADS: warpgroups * 128,
             BF: self.kv == KvType::BF16,
             ROUNDED: out == ElementType::BF16,
             KV: self.element(),
@@ -357,8 +370,19 @@ impl Attention {
         .build()
     }
 
-    /// Every 64 rows have a tile for each query head of a key-value head.
-    pub fn warpgroups_grid(&self, rows: u32) -> [u32; 3] {
-        [self.kv_heads, rows.div_ceil(TILE_ROWS) * self.group, 1]
+    /// Blocks that share out a head.
+    fn team(&self) -> u32 {
+        self.head_dim.div_ceil(MOST_COLUMNS)
+    }
+
+    /// Warpgroups of a block for so many rows. Two share what was copied; where blocks of one are no more than SMs, each has an SM for itself.
+    pub fn warpgroups_for(&self, rows: u32) -> u32 {
+        let [x, y, _] = self.warpgroups_grid(1, rows);
+        if x * y <= self.multiprocessors { 1 } else { 2 }
+    }
+
+    /// Every 64 rows times the query heads of a key-value head are shared out among blocks.
+    pub fn warpgroups_grid(&self, warpgroups: u32, rows: u32) -> [u32; 3] {
+        [self.kv_heads, rows.div_ceil(SEGMENT_ROWS) * self.group.div_ceil(warpgroups) * self.team(), 1]
     }
 }
