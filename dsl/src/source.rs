@@ -31,6 +31,13 @@ impl Instance {
             let declare = if self.needs_warpgroups() { "SWIZZLED_SHARED" } else { "DYNAMIC_SHARED" };
             let _ = match blocks {
                 1 => writeln!(text, "{declare}({bytes});"),
+                // On a GPU a block of a cluster declares its own memory, as any does; there tiles of wgmma need its alignment.
+                _ if self.needs_warpgroups() => {
+                    writeln!(
+                        text,
+                        "#ifdef __CUDA_ARCH__\n{declare}({bytes});\n#else\nCLUSTER_SHARED({bytes}, {blocks});\n#endif"
+                    )
+                }
                 _ => writeln!(text, "CLUSTER_SHARED({bytes}, {blocks});"),
             };
         }

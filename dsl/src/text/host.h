@@ -14,12 +14,14 @@
 #define DYNAMIC_SHARED(bytes) \
     extern const u64 shared_stride = 0; \
     __align__(128) static thread_local u8 dynamic_shared[(bytes) + 1]
-#define SWIZZLED_SHARED(bytes) __align__(1024) static thread_local u8 dynamic_shared[(bytes) + 1]
+#define SWIZZLED_SHARED(bytes) \
+    extern const u64 shared_stride = 0; \
+    __align__(1024) static thread_local u8 dynamic_shared[(bytes) + 1]
 #define __cluster_dims__(...)
-// The blocks of a cluster run side by side: each has a piece of its own, and the others are a stride away.
+// The blocks of a cluster run side by side: each has a piece of its own, aligned for swizzled tiles, and the others are a stride away.
 #define CLUSTER_SHARED(bytes, blocks) \
-    extern const u64 shared_stride = ((bytes) + 128) / 128 * 128; \
-    __align__(128) static thread_local u8 cluster_shared[blocks][((bytes) + 128) / 128 * 128]; \
+    extern const u64 shared_stride = ((bytes) + 1024) / 1024 * 1024; \
+    __align__(1024) static thread_local u8 cluster_shared[blocks][((bytes) + 1024) / 1024 * 1024]; \
     static const struct { u8* operator+(u32 at) const { return cluster_shared[cluster_rank()] + at; } } dynamic_shared = {}
 
 namespace gemma4c {
