@@ -206,7 +206,7 @@ pub fn wgmma_b16<T: Float>(sums: &mut Regs<f32>, left: Shared<T>, right: Shared<
 pub fn wgmma_b16_held_across<T: Float>(sums: &mut Regs<f32>, left: U32x4, right: Shared<T>, panel: u32) {
     let thread = Thread::current();
     let bytes = panel as usize * 2;
-    if sums.values_mut().len() % 32 != 0 || !bytes.is_multiple_of(PATTERN_BYTES) {
+    if !sums.values_mut().len().is_multiple_of(32) || !bytes.is_multiple_of(PATTERN_BYTES) {
         let message = "a right operand across has whole tiles of 64 columns, at multiples of 1024 bytes".to_owned();
         thread.raise(FaultKind::Misaligned, thread.line(), message);
     }
