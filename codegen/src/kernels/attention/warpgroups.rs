@@ -8,7 +8,7 @@
 //!
 //! All query heads of a key-value head lie beside each other in the tile, so that what was copied serves them all: L2 would not keep up with fewer rows. A warpgroup has 64 rows, and sums up to
 //! 256 values of a head. A wider head is shared out between two blocks of a cluster: each copies and multiplies its half of queries, keys and values, they add up their parts of the scores out of each
-//! other's shared memory, and weigh alike. Keys of a tile are copied while the tile before is summed, values while their keys are multiplied and weighed.
+//! other's shared memory, and weigh alike. Keys of a tile are copied while the tile before is weighed and summed, values while their keys are multiplied.
 //!
 //! Queries and weights are rounded to the cache's 16-bit type; sums are f32. Tiles of keys start at multiples of their length, so that a row's sums are the same in every chunk
 //! and beside any rows: a tile that a row does not see changes nothing of it. Caches of 8 bits and of f32 are left to [`flash`](super::flash) and [`plain`](super::plain).
@@ -211,6 +211,13 @@ pub fn attention_warpgroups<
         } else {
             barrier();
         }
+        if at + KEYS <= last {
+            page = page_start(pages, record.w, at + KEYS, window, max_pages, page_stride);
+            let next = k_head.offset(page);
+            copy_swizzled_tile(keys, next, k_own, at + KEYS, first, last, stage_from, kv_row, capacity);
+        }
+        // An empty group too: the waits count groups.
+        cp_async_commit();
         if TEAM > 1 {
             #[unroll]
             for n in 0..KEYS / 8 {
@@ -280,7 +287,7 @@ pub fn attention_warpgroups<
         }
 
         // Everybody's copies of the values have landed.
-        cp_async_wait(0);
+        cp_async_wait(1);
         fence_proxy_async();
         barrier();
         wgmma_fence(&mut sums);
@@ -290,13 +297,6 @@ pub fn attention_warpgroups<
             wgmma_b16_held_across(&mut sums, weights[step], right, KEYS * 64);
         }
         wgmma_commit();
-        // Not before the fence, which would wait for these copies too.
-        if at + KEYS <= last {
-            page = page_start(pages, record.w, at + KEYS, window, max_pages, page_stride);
-            let next = k_head.offset(page);
-            copy_swizzled_tile(keys, next, k_own, at + KEYS, first, last, stage_from, kv_row, capacity);
-        }
-        cp_async_commit();
         wgmma_wait(0, &mut sums);
         at += KEYS;
     }
