@@ -11,12 +11,13 @@ mod report;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_plan::{Medium, Plan, Sampling};
-use gemma4c_runtime::{Asked, Patches, Request, RuntimeError, Sampler, Session};
+use gemma4c_plan::Sampling;
+use gemma4c_runtime::{Asked, Request, Sampler, Session};
 
 use super::Outcome;
 use super::cached::ModelArgs;
 use super::plan_file::{self, EngineArgs, PlanArgs};
+use super::synthetic_media::Media;
 use crate::output::print;
 use crate::{progress, random};
 use batched::Batched;
@@ -180,7 +181,7 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     let context = plan.program.context;
     for (test, depth) in tests.iter().flat_map(|test| depths.iter().map(move |depth| (*test, *depth))) {
         if let Test::Image(soft) = test {
-            Picture::of(&plan, soft)?;
+            Media::picture(&plan, soft)?;
             continue;
         }
         let room = context.saturating_sub(depth).saturating_sub(1);
@@ -218,32 +219,6 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         Format::Json => report.json()?,
     })?;
     Ok(Outcome::Done)
-}
-
-/// A grey picture of so many soft tokens.
-struct Picture {
-    tower: usize,
-    values: Vec<f32>,
-    columns: u32,
-    rows: u32,
-}
-
-impl Picture {
-    /// As near to a square as the number of soft tokens allows.
-    fn of(plan: &Plan, soft: u32) -> Result<Picture> {
-        let tower = plan.towers.iter().position(|tower| tower.name == "vision").ok_or(RuntimeError::NoTower)?;
-        let of = &plan.towers[tower];
-        let room = of.program.asked;
-        ensure!(
-            (1..=room).contains(&soft),
-            "--image {soft}: the plan has room for pictures of 1 to {room} soft tokens; compile it with more --image-tokens"
-        );
-        let high = (1..=soft.isqrt()).rev().find(|high| soft.is_multiple_of(*high)).unwrap_or(1);
-        let Medium::Picture { pool, .. } = of.medium else { bail!(RuntimeError::NoTower) };
-        let (columns, rows) = (soft / high * pool, high * pool);
-        let values = vec![0.5; (columns * rows * of.medium.row_width()) as usize];
-        Ok(Picture { tower, values, columns, rows })
-    }
 }
 
 /// Numbers separated by commas.
@@ -300,10 +275,9 @@ impl Runner {
     /// How long one test takes. The sequence is then longer, by tokens that `go_to` takes back.
     fn measure(&mut self, test: Test, depth: u32) -> Result<Duration> {
         if let Test::Image(soft) = test {
-            let picture = Picture::of(self.session.plan(), soft)?;
-            let patches = Patches { values: &picture.values, columns: picture.columns, rows: picture.rows };
+            let picture = Media::picture(self.session.plan(), soft)?;
             let called = Instant::now();
-            self.session.soft_tokens(picture.tower, patches)?;
+            picture.read(&mut self.session)?;
             return Ok(called.elapsed());
         }
         self.go_to(depth)?;

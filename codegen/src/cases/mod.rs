@@ -24,6 +24,7 @@ pub mod rows;
 pub mod run;
 pub mod sample;
 pub mod tower;
+mod tower_fast;
 pub mod wgmma;
 
 use gemma4c_dsl::harness::{Case, Reference, Simulator};

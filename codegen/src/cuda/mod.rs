@@ -17,6 +17,7 @@ mod attention;
 pub mod build;
 #[doc(hidden)]
 pub mod choice;
+mod clipped;
 mod drafter;
 mod edges;
 mod experts;

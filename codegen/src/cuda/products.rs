@@ -63,6 +63,9 @@ pub struct WarpgroupOperands {
     /// Values of a row that are stored.
     pub outputs: u32,
     pub k: u32,
+    /// Values from one matrix of x to the next, and the columns that each has; 0 where there is one.
+    pub x_part: u32,
+    pub part_columns: u32,
 }
 
 impl PhaseBuilder<'_, '_> {
@@ -283,10 +286,13 @@ impl PhaseBuilder<'_, '_> {
 
     /// The product of many rows: by warpgroups, or by warps where the GPU or the shape does not allow that.
     pub fn product_of_many_rows(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
-        if multiplies_exactly(self.graph(), &self.common.can, of) {
+        if multiplies_exactly(self.schedule, &self.common.can, of) {
             return self.exact_product(group, of);
         }
-        let x = self.location(of.input, Form::BF16)?.start;
+        let x = match of.others.is_empty() {
+            true => self.location(of.input, Form::BF16)?.start,
+            false => self.stacked(of)?,
+        };
         let weights = self.weights_of(of);
         if let Some(source) = self.schedule.source(of.matmuls[0]) {
             return self.product_by_warpgroups(group, of, &weights, source, x);
@@ -340,7 +346,9 @@ impl PhaseBuilder<'_, '_> {
             _ => self.product_output(group, of, stored, rows),
         };
         let state = self.row_count(group);
-        let rest = WarpgroupOperands { x, groups: Span::Unused, order: Span::Unused, state, out, outputs: stored, k };
+        let (groups, order, x_part) = (Span::Unused, Span::Unused, if kind.part_columns > 0 { rows * k } else { 0 });
+        let part_columns = kind.part_columns;
+        let rest = WarpgroupOperands { x, groups, order, state, out, outputs: stored, k, x_part, part_columns };
         let (arguments, read) = self.by_warpgroups(weights, source, tile, rest)?;
         let bytes = read + rows as u64 * (k as u64 * 2 + stored as u64 * 4);
         let work = Work { bytes, flops: 2 * rows as u64 * all * k as u64 };
@@ -363,12 +371,23 @@ impl PhaseBuilder<'_, '_> {
         tile: WgmmaTile,
         rest: WarpgroupOperands,
     ) -> Result<(LaunchArguments<Span>, u64), LowerError> {
-        let WarpgroupOperands { x, groups, order, state, out, outputs, k } = rest;
+        let WarpgroupOperands { x, groups, order, state, out, outputs, k, x_part, part_columns } = rest;
         let matrix = self.common.weights.matrix(weights, &mut self.common.kernels)?;
         Ok(match source {
             Source::Copy => {
                 let weights = self.common.weights.rounded(weights, &mut self.common.kernels)?;
-                let arguments = product_wgmma::Arguments { weights, x, groups, order, state, out, outputs, k };
+                let arguments = product_wgmma::Arguments {
+                    weights,
+                    x,
+                    groups,
+                    order,
+                    state,
+                    out,
+                    outputs,
+                    k,
+                    x_part,
+                    part_columns,
+                };
                 (arguments.into(), matrix.rows * k as u64 * 2)
             }
             Source::Planes(_) if tile.team > 0 => {

@@ -99,7 +99,7 @@ impl BackendDevice {
             (words[record::ROWS], words[record::TOKEN]) = (rows, columns);
         }
         self.write(places.grids, &grids)?;
-        self.write(places.patches, &patches.iter().map(|value| value.to_bits()).collect::<Vec<u32>>())?;
+        self.write_floats(places.patches, patches)?;
         let steps = self.phases[phase].steps;
         debug_assert!(self.phases[phase].kind == PhaseKind::Tower);
         match &mut show {
@@ -139,6 +139,19 @@ impl BackendDevice {
         Ok(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
     }
 
+    /// Writes floats, a piece at a time that stays in the CPU's caches on its way: a large picture is 31 MB.
+    fn write_floats(&mut self, mut offset: u64, values: &[f32]) -> Result<(), RuntimeError> {
+        const PIECE: usize = 1 << 16;
+        let mut bytes = vec![0; 4 * PIECE.min(values.len())];
+        for piece in values.chunks(PIECE) {
+            let bytes = &mut bytes[..4 * piece.len()];
+            bytes.as_chunks_mut().0.iter_mut().zip(piece).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
+            self.backend.write(arena(offset, bytes.len() as u64), bytes)?;
+            offset += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
     /// Says which rows of the next chunk are soft tokens.
     pub(crate) fn next_soft(&mut self, soft: Vec<SoftAhead>) {
         self.towers.next = soft;
@@ -159,8 +172,7 @@ impl BackendDevice {
                 (ahead[row], tokens[row]) = (left, places.pad);
                 left = left.saturating_sub(1).max(1);
             }
-            let words: Vec<u32> = values.iter().map(|value| value.to_bits()).collect();
-            self.write(places.rows + (first * width * 4) as u64, &words)?;
+            self.write_floats(places.rows + (first * width * 4) as u64, &values)?;
         }
         self.write(places.ahead, &ahead)
     }
