@@ -11,6 +11,7 @@ mod report;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use gemma4c_models::media::MOST_SECONDS;
 use gemma4c_plan::Sampling;
 use gemma4c_runtime::{Asked, Request, Sampler, Session};
 
@@ -72,6 +73,10 @@ pub struct Args {
     #[arg(long, value_name = "N,N...", conflicts_with_all = ["sequences", "chat"])]
     image: Option<String>,
 
+    /// Sounds to measure, by their seconds: how long the tower takes for one, from 16 kHz samples to its soft tokens.
+    #[arg(long, value_name = "SECONDS,...", conflicts_with_all = ["sequences", "chat", "draft"])]
+    audio: Option<String>,
+
     #[command(flatten)]
     engine: EngineArgs,
 
@@ -108,12 +113,15 @@ enum Test {
     Generate(u32),
     /// The soft tokens of one picture.
     Image(u32),
+    /// The soft tokens of a sound of so many seconds.
+    Audio(u32),
 }
 
 impl Test {
     fn tokens(self) -> u32 {
         match self {
             Test::Prompt(n) | Test::Generate(n) | Test::Image(n) => n,
+            Test::Audio(seconds) => seconds * SOFT_A_SECOND,
         }
     }
 
@@ -123,10 +131,14 @@ impl Test {
             Test::Prompt(n) => format!("pp{n}"),
             Test::Generate(n) => format!("tg{n}"),
             Test::Image(n) => return format!("image{n}"),
+            Test::Audio(seconds) => return format!("audio{seconds}s"),
         };
         if depth == 0 { name } else { format!("{name} @ d{depth}") }
     }
 }
+
+/// Soft tokens of a second of sound: 40 ms each.
+const SOFT_A_SECOND: u32 = 25;
 
 /// Tokens of the prompt whose first answer ends the cold start.
 const FIRST_PROMPT: u32 = 32;
@@ -172,9 +184,11 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     }
     engine.refuse_without("--sequences or --chat")?;
     let images = args.image.as_deref().map_or(Ok(Vec::new()), |text| numbers("--image", text))?;
+    let sounds = args.audio.as_deref().map_or(Ok(Vec::new()), |text| numbers("--audio", text))?;
+    let media = images.into_iter().map(Test::Image).chain(sounds.into_iter().map(Test::Audio));
     let prompts = prompts.into_iter().filter(|n| *n > 0).map(Test::Prompt);
     let generate = generate.into_iter().filter(|n| *n > 0).map(Test::Generate);
-    let tests: Vec<Test> = images.into_iter().map(Test::Image).chain(prompts).chain(generate).collect();
+    let tests: Vec<Test> = media.chain(prompts).chain(generate).collect();
 
     let plan = plan_file::read(&args.plan.plan)?;
     let read = started.elapsed();
@@ -182,6 +196,14 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     for (test, depth) in tests.iter().flat_map(|test| depths.iter().map(move |depth| (*test, *depth))) {
         if let Test::Image(soft) = test {
             Media::picture(&plan, soft)?;
+            continue;
+        }
+        if let Test::Audio(seconds) = test {
+            ensure!(
+                (1..=MOST_SECONDS).contains(&seconds),
+                "--audio {seconds}: a sound has 1 to {MOST_SECONDS} seconds"
+            );
+            Media::sound(&plan, &Media::tone(seconds))?;
             continue;
         }
         let room = context.saturating_sub(depth).saturating_sub(1);
@@ -280,12 +302,18 @@ impl Runner {
             picture.read(&mut self.session)?;
             return Ok(called.elapsed());
         }
+        if let Test::Audio(seconds) = test {
+            let samples = Media::tone(seconds);
+            let called = Instant::now();
+            Media::sound(self.session.plan(), &samples)?.read(&mut self.session)?;
+            return Ok(called.elapsed());
+        }
         self.go_to(depth)?;
         let (read, write) = match test {
             Test::Prompt(n) => (n, 1),
             // The first token comes out of a prompt, and only starts the clock.
             Test::Generate(n) => (1, n + 1),
-            Test::Image(_) => bail!("a picture is no text"),
+            Test::Image(_) | Test::Audio(_) => bail!("{} is no text", test.name(depth)),
         };
         let prompt = &self.tokens[depth as usize..][..read as usize];
         let called = Instant::now();
@@ -303,7 +331,7 @@ impl Runner {
             anyhow::Ok(())
         })?;
         Ok(match test {
-            Test::Prompt(_) | Test::Image(_) => last - called,
+            Test::Prompt(_) | Test::Image(_) | Test::Audio(_) => last - called,
             Test::Generate(_) => last - first.unwrap_or(called),
         })
     }

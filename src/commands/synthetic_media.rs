@@ -1,9 +1,13 @@
-//! Media for benchmarks and profiles: grey pictures, as patches that a tower reads.
+//! Media for benchmarks and profiles: grey pictures, as patches that a tower reads, and a rising tone, as samples.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use gemma4c_models::media::{self, Frames};
 use gemma4c_plan::cuda::Phase;
 use gemma4c_plan::{Medium, Plan};
 use gemma4c_runtime::{Patches, RuntimeError, Session, Soft};
+
+/// More samples than any soft token is made of.
+const SAMPLES_OF_SOFT: usize = 640;
 
 /// What a tower reads.
 pub struct Media {
@@ -34,8 +38,30 @@ impl Media {
     pub fn of(plan: &Plan, tower: usize, phase: &Phase) -> Result<Media> {
         match plan.towers[tower].medium {
             Medium::Picture { pool, .. } => Media::picture(plan, phase.rows / (pool * pool)),
-            medium => bail!("no phase of a {medium:?} is timed"),
+            _ => Media::frames_of(plan, tower, &vec![0.0; SAMPLES_OF_SOFT * phase.rows as usize], Some(phase.rows)),
         }
+    }
+
+    /// Samples of a rising tone, for so many seconds.
+    pub fn tone(seconds: u32) -> Vec<f32> {
+        let sample = |n: u32| (f64::from(n) * f64::from(n) * 1e-6).sin() as f32 * 0.5;
+        (0..seconds * media::RATE).map(sample).collect()
+    }
+
+    /// The frames of a sound, for the plan's tower that reads sound.
+    pub fn sound(plan: &Plan, samples: &[f32]) -> Result<Media> {
+        let tower = plan.towers.iter().position(|tower| !tower.medium.is_picture());
+        let tower = tower.context("the plan has no tower that reads sound: compile it with --mmproj")?;
+        Media::frames_of(plan, tower, samples, None)
+    }
+
+    /// So many of the first frames of a sound, or all.
+    fn frames_of(plan: &Plan, tower: usize, samples: &[f32], most: Option<u32>) -> Result<Media> {
+        let medium = plan.towers[tower].medium;
+        let Frames { mut values, count } = media::frames(medium, samples)?;
+        let columns = most.map_or(count, |most| most.min(count));
+        values.truncate((columns * medium.row_width()) as usize);
+        Ok(Media { tower, values, columns, rows: 1 })
     }
 
     pub fn read(&self, session: &mut Session) -> Result<Soft> {

@@ -195,7 +195,11 @@ impl Selection {
         let only = match &args.phase {
             Some(name) => {
                 let (phase, found) = profile::find(program, name)?;
-                ensure!(found.kind != PhaseKind::Tower, "{} reads no tokens: its values are compared by `logits --tap`", found.name);
+                ensure!(
+                    found.kind != PhaseKind::Tower,
+                    "{} reads no tokens: its values are compared by `logits --tap`",
+                    found.name
+                );
                 Some(phase)
             }
             None => None,

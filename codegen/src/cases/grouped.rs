@@ -208,8 +208,7 @@ pub fn first_pairs() -> Vec<Case> {
 
 /// The same, by warpgroups.
 pub fn first_pairs_of_warpgroups() -> Vec<Case> {
-    let wgmma =
-        WgmmaProduct { pairs: 1, ..WgmmaProduct::plain(ElementType::F32, Source::Copy) };
+    let wgmma = WgmmaProduct { pairs: 1, ..WgmmaProduct::plain(ElementType::F32, Source::Copy) };
     let of = |pairs, rows| {
         by_warpgroups(wgmma.clone(), WgmmaTile { rows, columns: 128, team: 0 }, [3, 20, 128], [pairs, pairs], 2)
     };

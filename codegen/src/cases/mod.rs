@@ -23,6 +23,7 @@ pub mod repack;
 pub mod rows;
 pub mod run;
 pub mod sample;
+mod sound;
 pub mod tower;
 mod tower_fast;
 pub mod wgmma;

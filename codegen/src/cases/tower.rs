@@ -35,6 +35,7 @@ pub fn cases() -> Vec<Case> {
     ];
     cases.extend(chains.iter().flat_map(|chain| [linked(chain, 40), linked(chain, 1)]));
     cases.extend(super::tower_fast::cases());
+    cases.extend(super::sound::cases());
     cases
 }
 

@@ -1,7 +1,7 @@
 //! Cases of a tower's fast kernels: heads of 64 and 72 in tiles and attention by warpgroups over them, with patches left over; and what lies between clipped products.
 
-use gemma4c_dsl::harness::{Bound, Case, Random};
-use gemma4c_dsl::{BF16, Float};
+use gemma4c_dsl::harness::{Bound, Case, Data, Random};
+use gemma4c_dsl::{BF16, ElementType, Float};
 
 use super::geglu::gelu;
 use super::tower::{mixed, record};
@@ -26,8 +26,8 @@ pub fn cases() -> Vec<Case> {
         normed(1152, 2, true, 2),
         normed(40, 2, false, 1),
         normed(24, 2, true, 0),
-        gated(12, 12, 2),
-        gated(1036, 2072, 1),
+        gated(12, 12, 2, ElementType::F32),
+        gated(1036, 2072, 1, ElementType::BF16),
     ]
 }
 
@@ -80,7 +80,9 @@ fn prepared(heads: usize, dim: usize, grid: [usize; 2], beside: bool) -> Case {
             let patch = at / heads;
             let head: Vec<f64> = head.iter().map(|x| f64::from(bounded(*x, clips[which]))).collect();
             let factor = (head.iter().map(|x| x * x).sum::<f64>() / dim as f64 + f64::from(epsilon)).powf(-0.5);
-            let weight = |i: usize| [q_weight.get(i), k_weight.get(i)].get(which).map_or(1.0, |w| f64::from(*w.expect("a value")));
+            let weight = |i: usize| {
+                [q_weight.get(i), k_weight.get(i)].get(which).map_or(1.0, |w| f64::from(*w.expect("a value")))
+            };
             let normed: Vec<f64> = (0..dim).map(|i| head[i] * factor * weight(i)).collect();
             for i in 0..dim {
                 let (pair, start) = (i % quarter, i / (2 * quarter) * 2 * quarter);
@@ -133,9 +135,12 @@ fn prepared(heads: usize, dim: usize, grid: [usize; 2], beside: bool) -> Case {
         .scalar("epsilon", epsilon)
         .expect("q_out", q_tiles, ROUNDED);
     // Of heads of 72 a tile's last pieces, and a tile's last lines of values.
-    let is_piece = |at: usize| at / 8192 % tiles.tiles() as usize * 64 + ((at % 64 / 8) ^ (at / 64 % 8)) * 8 < tiles.padded() as usize;
+    let is_piece = |at: usize| {
+        at / 8192 % tiles.tiles() as usize * 64 + ((at % 64 / 8) ^ (at / 64 % 8)) * 8 < tiles.padded() as usize
+    };
     let is_line = |at: usize| at / 64 % (tiles.values() as usize) < dim;
-    let (of_queries, of_values) = (tiles.query_values(heads as u32, patches), tiles.value_values(heads as u32, patches));
+    let (of_queries, of_values) =
+        (tiles.query_values(heads as u32, patches), tiles.value_values(heads as u32, patches));
     let case = but(case, of_queries as usize, is_piece).expect("k_out", k_tiles, ROUNDED);
     let case = but(case, of_queries as usize, is_piece).expect("v_out", v_tiles, ROUNDED);
     but(case, of_values as usize, is_line)
@@ -151,9 +156,8 @@ fn attended(heads: usize, dim: usize, grid: [usize; 2], warpgroups: u32, clips: 
     let (count, width) = (grid[0] * grid[1], heads * dim);
     let tiles = HeadTiles::of(dim as u32).expect("heads that it takes");
     let mut random = Random::new(dim as u64 + 1);
-    let [q, k, v] = [(); 3].map(|()| {
-        random.floats(count * width, -1.0, 1.0).into_iter().map(rounded).collect::<Vec<_>>()
-    });
+    let [q, k, v] =
+        [(); 3].map(|()| random.floats(count * width, -1.0, 1.0).into_iter().map(rounded).collect::<Vec<_>>());
     let expected = mixed(&q, &k, &v, heads, dim);
     let scaled: Vec<f32> = q.iter().map(|x| x * std::f32::consts::LOG2_E).collect();
     let bound = |x: f32| if clips { bounded(x, CLIP.map(|bound| bound / 20.0)) } else { x };
@@ -206,7 +210,8 @@ fn normed(width: usize, rows: usize, residual: bool, clips: usize) -> Case {
             copy.extend(norm(&now, &next).iter().map(|x| BF16::from_f32(bounded(*x as f32, bounds))));
         }
     }
-    let name = format!("{rows} rows of {width}, {} and {clips} copies", if residual { "residual" } else { "no residual" });
+    let name =
+        format!("{rows} rows of {width}, {} and {clips} copies", if residual { "residual" } else { "no residual" });
     let close = Bound::Within { absolute: 4e-6, relative: 4e-6 };
     let one = |values: [f32; 2], at: usize| vec![values[at]];
     let instance = clipped::norm(width as u32, residual, clips as u32).expect("a row of threads is a block");
@@ -230,9 +235,13 @@ fn normed(width: usize, rows: usize, residual: bool, clips: usize) -> Case {
         .expect("rounded", copies.concat(), ROUNDED)
 }
 
-fn gated(width: usize, stride: usize, rows: usize) -> Case {
+fn gated(width: usize, stride: usize, rows: usize, of: ElementType) -> Case {
     let mut random = Random::new(stride as u64);
-    let [gate, up] = [(); 2].map(|()| random.floats(rows * stride, -3.0, 3.0));
+    let is_rounded = of == ElementType::BF16;
+    let [gate, up] = [(); 2].map(|()| {
+        let values = random.floats(rows * stride, -3.0, 3.0).into_iter();
+        values.map(|x| if is_rounded { rounded(x) } else { x }).collect::<Vec<f32>>()
+    });
     let bounds = [[-2.0f32, 2.5], [-1.0, 2.0], [-0.5, 1.5]];
     let value = |at: usize| {
         let from = at / width * stride + at % width;
@@ -241,17 +250,24 @@ fn gated(width: usize, stride: usize, rows: usize) -> Case {
     };
     let expected: Vec<BF16> = (0..rows * width).map(value).collect();
     let one = |values: [f32; 2], at: usize| vec![values[at]];
-    Case::new(format!("{rows} rows of {width} gated within bounds, {stride} apart"), clipped::geglu().expect("256 threads are a block"))
-        .grid([width.div_ceil(1024) as u32, rows as u32, 1])
-        .buffer("gate", gate.clone())
-        .buffer("up", up.clone())
-        .buffer("gate_low", one(bounds[0], 0))
-        .buffer("gate_high", one(bounds[0], 1))
-        .buffer("up_low", one(bounds[1], 0))
-        .buffer("up_high", one(bounds[1], 1))
-        .buffer("low", one(bounds[2], 0))
-        .buffer("high", one(bounds[2], 1))
-        .scalar("width", width as u32)
-        .scalar("stride", stride as u32)
-        .expect("out", expected, ROUNDED)
+    let data = |values: &[f32]| match is_rounded {
+        true => Data::from(values.iter().map(|x| BF16::from_f32(*x)).collect::<Vec<_>>()),
+        false => Data::from(values.to_vec()),
+    };
+    Case::new(
+        format!("{rows} rows of {width} gated within bounds, {stride} apart"),
+        clipped::geglu(of).expect("256 threads are a block"),
+    )
+    .grid([width.div_ceil(1024) as u32, rows as u32, 1])
+    .buffer("gate", data(&gate))
+    .buffer("up", data(&up))
+    .buffer("gate_low", one(bounds[0], 0))
+    .buffer("gate_high", one(bounds[0], 1))
+    .buffer("up_low", one(bounds[1], 0))
+    .buffer("up_high", one(bounds[1], 1))
+    .buffer("low", one(bounds[2], 0))
+    .buffer("high", one(bounds[2], 1))
+    .scalar("width", width as u32)
+    .scalar("stride", stride as u32)
+    .expect("out", expected, ROUNDED)
 }

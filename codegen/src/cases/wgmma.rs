@@ -138,9 +138,8 @@ impl Problem {
             case = case.buffer("epilogue_addend", self.addend.clone());
         }
         if *source == Source::Copy {
-            case = case
-                .scalar("x_part", (self.rows[0] * self.k) as u32)
-                .scalar("part_columns", self.wgmma.part_columns);
+            case =
+                case.scalar("x_part", (self.rows[0] * self.k) as u32).scalar("part_columns", self.wgmma.part_columns);
         }
         self.weights
             .bind(case)

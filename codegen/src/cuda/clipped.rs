@@ -1,6 +1,6 @@
 //! A tower's layers as few launches: between clipped products one each, heads and attention of patches by warpgroups.
 
-use gemma4c_dsl::{Filled, LaunchArguments};
+use gemma4c_dsl::{ElementType, Filled, LaunchArguments};
 use gemma4c_graph::{Clip, ClippedGeglu, ClippedNorm, Group, NodeId, Op, PatchHeads, Product, WeightId};
 use gemma4c_plan::cuda::Form;
 
@@ -96,7 +96,9 @@ impl PhaseBuilder<'_, '_> {
 
     pub fn clipped_geglu(&mut self, group: &Group, of: &ClippedGeglu) -> Result<(), LowerError> {
         let (rows, width) = (self.rows_of(group), self.graph().node(of.exit.out).ty.width);
-        let (gate, up) = (self.floats(of.gate)?, self.floats(of.up)?);
+        let rounded = self.has(of.gate, Form::BF16) && self.has(of.up, Form::BF16);
+        let (form, element) = if rounded { (Form::BF16, ElementType::BF16) } else { (Form::F32, ElementType::F32) };
+        let (gate, up) = (self.location(of.gate, form)?, self.location(of.up, form)?);
         if gate.stride != up.stride || !width.is_multiple_of(4) {
             return Err(LowerError::NoValue { node: self.graph().full_name(of.exit.out) });
         }
@@ -116,10 +118,10 @@ impl PhaseBuilder<'_, '_> {
             width,
             stride: gate.stride,
         };
-        let work = Work { bytes: rows as u64 * width as u64 * 10, flops: 0 };
+        let work = Work { bytes: rows as u64 * width as u64 * (2 + 2 * element.size() as u64), flops: 0 };
         let why = Choice::because("gate and up within their bounds, and their product").over("a launch for each bound");
         let grid = [width.div_ceil(1024), rows, 1];
-        self.launch(clipped::geglu()?, grid, arguments, &group.nodes, work, why)?;
+        self.launch(clipped::geglu(element)?, grid, arguments, &group.nodes, work, why)?;
         self.record_output(of.exit.out, Form::BF16, out);
         Ok(())
     }

@@ -165,6 +165,13 @@ fn left_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeId, 
             last.map(|last| (last, Outputs::INT8)).into_iter().collect()
         }
         Kind::Product(product) if product.geglu => group.last().map(|last| (last, Outputs::BF16)).into_iter().collect(),
+        // Gate and up are rounded before their gate where nothing else reads them: twice their bytes would go to memory and back.
+        Kind::Product(product) if product.is_plain() && schedule.source(product.matmuls[0]).is_some() => {
+            let is_gated = |user: &NodeId| matches!(schedule.fused.group(*user).kind, Kind::ClippedGeglu(_));
+            let all = || product.matmuls.iter().flat_map(|id| schedule.fused.users(*id));
+            let forms = (all().next().is_some() && all().all(is_gated)).then_some(Outputs::BF16);
+            forms.map_or(Vec::new(), |form| product.matmuls.iter().map(|id| (*id, form)).collect())
+        }
         Kind::ExpertProduct { geglu: true, .. } => group.last().map(|last| (last, Outputs::BF16)).into_iter().collect(),
         _ => Vec::new(),
     }
@@ -250,6 +257,9 @@ fn demanded_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
             | Op::SubMean { .. }
             | Op::GridMean { .. }
             | Op::GridRope { .. }
+            | Op::HalvingConv { .. }
+            | Op::CausalConv { .. }
+            | Op::NearAttention { .. }
             | Op::FullAttention { .. } => floats(of_single().inputs.clone()),
             Op::Attention { .. } | Op::AttentionAhead { .. } | Op::ExpertMatMul { .. } | Op::ExpertSum { .. } => {
                 floats(vec![of_single().inputs[0]])

@@ -207,6 +207,7 @@ impl Schedule {
         match (self.graph().node(group.anchor()).ty.rows, self.soft_rows) {
             (Rows::Asked, _) if !self.decodes => 1,
             (Rows::Soft, Some(soft)) => soft,
+            (Rows::Halves, Some(_)) => self.rows.div_ceil(2),
             _ => self.rows,
         }
     }

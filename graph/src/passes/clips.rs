@@ -122,8 +122,11 @@ fn norm(fused: &Fused, id: NodeId) -> Option<(ClippedNorm, Vec<NodeId>)> {
     let mut exits = Vec::new();
     if let Some((next, _)) = norm.next {
         let users: Vec<NodeId> = fused.users(next).to_vec();
-        let followed: Vec<(Clip, Vec<NodeId>)> =
-            users.iter().map(|user| follow(fused, next, Some(*user))).filter(|(_, bounds)| !bounds.is_empty()).collect();
+        let followed: Vec<(Clip, Vec<NodeId>)> = users
+            .iter()
+            .map(|user| follow(fused, next, Some(*user)))
+            .filter(|(_, bounds)| !bounds.is_empty())
+            .collect();
         if followed.len() == users.len() && users.len() <= MOST_EXITS && !fused.graph.is_result(next) {
             for (clip, bounds) in followed {
                 exits.push(clip);

@@ -12,6 +12,7 @@ mod inventory;
 mod metadata;
 mod preset;
 mod random;
+mod sound;
 mod tower;
 mod types;
 mod vocab;
@@ -127,7 +128,7 @@ pub fn write(options: &Options, out: &Path, progress: &(dyn Fn(u64, u64) + Sync)
     Ok(summary)
 }
 
-/// Writes the projector file (mmproj) of such a model instead: its vision tower.
+/// Writes the projector file (mmproj) of such a model instead: its towers.
 pub fn write_projector(
     options: &Options,
     out: &Path,

@@ -53,13 +53,7 @@ pub fn tile_rows<const GEGLU: bool, const PAIRS: u32>(
 /// Where this thread copies a tile's operands from: the same 16 bytes of every so many rows. Rows and columns past the end
 /// repeat the last one.
 #[device]
-pub fn aim_copies<
-    const COLUMNS: u32,
-    const WARPGROUPS: u32,
-    const GEGLU: bool,
-    const PAIRS: u32,
-    const SPLIT: bool,
->(
+pub fn aim_copies<const COLUMNS: u32, const WARPGROUPS: u32, const GEGLU: bool, const PAIRS: u32, const SPLIT: bool>(
     x_from: &mut Regs<u32>,
     w_from: &mut Regs<u32>,
     place: U32x2,
@@ -196,7 +190,18 @@ pub fn product_wgmma<
     let mut ahead_stage = STAGES - 2;
     let mut x_from = regs(0u32, 4);
     let mut w_from = regs(0u32, COLUMNS / (16 * WARPGROUPS));
-    aim_copies(&mut x_from, &mut w_from, tile_place(ahead_tile, tiles), groups, order, rows, outputs, k, x_part, part_columns);
+    aim_copies(
+        &mut x_from,
+        &mut w_from,
+        tile_place(ahead_tile, tiles),
+        groups,
+        order,
+        rows,
+        outputs,
+        k,
+        x_part,
+        part_columns,
+    );
     #[unroll]
     for stage in 0..STAGES - 2 {
         let x_to = x_ring.offset(stage * WARPGROUPS * 4096);

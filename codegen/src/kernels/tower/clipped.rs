@@ -2,7 +2,7 @@
 //! of each product that reads the result. A bound that a product does not have is infinite.
 
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{Instance, InstanceError};
+use gemma4c_dsl::{ElementType, Instance, InstanceError};
 
 use crate::kernels::gelu::gelu_by_exp;
 use crate::kernels::norm::{inverse_rms, product4, scaled4, sum4};
@@ -77,11 +77,11 @@ pub fn clipped_norm<const WIDTH: u32, const THREADS: u32, const RESIDUAL: bool, 
     }
 }
 
-/// `gelu(gate) * up`, all three within bounds, rounded. Gate and up are `stride` values from row to row; a thread takes four of a row of `width`.
+/// `gelu(gate) * up`, all three within bounds, rounded. Gates, and what they gate, are f32 or bf16. Gate and up are `stride` values from row to row; a thread takes four of a row of `width`.
 #[kernel(block = 256)]
-pub fn clipped_geglu(
-    gate: Input<f32>,
-    up: Input<f32>,
+pub fn clipped_geglu<T: Float>(
+    gate: Input<T>,
+    up: Input<T>,
     gate_low: Weights<f32>,
     gate_high: Weights<f32>,
     up_low: Weights<f32>,
@@ -96,8 +96,8 @@ pub fn clipped_geglu(
     let row = block_idx_y();
     if at < width {
         let from = row as u64 * stride as u64 + at as u64;
-        let gates = bounded4(load::<F32x4>(gate, from), gate_low[0u32], gate_high[0u32]);
-        let ups = bounded4(load::<F32x4>(up, from), up_low[0u32], up_high[0u32]);
+        let gates = bounded4(load_floats4(gate, from), gate_low[0u32], gate_high[0u32]);
+        let ups = bounded4(load_floats4(up, from), up_low[0u32], up_high[0u32]);
         let activated = f32x4(gelu_by_exp(gates.x), gelu_by_exp(gates.y), gelu_by_exp(gates.z), gelu_by_exp(gates.w));
         let four = bounded4(product4(activated, ups), low[0u32], high[0u32]);
         let to = row as u64 * width as u64 + at as u64;
@@ -115,6 +115,6 @@ pub fn norm(width: u32, residual: bool, clips: u32) -> Result<Instance, Instance
 }
 
 /// A [`clipped_geglu`]; its grid is `[width.div_ceil(1024), rows, 1]`.
-pub fn geglu() -> Result<Instance, InstanceError> {
-    clipped_geglu::Chosen {}.build()
+pub fn geglu(of: ElementType) -> Result<Instance, InstanceError> {
+    clipped_geglu::Chosen { T: of }.build()
 }

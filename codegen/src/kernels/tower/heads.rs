@@ -10,6 +10,7 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
+use super::clipped::bounded4;
 use crate::kernels::heads::{cos_sin, rotated};
 
 /// Norms, rotates and rounds 64 patches of one head. The grid is (heads, 64s of patches, 3): queries, keys, values. Rows of the product are `stride` values apart;
@@ -38,6 +39,7 @@ pub fn patch_heads<const D: u32, const PADDED: u32, const TILES: u32, const VALU
 ) {
     require!(D % 4 == 0 && PADDED % 16 == 0 && PADDED >= D && PADDED <= TILES * 64 && VALUES >= D);
     let tile = shared::<f32>(64 * (D + 1));
+    let factors = shared::<f32>(64);
     let head = block_idx();
     let first = block_idx_y() * 64;
     let which = block_idx_z();
@@ -47,36 +49,61 @@ pub fn patch_heads<const D: u32, const PADDED: u32, const TILES: u32, const VALU
     if first / 128 * 128 >= count {
         return;
     }
-    let x = if which == 0 { q } else if which == 1 { k } else { v };
+    let x = if which == 0 {
+        q
+    } else if which == 1 {
+        k
+    } else {
+        v
+    };
     let weight = if which == 0 { q_weight } else { k_weight };
-    let low = if which == 0 { q_low[0u32] } else if which == 1 { k_low[0u32] } else { v_low[0u32] };
-    let high = if which == 0 { q_high[0u32] } else if which == 1 { k_high[0u32] } else { v_high[0u32] };
+    let low = if which == 0 {
+        q_low[0u32]
+    } else if which == 1 {
+        k_low[0u32]
+    } else {
+        v_low[0u32]
+    };
+    let high = if which == 0 {
+        q_high[0u32]
+    } else if which == 1 {
+        k_high[0u32]
+    } else {
+        v_high[0u32]
+    };
     let scale = if which == 0 { 1.442695f32 } else { 1.0f32 };
 
-    // A warp takes 16 patches.
-    #[unroll(4)]
-    for i in 0u32..16 {
-        let row = warp_id() * 16 + i;
+    // All loads of a thread are under way at once; rows are a value longer than a head, so that threads of neighbouring rows read different banks.
+    #[unroll]
+    for i in (0..16 * D).by(128) {
+        let at = (i + thread_idx()) * 4;
+        let row = at / D;
         let patch = first + row;
-        let mut own = regs(0.0f32, (D + 31) / 32);
-        let mut squares = 0.0f32;
-        #[unroll]
-        for part in 0..(D + 31) / 32 {
-            let at = part * 32 + lane_id();
-            if at < D && patch < count {
-                own[part] = x[patch as u64 * stride as u64 + (head * D + at) as u64].max(low).min(high);
-                squares = squares + own[part] * own[part];
+        if at < 64 * D {
+            let mut four = F32x4::ZERO;
+            if patch < count {
+                four = load::<F32x4>(x, patch as u64 * stride as u64 + (head * D + at % D) as u64);
+                four = bounded4(four, low, high);
             }
+            let to = row * (D + 1) + at % D;
+            tile[to] = four.x;
+            tile[to + 1] = four.y;
+            tile[to + 2] = four.z;
+            tile[to + 3] = four.w;
         }
-        let factor = rsqrt(warp_sum(squares) / D as f32 + epsilon) * scale;
-        #[unroll]
-        for part in 0..(D + 31) / 32 {
-            let at = part * 32 + lane_id();
-            if at < D {
-                let normed = own[part] * factor;
-                tile[row * (D + 1) + at] = if which < 2 { normed * weight[at] } else { normed };
-            }
-        }
+    }
+    barrier();
+
+    // Two threads take a row's squares.
+    let own_row = thread_idx() / 2 * (D + 1) + thread_idx() % 2 * (D / 2);
+    let mut squares = 0.0f32;
+    #[unroll]
+    for i in 0..D / 2 {
+        squares = tile[own_row + i].mul_add(tile[own_row + i], squares);
+    }
+    squares = squares + shfl_xor(squares, 1);
+    if thread_idx() % 2 == 0 {
+        factors[thread_idx() / 2] = rsqrt(squares / D as f32 + epsilon) * scale;
     }
     barrier();
 
@@ -84,15 +111,19 @@ pub fn patch_heads<const D: u32, const PADDED: u32, const TILES: u32, const VALU
         for i in (thread_idx()..D * 8).by(128) {
             let line = i / 8;
             let piece = i % 8;
-            let from = piece * 8 * (D + 1) + line;
-            let eight = u32x4(
-                pack_bf16(tile[from], tile[from + (D + 1)]),
-                pack_bf16(tile[from + 2 * (D + 1)], tile[from + 3 * (D + 1)]),
-                pack_bf16(tile[from + 4 * (D + 1)], tile[from + 5 * (D + 1)]),
-                pack_bf16(tile[from + 6 * (D + 1)], tile[from + 7 * (D + 1)]),
+            let mut eight = regs(0.0f32, 8);
+            #[unroll]
+            for e in 0u32..8 {
+                eight[e] = tile[(piece * 8 + e) * (D + 1) + line] * factors[piece * 8 + e];
+            }
+            let packed = u32x4(
+                pack_bf16(eight[0], eight[1]),
+                pack_bf16(eight[2], eight[3]),
+                pack_bf16(eight[4], eight[5]),
+                pack_bf16(eight[6], eight[7]),
             );
             let block = head * blocks * 2 + first / 64;
-            store(v_out, (block * VALUES + line) as u64 * 64 + ((piece ^ line % 8) * 8) as u64, eight);
+            store(v_out, (block * VALUES + line) as u64 * 64 + ((piece ^ line % 8) * 8) as u64, packed);
         }
         return;
     }
@@ -106,7 +137,10 @@ pub fn patch_heads<const D: u32, const PADDED: u32, const TILES: u32, const VALU
         let patch = first + row;
         let at = if half == 0 { patch % columns } else { patch / columns };
         let from = row * (D + 1) + half * (D / 2) + turn;
-        let turned = rotated(tile[from], tile[from + D / 4], cos_sin(at as f32 * inverse_frequencies[turn]));
+        let value = half * (D / 2) + turn;
+        let near = tile[from] * factors[row] * weight[value];
+        let far = tile[from + D / 4] * factors[row] * weight[value + D / 4];
+        let turned = rotated(near, far, cos_sin(at as f32 * inverse_frequencies[turn]));
         tile[from] = turned.x;
         tile[from + D / 4] = turned.y;
     }

@@ -221,8 +221,8 @@ impl PatchAttention {
             let each = (heads * patches.div_ceil(64 * warpgroups)).div_ceil(multiprocessors);
             u64::from(each) * u64::from(*warpgroups)
         };
-        // Three sums of longer heads do not fit their registers.
-        let most = if tiles.values() <= 96 { 3u32 } else { 2 };
+        // Of longer heads the sums of three do not fit the registers.
+        let most = if tiles.values() <= 64 { 3u32 } else { 2 };
         let warpgroups = (2..=most).rev().min_by_key(waves).unwrap_or(2);
         PatchAttention { tiles, warpgroups }
     }
