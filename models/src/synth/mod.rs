@@ -214,6 +214,12 @@ pub fn describe_drafter(preset: Preset, dtype: DType) -> Result<Header, SynthErr
     writer.describe().map_err(SynthError::Described)
 }
 
+/// The same of a projector.
+pub fn describe_projector(preset: Preset, dtype: DType) -> Result<Header, SynthError> {
+    let (writer, _) = tower::projector(preset, &preset.shape(None)?, dtype)?;
+    writer.describe().map_err(SynthError::Described)
+}
+
 /// A tensor cut into pieces of whole blocks.
 struct Job {
     filler: Filler,
