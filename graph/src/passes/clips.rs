@@ -20,8 +20,10 @@ fn run(fused: &mut Fused, log: &mut Log) {
     let ids: Vec<NodeId> = fused.graph.iter().map(|(id, _)| id).collect();
     for id in ids {
         if fused.graph.node(id).op == Op::Gelu {
-            if let Some((kind, nodes)) = geglu(fused, id) {
-                log.merge(fused, Kind::ClippedGeglu(kind), &nodes);
+            match geglu(fused, id) {
+                Some(Ok((kind, nodes))) => _ = log.merge(fused, Kind::ClippedGeglu(kind), &nodes),
+                Some(Err(reason)) => log.refuse(fused.graph.full_name(id), reason),
+                None => {}
             }
         } else if let Kind::Norm(_) = fused.group(id).kind
             && fused.group(id).nodes[0] == id
@@ -83,7 +85,7 @@ fn follow(fused: &Fused, from: NodeId, mut next: Option<NodeId>) -> (Clip, Vec<N
 }
 
 /// `gelu(gate) * up` between products of which one is clipped.
-fn geglu(fused: &Fused, gelu: NodeId) -> Option<(ClippedGeglu, Vec<NodeId>)> {
+fn geglu(fused: &Fused, gelu: NodeId) -> Option<Result<(ClippedGeglu, Vec<NodeId>), &'static str>> {
     let graph = &fused.graph;
     let is_product = |id: NodeId| matches!(graph.node(id).op, Op::MatMul { .. });
     let mul = fused.sole_user(gelu).filter(|user| graph.node(*user).op == Op::Mul && fused.is_single(*user))?;
@@ -95,12 +97,11 @@ fn geglu(fused: &Fused, gelu: NodeId) -> Option<(ClippedGeglu, Vec<NodeId>)> {
     if !clipped || !is_product(gate) || !is_product(up) || !fused.is_single(gelu) {
         return None;
     }
-    // The two are read by nobody else: a product's whole rows stay where they are.
     if fused.sole_user(gate).is_none() || fused.sole_user(up).is_none() {
-        return None;
+        return Some(Err("gate or up is read by others too"));
     }
     let nodes = [gate_nodes, up_nodes, vec![gelu, mul], exit_nodes].concat();
-    Some((ClippedGeglu { gate, up, gate_clip, up_clip, exit }, nodes))
+    Some(Ok((ClippedGeglu { gate, up, gate_clip, up_clip, exit }, nodes)))
 }
 
 /// A norm next to a clipped product.
