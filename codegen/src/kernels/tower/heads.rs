@@ -7,6 +7,9 @@
 //!
 //! Queries are multiplied by log2(e): attention takes powers of two.
 
+// A kernel has no constants of Rust's library.
+#![allow(clippy::approx_constant)]
+
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
