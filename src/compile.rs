@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use gemma4c_blocks::DType;
 use gemma4c_codegen::cpu::{self, Limits};
-use gemma4c_codegen::cuda::{self, LowerError, Lowered, SoftTokens, TowerGraph, build};
+use gemma4c_codegen::cuda::{self, LowerError, Lowered, SoftTokens, TowerGraph, TowerMedium, build};
 use gemma4c_codegen::nvrtc::{Cache, Compiler, Toolchain};
 use gemma4c_codegen::target::{DeviceFacts, Target as Gpu};
 use gemma4c_graph::{Graph, NodeId, WeightId, to_text};
@@ -100,9 +100,7 @@ pub fn compile(file: &Gguf, plan_dir: &Path, options: &Options) -> Result<Plan> 
             let most = image_tokens * pool * pool;
             let (graph, stages) = (tower.graph, tower.stages);
             let mut towers = vec![NewTower { name: "vision", graph, stages, medium, most, tokens }];
-            // Sound has no kernels so far: a plan for a GPU reads pictures alone, and the command says so.
-            let sound = audio(beside, &config, vocab.as_ref()).with_context(|| path_of(beside))?;
-            towers.extend(sound.filter(|_| options.cuda.is_none()));
+            towers.extend(audio(beside, &config, vocab.as_ref()).with_context(|| path_of(beside))?);
             towers
         }
     };
@@ -213,8 +211,12 @@ fn padding(file: &Gguf) -> Result<u32> {
 
 /// A plan's tower, and its graph over the plan's weights, as the lowering for a GPU takes it.
 fn of_tower<'a>((tower, graph): (&'a Tower, &'a Graph)) -> TowerGraph<'a> {
-    let pool = if let Medium::Picture { pool, .. } = tower.medium { pool } else { 1 };
-    TowerGraph { graph, meaning: &tower.program, patch_width: tower.medium.row_width(), pool }
+    let medium = match tower.medium {
+        Medium::Picture { pool, .. } => TowerMedium::Picture { pool },
+        Medium::Mel { .. } => TowerMedium::Sound { frames: 4 },
+        Medium::Samples { .. } => TowerMedium::Sound { frames: 1 },
+    };
+    TowerGraph { graph, meaning: &tower.program, patch_width: tower.medium.row_width(), medium }
 }
 
 /// Where the weights of a tower stand in a plan: behind each other from `first_weight` on.
@@ -447,13 +449,17 @@ pub fn lower_again<'a>(
     let config = Config::read(file)?;
     let graph = text_graph(file, &config, !plan.towers.is_empty())?;
     let mut sources = Sources::of(file, &graph.weights, &tensors_of(file, &graph)?);
-    // A plan for GPUs has a vision tower alone.
     let mut tower_graphs = Vec::new();
-    if let Some(projector) = projector {
-        let tower = gemma4::vision_tower(projector, &VisionConfig::read(projector)?)?;
-        let places = towers_places(&tower.graph, sources.weights.len());
-        sources.extend(projector, &tower.graph.weights, &tensors_of(projector, &tower.graph)?);
-        tower_graphs.push(tower.graph.with_weights(&sources.weights, places));
+    for (projector, tower) in
+        projector.iter().flat_map(|projector| plan.towers.iter().map(move |tower| (*projector, tower)))
+    {
+        let own = match tower.medium.is_picture() {
+            true => gemma4::vision_tower(projector, &VisionConfig::read(projector)?)?.graph,
+            false => gemma4::audio_tower(projector, &AudioConfig::read(projector)?)?.graph,
+        };
+        let places = towers_places(&own, sources.weights.len());
+        sources.extend(projector, &own.weights, &tensors_of(projector, &own)?);
+        tower_graphs.push(own.with_weights(&sources.weights, places));
     }
     let of_towers: Vec<TowerGraph<'_>> = plan.towers.iter().zip(&tower_graphs).map(of_tower).collect();
     let soft = SoftTokens { towers: &of_towers, pad: padding(file)? };

@@ -87,6 +87,16 @@ pub enum Kind {
     /// A value that lies where another does: nothing is launched.
     View,
 
+    // -- Of towers -----------------------------------------------------------------------------------------------------
+    /// A norm between clipped products.
+    ClippedNorm(ClippedNorm),
+    /// `gelu(gate) * up` between clipped products.
+    ClippedGeglu(ClippedGeglu),
+    /// Norms and rotation of the heads of patches.
+    PatchHeads(PatchHeads),
+    /// Attention of all patches to all, within the bounds of the product that reads it.
+    PatchAttention { attention: NodeId, clip: Clip },
+
     // -- Helpers -------------------------------------------------------------------------------------------------------
     /// A value in another form.
     Convert { value: NodeId, form: Form },
@@ -121,6 +131,10 @@ impl Kind {
             Kind::ExpertProduct { .. } => "expert_product",
             Kind::Geglu { .. } => "geglu",
             Kind::View => "view",
+            Kind::ClippedNorm(_) => "clipped_norm",
+            Kind::ClippedGeglu(_) => "clipped_geglu",
+            Kind::PatchHeads(_) => "patch_heads",
+            Kind::PatchAttention { .. } => "patch_attention",
             Kind::Convert { .. } => "convert",
             Kind::SortPairs { .. } => "sort_pairs",
             Kind::AttentionParts { .. } => "attention_parts",
@@ -172,6 +186,8 @@ pub struct Product {
     pub input: NodeId,
     /// `input` is computed on the way in, by every block.
     pub norm: Option<Norm>,
+    /// What the second matrix and those after it read, where that is not `input` too: the same value within other bounds.
+    pub others: Vec<NodeId>,
     /// One a matrix, all of one type. With `geglu`: gate, then up.
     pub matmuls: Vec<NodeId>,
     /// The result is `gelu(gate) * up`.
@@ -183,7 +199,12 @@ pub struct Product {
 impl Product {
     /// Products of `input` by plain matrices, and nothing else.
     pub fn new(input: NodeId, matmuls: Vec<NodeId>) -> Product {
-        Product { input, norm: None, matmuls, geglu: false, epilogue: Vec::new() }
+        Product { input, norm: None, others: Vec::new(), matmuls, geglu: false, epilogue: Vec::new() }
+    }
+
+    /// Everything that is multiplied.
+    pub fn inputs(&self) -> impl Iterator<Item = NodeId> {
+        std::iter::once(self.input).chain(self.others.iter().copied())
     }
 
     /// Each matrix has a result of its own.
@@ -228,6 +249,50 @@ pub struct Residual {
     pub scale: Option<WeightId>,
     /// The residual after the update.
     pub sum: NodeId,
+}
+
+/// A value within bounds, each a weight of one element where there is one: `out`, which is the value itself where there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clip {
+    pub low: Option<WeightId>,
+    pub high: Option<WeightId>,
+    pub out: NodeId,
+}
+
+/// A [`Norm`] whose input and whose result are kept within bounds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClippedNorm {
+    /// Its input is what `entry` bounds.
+    pub norm: Norm,
+    pub entry: Clip,
+    /// The norm at the end within the bounds of each product that reads it.
+    pub exits: Vec<Clip>,
+}
+
+/// `gelu(gate) * up` of values that are kept within bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClippedGeglu {
+    /// As their products leave them.
+    pub gate: NodeId,
+    pub up: NodeId,
+    pub gate_clip: Clip,
+    pub up_clip: Clip,
+    pub exit: Clip,
+}
+
+/// Queries, keys and values of patches between their product and attention: within bounds, normed, and rotated by the patch's column and row. Values are not rotated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PatchHeads {
+    pub dim: u32,
+    pub base: f32,
+    pub eps: f32,
+    /// As their products leave them: queries, keys, values.
+    pub raw: [NodeId; 3],
+    pub clips: [Clip; 3],
+    pub q_weight: WeightId,
+    pub k_weight: WeightId,
+    /// What attention reads.
+    pub out: [NodeId; 3],
 }
 
 /// Two branches that meet before a residual.

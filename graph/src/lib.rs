@@ -32,8 +32,8 @@ pub use fused_text::fused_text;
 pub use graph::{Cache, CacheId, Graph, Node, NodeId, Weight, WeightId};
 pub use infer::{TypeError, infer};
 pub use kinds::{
-    Branch, DenseHalf, Epilogue, Form, Group, Heads, KeyValueHeads, Kind, Norm, PerLayerInputs, Product, QueryHeads,
-    Residual, Router,
+    Branch, Clip, ClippedGeglu, ClippedNorm, DenseHalf, Epilogue, Form, Group, Heads, KeyValueHeads, Kind, Norm,
+    PatchHeads, PerLayerInputs, Product, QueryHeads, Residual, Router,
 };
 pub use op::{Op, Part};
 pub use text::{layer_ranges, to_text};

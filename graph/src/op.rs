@@ -209,6 +209,8 @@ impl Op {
             Op::GatherText { table: w, .. } | Op::AxisRows { table: w, .. } => change(w),
             Op::MulWeight { weight: w } | Op::AddWeight { weight: w } | Op::TokenMatMul { weight: w } => change(w),
             Op::AtLeast { weight: w } | Op::AtMost { weight: w } => change(w),
+            Op::HalvingConv { weight: w, .. } | Op::CausalConv { weight: w } => change(w),
+            Op::NearAttention { weight: w, .. } => change(w),
             Op::RmsNorm { weight: Some(w), .. } | Op::ExpertSum { scale: Some(w) } => change(w),
             Op::Rope { factors: Some(w), .. } => change(w),
             _ => {}

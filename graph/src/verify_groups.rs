@@ -58,6 +58,8 @@ fn outputs_of(fused: &Fused, group: &Group) -> Vec<NodeId> {
             product.norm.as_ref().and_then(sum_of).into_iter().chain(results).collect()
         }
         Kind::Norm(norm) => sum_of(norm).into_iter().chain(norm.next.map(|(node, _)| node)).collect(),
+        Kind::ClippedNorm(of) => sum_of(&of.norm).into_iter().chain(of.exits.iter().map(|exit| exit.out)).collect(),
+        Kind::PatchHeads(heads) => heads.out.to_vec(),
         Kind::AttentionStep { heads, attention } => heads.kv.map(|kv| kv.out).into_iter().chain([*attention]).collect(),
         Kind::PerLayerStep { residual, projection, .. } => vec![residual.sum, *projection],
         // The last results, and the last residual.

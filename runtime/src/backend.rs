@@ -55,6 +55,12 @@ pub trait Backend {
     /// Copies bytes to the start of a range, after everything queued before.
     fn write(&mut self, to: Range, bytes: &[u8]) -> Result<(), RuntimeError>;
 
+    /// The same of floats.
+    fn write_floats(&mut self, to: Range, values: &[f32]) -> Result<(), RuntimeError> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.write(to, &bytes)
+    }
+
     /// Copies a range out, once everything queued is done. `bytes` is as long as the range.
     fn read(&mut self, from: Range, bytes: &mut [u8]) -> Result<(), RuntimeError>;
 

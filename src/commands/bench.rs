@@ -11,12 +11,14 @@ mod report;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_plan::{Medium, Plan, Sampling};
-use gemma4c_runtime::{Asked, Patches, Request, RuntimeError, Sampler, Session};
+use gemma4c_models::media::MOST_SECONDS;
+use gemma4c_plan::Sampling;
+use gemma4c_runtime::{Asked, Request, Sampler, Session};
 
 use super::Outcome;
 use super::cached::ModelArgs;
 use super::plan_file::{self, EngineArgs, PlanArgs};
+use super::synthetic_media::Media;
 use crate::output::print;
 use crate::{progress, random};
 use batched::Batched;
@@ -71,6 +73,10 @@ pub struct Args {
     #[arg(long, value_name = "N,N...", conflicts_with_all = ["sequences", "chat"])]
     image: Option<String>,
 
+    /// Sounds to measure, by their seconds: how long the tower takes for one, from 16 kHz samples to its soft tokens.
+    #[arg(long, value_name = "SECONDS,...", conflicts_with_all = ["sequences", "chat", "draft"])]
+    audio: Option<String>,
+
     #[command(flatten)]
     engine: EngineArgs,
 
@@ -107,12 +113,15 @@ enum Test {
     Generate(u32),
     /// The soft tokens of one picture.
     Image(u32),
+    /// The soft tokens of a sound of so many seconds.
+    Audio(u32),
 }
 
 impl Test {
     fn tokens(self) -> u32 {
         match self {
             Test::Prompt(n) | Test::Generate(n) | Test::Image(n) => n,
+            Test::Audio(seconds) => seconds * SOFT_A_SECOND,
         }
     }
 
@@ -122,10 +131,14 @@ impl Test {
             Test::Prompt(n) => format!("pp{n}"),
             Test::Generate(n) => format!("tg{n}"),
             Test::Image(n) => return format!("image{n}"),
+            Test::Audio(seconds) => return format!("audio{seconds}s"),
         };
         if depth == 0 { name } else { format!("{name} @ d{depth}") }
     }
 }
+
+/// Soft tokens of a second of sound: 40 ms each.
+const SOFT_A_SECOND: u32 = 25;
 
 /// Tokens of the prompt whose first answer ends the cold start.
 const FIRST_PROMPT: u32 = 32;
@@ -171,16 +184,26 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     }
     engine.refuse_without("--sequences or --chat")?;
     let images = args.image.as_deref().map_or(Ok(Vec::new()), |text| numbers("--image", text))?;
+    let sounds = args.audio.as_deref().map_or(Ok(Vec::new()), |text| numbers("--audio", text))?;
+    let media = images.into_iter().map(Test::Image).chain(sounds.into_iter().map(Test::Audio));
     let prompts = prompts.into_iter().filter(|n| *n > 0).map(Test::Prompt);
     let generate = generate.into_iter().filter(|n| *n > 0).map(Test::Generate);
-    let tests: Vec<Test> = images.into_iter().map(Test::Image).chain(prompts).chain(generate).collect();
+    let tests: Vec<Test> = media.chain(prompts).chain(generate).collect();
 
     let plan = plan_file::read(&args.plan.plan)?;
     let read = started.elapsed();
     let context = plan.program.context;
     for (test, depth) in tests.iter().flat_map(|test| depths.iter().map(move |depth| (*test, *depth))) {
         if let Test::Image(soft) = test {
-            Picture::of(&plan, soft)?;
+            Media::picture(&plan, soft)?;
+            continue;
+        }
+        if let Test::Audio(seconds) = test {
+            ensure!(
+                (1..=MOST_SECONDS).contains(&seconds),
+                "--audio {seconds}: a sound has 1 to {MOST_SECONDS} seconds"
+            );
+            Media::sound(&plan, &Media::tone(seconds))?;
             continue;
         }
         let room = context.saturating_sub(depth).saturating_sub(1);
@@ -218,32 +241,6 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         Format::Json => report.json()?,
     })?;
     Ok(Outcome::Done)
-}
-
-/// A grey picture of so many soft tokens.
-struct Picture {
-    tower: usize,
-    values: Vec<f32>,
-    columns: u32,
-    rows: u32,
-}
-
-impl Picture {
-    /// As near to a square as the number of soft tokens allows.
-    fn of(plan: &Plan, soft: u32) -> Result<Picture> {
-        let tower = plan.towers.iter().position(|tower| tower.name == "vision").ok_or(RuntimeError::NoTower)?;
-        let of = &plan.towers[tower];
-        let room = of.program.asked;
-        ensure!(
-            (1..=room).contains(&soft),
-            "--image {soft}: the plan has room for pictures of 1 to {room} soft tokens; compile it with more --image-tokens"
-        );
-        let high = (1..=soft.isqrt()).rev().find(|high| soft.is_multiple_of(*high)).unwrap_or(1);
-        let Medium::Picture { pool, .. } = of.medium else { bail!(RuntimeError::NoTower) };
-        let (columns, rows) = (soft / high * pool, high * pool);
-        let values = vec![0.5; (columns * rows * of.medium.row_width()) as usize];
-        Ok(Picture { tower, values, columns, rows })
-    }
 }
 
 /// Numbers separated by commas.
@@ -300,10 +297,15 @@ impl Runner {
     /// How long one test takes. The sequence is then longer, by tokens that `go_to` takes back.
     fn measure(&mut self, test: Test, depth: u32) -> Result<Duration> {
         if let Test::Image(soft) = test {
-            let picture = Picture::of(self.session.plan(), soft)?;
-            let patches = Patches { values: &picture.values, columns: picture.columns, rows: picture.rows };
+            let picture = Media::picture(self.session.plan(), soft)?;
             let called = Instant::now();
-            self.session.soft_tokens(picture.tower, patches)?;
+            picture.read(&mut self.session)?;
+            return Ok(called.elapsed());
+        }
+        if let Test::Audio(seconds) = test {
+            let samples = Media::tone(seconds);
+            let called = Instant::now();
+            Media::sound(self.session.plan(), &samples)?.read(&mut self.session)?;
             return Ok(called.elapsed());
         }
         self.go_to(depth)?;
@@ -311,7 +313,7 @@ impl Runner {
             Test::Prompt(n) => (n, 1),
             // The first token comes out of a prompt, and only starts the clock.
             Test::Generate(n) => (1, n + 1),
-            Test::Image(_) => bail!("a picture is no text"),
+            Test::Image(_) | Test::Audio(_) => bail!("{} is no text", test.name(depth)),
         };
         let prompt = &self.tokens[depth as usize..][..read as usize];
         let called = Instant::now();
@@ -329,7 +331,7 @@ impl Runner {
             anyhow::Ok(())
         })?;
         Ok(match test {
-            Test::Prompt(_) | Test::Image(_) => last - called,
+            Test::Prompt(_) | Test::Image(_) | Test::Audio(_) => last - called,
             Test::Generate(_) => last - first.unwrap_or(called),
         })
     }

@@ -9,7 +9,6 @@ use anyhow::{Result, bail, ensure};
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::passes::{self, PASSES};
 use gemma4c_codegen::target::Target as Gpu;
-use gemma4c_models::gemma4;
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Tower;
 use gemma4c_plan::cuda::{Cuda, KvType};
@@ -240,11 +239,6 @@ pub fn run(args: &Args) -> Result<Outcome> {
         output::bytes(bytes),
         started.elapsed().as_secs_f64()
     );
-    if let Some(projector) = options.projector.as_deref().filter(|_| plan.cuda.is_some())
-        && gemma4::has_audio(&projector.file)?
-    {
-        eprintln!("note: the plan reads pictures and no sound, which runs on the CPU so far (--target cpu)");
-    }
     Ok(Outcome::Done)
 }
 

@@ -21,6 +21,7 @@ mod profile;
 mod run;
 mod serve;
 mod synth;
+mod synthetic_media;
 mod tokenize;
 mod verify;
 

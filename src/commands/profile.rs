@@ -8,10 +8,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::cuda::{CudaProgram, CudaStep, Phase, PhaseKind};
-use gemma4c_plan::{Kind, Op, Plan};
+use gemma4c_plan::{Kind, Op, Plan, Program};
 use gemma4c_runtime::{Asked, Pick, Run, Session};
 use serde_json::json;
 
+use super::synthetic_media::Media;
 use super::{Outcome, plan_file::PlanArgs};
 use crate::output::{self, print};
 use table::{Ceilings, Launched, table};
@@ -65,18 +66,22 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let plan = session.plan().clone();
     let program = &plan.cuda.as_ref().context("a plan on a GPU has a program for it")?.program;
     let (index, phase) = find(program, &args.phase)?;
-    match phase.kind {
-        PhaseKind::Prefill => prepare(&mut session, phase.kind, phase.rows, args.depth)?,
-        PhaseKind::Decode | PhaseKind::Tower => prepare(&mut session, phase.kind, 1, args.depth)?,
+    let tower = tower_of(program, index);
+    match (phase.kind, tower) {
+        (PhaseKind::Tower, Some(tower)) => _ = Media::of(&plan, tower, phase)?.read(&mut session)?,
+        (PhaseKind::Prefill, _) => prepare(&mut session, phase.kind, phase.rows, args.depth)?,
+        _ => prepare(&mut session, phase.kind, 1, args.depth)?,
     }
     if phase.kind == PhaseKind::Decode && phase.rows > 1 {
         let backend = session.backend().context("it runs on a GPU")?;
         company::join(backend, program, phase.rows, args.depth, plan.model.vocab_size)?;
     }
-    let run = Run { phase: index, steps: (0, phase.steps.len()), pick: Pick::Largest };
+    let pick = if tower.is_some() { Pick::None } else { Pick::Largest };
+    let run = Run { phase: index, steps: (0, phase.steps.len()), pick };
     let cuda = session.cuda().context("it runs on a GPU")?;
     let profile = cuda.profile(run, args.repeat)?;
-    let launched = launched(&plan, program, phase, args.depth, &profile.launches);
+    let meaning = tower.map_or(&plan.program, |tower| &plan.towers[tower].program);
+    let launched = launched(&plan, meaning, program, phase, args.depth, &profile.launches);
 
     let sum: f64 = profile.launches.iter().sum();
     print(&format!(
@@ -98,16 +103,27 @@ pub fn run(args: &Args) -> Result<Outcome> {
 
 /// A phase by its name, or by the rows it takes: of prefill, where both have as many.
 pub fn find<'a>(program: &'a CudaProgram, wanted: &str) -> Result<(usize, &'a Phase)> {
-    let named = program.phases.iter().position(|phase| phase.name == wanted);
+    let of_towers = program.towers.iter().flat_map(|tower| &tower.phases);
+    let all: Vec<&Phase> = program.phases.iter().chain(of_towers).collect();
+    let named = all.iter().position(|phase| phase.name == wanted);
     // Prefill comes last.
     let sized = || program.phases.iter().rposition(|phase| phase.rows.to_string() == wanted);
     match named.or_else(sized) {
-        Some(found) => Ok((found, &program.phases[found])),
+        Some(found) => Ok((found, all[found])),
         None => {
-            let names: Vec<&str> = program.phases.iter().map(|phase| phase.name.as_str()).collect();
+            let names: Vec<&str> = all.iter().map(|phase| phase.name.as_str()).collect();
             bail!("the plan has no phase {wanted:?}; there are {}", names.join(", "))
         }
     }
+}
+
+/// The tower that a phase is of.
+fn tower_of(program: &CudaProgram, index: usize) -> Option<usize> {
+    let mut first = program.phases.len();
+    program.towers.iter().position(|tower| {
+        first += tower.phases.len();
+        (first - tower.phases.len()..first).contains(&index)
+    })
 }
 
 /// Runs the phase once the usual way, so that everything it reads is in memory.
@@ -142,11 +158,18 @@ fn seen(plan: &Plan, step: &CudaStep, kind: PhaseKind, depth: u32) -> f64 {
 }
 
 /// The launches of a phase and of the pick after it, each with its time.
-fn launched(plan: &Plan, program: &CudaProgram, phase: &Phase, depth: u32, times: &[f64]) -> Vec<Launched> {
+fn launched(
+    plan: &Plan,
+    meaning: &Program,
+    program: &CudaProgram,
+    phase: &Phase,
+    depth: u32,
+    times: &[f64],
+) -> Vec<Launched> {
     let kernel = |index: u32| &program.kernels[index as usize];
     let steps = phase.steps.iter().map(|step| {
         let value = step.outputs.last().map(|output| output.value).or(step.nodes.last().copied());
-        let value = value.map_or("", |value| plan.program.values[value as usize].name.as_str());
+        let value = value.map_or("", |value| meaning.values[value as usize].name.as_str());
         let kernel = kernel(step.launch.kernel);
         let seen = seen(plan, step, phase.kind, depth);
         Launched {

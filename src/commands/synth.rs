@@ -40,7 +40,7 @@ pub struct Args {
     #[arg(long, value_name = "TIMES", num_args = 0..=1, require_equals = true, default_missing_value = "5000")]
     massive: Option<f32>,
 
-    /// Write the projector file (mmproj) that goes with such a model instead: its vision tower, of real files in bf16.
+    /// Write the projector file (mmproj) that goes with such a model instead: its towers, of real files in bf16.
     #[arg(long, conflicts_with_all = ["layers", "massive", "vocab"])]
     mmproj: bool,
 

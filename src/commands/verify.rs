@@ -193,7 +193,15 @@ struct Selected {
 impl Selection {
     fn new(program: &CudaProgram, args: &Args) -> Result<Selection> {
         let only = match &args.phase {
-            Some(name) => Some(profile::find(program, name)?.0),
+            Some(name) => {
+                let (phase, found) = profile::find(program, name)?;
+                ensure!(
+                    found.kind != PhaseKind::Tower,
+                    "{} reads no tokens: its values are compared by `logits --tap`",
+                    found.name
+                );
+                Some(phase)
+            }
             None => None,
         };
         let select = |phase: usize| Selected { phase, is_judged: only.is_none_or(|only| only == phase) };

@@ -10,14 +10,16 @@ pub mod recipes;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use anyhow::{Context, Result};
+use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cpu::{self, Limits};
-use gemma4c_codegen::cuda::{self, LowerError, Lowered, Options, SoftTokens};
+use gemma4c_codegen::cuda::{self, LowerError, Lowered, Options, SoftTokens, TowerGraph, TowerMedium};
 use gemma4c_codegen::families::{FAMILIES, Family, NamedInstance};
 use gemma4c_codegen::kernels::probe;
+use gemma4c_codegen::kernels::product::wgmma::product_wgmma;
 use gemma4c_dsl::{Instance, KernelDef};
 use gemma4c_graph::{Graph, NodeId, Op, Weight, WeightId};
-use gemma4c_models::gemma4::{self, Config, DrafterConfig};
+use gemma4c_models::gemma4::{self, AudioConfig, AudioKind, Config, DrafterConfig, VisionConfig};
 use gemma4c_models::gguf::Header;
 use gemma4c_models::synth;
 use gemma4c_plan::Program;
@@ -36,6 +38,8 @@ pub struct Plan {
     weights: Vec<Weight>,
     /// The names of the drafter's values.
     drafters_values: Vec<String>,
+    /// Those of each tower's.
+    towers_values: Vec<Vec<String>>,
     /// What each of the plan's values is computed by, if that reads a matrix or a table.
     matrices: Vec<Option<WeightId>>,
     pub meaning: Program,
@@ -75,6 +79,52 @@ impl Drafter {
     }
 }
 
+/// A tower of a recipe.
+struct Tower {
+    /// Over the plan's weights.
+    graph: Graph,
+    meaning: Program,
+    patch_width: u32,
+    medium: TowerMedium,
+}
+
+impl Tower {
+    fn for_gpus(&self) -> TowerGraph<'_> {
+        TowerGraph { graph: &self.graph, meaning: &self.meaning, patch_width: self.patch_width, medium: self.medium }
+    }
+}
+
+/// Declares the towers of a recipe, whose pictures have so many soft tokens at most, and puts their weights behind the model's.
+fn declare_towers(recipe: &Recipe, image_tokens: u32, weights: &mut Vec<Weight>) -> Result<Vec<Tower>> {
+    let file = synth::describe_projector(recipe.preset, DType::BF16)?;
+    let config = VisionConfig::read(&file)?;
+    let pool = config.pool;
+    let vision = gemma4::vision_tower(&file, &config)?.graph;
+    let mut all = vec![(vision, TowerMedium::Picture { pool }, config.patch_width(), image_tokens, pool * pool)];
+    if gemma4::has_audio(&file)? {
+        let config = AudioConfig::read(&file)?;
+        let graph = gemma4::audio_tower(&file, &config)?.graph;
+        let (width, frames) = match config.kind {
+            AudioKind::Conformer { bins, .. } => (bins, 4),
+            AudioKind::Samples { frame } => (frame, 1),
+        };
+        all.push((graph, TowerMedium::Sound { frames }, width, SOFT_OF_SOUND, frames));
+    }
+    let mut towers = Vec::new();
+    for (graph, medium, patch_width, soft, each) in all {
+        let first = weights.len() as u32;
+        let places: Vec<WeightId> = (0..graph.weights.len() as u32).map(|weight| WeightId(first + weight)).collect();
+        weights.extend(graph.weights.iter().cloned());
+        let limits = Limits { context: soft * each, chunk: soft * each, asked: soft, kv: recipe.kv };
+        let meaning = cpu::lower_beside(&graph, limits, &|weight| first + weight.0, &[])?;
+        towers.push(Tower { graph: graph.with_weights(weights, places), meaning, patch_width, medium });
+    }
+    Ok(towers)
+}
+
+/// Soft tokens of the longest sound.
+const SOFT_OF_SOUND: u32 = 750;
+
 impl Plan {
     /// With the context and the chunk that `gemma4c compile` takes where it is not told otherwise.
     pub fn lower(recipe: Recipe) -> Result<Plan> {
@@ -84,7 +134,10 @@ impl Plan {
     pub fn lower_for(recipe: Recipe, context: u32, chunk: u32) -> Result<Plan> {
         let header = synth::describe(recipe.preset, recipe.types)?;
         let config = Config::read(&header)?;
-        let graph = gemma4::graph(&header, &config)?;
+        let graph = match recipe.image_tokens {
+            0 => gemma4::graph(&header, &config)?,
+            _ => gemma4::graph_with_soft_tokens(&header, &config, 0)?,
+        };
         let context = context.min(config.context);
         let meaning = cpu::lower(&graph, Limits { context, chunk: DEFAULT_CHUNK.min(chunk), asked: 1, kv: recipe.kv })?;
         let options = Options {
@@ -103,6 +156,11 @@ impl Plan {
             false => None,
             true => Some(Drafter::declare(&recipe, &header, &config, &graph, &meaning, &mut weights)?),
         };
+        let towers = match recipe.image_tokens {
+            0 => Vec::new(),
+            most => declare_towers(&recipe, most, &mut weights)?,
+        };
+        let of_towers: Vec<TowerGraph<'_>> = towers.iter().map(Tower::for_gpus).collect();
         // The factors of rotation frequencies are all that lowering reads, and no launch depends on them.
         let read =
             |id: WeightId| -> Result<Vec<f32>, LowerError> { Ok(vec![1.0; weights[id.index()].dim(0) as usize]) };
@@ -116,7 +174,7 @@ impl Plan {
             graph: &graph,
             meaning: &meaning,
             weights: &weights,
-            soft: SoftTokens::NONE,
+            soft: SoftTokens { towers: &of_towers, pad: 0 },
             drafter: of_model,
         };
         let lowered = cuda::lower(model, &options, &read).with_context(|| recipe.name())?;
@@ -125,7 +183,9 @@ impl Plan {
         let matrices = meaning.values.iter().map(|value| by_name.get(&value.name).copied()).collect();
         let drafters_values = drafter.map_or(Vec::new(), |drafter| drafter.meaning.values);
         let drafters_values = drafters_values.into_iter().map(|value| value.name).collect();
-        Ok(Plan { recipe, graph, weights, drafters_values, matrices, meaning, lowered })
+        let names = |tower: &Tower| tower.meaning.values.iter().map(|value| value.name.clone()).collect();
+        let towers_values = towers.iter().map(names).collect();
+        Ok(Plan { recipe, graph, weights, drafters_values, towers_values, matrices, meaning, lowered })
     }
 
     /// The matrices that a step multiplies by, and the tables it gathers from.
@@ -175,6 +235,13 @@ impl Plan {
             let value =
                 step.nodes.last().map_or("the hidden state, or the choice", |at| &self.drafters_values[*at as usize]);
             all.push((format!("draft, {value}"), instance(step.launch.kernel)));
+        }
+        for (tower, values) in program.towers.iter().zip(&self.towers_values) {
+            for (phase, step) in tower.phases.iter().flat_map(|phase| phase.steps.iter().map(move |step| (phase, step)))
+            {
+                let value = step.nodes.last().map_or("a conversion", |at| &values[*at as usize]);
+                all.push((format!("{}, {value}", phase.name), instance(step.launch.kernel)));
+            }
         }
         for load in &program.loads {
             let name = &self.weights[load.weight as usize].name;
@@ -237,8 +304,7 @@ fn without_layer(name: &str) -> &str {
 
 /// Kernels that no plan of the five sizes launches. Most are the plain versions that fast kernels are held against; `read_all` is the
 /// probe of a GPU's memory; `quantise` is for activations that no producer leaves as int8, of which these plans have none.
-/// The last seven are launched by plans with a tower, which these plans have not.
-pub const WITHOUT_PLAN: [&str; 16] = [
+pub const WITHOUT_PLAN: [&str; 9] = [
     "read_all",
     "quantise",
     "quantise_plain",
@@ -248,13 +314,6 @@ pub const WITHOUT_PLAN: [&str; 16] = [
     "route_plain",
     "expert_geglu_plain",
     "expert_down_plain",
-    "axis_rows",
-    "grid_rope",
-    "grid_mean",
-    "sub_mean",
-    "full_attention",
-    "attention_patches",
-    "place_soft",
 ];
 
 /// Everything that an architecture's plans launch of these kernels, in their order; of those that no plan launches, what their cases and
@@ -293,6 +352,13 @@ pub fn launched(arch: Arch) -> Result<Vec<NamedInstance>> {
         let known = kernels(&found);
         found.add(vec![recipe], |instance| !known.contains(instance.def.name))?;
     }
+    let (fast, plain): (Vec<Recipe>, Vec<Recipe>) =
+        recipes::with_towers(arch).into_iter().partition(|recipe| recipe.without.is_empty());
+    let known = kernels(&found);
+    let of_tower = |instance: &Instance| arch.has_wgmma() && instance.def.name == product_wgmma::DEF.name;
+    found.add(fast, |instance| !known.contains(instance.def.name) || of_tower(instance))?;
+    let known = kernels(&found);
+    found.add(plain, |instance| !known.contains(instance.def.name))?;
     found.add(recipes::with_passes_off(arch), |instance| !ordinary.contains(instance.def.name))?;
     Ok(found.instances)
 }

@@ -32,6 +32,8 @@ pub struct Recipe {
     pub sequences: u32,
     /// With the drafter of its size.
     pub drafts: bool,
+    /// With the towers of its size, for pictures of so many soft tokens at most; 0 without.
+    pub image_tokens: u32,
     /// Passes that are switched off.
     pub without: Vec<&'static str>,
     /// Passes that must be asked for, and are.
@@ -47,6 +49,7 @@ impl Recipe {
             kv: KvType::F16,
             sequences: 1,
             drafts: false,
+            image_tokens: 0,
             without: Vec::new(),
             with: Vec::new(),
         }
@@ -79,6 +82,9 @@ impl Recipe {
         }
         if self.drafts {
             name += ", a drafter";
+        }
+        if self.image_tokens > 0 {
+            name += &format!(", pictures of {}", self.image_tokens);
         }
         if !self.with.is_empty() {
             name += &format!(", {}", self.with.join(", "));
@@ -154,6 +160,22 @@ pub fn with_sequences(arch: Arch) -> Vec<Recipe> {
         drafting(Preset::E4b, DType::Q8_0),
         drafting(Preset::Dense12b, DType::Q4_0),
     ]
+}
+
+/// Plans with towers. Of those with all passes the launches of kernels count that no plan of a text launches, and products over bf16 weights; of the others, of kernels that none
+/// before it launches: what fast kernels are held against, and what they fall back to.
+pub fn with_towers(arch: Arch) -> Vec<Recipe> {
+    let of = |preset, image_tokens, without: &[&'static str]| Recipe {
+        image_tokens,
+        without: without.to_vec(),
+        ..Recipe::new(preset, Types::All(DType::Q4_0), arch)
+    };
+    let mut all = vec![of(Preset::E4b, 1120, &[]), of(Preset::Dense31b, 280, &[]), of(Preset::Dense12b, 280, &[])];
+    if !FEWEST.contains(&arch) {
+        all.push(of(Preset::E4b, 280, &["patches"]));
+        all.push(of(Preset::E4b, 280, &["int8"]));
+    }
+    all
 }
 
 /// Plans with passes switched off, or on that must be asked for: their launches count where no ordinary plan launches the kernel at all.

@@ -23,7 +23,9 @@ pub mod repack;
 pub mod rows;
 pub mod run;
 pub mod sample;
+mod sound;
 pub mod tower;
+mod tower_fast;
 pub mod wgmma;
 
 use gemma4c_dsl::harness::{Case, Reference, Simulator};

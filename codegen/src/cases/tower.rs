@@ -34,11 +34,13 @@ pub fn cases() -> Vec<Case> {
         &[then_at_most::DEF, then_plus_weight::DEF],
     ];
     cases.extend(chains.iter().flat_map(|chain| [linked(chain, 40), linked(chain, 1)]));
+    cases.extend(super::tower_fast::cases());
+    cases.extend(super::sound::cases());
     cases
 }
 
 /// The record of a grid.
-fn record([columns, rows]: [usize; 2]) -> Vec<u32> {
+pub fn record([columns, rows]: [usize; 2]) -> Vec<u32> {
     vec![0, (columns * rows) as u32, columns as u32, 0]
 }
 
@@ -129,7 +131,7 @@ fn centred(width: usize, count: usize) -> Case {
 }
 
 /// What attention of all to all must give.
-fn mixed(q: &[f32], k: &[f32], v: &[f32], heads: usize, dim: usize) -> Vec<f32> {
+pub fn mixed(q: &[f32], k: &[f32], v: &[f32], heads: usize, dim: usize) -> Vec<f32> {
     let (width, count) = (heads * dim, k.len() / (heads * dim));
     let mut out = vec![0.0; count * width];
     for (row, head) in (0..count).flat_map(|row| (0..heads).map(move |head| (row, head))) {

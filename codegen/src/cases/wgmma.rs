@@ -79,12 +79,17 @@ impl Problem {
         let weights = Weights::random(wgmma.source, matrix_rows, k, (outputs * k) as u64);
         // The first rows are the same, however many follow.
         let mut random = Random::new(k as u64);
-        let x = random_bf16(&mut random, rows[0] * k, 2.0);
+        let parts = match wgmma.part_columns as usize {
+            0 => 1,
+            columns => outputs / columns,
+        };
+        let x = random_bf16(&mut random, parts * rows[0] * k, 2.0);
         let addend = random.floats(rows[0] * outputs, -9.0, 9.0);
         let numbers = |values: &[BF16]| values.iter().map(|value| f64::from(value.to_f32())).collect::<Vec<f64>>();
         let (weight_numbers, x_numbers) = (numbers(&weights.values()), numbers(&x));
         let dot = |row: usize, column: usize| -> f64 {
-            let (x, w) = (&x_numbers[row * k..][..k], &weight_numbers[column * k..][..k]);
+            let part = if parts == 1 { 0 } else { column / (outputs / parts) };
+            let (x, w) = (&x_numbers[(part * rows[0] + row) * k..][..k], &weight_numbers[column * k..][..k]);
             x.iter().zip(w).map(|(x, w)| x * w).sum()
         };
         let mut expected = vec![0.0f32; rows[0] * outputs];
@@ -114,8 +119,9 @@ impl Problem {
             Source::Copy => String::new(),
             Source::Planes(dtype) => format!("{dtype} of "),
         };
+        let parts = if self.wgmma.part_columns > 0 { ", x in parts" } else { "" };
         let name = format!(
-            "wgmma {} x {}{}, {} of {} rows, {of}{} x {} to {}{}, {} epilogues",
+            "wgmma {} x {}{}, {} of {} rows, {of}{} x {} to {}{}, {} epilogues{parts}",
             tile.rows,
             tile.columns,
             if tile.team > 0 { format!(" by {}", tile.team) } else { String::new() },
@@ -130,6 +136,10 @@ impl Problem {
         let mut case = Case::new(name, self.wgmma.instance(tile).expect("a tile that fits the kernel"));
         if !epilogue.is_empty() {
             case = case.buffer("epilogue_addend", self.addend.clone());
+        }
+        if *source == Source::Copy {
+            case =
+                case.scalar("x_part", (self.rows[0] * self.k) as u32).scalar("part_columns", self.wgmma.part_columns);
         }
         self.weights
             .bind(case)
@@ -146,7 +156,7 @@ impl Problem {
 }
 
 fn plain(out: ElementType) -> WgmmaProduct {
-    WgmmaProduct { out, geglu: false, pairs: 0, epilogue: Vec::new(), source: Source::Copy }
+    WgmmaProduct::plain(out, Source::Copy)
 }
 
 const fn tile(rows: u32, columns: u32) -> WgmmaTile {
@@ -161,6 +171,8 @@ const fn by_team(rows: u32, team: u32) -> WgmmaTile {
 pub fn tiles() -> Vec<Case> {
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     let with_add = WgmmaProduct { epilogue: vec![then_add::DEF], ..plain(f32) };
+    let split = |part_columns| WgmmaProduct { part_columns, ..plain(f32) };
+    let ragged = |out| WgmmaProduct { ragged: true, ..plain(out) };
     vec![
         Problem::new(plain(f32), 4, 64, [1, 1]).case(tile(64, 32)),
         Problem::new(plain(bf16), 68, 320, [9, 8]).case(tile(64, 32)),
@@ -173,6 +185,11 @@ pub fn tiles() -> Vec<Case> {
         Problem::new(plain(f32), 260, 192, [130, 130]).case(tile(128, 256)),
         Problem::new(plain(f32), 32, 640, [128, 128]).case(tile(128, 256)),
         Problem::new(with_add, 20, 64, [7, 5]).case(tile(64, 128)),
+        // x in two and three parts; rows that end within a step, after one piece and after seven.
+        Problem::new(split(128), 256, 128, [70, 67]).case(tile(64, 128)),
+        Problem::new(split(64), 192, 192, [130, 130]).case(tile(64, 64)).grid([4, 1, 1]),
+        Problem::new(ragged(f32), 68, 72, [66, 66]).case(tile(64, 64)),
+        Problem::new(ragged(bf16), 132, 440, [130, 129]).case(tile(128, 128)).grid([2, 1, 1]),
         // Several tiles a block: of fewer steps than the copies are ahead, of more, and more rows of tiles than go together.
         Problem::new(plain(f32), 264, 64, [70, 70]).case(tile(64, 128)).grid([2, 1, 1]),
         Problem::new(plain(f32), 260, 576, [70, 70]).case(tile(64, 128)).grid([4, 1, 1]),

@@ -17,6 +17,7 @@ mod attention;
 pub mod build;
 #[doc(hidden)]
 pub mod choice;
+mod clipped;
 mod drafter;
 mod edges;
 mod experts;
@@ -200,7 +201,7 @@ impl Common<'_> {
 impl PhaseBuilder<'_, '_> {
     fn phase_name(&self) -> String {
         match self.schedule.soft_rows {
-            Some(soft) => towers::name_of(soft),
+            Some(soft) => format!("a tower of {soft} soft tokens"),
             None => name_of(self.schedule.decodes, self.rows()),
         }
     }
@@ -223,8 +224,16 @@ pub struct TowerGraph<'a> {
     pub meaning: &'a Program,
     /// Numbers of a patch.
     pub patch_width: u32,
+    pub medium: TowerMedium,
+}
+
+/// What a tower reads, as far as its phases depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TowerMedium {
     /// Patches along the square of a soft token.
-    pub pool: u32,
+    Picture { pool: u32 },
+    /// Frames of a soft token.
+    Sound { frames: u32 },
 }
 
 /// What soft tokens need of a text's phases.

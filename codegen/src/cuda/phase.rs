@@ -85,6 +85,10 @@ pub struct PhaseBuilder<'p, 'a> {
     pub parts: HashMap<NodeId, PartsPlace>,
     /// Of a product of several rows, by its first matrix.
     pub prepared: HashMap<NodeId, PreparedRows>,
+    /// Of a value within several bounds, one copy behind the other: by the first of them, all of them and where they lie.
+    pub stacks: HashMap<NodeId, (Vec<NodeId>, Span)>,
+    /// Queries, keys or values of patches, as attention by warpgroups reads them.
+    pub tiles: HashMap<NodeId, Span>,
     /// Keys and values of a chunk that are not in their ring yet.
     pub stages: HashMap<CacheId, [Span; 2]>,
     drafts: Vec<Draft>,
@@ -94,7 +98,21 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn new(common: &'p mut Common<'a>, schedule: &'p Schedule) -> Self {
         let (values, routing, sorts, parts) = (HashMap::new(), HashMap::new(), HashMap::new(), HashMap::new());
         let (buffers, drafts, prepared, stages) = (Vec::new(), Vec::new(), HashMap::new(), HashMap::new());
-        PhaseBuilder { common, schedule, buffers, values, routing, sorts, parts, prepared, stages, drafts }
+        let (stacks, tiles) = (HashMap::new(), HashMap::new());
+        PhaseBuilder {
+            common,
+            schedule,
+            buffers,
+            values,
+            routing,
+            sorts,
+            parts,
+            prepared,
+            stacks,
+            tiles,
+            stages,
+            drafts,
+        }
     }
 
     pub fn fused(&self) -> &'p Fused {
@@ -154,6 +172,10 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Kind::ExpertProduct { .. } => self.expert_product(group),
             Kind::SortPairs { routing, height } => self.sort_pairs(group, *routing, *height),
             Kind::Geglu { gate, up } => self.geglu(group, *gate, *up),
+            Kind::ClippedNorm(of) => self.clipped_norm(group, of),
+            Kind::ClippedGeglu(of) => self.clipped_geglu(group, of),
+            Kind::PatchHeads(of) => self.patch_heads(group, of),
+            Kind::PatchAttention { attention, clip } => self.patch_attention(group, *attention, *clip),
             Kind::Convert { value, form } => self.convert(group, *value, *form),
             Kind::RowsPrologue { of } => self.rows_prologue(group, *of),
             Kind::KeepRows { append } => self.keep_rows(group, *append),

@@ -63,6 +63,9 @@ pub struct WarpgroupOperands {
     /// Values of a row that are stored.
     pub outputs: u32,
     pub k: u32,
+    /// Values from one matrix of x to the next, and the columns that each has; 0 where there is one.
+    pub x_part: u32,
+    pub part_columns: u32,
 }
 
 impl PhaseBuilder<'_, '_> {
@@ -251,13 +254,19 @@ impl PhaseBuilder<'_, '_> {
         if let Some(node) = result {
             return self.alloc_value(node, Form::F32, rows);
         }
-        let out = self.buffer(outputs as u64 * rows as u64 * 4);
+        self.parts_of_rows(of, Form::F32, outputs, rows)
+    }
+
+    /// Memory for the results of several matrices, each a part of every row.
+    fn parts_of_rows(&mut self, of: &Product, form: Form, outputs: u32, rows: u32) -> Span {
+        let size = if form == Form::BF16 { 2 } else { 4 };
+        let out = self.buffer(outputs as u64 * rows as u64 * size);
         let mut first = 0u64;
         for id in &of.matmuls {
             let width = self.graph().node(*id).ty.width as u64;
-            let part = out.skip(first * 4);
-            let start = if rows == 1 { part.take(width * 4) } else { part };
-            self.bind_location(*id, Form::F32, Place { start, stride: outputs, part: None });
+            let part = out.skip(first * size);
+            let start = if rows == 1 { part.take(width * size) } else { part };
+            self.bind_location(*id, form, Place { start, stride: outputs, part: None });
             first += width;
         }
         out
@@ -283,10 +292,13 @@ impl PhaseBuilder<'_, '_> {
 
     /// The product of many rows: by warpgroups, or by warps where the GPU or the shape does not allow that.
     pub fn product_of_many_rows(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
-        if multiplies_exactly(self.graph(), &self.common.can, of) {
+        if multiplies_exactly(self.schedule, &self.common.can, of) {
             return self.exact_product(group, of);
         }
-        let x = self.location(of.input, Form::BF16)?.start;
+        let x = match of.others.is_empty() {
+            true => self.location(of.input, Form::BF16)?.start,
+            false => self.stacked(of)?,
+        };
         let weights = self.weights_of(of);
         if let Some(source) = self.schedule.source(of.matmuls[0]) {
             return self.product_by_warpgroups(group, of, &weights, source, x);
@@ -333,14 +345,22 @@ impl PhaseBuilder<'_, '_> {
         let rows = self.rows_of(group);
         let k = self.graph().weight(weights[0]).dim(0) as u32;
         let all: u64 = weights.iter().map(|w| self.graph().weight(*w).dim(1)).sum();
-        let (kind, tile, stored) = warpgroups::dense(self.graph(), of, of.geglu, rows, source, &self.common.can.target)
-            .ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(of.matmuls[0]) })?;
+        let (mut kind, tile, stored) =
+            warpgroups::dense(self.graph(), of, of.geglu, rows, source, &self.common.can.target)
+                .ok_or_else(|| LowerError::NoValue { node: self.graph().full_name(of.matmuls[0]) })?;
+        let rounded = !of.geglu && self.schedule.forms(of.matmuls[0]) == Outputs::BF16;
         let out = match (of.geglu, group.last()) {
             (true, Some(joined)) => self.alloc_value(joined, Form::BF16, rows),
+            _ if rounded => {
+                kind.out = ElementType::BF16;
+                self.parts_of_rows(of, Form::BF16, stored, rows)
+            }
             _ => self.product_output(group, of, stored, rows),
         };
         let state = self.row_count(group);
-        let rest = WarpgroupOperands { x, groups: Span::Unused, order: Span::Unused, state, out, outputs: stored, k };
+        let (groups, order, x_part) = (Span::Unused, Span::Unused, if kind.part_columns > 0 { rows * k } else { 0 });
+        let part_columns = kind.part_columns;
+        let rest = WarpgroupOperands { x, groups, order, state, out, outputs: stored, k, x_part, part_columns };
         let (arguments, read) = self.by_warpgroups(weights, source, tile, rest)?;
         let bytes = read + rows as u64 * (k as u64 * 2 + stored as u64 * 4);
         let work = Work { bytes, flops: 2 * rows as u64 * all * k as u64 };
@@ -350,6 +370,8 @@ impl PhaseBuilder<'_, '_> {
         self.launch(kind.instance(tile)?, grid, arguments, &group.nodes, work, why)?;
         match (of.geglu, group.last()) {
             (true, Some(joined)) => self.record_output(joined, Form::BF16, out),
+            // Rows of bf16 with gaps are shown to nobody: what is made of them is.
+            _ if rounded => {}
             _ => self.record_product_outputs(group, of, out),
         }
         Ok(())
@@ -363,12 +385,23 @@ impl PhaseBuilder<'_, '_> {
         tile: WgmmaTile,
         rest: WarpgroupOperands,
     ) -> Result<(LaunchArguments<Span>, u64), LowerError> {
-        let WarpgroupOperands { x, groups, order, state, out, outputs, k } = rest;
+        let WarpgroupOperands { x, groups, order, state, out, outputs, k, x_part, part_columns } = rest;
         let matrix = self.common.weights.matrix(weights, &mut self.common.kernels)?;
         Ok(match source {
             Source::Copy => {
                 let weights = self.common.weights.rounded(weights, &mut self.common.kernels)?;
-                let arguments = product_wgmma::Arguments { weights, x, groups, order, state, out, outputs, k };
+                let arguments = product_wgmma::Arguments {
+                    weights,
+                    x,
+                    groups,
+                    order,
+                    state,
+                    out,
+                    outputs,
+                    k,
+                    x_part,
+                    part_columns,
+                };
                 (arguments.into(), matrix.rows * k as u64 * 2)
             }
             Source::Planes(_) if tile.team > 0 => {

@@ -10,6 +10,7 @@ use super::phase::{PhaseBuilder, Place, RoutingPlace, Work};
 use crate::kernels::matvec::slots;
 use crate::kernels::plain::{experts, map, product, rope, rows};
 use crate::kernels::product::{round_rows, round_rows_instance};
+use crate::kernels::tower::sound;
 use crate::kernels::values::value_arguments;
 use crate::kernels::{gather, norm, per_layer, quantise, tower};
 use crate::passes::product_of;
@@ -100,6 +101,9 @@ impl PhaseBuilder<'_, '_> {
             | Op::SubMean { .. }
             | Op::GridMean { .. }
             | Op::GridRope { .. }
+            | Op::HalvingConv { .. }
+            | Op::CausalConv { .. }
+            | Op::NearAttention { .. }
             | Op::FullAttention { .. } => self.of_patches(group, id),
             Op::AddConstant { term } => self.map(group, x, tower::then_plus::Arguments { term }),
             Op::AddWeight { weight } => {
@@ -114,14 +118,9 @@ impl PhaseBuilder<'_, '_> {
                 let (high, highs) = self.terms(weight)?;
                 self.map(group, x, tower::then_at_most::Arguments { high, highs })
             }
-            Op::GatherText { .. }
-            | Op::HalvingConv { .. }
-            | Op::CausalConv { .. }
-            | Op::NearAttention { .. }
-            | Op::Sigmoid
-            | Op::Relu
-            | Op::SpreadTokens { .. }
-            | Op::AttentionBefore { .. } => {
+            Op::Sigmoid => self.map(group, x, Filled::alone(sound::then_sigmoid::DEF)),
+            Op::Relu => self.map(group, x, Filled::alone(sound::then_relu::DEF)),
+            Op::GatherText { .. } | Op::SpreadTokens { .. } | Op::AttentionBefore { .. } => {
                 Err(LowerError::OnCpuAlone { node: self.graph().full_name(id), op: node.op.name() })
             }
             Op::Gather { table } => self.gather(group, table, 1.0),
@@ -160,16 +159,13 @@ impl PhaseBuilder<'_, '_> {
             Op::Scale { factor } => self.map(group, x, slots::then_scale::Arguments { scale: factor }),
             Op::Gelu => self.map(group, x, Filled::alone(slots::then_gelu::DEF)),
             Op::Softcap { cap } => self.map(group, x, slots::then_softcap::Arguments { cap }),
-            // A vector that repeats within a row is a tower's.
-            Op::MulWeight { weight } if ![1, width as u64].contains(&self.graph().weight(weight).dim(0)) => {
-                Err(LowerError::OnCpuAlone { node: self.graph().full_name(id), op: node.op.name() })
-            }
             Op::MulWeight { weight } => {
-                let vector = self.common.weights.floats(weight)?;
-                if self.graph().weight(weight).dims == [1] {
+                // It may repeat within a row, whose length is a multiple of its own.
+                let (vector, length) = self.terms(weight)?;
+                if length == 1 {
                     self.map(group, x, slots::then_scale_by::Arguments { scale: vector })
                 } else {
-                    self.map(group, x, map::then_times_weight::Arguments { weight: vector, width })
+                    self.map(group, x, map::then_times_weight::Arguments { weight: vector, width: length })
                 }
             }
             Op::Add => {

@@ -6,17 +6,22 @@ use gemma4c_plan::cuda::{Form, Phase, RECORD_WORDS, Range, Region, TowerPlaces};
 
 use super::launch::Span;
 use super::phase::{PhaseBuilder, Work};
-use super::{Common, LowerError, TowerGraph, index_of_values};
+use super::{Common, LowerError, TowerGraph, TowerMedium, index_of_values};
 use crate::kernels::heads::inverse_frequencies;
-use crate::kernels::tower::{self, flash};
+use crate::kernels::tower::{self, flash, sound};
 use crate::passes::{self as target_passes, PhaseRows};
 
 /// Soft tokens of the pictures that phases are made for, below the most that the tower takes.
-const LADDER: [u32; 4] = [70, 140, 280, 560];
+const OF_PICTURES: [u32; 4] = [70, 140, 280, 560];
+/// The same of sounds: two and a half, five and ten seconds.
+const OF_SOUNDS: [u32; 3] = [63, 125, 250];
 
-/// "tower 280": a picture of so many soft tokens, at most.
-pub fn name_of(soft: u32) -> String {
-    format!("tower {soft}")
+/// "tower 280": a picture of so many soft tokens, at most; "sound 250".
+fn name_of(medium: TowerMedium, soft: u32) -> String {
+    match medium {
+        TowerMedium::Picture { .. } => format!("tower {soft}"),
+        TowerMedium::Sound { .. } => format!("sound {soft}"),
+    }
 }
 
 /// Where a picture is put, and what becomes of it. `reserve` gives a place for so many words.
@@ -43,12 +48,16 @@ pub fn phases(
     let (fused, _) = passes::fuse(tower.graph, Goal::Tower, disabled);
     let most = tower.meaning.asked;
     let mut phases = Vec::new();
-    for soft in LADDER.into_iter().filter(|soft| *soft < most).chain([most]) {
-        let rows = PhaseRows::Tower { patches: soft * tower.pool * tower.pool, soft };
+    let (sizes, each) = match tower.medium {
+        TowerMedium::Picture { pool } => (&OF_PICTURES[..], pool * pool),
+        TowerMedium::Sound { frames } => (&OF_SOUNDS[..], frames),
+    };
+    for soft in sizes.iter().copied().filter(|soft| *soft < most).chain([most]) {
+        let rows = PhaseRows::Tower { patches: soft * each, soft };
         let (schedule, _) = target_passes::schedule(fused.clone(), rows, &common.can, disabled);
         let mut builder = PhaseBuilder::new(common, &schedule);
         let end = builder.lower()?;
-        phases.push(builder.finish(name_of(soft), end, base)?);
+        phases.push(builder.finish(name_of(tower.medium, soft), end, base)?);
     }
     common.value_index = of_text;
     common.tower = None;
@@ -87,9 +96,37 @@ impl PhaseBuilder<'_, '_> {
                 let blocks = tower::grid(width, rows);
                 self.launch(tower::mean_instance()?, blocks, arguments, &[id], work, "a soft token a row")?;
             }
-            Op::SubMean { group } if group == width => {
-                let arguments = tower::sub_mean::Arguments { x: inputs[0], out, width };
-                self.launch(tower::sub_mean_instance()?, [rows, 1, 1], arguments, &[id], work, "a warp a row")?;
+            Op::SubMean { group } => {
+                let arguments = tower::sub_mean::Arguments { x: inputs[0], out, width: group };
+                let blocks = [rows * (width / group), 1, 1];
+                self.launch(tower::sub_mean_instance()?, blocks, arguments, &[id], work, "a warp a group of values")?;
+            }
+            Op::HalvingConv { weight, channels } if channels * 9 <= sound::MOST_TAPS => {
+                let input = self.graph().node(node.inputs[0]).ty;
+                let columns = input.width / channels;
+                let blocks = [columns.div_ceil(2), rows, 1];
+                let outputs = width / blocks[0];
+                let weight = self.common.weights.floats(weight)?;
+                let (grid, halvings) = (self.grid(Rows::Patches), u32::from(input.rows == Rows::Halves));
+                let x = inputs[0];
+                let arguments = sound::halving_conv::Arguments { x, weight, grid, out, columns, outputs, halvings };
+                work.flops = 18 * channels as u64 * rows as u64 * width as u64;
+                self.launch(sound::halving(channels * 9)?, blocks, arguments, &[id], work, "a warp a place")?;
+            }
+            Op::CausalConv { weight } => {
+                let taps = self.graph().weight(weight).dim(0) as u32;
+                let weight = self.common.weights.floats(weight)?;
+                let arguments = sound::causal_conv::Arguments { x: inputs[0], weight, out, width, taps };
+                self.launch(sound::causal()?, tower::grid(width, rows), arguments, &[id], work, "a thread a value")?;
+            }
+            Op::NearAttention { heads, reach, cap, weight } if reach <= sound::LONGEST_REACH => {
+                let [q, k, v] = inputs[..] else {
+                    return Err(LowerError::NoValue { node: self.graph().full_name(id) });
+                };
+                let by_distance = self.common.weights.by_distance(weight, reach, &mut self.common.kernels)?;
+                let arguments = sound::near_attention::Arguments { q, k, v, by_distance, out, reach, cap };
+                let instance = sound::near(width / heads)?;
+                self.launch(instance, [heads, rows, 1], arguments, &[id], work, "a warp a row and head")?;
             }
             Op::FullAttention { heads } => {
                 work.flops = 4 * rows as u64 * rows as u64 * width as u64;

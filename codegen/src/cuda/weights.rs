@@ -12,9 +12,12 @@ use gemma4c_plan::cuda::{Constant, Launch, Load, LoadArgument, LoadPart, Range, 
 use super::LowerError;
 use super::launch::{Kernels, Span, bind_fixed};
 use crate::kernels::matvec::formats::side_arguments;
+use crate::kernels::plain::product;
 use crate::kernels::planes::{WeightPlane, planes};
 use crate::kernels::product::widen;
 use crate::kernels::repack::{self, repacks};
+use crate::kernels::tower::sound::waves;
+use crate::kernels::values::value_arguments;
 
 /// Every range starts at a multiple of this.
 const ALIGNMENT: u64 = 256;
@@ -71,6 +74,7 @@ pub struct Weights<'a> {
     stacks: Vec<Placed>,
     rounded: Vec<Rounded>,
     verbatim: Vec<(WeightId, Range)>,
+    distances: Vec<(WeightId, Range)>,
     parts: Vec<Vec<LoadPart>>,
     pub constants: Vec<Constant>,
     /// What is launched once, when everything is loaded.
@@ -88,6 +92,7 @@ impl<'a> Weights<'a> {
             stacks: Vec::new(),
             rounded: Vec::new(),
             verbatim: Vec::new(),
+            distances: Vec::new(),
             parts,
             constants: Vec::new(),
             prepare: Vec::new(),
@@ -184,6 +189,26 @@ impl<'a> Weights<'a> {
         let kernel = kernels.index(instance);
         self.prepare.push(Launch { kernel, grid: widen::grid(units), arguments, programmatic: false });
         self.rounded.push(Rounded { weights: weights.to_vec(), range });
+        Ok(Span::Fixed(range))
+    }
+
+    /// What queries of a sound's rows are multiplied by for each distance up to `reach`: `W t_d`. Made on the device when the file is loaded.
+    pub fn by_distance(&mut self, weight: WeightId, reach: u32, kernels: &mut Kernels) -> Result<Span, LowerError> {
+        if let Some((_, range)) = self.distances.iter().find(|(known, _)| *known == weight) {
+            return Ok(Span::Fixed(*range));
+        }
+        let w = &self.table[weight.index()];
+        let (dtype, k, outputs) = (w.dtype, w.dim(0) as u32, w.dim(1) as u32);
+        let x = self.constant(&format!("waves of {reach} distances, {k} wide"), waves(reach, k));
+        let range = self.reserve(reach as u64 * outputs as u64 * 4);
+        let values = value_arguments(dtype, self.blocks(weight));
+        let instance = product::instance(dtype)?;
+        let arguments = product::matmul_exact::Arguments { x, out: Span::Fixed(range), k, outputs }
+            .with_slot(product::matmul_exact::slot::value, values);
+        let arguments = bind_fixed(arguments, &instance)?;
+        let (kernel, grid) = (kernels.index(instance), product::grid(outputs, reach));
+        self.prepare.push(Launch { kernel, grid, arguments, programmatic: false });
+        self.distances.push((weight, range));
         Ok(Span::Fixed(range))
     }
 

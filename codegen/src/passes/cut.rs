@@ -4,7 +4,7 @@ use gemma4c_graph::passes::Log;
 use gemma4c_graph::{Group, Kind, NodeId, Op, Product, WeightId};
 
 use super::forms::wanted;
-use super::{Abilities, Pass, Schedule, experts_of, multiplies_exactly, warpgroups};
+use super::{Abilities, Pass, Schedule, experts_of, multiplies_exactly, tower, warpgroups};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::Tile;
 use crate::kernels::product::warpgroups::Source;
@@ -53,8 +53,19 @@ fn cut(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<Group> {
         Kind::Product(_) | Kind::ExpertGateUp { .. } | Kind::ExpertDown { .. } if can.exact => {
             singles(group.nodes.clone()).iter().flat_map(|single| cut_single(schedule, single)).collect()
         }
-        Kind::Product(product) if !one_row && multiplies_exactly(schedule.graph(), can, product) => {
+        Kind::Product(product) if !one_row && multiplies_exactly(schedule, can, product) => {
             singles(group.nodes.clone()).iter().flat_map(|single| cut_single(schedule, single)).collect()
+        }
+        Kind::Product(product) if !product.others.is_empty() && !reads_stack(schedule, can, product) => {
+            singles(group.nodes.clone())
+        }
+        Kind::ClippedNorm(of) if !tower::leaves_stack(schedule, can, of) => tower::cut_norm(schedule, of, group),
+        Kind::ClippedGeglu(of) if !tower::is_rounded(schedule, can, of.exit.out) => singles(group.nodes.clone()),
+        Kind::PatchHeads(of) if !tower::by_warpgroups(schedule, can, of.out[0]) => singles(group.nodes.clone()),
+        Kind::PatchAttention { attention, .. }
+            if !tower::by_warpgroups(schedule, can, schedule.graph().node(*attention).inputs[0]) =>
+        {
+            singles(group.nodes.clone())
         }
         Kind::Product(product) if !one_row && !product.is_plain() => cut_product(schedule, can, group, product),
         Kind::ExpertGateUp { weight, input, routing, out, .. } if !one_row => {
@@ -68,6 +79,18 @@ fn cut(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<Group> {
             cut_experts(schedule, group, (*weight, *input, *routing), false, |_, after| singles(after))
         }
         _ => vec![group.clone()],
+    }
+}
+
+/// Whether products of one value within several bounds are one launch: by warpgroups, over what the norm before them stacks.
+fn reads_stack(schedule: &Schedule, can: &Abilities, of: &Product) -> bool {
+    match &schedule.fused.group(of.input).kind {
+        Kind::ClippedNorm(norm) => {
+            schedule.source(of.matmuls[0]).is_some()
+                && tower::leaves_stack(schedule, can, norm)
+                && of.inputs().eq(norm.exits.iter().map(|exit| exit.out))
+        }
+        _ => false,
     }
 }
 

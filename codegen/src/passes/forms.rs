@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use gemma4c_blocks::DType;
 use gemma4c_graph::passes::Log;
-use gemma4c_graph::{Form, Graph, Group, Kind, NodeId, Op, Product};
+use gemma4c_graph::{Clip, ClippedGeglu, ClippedNorm, Form, Graph, Group, Kind, NodeId, Op, Product};
 use gemma4c_plan::cuda::KvType;
 
 use super::panels::leaves_panels;
@@ -103,8 +103,8 @@ pub fn wanted(schedule: &Schedule, can: &Abilities, node: NodeId) -> Outputs {
             }
             Kind::ExpertDown { .. } => Outputs::FLOATS,
             _ => match product_of(graph, group) {
-                Some(product) if !one_row && multiplies_exactly(graph, can, &product) => Outputs::FLOATS,
-                Some(product) if product.input == node && !is_operand(&product, node) => {
+                Some(product) if !one_row && multiplies_exactly(schedule, can, &product) => Outputs::FLOATS,
+                Some(product) if product.inputs().any(|input| input == node) && !is_operand(&product, node) => {
                     of_product(dtype(product.matmuls[0]))
                 }
                 _ => Outputs::FLOATS,
@@ -144,6 +144,10 @@ fn left_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeId, 
                 if can.kv == KvType::F32 { Outputs::FLOATS } else { alone(wanted(group.nodes[0]), Outputs::BF16) };
             vec![(group.nodes[0], form)]
         }
+        // Without another reader the pass `cut` would have taken them apart.
+        Kind::ClippedNorm(of) => of.exits.iter().map(|exit| (exit.out, Outputs::BF16)).collect(),
+        Kind::ClippedGeglu(ClippedGeglu { exit: Clip { out, .. }, .. })
+        | Kind::PatchAttention { clip: Clip { out, .. }, .. } => vec![(*out, Outputs::BF16)],
         Kind::Geglu { .. } => group.last().map(|last| (last, alone(wanted(last), Outputs::BF16))).into_iter().collect(),
         Kind::ExpertGateUp { out, dense, .. } if schedule.is_decoded_together(group) => {
             // Both halves are left alike.
@@ -161,6 +165,13 @@ fn left_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(NodeId, 
             last.map(|last| (last, Outputs::INT8)).into_iter().collect()
         }
         Kind::Product(product) if product.geglu => group.last().map(|last| (last, Outputs::BF16)).into_iter().collect(),
+        // Gate and up are rounded before their gate where nothing else reads them: twice their bytes would go to memory and back.
+        Kind::Product(product) if product.is_plain() && schedule.source(product.matmuls[0]).is_some() => {
+            let is_gated = |user: &NodeId| matches!(schedule.fused.group(*user).kind, Kind::ClippedGeglu(_));
+            let all = || product.matmuls.iter().flat_map(|id| schedule.fused.users(*id));
+            let forms = (all().next().is_some() && all().all(is_gated)).then_some(Outputs::BF16);
+            forms.map_or(Vec::new(), |form| product.matmuls.iter().map(|id| (*id, form)).collect())
+        }
         Kind::ExpertProduct { geglu: true, .. } => group.last().map(|last| (last, Outputs::BF16)).into_iter().collect(),
         _ => Vec::new(),
     }
@@ -214,11 +225,12 @@ fn demanded_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
         // Products of decoded rows take what there is.
         _ if product_of(graph, group).is_some() && schedule.decodes && !can.exact => Vec::new(),
         _ if product_of(graph, group).is_some() => {
-            let form = |product: &Product| match multiplies_exactly(graph, can, product) {
+            let form = |product: &Product| match multiplies_exactly(schedule, can, product) {
                 true => Form::F32,
                 false => Form::BF16,
             };
-            product_of(graph, group).map(|product| (product.input, form(&product))).into_iter().collect()
+            let inputs = |product: Product| product.inputs().map(|input| (input, form(&product))).collect();
+            product_of(graph, group).map_or(Vec::new(), inputs)
         }
         Kind::ExpertProduct { input, .. } => vec![(*input, Form::BF16)],
         Kind::ExpertGateUp { weight, input, dense, .. } | Kind::ExpertDown { weight, input, dense, .. } => {
@@ -231,6 +243,9 @@ fn demanded_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
             let branch = norm.residual.and_then(|residual| residual.branch).map(|branch| branch.other);
             floats([norm.input].into_iter().chain(residual).chain(branch).collect())
         }
+        Kind::ClippedNorm(ClippedNorm { norm, .. }) => {
+            floats([norm.input].into_iter().chain(norm.residual.map(|residual| residual.before)).collect())
+        }
         Kind::Router(router) => floats(vec![router.input]),
         Kind::PerLayerInputs(inputs) => floats(vec![inputs.projected]),
         Kind::Single => match of_single().op {
@@ -242,6 +257,9 @@ fn demanded_by(schedule: &Schedule, can: &Abilities, group: &Group) -> Vec<(Node
             | Op::SubMean { .. }
             | Op::GridMean { .. }
             | Op::GridRope { .. }
+            | Op::HalvingConv { .. }
+            | Op::CausalConv { .. }
+            | Op::NearAttention { .. }
             | Op::FullAttention { .. } => floats(of_single().inputs.clone()),
             Op::Attention { .. } | Op::AttentionAhead { .. } | Op::ExpertMatMul { .. } | Op::ExpertSum { .. } => {
                 floats(vec![of_single().inputs[0]])

@@ -21,6 +21,7 @@ pub mod panels;
 pub mod per_layer_step;
 pub mod persistent;
 pub mod rows;
+pub mod tower;
 pub mod warpgroups;
 
 use std::collections::{HashMap, HashSet};
@@ -211,6 +212,7 @@ impl Schedule {
         match (self.graph().node(group.anchor()).ty.rows, self.soft_rows) {
             (Rows::Asked, _) if !self.decodes => 1,
             (Rows::Soft, Some(soft)) => soft,
+            (Rows::Halves, Some(_)) => self.rows.div_ceil(2),
             _ => self.rows,
         }
     }
@@ -297,10 +299,11 @@ pub fn product_of(graph: &Graph, group: &Group) -> Option<Product> {
     }
 }
 
-/// Whether a product of many rows is made in f32: where nothing may be rounded, and where its rows are no whole groups of 32, which tensor cores' kernels take.
-pub fn multiplies_exactly(graph: &Graph, can: &Abilities, product: &Product) -> bool {
-    let weight = graph.node(product.matmuls[0]).op.weight();
-    can.exact || weight.is_some_and(|weight| !graph.weight(weight).dim(0).is_multiple_of(32))
+/// Whether a product of many rows is made in f32: where nothing may be rounded, and where its rows are no whole groups of 32, which warps take, and no warpgroups make it.
+pub fn multiplies_exactly(schedule: &Schedule, can: &Abilities, product: &Product) -> bool {
+    let (graph, first) = (schedule.graph(), product.matmuls[0]);
+    let is_ragged = |weight| !graph.weight(weight).dim(0).is_multiple_of(32);
+    can.exact || schedule.source(first).is_none() && graph.node(first).op.weight().is_some_and(is_ragged)
 }
 
 /// The cache and the query heads of an attention.

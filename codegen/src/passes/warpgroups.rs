@@ -27,7 +27,13 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
     if can.exact {
         return;
     }
-    for (group, first) in products_of_many_rows(schedule) {
+    let mut products = products_of_many_rows(schedule);
+    let of_tower = schedule.soft_rows.is_some();
+    if of_tower {
+        // Whether gate and up are joined depends on whether warpgroups make the product that reads them.
+        products.reverse();
+    }
+    for (group, first) in products {
         if !can.target.arch.has_wgmma() {
             if log.covered.is_empty() {
                 log.refuse_group(vec![EVERY_PRODUCT.into()], NO_WARPGROUPS);
@@ -36,7 +42,9 @@ fn run(schedule: &mut Schedule, can: &Abilities, log: &mut Log) {
             continue;
         }
         let dtype = schedule.graph().node(first).op.weight().map(|weight| schedule.graph().weight(weight).dtype);
-        let source = dtype.and_then(Source::without_copy).ok_or("weights of f32 are not decoded on the way");
+        // A tower is small beside its text, and its rows are many: it has bf16 copies, whatever its types.
+        let source = if of_tower { Some(Source::Copy) } else { dtype.and_then(Source::without_copy) };
+        let source = source.ok_or("weights of f32 are not decoded on the way");
         match source.and_then(|source| fits(schedule, can, &group, source).map(|()| source)) {
             Ok(source) => {
                 schedule.mark(log, &group.nodes);
@@ -93,12 +101,12 @@ pub fn dense(
     let weight = |id: &NodeId| graph.node(*id).op.weight().map(|weight| graph.weight(weight));
     let all: u64 = of.matmuls.iter().filter_map(weight).map(|weight| weight.dim(1)).sum();
     let k = weight(&of.matmuls[0])?.dim(0) as u32;
+    let out = if gated { ElementType::BF16 } else { ElementType::F32 };
     let kind = WgmmaProduct {
-        out: if gated { ElementType::BF16 } else { ElementType::F32 },
         geglu: gated,
-        pairs: 0,
-        epilogue: Vec::new(),
-        source,
+        part_columns: if of.others.is_empty() { 0 } else { all as u32 / of.matmuls.len() as u32 },
+        ragged: !k.is_multiple_of(64),
+        ..WgmmaProduct::plain(out, source)
     };
     let stored = if gated { all as u32 / 2 } else { all as u32 };
     let tile = kind.choose(rows, stored, k, target)?;
@@ -135,7 +143,7 @@ pub fn grouped(
     let (k, all) = (w.dim(0) as u32, w.dim(1) as u32);
     let outputs = if geglu { all / 2 } else { all };
     let (out, share) = if geglu { (ElementType::BF16, top) } else { (ElementType::F32, 1) };
-    let kind = WgmmaProduct { out, geglu, pairs: share, epilogue: Vec::new(), source };
+    let kind = WgmmaProduct { geglu, pairs: share, ..WgmmaProduct::plain(out, source) };
     let height = height(pairs, experts, source);
     // An expert's last group is half full, on average.
     let groups = pairs / height + experts.min(pairs).div_ceil(2);

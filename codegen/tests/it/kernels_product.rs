@@ -91,8 +91,7 @@ fn weights_to_bf16() {
 
 #[test]
 fn warpgroups_take_the_tile_with_the_shortest_waves() {
-    let wgmma =
-        WgmmaProduct { out: ElementType::F32, geglu: false, pairs: 0, epilogue: Vec::new(), source: Source::Copy };
+    let wgmma = WgmmaProduct::plain(ElementType::F32, Source::Copy);
     let h200 = Target::of_arch(Arch::Sm90a);
     let tile = |rows, outputs, k| wgmma.choose(rows, outputs, k, &h200).map(|tile| (tile.rows, tile.columns));
     assert_eq!(tile(2048, 20480, 2560), Some((128, 256)));

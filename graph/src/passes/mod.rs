@@ -7,6 +7,7 @@
 //! Two things need no pass here, unlike in other engines: a layer that shares keys and values reads the cache node of the layer
 //! that owns them, and values that are the keys' projection read the same product. There is no copy to remove.
 
+mod clips;
 mod dead_rows;
 mod epilogues;
 mod expert_sums;
@@ -15,6 +16,7 @@ mod geglu;
 mod heads;
 mod join_products;
 mod norms;
+mod patches;
 mod per_layer_gate;
 mod per_layer_inputs;
 mod router;
@@ -62,6 +64,8 @@ pub static PASSES: &[Pass] = &[
     router::PASS,
     expert_sums::PASS,
     norms::PASS,
+    patches::PASS,
+    clips::PASS,
 ];
 
 /// What a pass is refused at that has nothing to do for a goal.

@@ -1,6 +1,7 @@
 //! Samples to the frames that a tower reads: log-mel features, or the samples themselves.
 
 use gemma4c_plan::Medium;
+use rayon::prelude::*;
 use rustfft::FftPlannerScalar;
 use rustfft::num_complex::Complex;
 
@@ -13,6 +14,8 @@ pub const HOP: u32 = 160;
 const WINDOW: usize = 320;
 /// Samples of the transform; what is beyond the window is zero.
 const TRANSFORM: usize = 512;
+/// Frames that a thread takes at a time.
+const FRAMES_A_TASK: usize = 16;
 /// Added before the logarithm.
 const FLOOR: f64 = 1e-3;
 
@@ -49,19 +52,24 @@ fn mel(samples: &[f32], bins: usize) -> Vec<f32> {
     let angle = |n: usize| std::f64::consts::TAU * n as f64 / WINDOW as f64;
     let window: Vec<f64> = (0..WINDOW).map(|n| 0.5 - 0.5 * angle(n).cos()).collect();
     let (filters, transform) = (filters(bins), FftPlannerScalar::<f64>::new().plan_fft_forward(TRANSFORM));
-    let mut values = Vec::with_capacity(count * bins);
-    for frame in 0..count {
+    let mut values = vec![0.0; count * bins];
+    // Frames know nothing of each other: whoever computes one, its bits are the same.
+    values.par_chunks_mut(bins * FRAMES_A_TASK).enumerate().for_each(|(task, values)| {
         let mut spectrum = vec![Complex::default(); TRANSFORM];
-        for (n, (out, window)) in spectrum.iter_mut().zip(&window).enumerate() {
-            out.re = at(frame * hop + n) * window;
+        let mut scratch = vec![Complex::default(); transform.get_inplace_scratch_len()];
+        for (frame, values) in (task * FRAMES_A_TASK..).zip(values.chunks_exact_mut(bins)) {
+            spectrum.fill(Complex::default());
+            for (n, (out, window)) in spectrum.iter_mut().zip(&window).enumerate() {
+                out.re = at(frame * hop + n) * window;
+            }
+            transform.process_with_scratch(&mut spectrum, &mut scratch);
+            let sizes: Vec<f64> = spectrum[..=TRANSFORM / 2].iter().map(|value| value.norm()).collect();
+            for (value, filter) in values.iter_mut().zip(&filters) {
+                let bands = sizes[filter.first..].iter().zip(&filter.weights);
+                *value = (bands.map(|(size, weight)| size * weight).sum::<f64>() + FLOOR).ln() as f32;
+            }
         }
-        transform.process(&mut spectrum);
-        let energy = |filter: &Filter| {
-            let bands = spectrum[filter.first..].iter().zip(&filter.weights);
-            bands.map(|(value, weight)| value.norm() * weight).sum::<f64>()
-        };
-        values.extend(filters.iter().map(|filter| (energy(filter) + FLOOR).ln() as f32));
-    }
+    });
     values
 }
 

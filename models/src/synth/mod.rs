@@ -12,6 +12,7 @@ mod inventory;
 mod metadata;
 mod preset;
 mod random;
+mod sound;
 mod tower;
 mod types;
 mod vocab;
@@ -127,7 +128,7 @@ pub fn write(options: &Options, out: &Path, progress: &(dyn Fn(u64, u64) + Sync)
     Ok(summary)
 }
 
-/// Writes the projector file (mmproj) of such a model instead: its vision tower.
+/// Writes the projector file (mmproj) of such a model instead: its towers.
 pub fn write_projector(
     options: &Options,
     out: &Path,
@@ -210,6 +211,12 @@ pub fn describe_drafter(preset: Preset, dtype: DType) -> Result<Header, SynthErr
     let mut writer = Writer::new();
     drafter::set_metadata(&mut writer, preset.name(), &shape)?;
     add_tensors(&mut writer, &drafter::inventory(&shape, dtype))?;
+    writer.describe().map_err(SynthError::Described)
+}
+
+/// The same of a projector.
+pub fn describe_projector(preset: Preset, dtype: DType) -> Result<Header, SynthError> {
+    let (writer, _) = tower::projector(preset, &preset.shape(None)?, dtype)?;
     writer.describe().map_err(SynthError::Described)
 }
 

@@ -1,4 +1,4 @@
-//! Random projector files (mmproj): the vision towers of the real sizes, and tiny ones.
+//! Random projector files (mmproj): the towers of the real sizes, and tiny ones. Those for sound are in [`sound`](super::sound).
 //!
 //! The numbers keep activations sane: norms undo whatever a matrix does to the size of a vector. Bounds of clipped products are far outside, so that few values meet them.
 
@@ -7,6 +7,7 @@ use gemma4c_blocks::DType;
 use super::SynthError;
 use super::inventory::{Fill, Massive, TensorSpec};
 use super::preset::{Preset, Shape};
+use super::sound::SoundShape;
 use crate::gguf::{WriteError, Writer};
 
 /// A tower with layers, or none: patches are projected as they are.
@@ -18,6 +19,7 @@ pub(super) struct TowerShape {
     positions: u32,
     /// Width of the text.
     projection: u32,
+    sound: Option<SoundShape>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +48,7 @@ impl TowerShape {
             Preset::TinyE => (192, Some(Encoder { layers: 2, heads: 3, ffn: 256, ..small }), 64),
             Preset::TinyMoe | Preset::TinyDense => (144, Some(Encoder { layers: 2, heads: 2, ffn: 272, ..large }), 64),
         };
-        TowerShape { width, encoder, positions, projection: text.hidden }
+        TowerShape { width, encoder, positions, projection: text.hidden, sound: SoundShape::of(preset) }
     }
 
     pub fn set_metadata(&self, writer: &mut Writer, name: &str) -> Result<(), WriteError> {
@@ -66,7 +68,8 @@ impl TowerShape {
         writer.set("clip.vision.image_size", 224u32)?;
         writer.set_array("clip.vision.image_mean", [0f32; 3])?;
         writer.set_array("clip.vision.image_std", [1f32; 3])?;
-        writer.set("clip.vision.attention.layer_norm_epsilon", 1e-6f32)
+        writer.set("clip.vision.attention.layer_norm_epsilon", 1e-6f32)?;
+        self.sound.map_or(Ok(()), |sound| sound.set_metadata(writer, self.projection))
     }
 
     pub fn tensors(&self, dtype: DType) -> Vec<TensorSpec> {
@@ -96,28 +99,31 @@ impl TowerShape {
         let positions = Fill::Symmetric { rms: 0.3 };
         list.push("v.position_embd.weight", &[width, self.positions, 2], DType::F32, positions);
         list.matrix("mm.input_projection.weight", width, self.projection);
+        if let Some(sound) = self.sound {
+            sound.push_to(&mut list, self.projection);
+        }
         list.tensors
     }
 }
 
-struct List {
+pub(super) struct List {
     tensors: Vec<TensorSpec>,
     dtype: DType,
 }
 
 impl List {
-    fn push(&mut self, name: &str, dims: &[u32], dtype: DType, fill: Fill) {
+    pub fn push(&mut self, name: &str, dims: &[u32], dtype: DType, fill: Fill) {
         let dims = dims.iter().map(|&dim| dim.into()).collect();
         let (name, random, massive) = (name.to_owned(), name.to_owned(), Massive::Untouched);
         self.tensors.push(TensorSpec { name, dims, dtype, fill, random, massive });
     }
 
-    fn vector(&mut self, name: &str, len: u32, low: f32, high: f32) {
+    pub fn vector(&mut self, name: &str, len: u32, low: f32, high: f32) {
         self.push(name, &[len], DType::F32, Fill::Between { low, high });
     }
 
     /// A matrix that keeps the size of what it is applied to. Rows that are no whole blocks are not quantised.
-    fn matrix(&mut self, name: &str, inputs: u32, outputs: u32) {
+    pub fn matrix(&mut self, name: &str, inputs: u32, outputs: u32) {
         let dtype = if self.dtype.row_bytes(inputs.into()).is_some() { self.dtype } else { DType::BF16 };
         let fill = Fill::Symmetric { rms: 1.0 / (inputs as f32).sqrt() };
         self.push(name, &[inputs, outputs], dtype, fill);
@@ -142,11 +148,16 @@ impl List {
             ("ffn_down", ffn, width),
         ];
         for (name, inputs, outputs) in matrices {
-            self.matrix(&named(&format!("{name}.weight")), inputs, outputs);
-            for (bound, low) in [("min", -6.0), ("max", 5.0)] {
-                for side in ["input", "output"].into_iter().filter(|_| encoder.clipped) {
-                    self.vector(&named(&format!("{name}.{side}_{bound}")), 1, low, low + 1.0);
-                }
+            self.clipped(&named(name), inputs, outputs, encoder.clipped);
+        }
+    }
+
+    /// A matrix, and the bounds of what it reads and leaves where it has some.
+    pub fn clipped(&mut self, name: &str, inputs: u32, outputs: u32, has_bounds: bool) {
+        self.matrix(&format!("{name}.weight"), inputs, outputs);
+        for (bound, low) in [("min", -6.0), ("max", 5.0)] {
+            for side in ["input", "output"].into_iter().filter(|_| has_bounds) {
+                self.vector(&format!("{name}.{side}_{bound}"), 1, low, low + 1.0);
             }
         }
     }
@@ -168,14 +179,14 @@ pub(super) fn projector(preset: Preset, text: &Shape, dtype: DType) -> Result<(W
 mod tests {
     use super::*;
 
-    /// Vision tensors of the real files, and the whole millions of parameters that their layouts add up to.
+    /// Tensors of the real files, and the whole millions of parameters that their layouts add up to.
     #[test]
     fn the_real_towers_are_met_to_the_last_tensor() {
         for (preset, count, millions) in [
-            (Preset::E2b, 659, 168),
-            (Preset::E4b, 659, 169),
+            (Preset::E2b, 1411, 475),
+            (Preset::E4b, 1411, 478),
             (Preset::Moe26bA4b, 356, 572),
-            (Preset::Dense12b, 10, 49),
+            (Preset::Dense12b, 11, 52),
         ] {
             let text = preset.shape(None).unwrap();
             let tensors = TowerShape::of(preset, &text).tensors(DType::BF16);

@@ -321,6 +321,18 @@ impl Backend for CudaBackend {
     }
 
     #[allow(unsafe_code)]
+    fn write_floats(&mut self, to: Range, values: &[f32]) -> Result<(), RuntimeError> {
+        let mut address = self.regions.address(&to);
+        for piece in values.chunks(MAILBOX / 4) {
+            let place = self.mailbox.put_floats(piece)?;
+            // SAFETY: the range lies in its region; the mailbox writes nothing over it before it has left.
+            unsafe { self.mailbox.pinned().copy_to(place, address, Stream::Launches) }?;
+            address += 4 * piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    #[allow(unsafe_code)]
     fn read(&mut self, from: Range, bytes: &mut [u8]) -> Result<(), RuntimeError> {
         if from.region == Region::Host {
             self.device.synchronize()?;

@@ -30,7 +30,8 @@ impl CudaBackend {
     /// Measures a run as it would go now, with what lies in memory; the loop's state is afterwards as it was.
     pub fn profile(&mut self, run: Run, repeat: usize) -> Result<Profile, RuntimeError> {
         // What a pick changes: the records of the rows it picks for.
-        let (places, phase) = (self.program().places, &self.program().phases[run.phase]);
+        let phase = self.program().phase(run.phase).ok_or(RuntimeError::NoSuchRun(run))?;
+        let places = self.program().places;
         let (offset, records) = match phase.kind {
             PhaseKind::Decode => (places.rows, phase.rows as u64),
             PhaseKind::Prefill | PhaseKind::Tower => (places.asked, 1),
@@ -66,7 +67,8 @@ impl CudaBackend {
 
     fn time_whole(&mut self, run: Run) -> Result<f64, RuntimeError> {
         let device = self.device.clone();
-        let count = if self.program().phases[run.phase].kind == PhaseKind::Decode { IN_A_ROW } else { 1 };
+        let decodes = self.program().phase(run.phase).is_some_and(|phase| phase.kind == PhaseKind::Decode);
+        let count = if decodes { IN_A_ROW } else { 1 };
         let graph = self.graph(run).ok_or(RuntimeError::NoSuchRun(run))?;
         let all = device.time(|| (0..count).try_for_each(|_| replay(graph)))?;
         Ok(f64::from(all) * 1000.0 / count as f64)

@@ -348,6 +348,7 @@ mod tests {
                 kv: KvType::F16,
                 sequences: 1,
                 drafts: false,
+                image_tokens: 0,
                 without: Vec::new(),
                 with: Vec::new(),
             };

@@ -181,14 +181,25 @@ pub struct WgmmaProduct {
     pub epilogue: Vec<&'static DeviceDef>,
     /// What the weights are read from.
     pub source: Source,
+    /// x is several matrices, and each has so many columns of the result. 0: it is one.
+    pub part_columns: u32,
+    /// The values of a row are no multiple of 64, but of 8: over bf16 weights.
+    pub ragged: bool,
 }
 
 impl WgmmaProduct {
+    /// A product of rows that is stored as it is.
+    pub fn plain(out: ElementType, source: Source) -> WgmmaProduct {
+        WgmmaProduct { out, geglu: false, pairs: 0, epilogue: Vec::new(), source, part_columns: 0, ragged: false }
+    }
+
     /// The tile for `rows` rows, if the kernel can make that product: the one whose waves of blocks take the fewest clocks.
     /// `outputs` are those that are stored.
     pub fn choose(&self, rows: u32, outputs: u32, k: u32, target: &Target) -> Option<WgmmaTile> {
         let tiles = |tile: &WgmmaTile| self.tiles(*tile, rows, outputs);
-        self.fewest_clocks(rows, outputs, k, target, |_| true, tiles)
+        let whole_parts =
+            |tile: &WgmmaTile| self.part_columns == 0 || self.part_columns.is_multiple_of(self.columns(*tile));
+        self.fewest_clocks(rows, outputs, k, target, whole_parts, tiles)
     }
 
     /// The tile for groups of `height` pairs of an expert, of which there are about so many, if the kernel can make that product.
@@ -208,14 +219,15 @@ impl WgmmaProduct {
         fits: impl Fn(&WgmmaTile) -> bool,
         tiles: impl Fn(&WgmmaTile) -> u32,
     ) -> Option<WgmmaTile> {
-        let whole = outputs.is_multiple_of(4) && k.is_multiple_of(STEP);
+        let ends = if self.ragged && self.source == Source::Copy { 8 } else { STEP };
+        let whole = outputs.is_multiple_of(4) && k.is_multiple_of(ends);
         if !target.arch.has_wgmma() || rows == 0 || outputs == 0 || k == 0 || !whole {
             return None;
         }
         let clocks = |tile: &&WgmmaTile| {
             let each = tiles(tile).div_ceil(target.multiprocessors);
             let blocks = each.min(self.source.resident(**tile));
-            let of_tile = k / STEP * self.source.step_clocks(**tile, blocks) + self.source.store_clocks(**tile);
+            let of_tile = k.div_ceil(STEP) * self.source.step_clocks(**tile, blocks) + self.source.store_clocks(**tile);
             u64::from(each.div_ceil(blocks)) * u64::from(of_tile)
         };
         self.source.tiles().iter().rev().filter(|tile| fits(tile)).min_by_key(clocks).copied()
@@ -284,6 +296,8 @@ impl WgmmaProduct {
                 STAGES: stages,
                 GEGLU: self.geglu,
                 PAIRS: self.pairs,
+                SPLIT: self.part_columns > 0,
+                RAGGED: self.ragged,
                 O: self.out,
                 epilogue: self.epilogue.clone(),
             }

@@ -14,6 +14,9 @@
 //!
 //! With PAIRS the rows are pairs of a row and an expert, sorted by expert (`moe::group`): a tile is of one group, and has its
 //! expert's weights.
+//!
+//! With SPLIT x is several matrices of as many rows, `x_part` values apart, and each `part_columns` columns of the result are of the next one: products that read different
+//! values are one launch. With RAGGED `k` may end within a step, after a multiple of 8 values: zeros follow there.
 
 use gemma4c_dsl::prelude::*;
 
@@ -50,7 +53,7 @@ pub fn tile_rows<const GEGLU: bool, const PAIRS: u32>(
 /// Where this thread copies a tile's operands from: the same 16 bytes of every so many rows. Rows and columns past the end
 /// repeat the last one.
 #[device]
-pub fn aim_copies<const COLUMNS: u32, const WARPGROUPS: u32, const GEGLU: bool, const PAIRS: u32>(
+pub fn aim_copies<const COLUMNS: u32, const WARPGROUPS: u32, const GEGLU: bool, const PAIRS: u32, const SPLIT: bool>(
     x_from: &mut Regs<u32>,
     w_from: &mut Regs<u32>,
     place: U32x2,
@@ -59,8 +62,14 @@ pub fn aim_copies<const COLUMNS: u32, const WARPGROUPS: u32, const GEGLU: bool, 
     rows: u32,
     outputs: u32,
     k: u32,
+    x_part: u32,
+    part_columns: u32,
 ) {
     let columns = if GEGLU { COLUMNS / 2 } else { COLUMNS };
+    let mut first_value = thread_idx() % 8 * 8;
+    if SPLIT {
+        first_value += place.y * columns / part_columns * x_part;
+    }
     let part = tile_rows(place.x, WARPGROUPS * 64, rows, outputs, groups);
     #[unroll]
     for i in 0u32..4 {
@@ -68,7 +77,7 @@ pub fn aim_copies<const COLUMNS: u32, const WARPGROUPS: u32, const GEGLU: bool, 
         if PAIRS > 0 {
             row = order[row] / PAIRS.max(1);
         }
-        x_from[i] = row * k + thread_idx() % 8 * 8;
+        x_from[i] = row * k + first_value;
     }
     #[unroll]
     for i in 0..COLUMNS / (16 * WARPGROUPS) {
@@ -80,7 +89,7 @@ pub fn aim_copies<const COLUMNS: u32, const WARPGROUPS: u32, const GEGLU: bool, 
 
 /// Starts to copy the operands of a step to a place in the ring, unless all tiles are done, and moves on to the next step.
 #[device]
-pub fn copy_ahead<const COLUMNS: u32, const WARPGROUPS: u32>(
+pub fn copy_ahead<const COLUMNS: u32, const WARPGROUPS: u32, const RAGGED: bool>(
     x_to: Shared<BF16>,
     w_to: Shared<BF16>,
     x: Input<BF16>,
@@ -95,8 +104,21 @@ pub fn copy_ahead<const COLUMNS: u32, const WARPGROUPS: u32>(
     rows: u32,
     outputs: u32,
     k: u32,
+    x_part: u32,
+    part_columns: u32,
 ) {
-    if *tile < tiles.x * tiles.y {
+    if RAGGED && *tile < tiles.x * tiles.y && *step * 64 + thread_idx() % 8 * 8 >= k {
+        let row = thread_idx() / 8;
+        let place = row * 64 + (thread_idx() % 8 ^ row % 8) * 8;
+        #[unroll]
+        for i in 0u32..4 {
+            store(x_to, place + i * WARPGROUPS * 1024, U32x4::ZERO);
+        }
+        #[unroll]
+        for i in 0..COLUMNS / (16 * WARPGROUPS) {
+            store(w_to, place + i * WARPGROUPS * 1024, U32x4::ZERO);
+        }
+    } else if *tile < tiles.x * tiles.y {
         // Piece p of row r lies where piece p ^ r % 8 would: eight rows of a column of pieces lie in different banks.
         let row = thread_idx() / 8;
         let place = row * 64 + (thread_idx() % 8 ^ row % 8) * 8;
@@ -111,17 +133,17 @@ pub fn copy_ahead<const COLUMNS: u32, const WARPGROUPS: u32>(
     }
     cp_async_commit();
     *step += 1;
-    if *step == k / 64 {
+    if *step == k.div_ceil(64) {
         *step = 0;
         *tile += grid_dim();
         if *tile < tiles.x * tiles.y {
-            aim_copies(x_from, w_from, tile_place(*tile, tiles), groups, order, rows, outputs, k);
+            aim_copies(x_from, w_from, tile_place(*tile, tiles), groups, order, rows, outputs, k, x_part, part_columns);
         }
     }
 }
 
 /// `out = x · Wᵀ`, both bf16. A block makes tiles of 64 * WARPGROUPS rows and COLUMNS columns, every so many of them as there
-/// are blocks; half as many columns where GEGLU gates them. `k` is a multiple of 64, `outputs` of 4.
+/// are blocks; half as many columns where GEGLU gates them. `k` is a multiple of 64, or of 8 where it is RAGGED, `outputs` of 4.
 #[kernel(block = WARPGROUPS * 128, min_blocks = 1, dynamic_shared, slots(epilogue(value: f32, at: u32) -> f32))]
 pub fn product_wgmma<
     const WARPGROUPS: u32,
@@ -129,6 +151,8 @@ pub fn product_wgmma<
     const STAGES: u32,
     const GEGLU: bool,
     const PAIRS: u32,
+    const SPLIT: bool,
+    const RAGGED: bool,
     O: Float,
 >(
     weights: Weights<BF16>,
@@ -139,6 +163,8 @@ pub fn product_wgmma<
     out: Output<O>,
     outputs: u32,
     k: u32,
+    x_part: u32,
+    part_columns: u32,
 ) {
     require!(COLUMNS % 32 == 0 && COLUMNS <= 256 && COLUMNS % (16 * WARPGROUPS) == 0);
     require!(STAGES >= 3 && STAGES <= 7);
@@ -152,7 +178,7 @@ pub fn product_wgmma<
         down = groups[0u32].x;
     }
     let tiles = u32x2(down, outputs.div_ceil(columns));
-    let steps = k / 64;
+    let steps = k.div_ceil(64);
     // The whole block leaves: there are fewer tiles than blocks.
     if block_idx() >= tiles.x * tiles.y {
         return;
@@ -164,7 +190,18 @@ pub fn product_wgmma<
     let mut ahead_stage = STAGES - 2;
     let mut x_from = regs(0u32, 4);
     let mut w_from = regs(0u32, COLUMNS / (16 * WARPGROUPS));
-    aim_copies(&mut x_from, &mut w_from, tile_place(ahead_tile, tiles), groups, order, rows, outputs, k);
+    aim_copies(
+        &mut x_from,
+        &mut w_from,
+        tile_place(ahead_tile, tiles),
+        groups,
+        order,
+        rows,
+        outputs,
+        k,
+        x_part,
+        part_columns,
+    );
     #[unroll]
     for stage in 0..STAGES - 2 {
         let x_to = x_ring.offset(stage * WARPGROUPS * 4096);
@@ -184,6 +221,8 @@ pub fn product_wgmma<
             rows,
             outputs,
             k,
+            x_part,
+            part_columns,
         );
     }
 
@@ -224,6 +263,8 @@ pub fn product_wgmma<
                 rows,
                 outputs,
                 k,
+                x_part,
+                part_columns,
             );
             stage = if stage + 1 == STAGES { 0 } else { stage + 1 };
             ahead_stage = if ahead_stage + 1 == STAGES { 0 } else { ahead_stage + 1 };

@@ -1,10 +1,14 @@
 //! What only a tower's patches need: their places in a grid, attention of all to all, and the way of soft tokens into a prompt. Plainly, in f32;
-//! [`flash`] is attention on tensor cores.
+//! [`flash`] is attention on tensor cores, [`heads`] and [`warpgroups`] by warpgroups, [`clipped`] joins what lies between clipped products, and [`sound`] is what frames need.
 //!
 //! `grid` is a record of the plan's tower: word 1 is how many rows are in use, word 2 how many of them a row of the grid has. Rows beyond those in use are
 //! left alone, or hold numbers that nobody reads.
 
+pub mod clipped;
 pub mod flash;
+pub mod heads;
+pub mod sound;
+pub mod warpgroups;
 
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};

@@ -7,7 +7,7 @@ use gemma4c_graph::{Builder, Cache, Part, Value, WeightId};
 type Build = fn(&mut Builder, bool) -> Value;
 
 /// The pass, the obstacle, and the graph.
-pub const CASES: [(&str, &str, Build); 20] = [
+pub const CASES: [(&str, &str, Build); 22] = [
     ("fold-constants", "a factor before the tied table's rows are used", |g, obstacle| {
         let (table, tokens) = (g.weight("embd", Q8_0, &[32, 100]), g.tokens());
         let rows = g.gather(table, tokens);
@@ -70,6 +70,26 @@ pub const CASES: [(&str, &str, Build); 20] = [
         let k = g.weight("k", if obstacle { Q4_0 } else { Q8_0 }, &[32, 64]);
         let (q, k) = (named(g, "q", |g| g.matmul(q, x)), named(g, "k", |g| g.matmul(k, x)));
         g.add(q, k)
+    }),
+    ("patches", "queries that are not rotated", |g, obstacle| {
+        let (x, norm) = (g.patches(8), g.weight("head_norm", F32, &[8]));
+        let [q, k, v] = ["q", "k", "v"].map(|name| g.weight(name, F32, &[8, 8]));
+        let (raw_q, raw_k, raw_v) = (g.matmul(q, x), g.matmul(k, x), g.matmul(v, x));
+        let (normed_q, normed_k) = (g.group_norm(raw_q, Some(norm), 8, 1e-6), g.group_norm(raw_k, Some(norm), 8, 1e-6));
+        let q = if obstacle { normed_q } else { g.grid_rope(normed_q, 8, 100.0) };
+        let (k, v) = (g.grid_rope(normed_k, 8, 100.0), g.group_norm(raw_v, None, 8, 1e-6));
+        let mixed = named(g, "mixed", |g| g.full_attention(q, k, v, 1));
+        g.grid_mean(mixed, 1)
+    }),
+    ("clips", "a gate that is read twice", |g, obstacle| {
+        let (x, gate, up) = (rows(g, 32), g.weight("gate", Q8_0, &[32, 64]), g.weight("up", Q8_0, &[32, 64]));
+        let (gate, up, low) = (g.matmul(gate, x), g.matmul(up, x), g.weight("low", F32, &[1]));
+        let product = named(g, "product", |g| {
+            let bounded = g.at_least(gate, low);
+            let activated = g.gelu(bounded);
+            g.mul(activated, up)
+        });
+        also(g, obstacle, product, gate)
     }),
     ("epilogues", "an operand that may come later", |g, obstacle| {
         let (x, w) = (rows(g, 32), g.weight("w", Q8_0, &[32, 32]));

@@ -1,4 +1,4 @@
-//! Pictures on a device: a tower's launches, and its soft tokens in the rows of the next chunk.
+//! Pictures and sounds on a device: a tower's launches, and its soft tokens in the rows of the next chunk.
 
 use gemma4c_plan::cuda::{CudaProgram, Form, PhaseKind, RECORD_WORDS, TowerPlaces, record};
 use gemma4c_plan::{Medium, Plan, RowCount, ValueIndex};
@@ -6,6 +6,9 @@ use gemma4c_plan::{Medium, Plan, RowCount, ValueIndex};
 use super::{BackendDevice, arena};
 use crate::RuntimeError;
 use crate::backend::{Pick, Run};
+
+/// Floats that are read at a time.
+const PIECE: usize = 1 << 18;
 
 /// What a device knows of its plan's towers.
 pub(super) struct Towers {
@@ -21,7 +24,7 @@ pub(super) struct Towers {
 /// One tower.
 struct DeviceTower {
     places: TowerPlaces,
-    pool: u32,
+    medium: Medium,
     /// Its phases, as runs count them, with the patches that each takes.
     phases: Vec<(usize, u32)>,
     /// For every step of each phase, what it leaves as f32 or bf16.
@@ -60,7 +63,7 @@ impl Towers {
             };
             all.push(DeviceTower {
                 places: own.places,
-                pool: if let Medium::Picture { pool, .. } = tower.medium { pool } else { 1 },
+                medium: tower.medium,
                 phases,
                 left: own.phases.iter().map(|phase| phase.steps.iter().map(left).collect()).collect(),
                 values: tower.program.values.iter().map(|v| (v.name.clone(), v.width, v.rows)).collect(),
@@ -86,8 +89,9 @@ impl BackendDevice {
     ) -> Result<Vec<f32>, RuntimeError> {
         let (count, width) = (columns * rows, self.towers.width);
         let of = self.towers.all.get(tower).ok_or(RuntimeError::NoTower)?;
-        let (places, soft_columns) = (of.places, columns / of.pool);
-        let soft = soft_columns * (rows / of.pool);
+        let (places, soft) = (of.places, of.medium.soft(count.into()) as u32);
+        // Soft tokens of a sound follow each other.
+        let soft_columns = if let Medium::Picture { pool, .. } = of.medium { columns / pool } else { soft };
         let which = of.phases.iter().position(|(_, most)| *most >= count);
         let which =
             which.ok_or_else(|| RuntimeError::Backend(format!("no phase of the plan reads {count} patches")))?;
@@ -99,7 +103,7 @@ impl BackendDevice {
             (words[record::ROWS], words[record::TOKEN]) = (rows, columns);
         }
         self.write(places.grids, &grids)?;
-        self.write(places.patches, &patches.iter().map(|value| value.to_bits()).collect::<Vec<u32>>())?;
+        self.write_floats(places.patches, patches)?;
         let steps = self.phases[phase].steps;
         debug_assert!(self.phases[phase].kind == PhaseKind::Tower);
         match &mut show {
@@ -110,7 +114,11 @@ impl BackendDevice {
                     self.backend.run(Run { phase, steps: (step, step + 1), pick: Pick::None })?;
                     for left in self.towers.all[tower].left[which][step].clone() {
                         let (name, width, rows) = self.towers.all[tower].values[left.value as usize].clone();
-                        let rows = if rows == RowCount::Soft { soft } else { count } as u64;
+                        let rows = match rows {
+                            RowCount::Soft => soft,
+                            RowCount::Halves => count.div_ceil(2),
+                            _ => count,
+                        } as u64;
                         let of_row = if left.form == Form::BF16 { 2 } else { 4 } * width as u64;
                         // Rows of a wider value have gaps, and are nobody's to see here.
                         let phase_rows = left.place.bytes / of_row;
@@ -134,9 +142,25 @@ impl BackendDevice {
                 }
             }
         }
-        let mut bytes = vec![0; soft as usize * width as usize * 4];
-        self.backend.read(arena(places.soft, bytes.len() as u64), &mut bytes)?;
-        Ok(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+        self.read_floats(places.soft, soft as usize * width as usize)
+    }
+
+    /// Writes floats without a copy of all of them: a large picture is 31 MB.
+    fn write_floats(&mut self, offset: u64, values: &[f32]) -> Result<(), RuntimeError> {
+        self.backend.write_floats(arena(offset, 4 * values.len() as u64), values)
+    }
+
+    /// Reads floats, a piece at a time that stays in the CPU's caches on its way.
+    fn read_floats(&mut self, mut offset: u64, count: usize) -> Result<Vec<f32>, RuntimeError> {
+        let mut values = Vec::with_capacity(count);
+        let mut bytes = vec![0; 4 * PIECE.min(count)];
+        while values.len() < count {
+            let bytes = &mut bytes[..4 * PIECE.min(count - values.len())];
+            self.backend.read(arena(offset, bytes.len() as u64), bytes)?;
+            values.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)));
+            offset += bytes.len() as u64;
+        }
+        Ok(values)
     }
 
     /// Says which rows of the next chunk are soft tokens.
@@ -159,8 +183,7 @@ impl BackendDevice {
                 (ahead[row], tokens[row]) = (left, places.pad);
                 left = left.saturating_sub(1).max(1);
             }
-            let words: Vec<u32> = values.iter().map(|value| value.to_bits()).collect();
-            self.write(places.rows + (first * width * 4) as u64, &words)?;
+            self.write_floats(places.rows + (first * width * 4) as u64, &values)?;
         }
         self.write(places.ahead, &ahead)
     }
