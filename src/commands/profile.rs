@@ -7,8 +7,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_plan::cuda::{CudaProgram, CudaStep, Phase, PhaseKind};
-use gemma4c_plan::{Kind, Op, Plan};
+use gemma4c_plan::cuda::{CudaDrafter, CudaProgram, CudaStep, Phase, PhaseKind};
+use gemma4c_plan::{Kind, Op, Plan, Program, Step};
 use gemma4c_runtime::{Asked, Pick, Run, Session};
 use serde_json::json;
 
@@ -26,7 +26,7 @@ pub struct Args {
     #[command(flatten)]
     plan: PlanArgs,
 
-    /// The phase: its name, or its number of rows. `gemma4c inspect` lists them.
+    /// The phase: its name, or its number of rows. `gemma4c inspect` lists them. Of a plan with a drafter also `draft`: all its steps, one after the other.
     #[arg(long, default_value = "decode")]
     phase: String,
 
@@ -64,19 +64,28 @@ pub fn run(args: &Args) -> Result<Outcome> {
     }
     let plan = session.plan().clone();
     let program = &plan.cuda.as_ref().context("a plan on a GPU has a program for it")?.program;
-    let (index, phase) = find(program, &args.phase)?;
+    let drafts = is_draft(program, &args.phase);
+    let (index, phase) = match drafts {
+        Some(drafter) => (program.drafter_phase(), &drafter.phase),
+        None => find(program, &args.phase)?,
+    };
     match phase.kind {
         PhaseKind::Prefill => prepare(&mut session, phase.kind, phase.rows, args.depth)?,
         PhaseKind::Decode | PhaseKind::Tower => prepare(&mut session, phase.kind, 1, args.depth)?,
     }
-    if phase.kind == PhaseKind::Decode && phase.rows > 1 {
+    if drafts.is_some() {
+        // A step leaves the records as all of them find them, but for the token.
+        session.draft(0, 1, &mut |_, _, _| {}, &mut |_| {})?;
+    } else if phase.kind == PhaseKind::Decode && phase.rows > 1 {
         let backend = session.backend().context("it runs on a GPU")?;
         company::join(backend, program, phase.rows, args.depth, plan.model.vocab_size)?;
     }
-    let run = Run { phase: index, steps: (0, phase.steps.len()), pick: Pick::Largest };
+    let pick = if drafts.is_some() { Pick::None } else { Pick::Largest };
+    let run = Run { phase: index, steps: (0, phase.steps.len()), pick };
     let cuda = session.cuda().context("it runs on a GPU")?;
     let profile = cuda.profile(run, args.repeat)?;
-    let launched = launched(&plan, program, phase, args.depth, &profile.launches);
+    let meaning = plan.drafter.as_ref().filter(|_| drafts.is_some()).map_or(&plan.program, |drafter| &drafter.program);
+    let launched = launched(&plan, meaning, program, (phase, args.depth), &profile.launches);
 
     let sum: f64 = profile.launches.iter().sum();
     print(&format!(
@@ -96,6 +105,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+/// The drafter, where its phase is asked for: all its steps are one.
+fn is_draft<'a>(program: &'a CudaProgram, wanted: &str) -> Option<&'a CudaDrafter> {
+    program.drafter.as_ref().filter(|drafter| wanted == "draft" || wanted == drafter.phase.name)
+}
+
 /// A phase by its name, or by the rows it takes: of prefill, where both have as many.
 pub fn find<'a>(program: &'a CudaProgram, wanted: &str) -> Result<(usize, &'a Phase)> {
     let named = program.phases.iter().position(|phase| phase.name == wanted);
@@ -104,7 +118,8 @@ pub fn find<'a>(program: &'a CudaProgram, wanted: &str) -> Result<(usize, &'a Ph
     match named.or_else(sized) {
         Some(found) => Ok((found, &program.phases[found])),
         None => {
-            let names: Vec<&str> = program.phases.iter().map(|phase| phase.name.as_str()).collect();
+            let all = program.phases.iter().chain(program.drafter.as_ref().map(|drafter| &drafter.phase));
+            let names: Vec<&str> = all.map(|phase| phase.name.as_str()).collect();
             bail!("the plan has no phase {wanted:?}; there are {}", names.join(", "))
         }
     }
@@ -131,24 +146,31 @@ fn prepare(session: &mut Session, kind: PhaseKind, rows: u32, depth: u32) -> Res
 }
 
 /// The part of a step's work that there is at a depth: a decoded row's attention is counted for a full context in a plan.
-fn seen(plan: &Plan, step: &CudaStep, kind: PhaseKind, depth: u32) -> f64 {
-    let meaning = |node: &u32| plan.program.steps.iter().find(|of| of.output == *node);
-    let attention = step.nodes.iter().filter_map(meaning).find(|of| matches!(of.op, Op::Attention { .. }));
-    let cached = attention.map(|of| plan.program.values[of.inputs[1] as usize].kind);
+fn seen(program: &Program, step: &CudaStep, kind: PhaseKind, depth: u32) -> f64 {
+    let meaning = |node: &u32| program.steps.iter().find(|of| of.output == *node);
+    let is_attention = |of: &&Step| matches!(of.op, Op::Attention { .. } | Op::AttentionBefore { .. });
+    let attention = step.nodes.iter().filter_map(meaning).find(is_attention);
+    let cached = attention.map(|of| program.values[of.inputs[1] as usize].kind);
     let Some(Kind::Kv { cache }) = cached.filter(|_| kind == PhaseKind::Decode) else { return 1.0 };
-    let context = plan.program.context;
-    let visible = plan.program.caches[cache as usize].window.unwrap_or(context).min(context);
+    let context = program.context;
+    let visible = program.caches[cache as usize].window.unwrap_or(context).min(context);
     (depth + 1).min(visible) as f64 / visible as f64
 }
 
 /// The launches of a phase and of the pick after it, each with its time.
-fn launched(plan: &Plan, program: &CudaProgram, phase: &Phase, depth: u32, times: &[f64]) -> Vec<Launched> {
+fn launched(
+    plan: &Plan,
+    meaning: &Program,
+    program: &CudaProgram,
+    (phase, depth): (&Phase, u32),
+    times: &[f64],
+) -> Vec<Launched> {
     let kernel = |index: u32| &program.kernels[index as usize];
     let steps = phase.steps.iter().map(|step| {
         let value = step.outputs.last().map(|output| output.value).or(step.nodes.last().copied());
-        let value = value.map_or("", |value| plan.program.values[value as usize].name.as_str());
+        let value = value.map_or("", |value| meaning.values[value as usize].name.as_str());
         let kernel = kernel(step.launch.kernel);
-        let seen = seen(plan, step, phase.kind, depth);
+        let seen = seen(meaning, step, phase.kind, depth);
         Launched {
             kernel: kernel.name.clone(),
             instance: kernel.instance.clone(),

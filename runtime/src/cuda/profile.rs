@@ -29,11 +29,13 @@ const IN_A_ROW: usize = 8;
 impl CudaBackend {
     /// Measures a run as it would go now, with what lies in memory; the loop's state is afterwards as it was.
     pub fn profile(&mut self, run: Run, repeat: usize) -> Result<Profile, RuntimeError> {
-        // What a pick changes: the records of the rows it picks for.
-        let (places, phase) = (self.program().places, &self.program().phases[run.phase]);
-        let (offset, records) = match phase.kind {
-            PhaseKind::Decode => (places.rows, phase.rows as u64),
-            PhaseKind::Prefill | PhaseKind::Tower => (places.asked, 1),
+        // What a pick changes: the records of the rows it picks for. A drafter's choice changes its own.
+        let (program, kind) = (self.program(), self.kind(run)?);
+        let drafter = program.drafter.as_ref().filter(|_| run.phase == program.drafter_phase());
+        let (offset, records) = match (drafter, kind) {
+            (Some(drafter), _) => (drafter.places.record, 2),
+            (None, PhaseKind::Decode) => (program.places.rows, program.phases[run.phase].rows as u64),
+            (None, PhaseKind::Prefill | PhaseKind::Tower) => (program.places.asked, 1),
         };
         let state = Range { region: Region::Arena, offset, bytes: records * RECORD_WORDS as u64 * 4 };
         let mut words = vec![0; state.bytes as usize];
@@ -64,9 +66,13 @@ impl CudaBackend {
         Ok(Profile { whole: middle(whole), launches: launches.into_iter().map(middle).collect() })
     }
 
+    fn kind(&self, run: Run) -> Result<PhaseKind, RuntimeError> {
+        self.program().phase(run.phase).map(|phase| phase.kind).ok_or(RuntimeError::NoSuchRun(run))
+    }
+
     fn time_whole(&mut self, run: Run) -> Result<f64, RuntimeError> {
         let device = self.device.clone();
-        let count = if self.program().phases[run.phase].kind == PhaseKind::Decode { IN_A_ROW } else { 1 };
+        let count = if self.kind(run)? == PhaseKind::Decode { IN_A_ROW } else { 1 };
         let graph = self.graph(run).ok_or(RuntimeError::NoSuchRun(run))?;
         let all = device.time(|| (0..count).try_for_each(|_| replay(graph)))?;
         Ok(f64::from(all) * 1000.0 / count as f64)
