@@ -7,7 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_plan::cuda::{CudaDrafter, CudaProgram, CudaStep, Phase, PhaseKind};
+use gemma4c_plan::cuda::{CudaProgram, CudaStep, Phase, PhaseKind};
 use gemma4c_plan::{Kind, Op, Plan, Program, Step};
 use gemma4c_runtime::{Asked, Pick, Run, Session};
 use serde_json::json;
@@ -64,27 +64,24 @@ pub fn run(args: &Args) -> Result<Outcome> {
     }
     let plan = session.plan().clone();
     let program = &plan.cuda.as_ref().context("a plan on a GPU has a program for it")?.program;
-    let drafts = is_draft(program, &args.phase);
-    let (index, phase) = match drafts {
-        Some(drafter) => (program.drafter_phase(), &drafter.phase),
-        None => find(program, &args.phase)?,
-    };
+    let (index, phase) = find(program, &args.phase)?;
+    let drafts = index == program.drafter_phase();
     match phase.kind {
         PhaseKind::Prefill => prepare(&mut session, phase.kind, phase.rows, args.depth)?,
         PhaseKind::Decode | PhaseKind::Tower => prepare(&mut session, phase.kind, 1, args.depth)?,
     }
-    if drafts.is_some() {
+    if drafts {
         // A step leaves the records as all of them find them, but for the token.
         session.draft(0, 1, &mut |_, _, _| {}, &mut |_| {})?;
     } else if phase.kind == PhaseKind::Decode && phase.rows > 1 {
         let backend = session.backend().context("it runs on a GPU")?;
         company::join(backend, program, phase.rows, args.depth, plan.model.vocab_size)?;
     }
-    let pick = if drafts.is_some() { Pick::None } else { Pick::Largest };
+    let pick = if drafts { Pick::None } else { Pick::Largest };
     let run = Run { phase: index, steps: (0, phase.steps.len()), pick };
     let cuda = session.cuda().context("it runs on a GPU")?;
     let profile = cuda.profile(run, args.repeat)?;
-    let meaning = plan.drafter.as_ref().filter(|_| drafts.is_some()).map_or(&plan.program, |drafter| &drafter.program);
+    let meaning = plan.drafter.as_ref().filter(|_| drafts).map_or(&plan.program, |drafter| &drafter.program);
     let launched = launched(&plan, meaning, program, (phase, args.depth), &profile.launches);
 
     let sum: f64 = profile.launches.iter().sum();
@@ -105,13 +102,12 @@ pub fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The drafter, where its phase is asked for: all its steps are one.
-fn is_draft<'a>(program: &'a CudaProgram, wanted: &str) -> Option<&'a CudaDrafter> {
-    program.drafter.as_ref().filter(|drafter| wanted == "draft" || wanted == drafter.phase.name)
-}
-
-/// A phase by its name, or by the rows it takes: of prefill, where both have as many.
+/// A phase by its name, or by the rows it takes: of prefill, where both have as many. All steps of a drafter are one phase, `draft`.
 pub fn find<'a>(program: &'a CudaProgram, wanted: &str) -> Result<(usize, &'a Phase)> {
+    let drafter = program.drafter.as_ref().filter(|drafter| wanted == "draft" || wanted == drafter.phase.name);
+    if let Some(drafter) = drafter {
+        return Ok((program.drafter_phase(), &drafter.phase));
+    }
     let named = program.phases.iter().position(|phase| phase.name == wanted);
     // Prefill comes last.
     let sized = || program.phases.iter().rposition(|phase| phase.rows.to_string() == wanted);
