@@ -7,6 +7,7 @@
 //! It knows plans and nothing of the compiler that made them. Text is somebody else's business too: a session speaks token
 //! ids, so that it can be driven by tests, by a model without a vocabulary, and by whoever brings a tokenizer.
 
+mod acceptance;
 mod backend;
 mod choose;
 pub mod cpu;
@@ -14,6 +15,7 @@ pub mod cuda;
 mod embedded;
 pub mod engine;
 mod error;
+mod lookup;
 pub mod machine;
 mod map;
 mod runs;
@@ -28,9 +30,8 @@ pub use backend::{Backend, MemoryUse, Pick, Run};
 pub use choose::{choose, named};
 pub use cuda::OnGpu;
 pub use embedded::EmbeddedWeights;
+pub use engine::Guess;
 pub use error::RuntimeError;
 pub use map::ModelLocation;
 pub use sampler::{Sampler, argmax};
-pub use session::{
-    Asked, Counts, Draft, End, Guess, MOST_DRAFTS, Patches, Request, Session, Soft, Source, Speculation,
-};
+pub use session::{Asked, Counts, Draft, End, MOST_DRAFTS, Patches, Request, Session, Soft, Source, Speculation};

@@ -10,12 +10,14 @@ use crate::backend::Backend;
 use crate::cpu::{Executor, Pass, Room, Span, Tap};
 use crate::cuda::{CudaBackend, OnGpu};
 use crate::engine::{AskedRow, BackendDevice, BackendOptions, Chunk, Device, Limits, Picked, Picking, Row};
+use crate::lookup::Lookup;
 use crate::{ModelLocation, RuntimeError};
 
-pub use draft::{Draft, MOST_DRAFTS};
+pub use crate::acceptance::MOST_DRAFTS;
+pub use crate::cpu::drafting::Draft;
 pub use generate::{End, Request};
 pub use media::{Patches, Soft};
-pub use speculate::{Counts, Guess, Source, Speculation};
+pub use speculate::{Counts, Source, Speculation};
 
 mod depth;
 mod draft;
@@ -40,6 +42,7 @@ pub struct Session {
     written: u32,
     media: media::Media,
     drafting: draft::Drafting,
+    lookup: Lookup,
 }
 
 /// What runs the plan.
@@ -60,7 +63,7 @@ impl Session {
 
     fn new(plan: Arc<Plan>, on: On) -> Session {
         let (media, drafting) = (media::Media::default(), draft::Drafting::default());
-        Session { plan, on, seen: Vec::new(), written: 0, media, drafting }
+        Session { plan, on, seen: Vec::new(), written: 0, media, drafting, lookup: Lookup::default() }
     }
 
     /// Runs on the first GPU, by the program of the plan that fits it. All its memory is allocated and all weights are loaded; `progress` is told the bytes done and the

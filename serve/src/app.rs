@@ -125,12 +125,18 @@ impl Envelope {
 
 impl Usage {
     pub fn json(&self) -> Value {
+        let mut details = json!({ "reasoning_tokens": self.reasoning });
+        // Only of an answer for which tokens were guessed.
+        if self.drafted > 0 {
+            details["accepted_prediction_tokens"] = self.accepted.into();
+            details["rejected_prediction_tokens"] = (self.drafted - self.accepted).into();
+        }
         json!({
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion as usize,
             "prompt_tokens_details": { "cached_tokens": self.cached },
-            "completion_tokens_details": { "reasoning_tokens": self.reasoning },
+            "completion_tokens_details": details,
         })
     }
 }

@@ -4,6 +4,8 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use gemma4c_runtime::MOST_DRAFTS;
+
 /// Seconds.
 const TIMES: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0];
@@ -54,6 +56,10 @@ pub struct Metrics {
     cache_hits: AtomicU64,
     stopped: AtomicU64,
     cut: AtomicU64,
+    drafts: AtomicU64,
+    draft_tokens: AtomicU64,
+    /// Of the first draft of each time, of the second, and so on.
+    accepted_at: [AtomicU64; MOST_DRAFTS as usize],
     aborted: AtomicU64,
     first_token: Histogram,
     between_tokens: Histogram,
@@ -80,6 +86,9 @@ impl Default for Metrics {
             cache_hits: AtomicU64::new(0),
             stopped: AtomicU64::new(0),
             cut: AtomicU64::new(0),
+            drafts: AtomicU64::new(0),
+            draft_tokens: AtomicU64::new(0),
+            accepted_at: Default::default(),
             aborted: AtomicU64::new(0),
             first_token: times(),
             between_tokens: times(),
@@ -119,6 +128,14 @@ impl Metrics {
     pub fn next_token(&self, gap: Duration) {
         self.generation_tokens.fetch_add(1, Ordering::Relaxed);
         self.between_tokens.observe(gap.as_secs_f64());
+    }
+
+    /// So many tokens were guessed for a sequence, the first of which were right.
+    pub fn drafted(&self, drafted: u32, accepted: u32) {
+        self.drafts.fetch_add(1, Ordering::Relaxed);
+        self.draft_tokens.fetch_add(drafted.into(), Ordering::Relaxed);
+        let accepted = self.accepted_at.iter().take(accepted as usize);
+        accepted.for_each(|count| _ = count.fetch_add(1, Ordering::Relaxed));
     }
 
     /// A sequence has ended: by `stop`, `length` or `abort`.
@@ -180,6 +197,17 @@ impl Metrics {
         counter("prefix_cache_queries", "", load(&self.cache_queries));
         counter("prefix_cache_hits", "", load(&self.cache_hits));
         counter("num_preemptions", "", 0);
+        counter("spec_decode_num_drafts", "", load(&self.drafts));
+        counter("spec_decode_num_draft_tokens", "", load(&self.draft_tokens));
+        counter("spec_decode_num_accepted_tokens", "", self.accepted_at.iter().map(load).sum());
+        _ = writeln!(text, "# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter");
+        for (position, count) in self.accepted_at.iter().enumerate() {
+            let count = load(count);
+            _ = writeln!(
+                text,
+                "vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name=\"{model}\",position=\"{position}\"}} {count}"
+            );
+        }
         _ = writeln!(text, "# TYPE vllm:request_success_total counter");
         for (reason, count) in [("stop", &self.stopped), ("length", &self.cut), ("abort", &self.aborted)] {
             let count = load(count);

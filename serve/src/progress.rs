@@ -26,6 +26,9 @@ pub struct Usage {
     pub cached: u32,
     pub completion: u32,
     pub reasoning: u32,
+    /// Tokens that were guessed, and those of them that were right.
+    pub drafted: u32,
+    pub accepted: u32,
 }
 
 /// A request that is being answered.
@@ -35,6 +38,8 @@ pub struct Progress {
     answers: Vec<Answer>,
     is_open: Vec<bool>,
     prompt_tokens: usize,
+    drafted: u32,
+    accepted: u32,
     /// An error that has come behind other replies: those are given out first.
     failed: Option<ApiError>,
 }
@@ -42,7 +47,7 @@ pub struct Progress {
 impl Progress {
     pub fn new(exchange: Exchange, speech: Arc<Speech>, answers: Vec<Answer>, prompt_tokens: usize) -> Progress {
         let is_open = vec![true; answers.len()];
-        Progress { exchange, speech, answers, is_open, prompt_tokens, failed: None }
+        Progress { exchange, speech, answers, is_open, prompt_tokens, drafted: 0, accepted: 0, failed: None }
     }
 
     /// Waits for something, and takes what else is there; nothing once all has ended.
@@ -80,6 +85,11 @@ impl Progress {
                 (choice, parts, finished)
             }
             Reply::Prompt { choice, logprobs } if self.is_open[choice] => (choice, vec![Part::Prompt(logprobs)], None),
+            Reply::Drafted { choice, drafted, accepted } if self.is_open[choice] => {
+                self.drafted += drafted;
+                self.accepted += accepted;
+                return;
+            }
             Reply::Finished { choice, reason } if self.is_open[choice] => {
                 let (parts, word) = self.answers[choice].finish(reason);
                 (choice, parts, Some(word))
@@ -113,6 +123,8 @@ impl Progress {
             cached: self.exchange.cached,
             completion: self.answers.iter().map(|answer| answer.tokens).sum(),
             reasoning: self.answers.iter().map(|answer| answer.reasoning_tokens).sum(),
+            drafted: self.drafted,
+            accepted: self.accepted,
         }
     }
 }

@@ -47,6 +47,12 @@ pub enum Reply {
         choice: usize,
         logprobs: Logprobs,
     },
+    /// Of so many tokens that were guessed, the first `accepted` come next.
+    Drafted {
+        choice: usize,
+        drafted: u32,
+        accepted: u32,
+    },
     Token {
         choice: usize,
         token: u32,
@@ -303,6 +309,10 @@ impl Thread {
                     let top = open.top_logprobs.unwrap_or(0);
                     self.news.push(News::prompt(&open.replies, choice, token, logits, top));
                 }
+            }
+            Event::Drafted { drafted, accepted, .. } => {
+                metrics.drafted(drafted, accepted);
+                self.news.push(News::reply(&open.replies, Reply::Drafted { choice, drafted, accepted }));
             }
             Event::Token { token, logits, .. } => {
                 let times = &mut open.times[choice];

@@ -14,9 +14,10 @@ use anyhow::{Context, Result, bail, ensure};
 use gemma4c_models::chat::{ChatTemplate, Message};
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
 use gemma4c_plan::{Plan, Sampling, Vocab};
-use gemma4c_runtime::engine::{Device, Engine, Event, Finish, Id, Request};
+use gemma4c_runtime::engine::{Device, DraftCounts, Engine, Event, Finish, Id, Request};
 use serde_json::{Map, Value, json};
 
+use super::generation::DraftArg;
 use super::plan_file::{self, EngineArgs, EngineOptions, PlanArgs};
 use crate::{output, progress};
 
@@ -34,6 +35,7 @@ pub struct Batch<'a> {
     pub answers: &'a Path,
     pub sequences: Option<u32>,
     pub engine: EngineArgs,
+    pub draft: DraftArg,
 }
 
 pub fn run(batch: &Batch<'_>, defaults: impl FnOnce(&Plan) -> Result<Defaults>) -> Result<()> {
@@ -63,8 +65,9 @@ pub fn run(batch: &Batch<'_>, defaults: impl FnOnce(&Plan) -> Result<Defaults>) 
     );
     let tokenizer = reader.vocab.as_ref().map(Tokenizer::new).transpose()?;
     let suppress = reader.vocab.map(|vocab| vocab.suppress).unwrap_or_default();
-    let options =
-        EngineOptions { engine: batch.engine, sequences: batch.sequences, suppress, ..EngineOptions::default() };
+    let drafts = batch.draft.for_engine(&plan);
+    let (engine, sequences) = (batch.engine, batch.sequences);
+    let options = EngineOptions { engine, sequences, suppress, drafts, ..EngineOptions::default() };
     let mut engine = batch.plan.open_engine(plan, options)?;
     for (number, request) in &requests {
         engine.check(request).with_context(|| format!("{}, line {number}", prompts.display()))?;
@@ -108,7 +111,7 @@ fn answer(
             match event {
                 // What was kept is not read again.
                 Event::Admitted { id, cached } => read += prompts.remove(&id).unwrap_or(0) - cached as u64,
-                Event::Prompt { .. } => {}
+                Event::Prompt { .. } | Event::Drafted { .. } => {}
                 Event::Token { id, token, .. } => {
                     tokens += 1;
                     if let Some((_, tokens)) = running.get_mut(&id) {
@@ -139,6 +142,11 @@ fn answer(
         "[{} answers in {seconds:.1} s: {read} prompt tokens, {reading:.0} a second; {tokens} tokens, {writing:.0} a second]",
         next - done
     );
+    let DraftCounts { rounds, drafted, accepted, .. } = engine.draft_counts();
+    if drafted > 0 {
+        let share = 100.0 * accepted as f64 / drafted as f64;
+        eprintln!("[drafts: {accepted} of {drafted} accepted ({share:.0} %), made {rounds} times]");
+    }
     Ok(())
 }
 

@@ -146,7 +146,7 @@ const FIRST_PROMPT: u32 = 32;
 pub fn run(mut args: Args) -> Result<Outcome> {
     let sequences = args.sequences.as_deref().map(|text| numbers("--sequences", text)).transpose()?;
     let most = sequences.and_then(|all| all.into_iter().max()).unwrap_or(1).max(1);
-    args.model.resolve(&mut args.plan, most)?;
+    args.model.resolve(&mut args.plan, most, 1)?;
     let args = &args;
     let started = Instant::now();
     let (prompts, generate) = (numbers("-p", &args.prompts)?, numbers("-n", &args.generate)?);

@@ -42,8 +42,9 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// Puts the plan of a model in the model's place; a plan stays. `sequences` are as many as the plan must have room for on a GPU.
-    pub fn resolve(&self, plan: &mut PlanArgs, sequences: u32) -> Result<()> {
+    /// Puts the plan of a model in the model's place; a plan stays. `sequences` are as many as the plan must have room for on a GPU, and
+    /// `verified` rows of one of them are computed together there.
+    pub fn resolve(&self, plan: &mut PlanArgs, sequences: u32, verified: u32) -> Result<()> {
         if !plan_file::is_gguf(&plan.plan)? {
             let ModelArgs { ctx, kv, vram } = self;
             let given = [("--ctx", ctx.is_some()), ("--kv", kv.is_some()), ("--vram", vram.is_some())];
@@ -55,7 +56,7 @@ impl ModelArgs {
         let started = Instant::now();
         let model = plan.plan.clone();
         let file = Gguf::open(&model)?;
-        let options = self.options(plan, sequences)?;
+        let options = self.options(plan, sequences, verified)?;
         let folder = folder()?;
         let path = folder.join(name(&model, &file, &options)?);
         if path.is_file() {
@@ -75,7 +76,7 @@ impl ModelArgs {
         Ok(())
     }
 
-    fn options(&self, plan: &PlanArgs, sequences: u32) -> Result<Options> {
+    fn options(&self, plan: &PlanArgs, sequences: u32, verified: u32) -> Result<Options> {
         let gpu = machine::gpus().ok().and_then(|gpus| gpus.into_iter().next());
         let target = match (plan.device, &gpu) {
             (Device::Cpu, _) | (Device::Auto, None) => None,
@@ -92,7 +93,7 @@ impl ModelArgs {
         ensure!(target.is_some() || self.vram.is_none(), "--vram is about GPUs, but the plan runs on the CPU");
         let kv = self.kv.map_or(KvType::F16, Kv::kv_type);
         let cuda = target.map(|target| CudaOptions {
-            verified: 1,
+            verified,
             targets: vec![target],
             kv,
             sequences,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use gemma4c_models::tokenizer::Tokenizer;
 use gemma4c_plan::{Plan, Sampling};
+use gemma4c_runtime::engine::{self, DraftSource};
 use gemma4c_runtime::{Asked, Counts, End, MOST_DRAFTS, Request, RuntimeError, Sampler, Session, Source, Speculation};
 
 use crate::{output, progress};
@@ -43,7 +44,7 @@ impl SamplingArgs {
 
 /// How far tokens are guessed before the model computes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Drafts {
+pub enum DraftArg {
     /// By the plan's drafter, if it has one, as far as that pays.
     #[default]
     Auto,
@@ -54,31 +55,47 @@ pub enum Drafts {
     Steps(u32),
 }
 
-impl std::str::FromStr for Drafts {
+impl std::str::FromStr for DraftArg {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Drafts, String> {
+    fn from_str(text: &str) -> Result<DraftArg, String> {
         match (text, text.parse()) {
-            ("auto", _) => Ok(Drafts::Auto),
-            ("off", _) => Ok(Drafts::Off),
-            ("ngram", _) => Ok(Drafts::Ngram),
-            (_, Ok(steps @ 1..=MOST_DRAFTS)) => Ok(Drafts::Steps(steps)),
+            ("auto", _) => Ok(DraftArg::Auto),
+            ("off", _) => Ok(DraftArg::Off),
+            ("ngram", _) => Ok(DraftArg::Ngram),
+            (_, Ok(steps @ 1..=MOST_DRAFTS)) => Ok(DraftArg::Steps(steps)),
             _ => Err(format!("expected auto, off, ngram or 1 to {MOST_DRAFTS}")),
         }
     }
 }
 
-impl Drafts {
+impl DraftArg {
     /// What that means for a plan; `None`: tokens are decoded one by one.
     pub fn speculation(self, plan: &Plan) -> Result<Option<Speculation>, RuntimeError> {
         let has_drafter = plan.drafter.is_some();
         Ok(match self {
-            Drafts::Off => None,
-            Drafts::Auto => has_drafter.then(|| Speculation::new(Source::Drafter, None)),
-            Drafts::Ngram => Some(Speculation::new(Source::Lookup, None)),
-            Drafts::Steps(_) if !has_drafter => return Err(RuntimeError::NoDrafter),
-            Drafts::Steps(steps) => Some(Speculation::new(Source::Drafter, Some(steps))),
+            DraftArg::Off => None,
+            DraftArg::Auto => has_drafter.then(|| Speculation::new(Source::Drafter, None)),
+            DraftArg::Ngram => Some(Speculation::new(Source::Lookup, None)),
+            DraftArg::Steps(_) if !has_drafter => return Err(RuntimeError::NoDrafter),
+            DraftArg::Steps(steps) => Some(Speculation::new(Source::Drafter, Some(steps))),
         })
+    }
+
+    /// The same for many sequences. An engine refuses what its device cannot do.
+    pub fn for_engine(self, plan: &Plan) -> engine::Drafts {
+        let (source, steps) = match self {
+            DraftArg::Auto if plan.drafter.is_some() => (DraftSource::Drafter, None),
+            DraftArg::Auto | DraftArg::Off => (DraftSource::Nowhere, None),
+            DraftArg::Ngram => (DraftSource::Lookup, None),
+            DraftArg::Steps(steps) => (DraftSource::Drafter, Some(steps)),
+        };
+        engine::Drafts { source, steps }
+    }
+
+    /// Rows of a sequence that a model is compiled to verify, where it is compiled on the way.
+    pub fn verified_rows(self) -> u32 {
+        if self == DraftArg::Ngram { MOST_DRAFTS + 1 } else { 1 }
     }
 }
 

@@ -99,7 +99,7 @@ impl PlanArgs {
                 Box::new(device?)
             }
         };
-        let EngineOptions { engine: EngineArgs { itl, .. }, serves, suppress, .. } = options;
+        let EngineOptions { engine: EngineArgs { itl, .. }, serves, suppress, drafts, .. } = options;
         let gap = match itl {
             Some(itl) => Gap::Within(itl),
             None if serves => Gap::Measured,
@@ -107,7 +107,8 @@ impl PlanArgs {
         };
         // Whoever limits the gap between tokens waits for single answers.
         let prompts_first = gap == Gap::Any;
-        Ok(Engine::new(device, engine::Options { gap, prompts_first, suppress, ..engine::Options::default() })?)
+        let options = engine::Options { gap, prompts_first, suppress, drafts, ..engine::Options::default() };
+        Ok(Engine::new(device, options)?)
     }
 
     pub fn on_gpu(&self) -> OnGpu {
@@ -188,6 +189,7 @@ pub struct EngineOptions {
     pub serves: bool,
     /// Tokens that are never picked.
     pub suppress: Vec<u32>,
+    pub drafts: engine::Drafts,
 }
 
 impl EngineOptions {

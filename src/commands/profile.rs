@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::cuda::{CudaProgram, CudaStep, Phase, PhaseKind};
-use gemma4c_plan::{Kind, Op, Plan, Program};
+use gemma4c_plan::{Kind, Op, Plan, Program, Step};
 use gemma4c_runtime::{Asked, Pick, Run, Session};
 use serde_json::json;
 
@@ -27,7 +27,7 @@ pub struct Args {
     #[command(flatten)]
     plan: PlanArgs,
 
-    /// The phase: its name, or its number of rows. `gemma4c inspect` lists them.
+    /// The phase: its name, or its number of rows. `gemma4c inspect` lists them. Of a plan with a drafter also `draft`: all its steps, one after the other.
     #[arg(long, default_value = "decode")]
     phase: String,
 
@@ -67,21 +67,29 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let program = &plan.cuda.as_ref().context("a plan on a GPU has a program for it")?.program;
     let (index, phase) = find(program, &args.phase)?;
     let tower = tower_of(program, index);
+    let drafts = index == program.drafter_phase();
     match (phase.kind, tower) {
         (PhaseKind::Tower, Some(tower)) => _ = Media::of(&plan, tower, phase)?.read(&mut session)?,
         (PhaseKind::Prefill, _) => prepare(&mut session, phase.kind, phase.rows, args.depth)?,
         _ => prepare(&mut session, phase.kind, 1, args.depth)?,
     }
-    if phase.kind == PhaseKind::Decode && phase.rows > 1 {
+    if drafts {
+        // A step leaves the records as all of them find them, but for the token.
+        session.draft(0, 1, &mut |_, _, _| {}, &mut |_| {})?;
+    } else if phase.kind == PhaseKind::Decode && phase.rows > 1 {
         let backend = session.backend().context("it runs on a GPU")?;
         company::join(backend, program, phase.rows, args.depth, plan.model.vocab_size)?;
     }
-    let pick = if tower.is_some() { Pick::None } else { Pick::Largest };
+    let pick = if tower.is_some() || drafts { Pick::None } else { Pick::Largest };
     let run = Run { phase: index, steps: (0, phase.steps.len()), pick };
     let cuda = session.cuda().context("it runs on a GPU")?;
     let profile = cuda.profile(run, args.repeat)?;
-    let meaning = tower.map_or(&plan.program, |tower| &plan.towers[tower].program);
-    let launched = launched(&plan, meaning, program, phase, args.depth, &profile.launches);
+    let meaning = match (tower, plan.drafter.as_ref().filter(|_| drafts)) {
+        (Some(tower), _) => &plan.towers[tower].program,
+        (None, Some(drafter)) => &drafter.program,
+        (None, None) => &plan.program,
+    };
+    let launched = launched(&plan, meaning, program, (phase, args.depth), &profile.launches);
 
     let sum: f64 = profile.launches.iter().sum();
     print(&format!(
@@ -101,8 +109,12 @@ pub fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// A phase by its name, or by the rows it takes: of prefill, where both have as many.
+/// A phase by its name, or by the rows it takes: of prefill, where both have as many. All steps of a drafter are one phase, `draft`.
 pub fn find<'a>(program: &'a CudaProgram, wanted: &str) -> Result<(usize, &'a Phase)> {
+    let drafter = program.drafter.as_ref().filter(|drafter| wanted == "draft" || wanted == drafter.phase.name);
+    if let Some(drafter) = drafter {
+        return Ok((program.drafter_phase(), &drafter.phase));
+    }
     let of_towers = program.towers.iter().flat_map(|tower| &tower.phases);
     let all: Vec<&Phase> = program.phases.iter().chain(of_towers).collect();
     let named = all.iter().position(|phase| phase.name == wanted);
@@ -111,7 +123,8 @@ pub fn find<'a>(program: &'a CudaProgram, wanted: &str) -> Result<(usize, &'a Ph
     match named.or_else(sized) {
         Some(found) => Ok((found, all[found])),
         None => {
-            let names: Vec<&str> = all.iter().map(|phase| phase.name.as_str()).collect();
+            let drafter = program.drafter.as_ref().map(|drafter| &drafter.phase);
+            let names: Vec<&str> = all.into_iter().chain(drafter).map(|phase| phase.name.as_str()).collect();
             bail!("the plan has no phase {wanted:?}; there are {}", names.join(", "))
         }
     }
@@ -147,13 +160,14 @@ fn prepare(session: &mut Session, kind: PhaseKind, rows: u32, depth: u32) -> Res
 }
 
 /// The part of a step's work that there is at a depth: a decoded row's attention is counted for a full context in a plan.
-fn seen(plan: &Plan, step: &CudaStep, kind: PhaseKind, depth: u32) -> f64 {
-    let meaning = |node: &u32| plan.program.steps.iter().find(|of| of.output == *node);
-    let attention = step.nodes.iter().filter_map(meaning).find(|of| matches!(of.op, Op::Attention { .. }));
-    let cached = attention.map(|of| plan.program.values[of.inputs[1] as usize].kind);
+fn seen(program: &Program, step: &CudaStep, kind: PhaseKind, depth: u32) -> f64 {
+    let meaning = |node: &u32| program.steps.iter().find(|of| of.output == *node);
+    let is_attention = |of: &&Step| matches!(of.op, Op::Attention { .. } | Op::AttentionBefore { .. });
+    let attention = step.nodes.iter().filter_map(meaning).find(is_attention);
+    let cached = attention.map(|of| program.values[of.inputs[1] as usize].kind);
     let Some(Kind::Kv { cache }) = cached.filter(|_| kind == PhaseKind::Decode) else { return 1.0 };
-    let context = plan.program.context;
-    let visible = plan.program.caches[cache as usize].window.unwrap_or(context).min(context);
+    let context = program.context;
+    let visible = program.caches[cache as usize].window.unwrap_or(context).min(context);
     (depth + 1).min(visible) as f64 / visible as f64
 }
 
@@ -162,8 +176,7 @@ fn launched(
     plan: &Plan,
     meaning: &Program,
     program: &CudaProgram,
-    phase: &Phase,
-    depth: u32,
+    (phase, depth): (&Phase, u32),
     times: &[f64],
 ) -> Vec<Launched> {
     let kernel = |index: u32| &program.kernels[index as usize];
@@ -171,7 +184,7 @@ fn launched(
         let value = step.outputs.last().map(|output| output.value).or(step.nodes.last().copied());
         let value = value.map_or("", |value| meaning.values[value as usize].name.as_str());
         let kernel = kernel(step.launch.kernel);
-        let seen = seen(plan, step, phase.kind, depth);
+        let seen = seen(meaning, step, phase.kind, depth);
         Launched {
             kernel: kernel.name.clone(),
             instance: kernel.instance.clone(),

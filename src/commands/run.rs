@@ -12,7 +12,7 @@ use gemma4c_runtime::Soft;
 use super::Outcome;
 use super::batch::{self, Batch, Defaults};
 use super::cached::ModelArgs;
-use super::generation::{Drafts, Generation, SamplingArgs};
+use super::generation::{DraftArg, Generation, SamplingArgs};
 use super::media::{Item, Media, MediaArgs, Sense};
 use super::plan_file::{EngineArgs, PlanArgs};
 use super::tokenize::parse_ids;
@@ -51,7 +51,7 @@ pub struct Args {
     /// Guess tokens, which the model then verifies several at once; the text is the same. auto: by the plan's drafter (compile --draft) where it has
     /// one, as far as that pays; off; ngram: by looking the last tokens up in prompt and text so far; N: by the drafter, N in a row.
     #[arg(long, value_name = "auto|off|ngram|N", default_value = "auto", hide_default_value = true)]
-    draft: Drafts,
+    draft: DraftArg,
 
     /// Talk to an instruction-tuned model through its chat template.
     #[arg(long)]
@@ -107,14 +107,12 @@ const USUAL_SEQUENCES: u32 = 8;
 
 pub fn run(mut args: Args) -> Result<Outcome> {
     let usual = if args.file.is_some() { USUAL_SEQUENCES } else { 1 };
-    args.model.resolve(&mut args.plan, args.sequences.unwrap_or(usual))?;
+    args.model.resolve(&mut args.plan, args.sequences.unwrap_or(usual), args.draft.verified_rows())?;
     let args = &args;
     if let (Some(prompts), Some(answers)) = (&args.file, &args.output) {
         ensure!(args.media.is_empty(), "--image and --audio are for one prompt: a file of prompts has none");
-        let is_plain = matches!(args.draft, Drafts::Auto | Drafts::Off);
-        ensure!(is_plain, "--draft is for one prompt so far: the prompts of a file are decoded together");
-        let (sequences, engine) = (args.sequences, args.engine);
-        let batch = Batch { plan: &args.plan, prompts, answers, sequences, engine };
+        let (sequences, engine, draft) = (args.sequences, args.engine, args.draft);
+        let batch = Batch { plan: &args.plan, prompts, answers, sequences, engine, draft };
         batch::run(&batch, |plan| {
             let sampler = args.sampling.sampler(plan.sampling, Vec::new())?;
             Ok(Defaults { most: args.n, sampling: sampler.sampling(), seed: sampler.seed() })

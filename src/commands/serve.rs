@@ -11,6 +11,7 @@ use gemma4c_serve::{Deadlines, Options, QueueLimits, ServeError};
 
 use super::Outcome;
 use super::cached::ModelArgs;
+use super::generation::DraftArg;
 use super::plan_file::{self, EngineArgs, EngineOptions, PlanArgs};
 use crate::output;
 
@@ -51,6 +52,11 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     sequences: Option<u32>,
 
+    /// Guess tokens, which the model then verifies several at once, of all requests together; answers are the same. auto: by the plan's drafter
+    /// (compile --draft) where it has one, as far as that pays; off; ngram: by looking the last tokens up in prompt and answer so far; N: by the drafter, N in a row.
+    #[arg(long, value_name = "auto|off|ngram|N", default_value = "auto", hide_default_value = true)]
+    draft: DraftArg,
+
     /// Tokens of an answer whose request sets no limit.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     max_output: u32,
@@ -86,7 +92,7 @@ pub struct Args {
 const USUAL_SEQUENCES: u32 = 16;
 
 pub fn run(mut args: Args) -> Result<Outcome> {
-    args.model.resolve(&mut args.plan, args.sequences.unwrap_or(USUAL_SEQUENCES))?;
+    args.model.resolve(&mut args.plan, args.sequences.unwrap_or(USUAL_SEQUENCES), args.draft.verified_rows())?;
     let plan = plan_file::read(&args.plan.plan)?;
     let api_keys = match &args.api_keys {
         None => String::new(),
@@ -115,8 +121,8 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     };
     let suppress = plan.vocab.as_ref().map(|vocab| vocab.suppress.clone()).unwrap_or_default();
     let (plan_args, opened) = (args.plan, plan.clone());
-    let engine =
-        EngineOptions { engine: args.engine, sequences: args.sequences, snapshots: None, serves: true, suppress };
+    let (engine, sequences, drafts) = (args.engine, args.sequences, args.draft.for_engine(&plan));
+    let engine = EngineOptions { engine, sequences, snapshots: None, serves: true, suppress, drafts };
     let open = move || plan_args.open_engine(opened, engine);
     let mut printed = Ok(());
     let served = gemma4c_serve::run(&plan, options, open, |address| {

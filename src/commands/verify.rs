@@ -6,6 +6,7 @@
 
 mod company;
 mod compare;
+mod drafts;
 mod drift;
 mod golden;
 mod limits;
@@ -23,6 +24,7 @@ use super::plan_file::{self, PlanArgs};
 use super::{Outcome, profile};
 use crate::output::print;
 use crate::{progress, random};
+use drafts::Drafts;
 use drift::Drift;
 use golden::GoldenArgs;
 use meaning::{Meaning, is_decode_of_several};
@@ -39,7 +41,7 @@ const LONGEST: u32 = 40;
 ///
 /// Every prefill phase reads random tokens, and a few more are decoded, one row at a time (for several, see --company). Every launch is first compared alone, with the CPU's
 /// values as its inputs, then all launches together. It is also checked that each launch ran, that the tokens picked are right,
-/// and that CUDA graphs give the same bits as single launches. Exits with code 1 if anything is off.
+/// and that CUDA graphs give the same bits as single launches. Of a plan with a drafter, its drafts are compared step by step. Exits with code 1 if anything is off.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -159,6 +161,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
     }
     report.replayed = last.len();
     report.unlike = replay(&mut device, &prompt, &decoded, &last)?;
+    let cpu = || Ok(Session::on_cpu(plan.clone(), &args.plan.location())?);
+    let drafts = match cuda.program.drafter {
+        Some(_) => Some(Drafts::compare(&mut device, cpu, &tokens, &meaning, args.tolerance)?),
+        None => None,
+    };
 
     print(&format!(
         "{} on {} against the CPU: {} tokens read, {} decoded\n\n",
@@ -168,7 +175,10 @@ pub fn run(args: &Args) -> Result<Outcome> {
         args.decode
     ))?;
     print(&report.text(args.worst))?;
-    let (outcome, verdict) = match report.is_ok() {
+    if let Some(drafts) = &drafts {
+        print(&format!("\n{}", drafts.text()))?;
+    }
+    let (outcome, verdict) = match report.is_ok() && drafts.is_none_or(|drafts| drafts.is_ok()) {
         true => (Outcome::Done, "ok"),
         false => (Outcome::CheckFailed, "FAILED"),
     };
@@ -205,7 +215,8 @@ impl Selection {
             None => None,
         };
         let select = |phase: usize| Selected { phase, is_judged: only.is_none_or(|only| only == phase) };
-        if let Some(several) = only.map(|only| &program.phases[only]).filter(|phase| is_decode_of_several(phase)) {
+        let wanted = only.and_then(|only| program.phase(only));
+        if let Some(several) = wanted.filter(|phase| is_decode_of_several(phase)) {
             bail!(
                 "{} is compared with decode of one row, to the bit: run with --company {}",
                 several.name,
@@ -213,7 +224,7 @@ impl Selection {
             );
         }
         let all = || (0..program.phases.len()).filter(|phase| program.phases[*phase].kind == PhaseKind::Prefill);
-        let smallest = only.filter(|only| program.phases[*only].kind == PhaseKind::Prefill).or(all().next());
+        let smallest = only.filter(|_| wanted.is_some_and(|phase| phase.kind == PhaseKind::Prefill)).or(all().next());
         let tokens = args.tokens.unwrap_or(smallest.map_or(USUAL, |phase| program.phases[phase].rows.min(USUAL)));
         ensure!(tokens > 0, "--tokens 0: at least one is needed");
         let fits = |phase: &usize| program.phases[*phase].rows >= tokens;

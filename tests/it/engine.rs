@@ -63,7 +63,7 @@ fn take(answers: &mut BTreeMap<Id, Answer>, events: Vec<Event>) -> Vec<(Id, Fini
             }
             Event::Finished { id, reason } => ended.push((id, reason)),
             Event::Failed { error, .. } => panic!("{error}"),
-            Event::Admitted { .. } | Event::Prompt { .. } => {}
+            Event::Admitted { .. } | Event::Prompt { .. } | Event::Drafted { .. } => {}
         }
     }
     ended

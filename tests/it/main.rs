@@ -23,6 +23,7 @@ mod config;
 mod demo;
 mod diff;
 mod draft;
+mod drafted_batches;
 mod driver;
 mod edges;
 mod embed;

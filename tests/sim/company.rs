@@ -42,7 +42,7 @@ fn answers(engine: &mut Engine<BackendDevice>, prompts: &[Vec<u32>], at_once: us
                 }
                 Event::Finished { id, .. } => _ = running.remove(&id),
                 Event::Failed { error, .. } => panic!("{error}"),
-                Event::Admitted { .. } | Event::Prompt { .. } => {}
+                Event::Admitted { .. } | Event::Prompt { .. } | Event::Drafted { .. } => {}
             }
         }
     }

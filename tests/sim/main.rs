@@ -6,6 +6,7 @@ mod chain;
 #[path = "../common/mod.rs"]
 mod common;
 mod company;
+mod drafted_batches;
 mod drafter;
 mod golden;
 mod masks;

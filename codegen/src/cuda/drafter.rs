@@ -85,7 +85,7 @@ impl Drafter<'_> {
             before: record + RECORD_WORDS as u64 * 4,
             entering,
             hidden: beside + hidden * 4,
-            drafts: reserve(RECORD_WORDS as u64 * 4),
+            drafts: reserve(decode_rows.max(RECORD_WORDS as u64 * 4)),
             scores: places.logits,
             score_count: score_count.min(vocabulary),
             groups: reserve(group_count.max(1) as u64),
@@ -134,7 +134,7 @@ impl Drafter<'_> {
             builder.lower()?;
             let grouped = group_count > 0;
             let each = if grouped { score_count / group_count } else { 1 };
-            builder.choose_draft(places, each, options.verified - 1, scratch)?;
+            builder.choose_draft(places, each, decode_rows as u32 - 1, scratch)?;
             ends.push(builder.launches() as u32);
         }
         let phase = builder.finish(format!("draft {}", ends.len()), 0, base)?;

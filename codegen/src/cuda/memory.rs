@@ -105,9 +105,14 @@ fn default_snapshots(slots: u32) -> u32 {
 /// The most rows that are decoded at once.
 const MOST_ROWS: u32 = 128;
 
-/// Rows of the decode phases: powers of two, up to all sequences or all rows of one that are verified.
-pub fn decode_ladder(slots: u32) -> Vec<u32> {
-    let most = slots.clamp(1, MOST_ROWS).next_power_of_two();
+/// The most rows for the sake of drafts alone: beyond them a row of a decode costs as much as a token.
+const MOST_VERIFYING_ROWS: u32 = 32;
+
+/// Rows of the decode phases: powers of two, up to all sequences or, where drafts are verified, all rows of some of them.
+pub fn decode_ladder(slots: u32, verified: u32) -> Vec<u32> {
+    let verifying =
+        if verified > 1 { slots.saturating_mul(verified).min(MOST_VERIFYING_ROWS.max(verified)) } else { 1 };
+    let most = slots.max(verifying).clamp(1, MOST_ROWS).next_power_of_two();
     (0..=most.ilog2()).map(|power| 1 << power).collect()
 }
 

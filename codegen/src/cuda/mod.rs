@@ -355,7 +355,7 @@ fn lower_with(
     let mut ladder: Vec<u32> = LADDER.into_iter().filter(|rows| *rows < chunk).collect();
     ladder.push(chunk.max(2));
     let vocabulary = graph.output.map_or(0, |id| graph.node(id).ty.width);
-    let decode_ladder = memory::decode_ladder(extras.room.slots.max(options.verified));
+    let decode_ladder = memory::decode_ladder(extras.room.slots, options.verified);
     let decode_rows = decode_ladder.iter().copied().max().unwrap_or(1) as u64;
     let max_pages = memory::pages_of(options.context);
 

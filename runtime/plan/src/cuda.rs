@@ -83,7 +83,7 @@ pub struct CudaDrafter {
 /// What host and drafter exchange: offsets in the arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrafterPlaces {
-    /// The drafter's record: the token that is to be followed and its position, which all steps are rotated by; its tick counts drafts from 0.
+    /// The drafter's record: the token that is to be followed and its position, which all steps are rotated by; its tick is the row that the next draft follows.
     pub record: u64,
     /// Right behind it a second one, of the position before, up to which keys are looked at. Its token is the number of the row whose hidden state is taken.
     pub before: u64,
@@ -91,7 +91,7 @@ pub struct DrafterPlaces {
     pub entering: u64,
     /// The hidden state of the next step: f32, as wide as the model.
     pub hidden: u64,
-    /// The drafts, a word each; they are also the tokens in the records of rows 1 and on.
+    /// The drafts, a word for each decoded row: a draft lies in that of the row before its own, and is also the token in the record of its own.
     pub drafts: u64,
     /// The last step's scores: of all tokens in the place of row 0's logits, or of the tokens of some groups.
     pub scores: u64,

@@ -134,7 +134,7 @@ fn check_drafter(plan: &Plan, program: &CudaProgram, drafter: &CudaDrafter) -> R
         ("the drafter's second record", places.before, record),
         ("what enters the last norm", places.entering, hidden * program.decode_rows() as u64),
         ("the drafter's hidden state", places.hidden, hidden),
-        ("the drafts", places.drafts, ends.len() as u64),
+        ("the drafts", places.drafts, program.decode_rows() as u64),
         ("the drafter's scores", places.scores, places.score_count as u64),
         ("the drafter's groups", places.groups, places.group_count as u64),
     ];

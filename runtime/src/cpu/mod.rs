@@ -4,6 +4,7 @@
 //! arithmetic that does not depend on chunks or threads.
 
 mod aligned;
+pub(crate) mod drafting;
 mod executor;
 pub mod kv;
 pub mod ops;

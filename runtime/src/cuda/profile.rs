@@ -29,12 +29,14 @@ const IN_A_ROW: usize = 8;
 impl CudaBackend {
     /// Measures a run as it would go now, with what lies in memory; the loop's state is afterwards as it was.
     pub fn profile(&mut self, run: Run, repeat: usize) -> Result<Profile, RuntimeError> {
-        // What a pick changes: the records of the rows it picks for.
+        // What a pick changes: the records of the rows it picks for. A drafter's choice changes its own.
         let phase = self.program().phase(run.phase).ok_or(RuntimeError::NoSuchRun(run))?;
-        let places = self.program().places;
-        let (offset, records) = match phase.kind {
-            PhaseKind::Decode => (places.rows, phase.rows as u64),
-            PhaseKind::Prefill | PhaseKind::Tower => (places.asked, 1),
+        let (program, kind, rows) = (self.program(), phase.kind, phase.rows as u64);
+        let drafter = program.drafter.as_ref().filter(|_| run.phase == program.drafter_phase());
+        let (offset, records) = match (drafter, kind) {
+            (Some(drafter), _) => (drafter.places.record, 2),
+            (None, PhaseKind::Decode) => (program.places.rows, rows),
+            (None, PhaseKind::Prefill | PhaseKind::Tower) => (program.places.asked, 1),
         };
         let state = Range { region: Region::Arena, offset, bytes: records * RECORD_WORDS as u64 * 4 };
         let mut words = vec![0; state.bytes as usize];

@@ -23,8 +23,14 @@ pub struct Limits {
     pub blocks: u32,
     /// Positions in a block.
     pub block_rows: u32,
-    /// Rows of one decode, at most.
+    /// Sequences of one decode, at most.
     pub rows: u32,
+    /// Rows of one decode where sequences have several, at most: all of them, and those of one sequence. Of one sequence they stand at consecutive positions. 1
+    /// where no sequence may have a second row.
+    pub decode_rows: u32,
+    pub verified_rows: u32,
+    /// Tokens that the device's own drafter guesses in a row, at most; 0 where it has none.
+    pub drafts: u32,
     /// Sizes of chunk that prefill is made for, ascending; the last is the most that goes in at once.
     pub chunks: Vec<u32>,
     /// Rows of a chunk at whose multiples another sequence's may start; those between are computed for nobody.
@@ -166,6 +172,17 @@ pub struct Row {
     pub picking: Picking,
 }
 
+impl Row {
+    /// The rows of each sequence, as ranges.
+    pub fn sequences(rows: &[Row]) -> impl Iterator<Item = std::ops::Range<usize>> {
+        let mut end = 0;
+        rows.chunk_by(|one, next| one.slot == next.slot).map(move |run| {
+            end += run.len();
+            end - run.len()..end
+        })
+    }
+}
+
 /// What came of one row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Picked {
@@ -210,8 +227,20 @@ pub trait Device {
     /// anything else is queued. A masked row of a prompt is the only one that is asked for.
     fn prefill(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError>;
 
-    /// Computes one token for each row. Its result has one [`Picked`] a row.
+    /// Computes one token for each row. Its result has one [`Picked`] a row. Rows of one sequence are beside each other, at consecutive positions.
     fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError>;
+
+    /// Whether the device's drafter can guess what follows the token at a position, which has not been decoded: the latest passes must have left the
+    /// hidden state of the position before.
+    fn can_draft(&self, _slot: u32, _position: u32) -> bool {
+        false
+    }
+
+    /// Decodes rows of which the first of each sequence has a token. The device's drafter guesses those of the others from it, which
+    /// [it can](Device::can_draft). It has two results: one [`Picked`] with a token for each row that was guessed for, in their order, and then those of a decode.
+    fn decode_drafting(&mut self, _rows: &[Row]) -> Result<(), RuntimeError> {
+        Err(RuntimeError::NoDrafter)
+    }
 
     /// Computes the rows of the latest decode once more, each at its next position and with the token it picked there. Only for
     /// rows that the device picks for, and whose logits nobody wants.
@@ -265,6 +294,14 @@ impl<D: Device + ?Sized> Device for Box<D> {
 
     fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
         (**self).decode(rows)
+    }
+
+    fn can_draft(&self, slot: u32, position: u32) -> bool {
+        (**self).can_draft(slot, position)
+    }
+
+    fn decode_drafting(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
+        (**self).decode_drafting(rows)
     }
 
     fn decode_again(&mut self) -> Result<(), RuntimeError> {

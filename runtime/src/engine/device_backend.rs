@@ -63,6 +63,8 @@ pub struct BackendDevice {
     results: VecDeque<Awaited>,
     towers: towers::Towers,
     drafter: Option<draft::DrafterShape>,
+    /// Whose state entered the last norm in each row of the latest passes, by slot and position: what a drafter begins with.
+    entered: Vec<Option<(u32, u32)>>,
     hidden_width: u32,
 }
 
@@ -96,6 +98,8 @@ enum Awaited {
     Done,
     /// So many tokens.
     Tokens(u32),
+    /// The tokens in some of the words.
+    Some(Vec<u32>),
     /// Read already, because the logits' place is used again.
     Read(Vec<Picked>),
 }
@@ -154,6 +158,9 @@ impl BackendDevice {
             blocks: if layout.block_bytes > 0 { layout.blocks } else { room * places.max_pages },
             block_rows: layout.block_rows,
             rows: sequences.unwrap_or(room),
+            decode_rows: program.decode_rows(),
+            verified_rows: program.verified_rows,
+            drafts: program.drafter.as_ref().map_or(0, |drafter| drafter.ends.len() as u32),
             chunks,
             alignment: SEGMENT_ROWS,
             context: plan.program.context,
@@ -196,6 +203,7 @@ impl BackendDevice {
                 .drafter
                 .clone()
                 .map(|of_plan| draft::DrafterShape { phase: program.drafter_phase(), of_plan }),
+            entered: vec![None; program.decode_rows() as usize],
             hidden_width: plan.model.hidden,
         };
         if fits {
@@ -340,6 +348,8 @@ impl BackendDevice {
         self.masked = picking.iter().map(|picking| picking.masked).collect();
         self.run_rows(run, &picking, self.places.rows)?;
         self.latest = Some((run, picking));
+        self.entered.fill(None);
+        self.entered.iter_mut().zip(rows).for_each(|(entered, row)| *entered = Some((row.slot, row.position)));
         Ok(())
     }
 
@@ -386,12 +396,13 @@ impl BackendDevice {
     }
 
     fn receive(&mut self, index: usize) -> Result<Vec<Picked>, RuntimeError> {
-        let count = match self.results[index] {
-            Awaited::Tokens(count) => count,
-            _ => 0,
+        let words = self.backend.receive()?;
+        let tokens: Vec<u32> = match &self.results[index] {
+            Awaited::Tokens(count) => words.into_iter().take(*count as usize).collect(),
+            Awaited::Some(places) => places.iter().filter_map(|at| words.get(*at as usize).copied()).collect(),
+            Awaited::Done | Awaited::Read(_) => Vec::new(),
         };
-        let tokens = self.backend.receive()?;
-        Ok(tokens.into_iter().take(count as usize).map(|token| Picked { token, logits: Vec::new() }).collect())
+        Ok(tokens.into_iter().map(|token| Picked { token, logits: Vec::new() }).collect())
     }
 
     fn range(&self, part: Part) -> Range {
@@ -441,6 +452,8 @@ impl Device for BackendDevice {
     }
 
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
+        // It is another sequence's now.
+        self.entered.iter_mut().filter(|entered| entered.is_some_and(|(of, _)| of == slot)).for_each(|of| *of = None);
         if self.layout.block_bytes == 0 {
             return Ok(());
         }
@@ -458,10 +471,19 @@ impl Device for BackendDevice {
         self.run_decode(phase, rows)
     }
 
+    fn can_draft(&self, slot: u32, position: u32) -> bool {
+        self.drafter.is_some() && self.entered_row(slot, position).is_some()
+    }
+
+    fn decode_drafting(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
+        self.draft_sequences(rows)
+    }
+
     fn decode_again(&mut self) -> Result<(), RuntimeError> {
         let latest = self.latest.take().ok_or_else(|| RuntimeError::Backend("nothing was decoded yet".into()))?;
         self.run_rows(latest.0, &latest.1, self.places.rows)?;
         self.latest = Some(latest);
+        self.entered.iter_mut().flatten().for_each(|(_, position)| *position += 1);
         Ok(())
     }
 

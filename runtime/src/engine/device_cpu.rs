@@ -2,13 +2,15 @@
 //!
 //! Work is done when it is queued, so nothing is ever on its way. Memory is only reserved: what is not written costs nothing.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use gemma4c_plan::{Plan, Sampling};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
+use crate::acceptance::MOST_DRAFTS;
+use crate::cpu::drafting::{self, Beginning, Draft};
 use crate::cpu::kv::BLOCK_ROWS;
 use crate::cpu::{Executor, Pass, Room, Span};
 use crate::{ModelLocation, RuntimeError, Sampler};
@@ -57,10 +59,14 @@ impl Parts {
         self.tokens.extend_from_slice(tokens);
     }
 
-    /// The logits of the asked rows.
-    fn run(self, executor: &mut Executor) -> &[f32] {
-        let pass = Pass { tokens: &self.tokens, spans: &self.spans, asked: &self.asked, ..Pass::default() };
-        executor.run(&pass, &mut |_, _, _| {})
+    /// The slots and positions of the asked rows.
+    fn places(&self) -> Vec<(u32, u32)> {
+        let of = |span: &Span| {
+            let (slot, first) = (span.slot, span.first_position as u32);
+            (first..first + span.rows as u32).map(move |position| (slot, position))
+        };
+        let all: Vec<(u32, u32)> = self.spans.iter().flat_map(of).collect();
+        self.asked.iter().map(|row| all[*row]).collect()
     }
 }
 
@@ -76,6 +82,10 @@ pub struct CpuDevice {
     results: VecDeque<Vec<Picked>>,
     /// What lies in the second tier, at the first of its units.
     host: Vec<Vec<f32>>,
+    /// Of a plan with a drafter: what runs it, and what the LM head read at the positions of the latest decode and of the prompts since, by slot and
+    /// position.
+    drafter: Option<Executor>,
+    hidden: BTreeMap<(u32, u32), Vec<f32>>,
 }
 
 impl CpuDevice {
@@ -99,12 +109,18 @@ impl CpuDevice {
             0 => ring.max(1),
             block => block,
         };
+        // A ring has a chunk besides its window.
+        let verified_rows = program.chunk.min(MOST_DRAFTS + 1);
         let limits = Limits {
             slots,
             rings,
             blocks,
             block_rows: BLOCK_ROWS as u32,
             rows: slots,
+            // More rows than a pass takes are computed in several.
+            decode_rows: slots.saturating_mul(verified_rows),
+            verified_rows,
+            drafts: if plan.drafter.is_some() { MOST_DRAFTS } else { 0 },
             chunks: vec![program.chunk],
             alignment: 1,
             context: program.context,
@@ -127,6 +143,8 @@ impl CpuDevice {
             sampler,
             latest: vec![],
             waiting: None,
+            drafter: None,
+            hidden: BTreeMap::new(),
             results: VecDeque::new(),
             host: vec![],
         })
@@ -177,21 +195,55 @@ impl CpuDevice {
         self.results.push_back(picked);
     }
 
+    /// The logits of the asked rows. What they were made of is kept for a drafter.
+    fn run(&mut self, parts: &Parts) -> &[f32] {
+        let pass = Pass { tokens: &parts.tokens, spans: &parts.spans, asked: &parts.asked, ..Pass::default() };
+        let Some(drafter) = &self.plan.drafter else { return self.executor.run(&pass, &mut |_, _, _| {}) };
+        let reads = self.plan.program.values[drafter.reads as usize].name.as_str();
+        let hidden = &mut self.hidden;
+        self.executor.run(&pass, &mut |name, width, values| {
+            if name == reads {
+                hidden.extend(parts.places().into_iter().zip(values.chunks_exact(width).map(<[f32]>::to_vec)));
+            }
+        })
+    }
+
     fn decode_latest(&mut self) {
         let rows = self.latest.clone();
+        self.hidden.clear();
         // More rows than the plan has activations for go through one part after another, with the same bits.
         let at_once = self.plan.program.asked.min(self.plan.program.chunk) as usize;
         let mut logits = Vec::with_capacity(rows.len() * self.limits.vocab as usize);
         for rows in rows.chunks(at_once) {
-            let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();
-            let span = |row: &Row| Span { slot: row.slot, first_position: row.position as usize, rows: 1 };
-            let spans: Vec<Span> = rows.iter().map(span).collect();
-            let asked: Vec<usize> = (0..rows.len()).collect();
-            let pass = Pass { tokens: &tokens, spans: &spans, asked: &asked, ..Pass::default() };
-            logits.extend_from_slice(self.executor.run(&pass, &mut |_, _, _| {}));
+            let mut parts = Parts::default();
+            for run in rows.chunk_by(|one, next| one.slot == next.slot) {
+                let tokens: Vec<u32> = run.iter().map(|row| row.token).collect();
+                parts.add(run[0].slot, run[0].position as usize, &tokens, &(0..run.len()).collect::<Vec<_>>());
+            }
+            logits.extend_from_slice(self.run(&parts));
         }
         let picking = rows.iter().map(|row| (row.picking, row.position + 1)).collect();
         self.finish(logits, picking, true);
+    }
+
+    /// Guesses what follows the first row of a sequence, for the others.
+    fn draft(&mut self, rows: &mut [Row]) -> Result<(), RuntimeError> {
+        let Some((first, others)) = rows.split_first_mut() else { return Ok(()) };
+        let drafter = self.plan.drafter.as_ref().ok_or(RuntimeError::NoDrafter)?;
+        if self.drafter.is_none() {
+            self.drafter = self.executor.drafter();
+        }
+        let Some(executor) = &mut self.drafter else { return Err(RuntimeError::NoDrafter) };
+        let before = first.position.checked_sub(1).and_then(|before| self.hidden.get(&(first.slot, before)));
+        let hidden = before.ok_or(RuntimeError::NothingToDraftFrom)?.clone();
+        let from = Beginning { slot: first.slot, token: first.token, position: first.position as usize, hidden };
+        let (steps, mut next) = (others.len() as u32, others.iter_mut());
+        let each = &mut |draft: Draft<'_>| {
+            if let Some(row) = next.next() {
+                row.token = draft.token;
+            }
+        };
+        drafting::draft((executor, drafter), &self.executor, from, steps, &mut |_, _, _| {}, each)
     }
 
     /// The page of a part, and whether it is a ring.
@@ -222,6 +274,8 @@ impl Device for CpuDevice {
 
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
         self.executor.set_pages(slot, pages);
+        // It is another sequence's now.
+        self.hidden.retain(|(of, _), _| *of != slot);
         Ok(())
     }
 
@@ -238,12 +292,12 @@ impl Device for CpuDevice {
                 let own = rows.iter().filter(|row| (first..first + tokens.len()).contains(row));
                 let own: Vec<usize> = own.map(|row| row - first).collect();
                 if parts.asked.len() + own.len() > most {
-                    logits.extend_from_slice(std::mem::take(&mut parts).run(&mut self.executor));
+                    logits.extend_from_slice(self.run(&std::mem::take(&mut parts)));
                 }
                 parts.add(chunk.slot, chunk.position as usize + first, tokens, &own);
             }
         }
-        logits.extend_from_slice(parts.run(&mut self.executor));
+        logits.extend_from_slice(self.run(&parts));
         self.finish(logits, picking, false);
         Ok(())
     }
@@ -252,6 +306,22 @@ impl Device for CpuDevice {
         self.latest = rows.to_vec();
         self.decode_latest();
         Ok(())
+    }
+
+    fn can_draft(&self, slot: u32, position: u32) -> bool {
+        position.checked_sub(1).is_some_and(|before| self.hidden.contains_key(&(slot, before)))
+    }
+
+    fn decode_drafting(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
+        let mut rows = rows.to_vec();
+        let mut drafts = Vec::new();
+        for sequence in Row::sequences(&rows.clone()) {
+            self.draft(&mut rows[sequence.clone()])?;
+            let guessed = rows[sequence].iter().skip(1);
+            drafts.extend(guessed.map(|row| Picked { token: row.token, logits: Vec::new() }));
+        }
+        self.results.push_back(drafts);
+        self.decode(&rows)
     }
 
     fn decode_again(&mut self) -> Result<(), RuntimeError> {

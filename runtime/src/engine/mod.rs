@@ -11,6 +11,7 @@
 //!
 //! Text, templates and networks are somebody else's: here are token ids. Threads too: an engine is driven by one.
 
+mod depths;
 mod device;
 mod device_backend;
 mod device_cpu;
@@ -21,6 +22,7 @@ mod prompts;
 mod request;
 mod results;
 mod sequence;
+mod speculate;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -36,6 +38,8 @@ use pool::Pool;
 use prefix::{Chain, Prefixes};
 pub use request::{BoxedRule, Demand, Event, Finish, Fork, Id, LONGEST_SALT, Request, RequestError, Rule};
 use sequence::{Sequence, Stage};
+use speculate::Speculation;
+pub use speculate::{DraftCounts, DraftSource, Drafts, Guess};
 
 use crate::{RuntimeError, Sampler};
 
@@ -48,6 +52,8 @@ pub struct Options {
     pub prompts_first: bool,
     /// Tokens that are never picked, where the host picks; the device has its own list, which must be the same.
     pub suppress: Vec<u32>,
+    /// Tokens that are guessed and verified several at once.
+    pub drafts: Drafts,
     /// The time, from any beginning.
     pub clock: Box<dyn Fn() -> Duration + Send>,
 }
@@ -59,6 +65,7 @@ impl Default for Options {
             gap: Gap::Any,
             prompts_first: false,
             suppress: Vec::new(),
+            drafts: Drafts::default(),
             clock: Box::new(move || started.elapsed()),
         }
     }
@@ -81,6 +88,7 @@ pub struct Engine<D: Device> {
     pool: Pool,
     prefixes: Prefixes,
     pace: Pace,
+    speculation: Speculation,
     prompts_first: bool,
     clock: Box<dyn Fn() -> Duration + Send>,
     host_sampler: Sampler,
@@ -123,6 +131,7 @@ impl<D: Device> Engine<D> {
             pool: Pool::new(&limits),
             prefixes: Prefixes::new(&limits),
             pace: Pace::new(options.gap),
+            speculation: Speculation::new(options.drafts, &device)?,
             prompts_first: options.prompts_first,
             clock: options.clock,
             host_sampler: Sampler::new(greedy, 0, options.suppress)?,
@@ -295,17 +304,22 @@ impl<D: Device> Engine<D> {
             device.set_pages(slot, &pages)?;
             let (_, request, chain) = self.waiting.pop_front().expect("it is the first");
             self.prefixes.use_named(&request.snapshot_at, &chain, &request.prompt);
-            let sequence = Sequence::new(request, chain, slot, pages, cached, &self.limits);
+            let mut sequence = Sequence::new(request, chain, slot, pages, cached, &self.limits);
+            if self.speculation.reads_text() {
+                sequence.keep_text();
+            }
             self.sequences.insert(id, sequence);
             self.events.push(Event::Admitted { id, cached });
         }
         Ok(())
     }
 
-    /// Queues one decode: the latest once more, where the same rows go on, or else, once all tokens are known, one of those that are there.
+    /// Queues one decode: the latest once more, where the same rows go on, or else, once all tokens are known, one of those that are there. With
+    /// drafts, where they pay.
     fn queue_decode(&mut self) -> Result<(), RuntimeError> {
         let ahead = self.in_flight.iter().filter(|result| matches!(result.work, Work::Decode(_))).count() as u32;
-        if self.steady && self.batch.iter().all(|id| self.sequences[id].left > ahead) {
+        let may_repeat = self.steady && self.batch.iter().all(|id| self.sequences[id].left > ahead);
+        if may_repeat && !self.draining && !self.wants_round() {
             self.device.decode_again()?;
             return self.await_decode();
         }
@@ -318,6 +332,9 @@ impl<D: Device> Engine<D> {
             }
         }
         self.draining = false;
+        if self.round()? {
+            return Ok(());
+        }
         let mut rows = Vec::new();
         self.batch.clear();
         (self.steady, self.guided) = (true, false);

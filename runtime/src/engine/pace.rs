@@ -46,6 +46,10 @@ pub(super) struct Pace {
     chunks: Vec<Option<f64>>,
     /// Seconds of a decode of up to one row, two, four and so on.
     decodes: [Option<f64>; 32],
+    /// The same of a decode that the host waits for before it queues the next, without the drafts that it verifies.
+    rounds: [Option<f64>; 32],
+    /// Seconds of a token of the device's drafter.
+    draft: Option<f64>,
     /// Seconds of each asked row of a chunk but the first, which is in the chunk's own time.
     asked: Option<f64>,
 }
@@ -155,9 +159,34 @@ impl Pace {
 
     /// The time of a decode of so many rows. Of a size that was not measured, that of the next one that was: a larger one takes no less.
     fn decode_seconds(&self, rows: u32) -> f64 {
-        let (smaller, others) = self.decodes.split_at(power_of(rows));
-        let larger = others.iter().find_map(|seconds| *seconds);
-        larger.or_else(|| smaller.iter().rev().find_map(|seconds| *seconds)).unwrap_or(0.0)
+        let of = |power: usize| self.decodes[power].or(self.rounds[power]);
+        let power = power_of(rows);
+        let larger = (power..self.decodes.len()).find_map(of);
+        larger.or_else(|| (0..power).rev().find_map(of)).unwrap_or(0.0)
+    }
+
+    /// The time of a decode of so many rows that is queued behind another, if one of that size was measured.
+    pub fn plain_seconds(&self, rows: u32) -> Option<f64> {
+        self.decodes[power_of(rows)]
+    }
+
+    /// The time of a decode of so many rows that verifies drafts. A size that was not measured is hoped to take no longer than the largest smaller one: it is
+    /// tried, or it would never be measured.
+    pub fn round_seconds(&self, rows: u32) -> f64 {
+        let of = |power: usize| self.rounds[power].or(self.decodes[power]);
+        let power = power_of(rows);
+        let smaller = (0..=power).rev().find_map(of);
+        smaller.or_else(|| (power..self.rounds.len()).find_map(of)).unwrap_or(0.0)
+    }
+
+    /// The time of one token of the device's drafter; nothing until it was measured.
+    pub fn draft_seconds(&self) -> f64 {
+        self.draft.unwrap_or(0.0)
+    }
+
+    /// A size that was slow once may not be slow for ever: what keeps it from being tried loses weight.
+    pub fn doubt_rounds(&mut self) {
+        self.rounds.iter_mut().flatten().for_each(|seconds| *seconds *= FADING);
     }
 
     /// The time of a chunk of a size. Of one that was not measured: on the line between its neighbours; below all of them, halfway between none
@@ -183,6 +212,8 @@ impl Pace {
         let time = time.as_secs_f64();
         match work {
             Work::Decode(rows) => mix(&mut self.decodes[power_of(rows)], time),
+            Work::Round(rows) => mix(&mut self.rounds[power_of(rows)], time),
+            Work::Drafts(tokens) => mix(&mut self.draft, time / f64::from(tokens.max(1))),
             Work::Prompt { rows, asked } => {
                 let size = size_of(rows, limits);
                 self.chunks.resize(limits.chunks.len(), None);
@@ -205,6 +236,10 @@ pub(super) enum Work {
     Prompt { rows: u32, asked: u32 },
     /// A token for each of so many rows.
     Decode(u32),
+    /// The same, of rows that verify drafts.
+    Round(u32),
+    /// So many tokens of the device's drafter.
+    Drafts(u32),
 }
 
 /// The least power of two that so many rows fit, as its exponent.
@@ -238,6 +273,9 @@ mod tests {
             blocks: 1,
             block_rows: 256,
             rows: 1,
+            decode_rows: 1,
+            verified_rows: 1,
+            drafts: 0,
             chunks: vec![32, 128, 512, 2048],
             alignment: 64,
             context: 8192,

@@ -151,6 +151,12 @@ pub enum Event {
         position: u32,
         logits: Vec<f32>,
     },
+    /// So many tokens were guessed for it, of which the first `accepted` are its next tokens, which come now.
+    Drafted {
+        id: Id,
+        drafted: u32,
+        accepted: u32,
+    },
     /// `logits` is empty unless the request wanted them.
     Token {
         id: Id,
@@ -173,6 +179,7 @@ impl Event {
         match self {
             Event::Admitted { id, .. }
             | Event::Prompt { id, .. }
+            | Event::Drafted { id, .. }
             | Event::Token { id, .. }
             | Event::Finished { id, .. }
             | Event::Failed { id, .. } => *id,

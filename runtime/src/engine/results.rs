@@ -19,6 +19,7 @@ impl<D: Device> Engine<D> {
             waits: self.guided,
             read: None,
         });
+        self.speculation.pass_by();
         if !self.guided {
             return Ok(());
         }
@@ -83,7 +84,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// The tokens that the device did not pick. Each takes a pass over the vocabulary, so that several go to several cores.
-    fn pick_on_host(&mut self, rows: &[Id], picked: &mut [Picked]) {
+    pub(super) fn pick_on_host(&mut self, rows: &[Id], picked: &mut [Picked]) {
         if picked.iter().all(|picked| picked.logits.is_empty()) {
             return;
         }
@@ -106,7 +107,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// One token of a sequence that may have ended in the meantime.
-    fn take_token(&mut self, id: Id, picked: Picked) {
+    pub(super) fn take_token(&mut self, id: Id, picked: Picked) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         if sequence.stale > 0 {
             sequence.stale -= 1;

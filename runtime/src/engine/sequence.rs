@@ -6,6 +6,8 @@ use super::device::{Chunk, Device, Limits, Mask, Picking};
 use super::prefix::Chain;
 use super::request::{Demand, Finish, Fork, LONGEST_SALT, Request, RequestError};
 use crate::Sampler;
+use crate::acceptance::Acceptance;
+use crate::lookup::Lookup;
 
 /// What a sequence is about to do.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +34,16 @@ pub(super) struct Sequence {
     pub end: Finish,
     /// Results on their way that were queued before its rule became active: their tokens are dropped, and computed again.
     pub stale: u32,
+    pub drafting: Drafting,
+}
+
+/// What is known of a sequence's drafts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Drafting {
+    /// How often they were right; none were made yet.
+    pub acceptance: Option<Acceptance>,
+    /// Prompt and tokens so far, where drafts are looked up in them.
+    pub text: Option<Lookup>,
 }
 
 /// Whether a request could be served if it were alone.
@@ -77,7 +89,18 @@ impl Sequence {
         let prompt = request.prompt.len() as u32;
         let (left, end) = room(request.most, limits.context - prompt + 1);
         let positions = positions(&request, limits);
-        Sequence { request, chain, slot, pages, stage: Stage::Reading { read: cached }, positions, left, end, stale: 0 }
+        Sequence {
+            request,
+            chain,
+            slot,
+            pages,
+            stage: Stage::Reading { read: cached },
+            positions,
+            left,
+            end,
+            stale: 0,
+            drafting: Drafting::default(),
+        }
     }
 
     /// The same sequence going on by other rules; slot and pages are still its parent's.
@@ -93,7 +116,8 @@ impl Sequence {
         };
         let positions = position.saturating_add(fork.most).min(limits.context);
         let (chain, stage) = (self.chain.clone(), self.stage);
-        Sequence { request, chain, slot: self.slot, pages: Vec::new(), stage, positions, left, end, stale: 0 }
+        let (slot, drafting) = (self.slot, self.drafting.clone());
+        Sequence { request, chain, slot, pages: Vec::new(), stage, positions, left, end, stale: 0, drafting }
     }
 
     /// The position that is fed next.
@@ -110,6 +134,13 @@ impl Sequence {
             Stage::Reading { .. } => self.request.prompt.len() as u32,
             Stage::Generating { position, .. } => position + 1,
         }
+    }
+
+    /// Begins to keep the text, where drafts are looked up in it.
+    pub fn keep_text(&mut self) {
+        let mut text = Lookup::default();
+        text.read(&self.request.prompt);
+        self.drafting.text = Some(text);
     }
 
     pub fn has_read_all(&self) -> bool {
@@ -156,6 +187,9 @@ impl Sequence {
     pub fn push(&mut self, token: u32) {
         self.stage = Stage::Generating { pending: token, position: self.position_of_next_token() };
         self.left -= 1;
+        if let Some(text) = &mut self.drafting.text {
+            text.push(token);
+        }
     }
 }
 

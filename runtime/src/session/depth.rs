@@ -5,11 +5,10 @@
 
 use std::collections::BTreeMap;
 
-/// Of what was learned so far, what one more outcome counts.
+use crate::acceptance::{Acceptance, HOPE};
+
+/// Of what a round was seen to take, what one more counts.
 const WEIGHT: f64 = 0.1;
-/// Acceptance before anything was seen, and how many outcomes it counts as.
-const HOPE: f64 = 0.7;
-const HOPE_WEIGHT: u32 = 3;
 /// Rounds without drafts after which one is tried again: at first, and at most.
 const FIRST_PAUSE: u32 = 16;
 const LONGEST_PAUSE: u32 = 256;
@@ -29,9 +28,7 @@ enum Rule {
 
 #[derive(Clone, Debug)]
 struct Learned {
-    acceptance: f64,
-    /// Drafts whose outcome was seen.
-    outcomes: u32,
+    acceptance: Acceptance,
     /// Seconds of a round with so many drafts, of those that there were. What a draft more takes is not the same for all: a device may verify eight rows in
     /// the time of three.
     rounds: BTreeMap<u32, f64>,
@@ -49,7 +46,8 @@ impl Depth {
     /// As many as pay, of at most `most`.
     pub fn learned(most: u32) -> Depth {
         let (rounds, idle) = (BTreeMap::new(), 0);
-        let learned = Learned { acceptance: HOPE, outcomes: 0, rounds, idle, pause: FIRST_PAUSE };
+        let acceptance = Acceptance::expected(HOPE);
+        let learned = Learned { acceptance, rounds, idle, pause: FIRST_PAUSE };
         Depth { most, rule: Rule::Learned(learned) }
     }
 
@@ -76,12 +74,13 @@ impl Learned {
         if deepest == 0 {
             return most.min(2);
         }
+        let acceptance = self.acceptance.rate();
         // Tokens a second, up to a factor.
-        let pays = |drafts: u32| expected_tokens(self.acceptance, drafts) / self.seconds(drafts);
+        let pays = |drafts: u32| expected_tokens(acceptance, drafts) / self.seconds(drafts);
         let known = 0..=most.min(deepest);
         let best = known.max_by(|a, b| pays(*a).total_cmp(&pays(*b)).then(b.cmp(a))).unwrap_or(0);
         // The most drafts are tried once where they would pay if they took no longer than fewer, and drafts are right as often as was hoped.
-        if deepest < most && self.acceptance >= HOPE && expected_tokens(self.acceptance, most) / slowest > pays(best) {
+        if deepest < most && acceptance >= HOPE && expected_tokens(acceptance, most) / slowest > pays(best) {
             return most;
         }
         if best == 0 && self.idle >= self.pause { most.min(1) } else { best }
@@ -112,13 +111,7 @@ impl Learned {
             false => FIRST_PAUSE,
         };
         self.idle = 0;
-        for outcome in 0..drafted.min(accepted + 1) {
-            let seen = if outcome < accepted { 1.0 } else { 0.0 };
-            // Hope counts as much as a few outcomes.
-            let weight = (1.0 / f64::from(self.outcomes + HOPE_WEIGHT)).max(WEIGHT);
-            self.acceptance += weight * (seen - self.acceptance);
-            self.outcomes = self.outcomes.saturating_add(1).min(1000);
-        }
+        self.acceptance.learn(drafted, accepted);
     }
 }
 

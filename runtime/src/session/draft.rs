@@ -3,22 +3,10 @@
 use std::ops::Range;
 
 use super::{On, SLOT, Session};
-use crate::cpu::{Executor, Pass, Span, Tap};
+use crate::RuntimeError;
+use crate::cpu::drafting::{self, Beginning, Draft};
+use crate::cpu::{Executor, Tap};
 use crate::engine::{DraftFrom, DraftedStep};
-use crate::{RuntimeError, argmax};
-
-/// Drafts in a row, at most: with the token before them as many rows as a decode of several verifies well.
-pub const MOST_DRAFTS: u32 = 7;
-
-/// What one step of the drafter made.
-#[derive(Clone, Copy, Debug)]
-pub struct Draft<'a> {
-    /// The likeliest token.
-    pub token: u32,
-    pub logits: &'a [f32],
-    /// The next step's hidden state.
-    pub hidden: &'a [f32],
-}
 
 /// What a session knows for its drafter.
 #[derive(Default)]
@@ -104,24 +92,13 @@ impl Session {
         let On::Cpu(text) = &self.on else { return Err(RuntimeError::NoDrafter) };
         let (position, width) = (self.seen.len(), self.plan.model.hidden as usize);
         let before = position.checked_sub(1).and_then(|before| self.drafting.hidden_at(before, width));
-        let mut hidden = before.ok_or(RuntimeError::NothingToDraftFrom)?.to_vec();
+        let hidden = before.ok_or(RuntimeError::NothingToDraftFrom)?.to_vec();
         if self.drafting.executor.is_none() {
             self.drafting.executor = text.drafter();
         }
         let Some(executor) = &mut self.drafting.executor else { return Err(RuntimeError::NoDrafter) };
-        let mut token = token;
-        for _ in 0..steps {
-            // Every step looks from the position of the first: nothing is appended, so no other has more to see.
-            let span = Span { slot: 0, first_position: position, rows: 1 };
-            let pass = Pass { tokens: &[token], spans: &[span], hidden: &hidden, ..Pass::default() };
-            executor.run_beside(text, &pass, tap);
-            let logits = executor.value(drafter.program.output, &pass);
-            let next = executor.value(drafter.hidden, &pass);
-            token = argmax(logits).ok_or(RuntimeError::NoPick)?;
-            each(Draft { token, logits, hidden: next });
-            hidden = next.to_vec();
-        }
-        Ok(())
+        let from = Beginning { slot: SLOT, token, position, hidden };
+        drafting::draft((executor, drafter), text, from, steps, tap, each)
     }
 }
 

@@ -9,11 +9,8 @@ use std::time::Instant;
 use super::depth::Depth;
 use super::generate::picking_of;
 use super::{Asked, End, MOST_DRAFTS, On, Request, SLOT, Session, collect_beyond, oldest_of};
-use crate::engine::{Device, Picked, Picking, Row, Verified};
+use crate::engine::{Device, Guess, Picked, Picking, Row, Verified};
 use crate::{RuntimeError, Sampler};
-
-/// Guesses what follows: of the sequence so far, so many tokens at most.
-pub type Guess = dyn FnMut(&[u32], usize) -> Vec<u32> + Send;
 
 /// Where drafts come from.
 pub enum Source {
@@ -148,7 +145,10 @@ impl Session {
                 self.draft(token, most, &mut |_, _, _| {}, &mut |_| {})?;
                 drafts = guess(&[&self.seen[..], &[token]].concat(), most as usize);
             }
-            Source::Lookup => drafts = looked_up(&[&self.seen[..], &[token]].concat(), most as usize),
+            Source::Lookup => {
+                self.lookup.read(&[&self.seen[..], &[token]].concat());
+                drafts = self.lookup.guess(most as usize);
+            }
             Source::Given(guess) => drafts = guess(&[&self.seen[..], &[token]].concat(), most as usize),
         }
         // Whatever was guessed, a row is computed only for what can be a token.
@@ -314,41 +314,4 @@ impl Verdict {
 /// A token that a device picked, if it is one: from what are no numbers it picks none.
 fn known(token: u32, vocab_size: u32) -> Result<u32, RuntimeError> {
     if token < vocab_size { Ok(token) } else { Err(RuntimeError::NoPick) }
-}
-
-/// Tokens that a lookup goes by: at most, and at least.
-const LONGEST_KEY: usize = 4;
-const SHORTEST_KEY: usize = 2;
-
-/// What followed the last tokens of `text` where they stood before: as many of them as match, and the latest such place. Behind the end of the text
-/// it goes on with itself, as a text does that repeats.
-fn looked_up(text: &[u32], most: usize) -> Vec<u32> {
-    for length in (SHORTEST_KEY..=LONGEST_KEY.min(text.len())).rev() {
-        let (before, key) = (&text[..text.len() - 1], &text[text.len() - length..]);
-        if let Some(at) = before.windows(length).rposition(|window| window == key) {
-            let mut all = text.to_vec();
-            (0..most).for_each(|i| all.push(all[at + length + i]));
-            return all.split_off(text.len());
-        }
-    }
-    Vec::new()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_followed_before_is_guessed_again() {
-        assert_eq!(looked_up(&[1, 2, 3, 4, 5, 1, 2], 2), [3, 4]);
-        // The longest key goes before the latest place.
-        assert_eq!(looked_up(&[1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3], 1), [7]);
-        assert_eq!(looked_up(&[2, 3, 7, 2, 3, 8, 2, 3], 3), [8, 2, 3]);
-        // A text that repeats itself goes on.
-        assert_eq!(looked_up(&[5, 6, 5, 6], 5), [5, 6, 5, 6, 5]);
-        assert_eq!(looked_up(&[5, 5, 5], 3), [5, 5, 5]);
-        assert!(
-            looked_up(&[1, 2, 3, 4], 3).is_empty() && looked_up(&[1], 3).is_empty() && looked_up(&[], 3).is_empty()
-        );
-    }
 }

@@ -3,7 +3,7 @@
 //!
 //! Time is virtual: work takes as long as it says, and whoever waits for a result moves the clock.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -189,6 +189,8 @@ pub struct Fake {
     /// Rows whose picks wait for masks, the time when they have logits, and whether they are the latest decode's.
     waiting: Option<(Vec<Unpicked>, u64, bool)>,
     results: VecDeque<(u64, Vec<Picked>)>,
+    /// Slots and positions whose rows the latest passes have left for a drafter.
+    entered: BTreeSet<(u32, u32)>,
     pub counts: Counts,
 }
 
@@ -206,11 +208,16 @@ pub struct Counts {
     /// Decodes whose picks waited for masks, while others were on their way.
     pub guided: u64,
     pub guided_behind_others: u64,
+    /// Decodes with several rows of a sequence, and those for which the drafter has run.
+    pub verified: u64,
+    pub drafted: u64,
 }
 
 /// Nanoseconds of a row of a prompt, and of a decode.
 pub const ROW_TIME: u64 = 100_000;
 pub const DECODE_TIME: u64 = 5_000_000;
+/// Of a token of the drafter.
+pub const DRAFT_TIME: u64 = 50_000;
 
 /// Nanoseconds of a chunk and of a decode of so many rows, and of each asked row of a chunk but the first.
 #[derive(Clone, Copy)]
@@ -234,6 +241,7 @@ impl Fake {
             latest: vec![],
             waiting: None,
             results: VecDeque::new(),
+            entered: BTreeSet::new(),
             counts: Counts::default(),
             limits,
         }
@@ -303,8 +311,26 @@ impl Fake {
             let value = self.feed(row.slot, row.position, row.token, true);
             rows.push((value, row.picking, row.position + 1));
         }
+        self.entered = self.latest.iter().map(|row| (row.slot, row.position)).collect();
         self.counts.decodes += 1;
         self.take_time((self.times.decode)(rows.len() as u32), rows, true);
+    }
+
+    /// Guesses what follows the first of these rows: mostly what will be picked, where no rule has a say in it.
+    fn draft(&mut self, rows: &mut [Row]) {
+        let slot = rows[0].slot as usize;
+        let (ring, blocks) = (self.rings[slot].clone(), self.blocks.clone());
+        let mut token = rows[0].token;
+        for row in &mut *rows {
+            row.token = token;
+            let value = self.feed(row.slot, row.position, token, true);
+            let all = Mask::all(self.limits.vocab);
+            token = pick(value, row.picking.sampling, row.picking.seed, row.position + 1, &all, self.limits.vocab);
+            if mix(value, 2).is_multiple_of(5) {
+                token = (token + 1) % self.limits.vocab;
+            }
+        }
+        (self.rings[slot], self.blocks) = (ring, blocks);
     }
 
     fn part(&mut self, part: Part) -> &mut Vec<u64> {
@@ -342,6 +368,7 @@ impl Device for Fake {
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
         assert!(pages.iter().all(|block| *block < self.limits.blocks));
         self.pages[slot as usize] = pages.to_vec();
+        self.entered.retain(|(of, _)| *of != slot);
         Ok(())
     }
 
@@ -358,6 +385,8 @@ impl Device for Fake {
         }
         assert!(rows <= self.limits.chunk());
         assert!(asked.len() < 2 || asked.iter().all(|row| !row.picking.masked));
+        let asked_rows = asked.len();
+        let entered = asked.last().map(|row| (chunks[row.chunk].slot, chunks[row.chunk].position + row.row));
         let asked = asked.iter().map(|row| {
             let behind = chunks[row.chunk].tokens.len() as u32 - row.row;
             assert!(behind <= self.limits.spare_rows.max(1), "the rows behind it write over what it looks back on");
@@ -366,6 +395,11 @@ impl Device for Fake {
             (*value, row.picking, position + 1)
         });
         let asked: Vec<Unpicked> = asked.collect();
+        // As on a GPU, whose asked rows leave it in the same place.
+        self.entered.clear();
+        if asked_rows == 1 {
+            self.entered.extend(entered);
+        }
         self.counts.chunks += 1;
         self.counts.shared += u64::from(chunks.len() > 1);
         let size = self.limits.chunks.iter().find(|size| **size >= rows).unwrap();
@@ -375,13 +409,45 @@ impl Device for Fake {
     }
 
     fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
-        assert!(!rows.is_empty() && rows.len() as u32 <= self.limits.rows);
+        assert!(!rows.is_empty());
+        let sequences: Vec<&[Row]> = Row::sequences(rows).map(|range| &rows[range]).collect();
+        let slots: BTreeSet<u32> = sequences.iter().map(|rows| rows[0].slot).collect();
+        assert!(slots.len() == sequences.len() && slots.len() as u32 <= self.limits.rows, "a sequence's are together");
+        if sequences.iter().any(|rows| rows.len() > 1) {
+            self.counts.verified += 1;
+            assert!(rows.len() as u32 <= self.limits.decode_rows);
+            assert!(sequences.iter().all(|rows| rows.len() as u32 <= self.limits.verified_rows));
+            let follows = |rows: &&[Row]| rows.windows(2).all(|pair| pair[0].position + 1 == pair[1].position);
+            assert!(sequences.iter().all(follows));
+        }
         self.latest = rows.to_vec();
         self.run();
         Ok(())
     }
 
+    fn can_draft(&self, slot: u32, position: u32) -> bool {
+        self.entered.contains(&(slot, position - 1))
+    }
+
+    fn decode_drafting(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
+        let mut rows = rows.to_vec();
+        let mut drafts = vec![];
+        for range in Row::sequences(&rows.clone()).filter(|range| range.len() > 1) {
+            assert!(
+                range.len() as u32 <= self.limits.drafts + 1
+                    && self.can_draft(rows[range.start].slot, rows[range.start].position)
+            );
+            self.draft(&mut rows[range.clone()]);
+            drafts.extend(rows[range].iter().skip(1).map(|row| Picked { token: row.token, logits: vec![] }));
+        }
+        self.counts.drafted += 1;
+        self.busy_until = self.busy_until.max(self.clock.load(Ordering::Relaxed)) + drafts.len() as u64 * DRAFT_TIME;
+        self.results.push_back((self.busy_until, drafts));
+        self.decode(&rows)
+    }
+
     fn decode_again(&mut self) -> Result<(), RuntimeError> {
+        assert!(Row::sequences(&self.latest).all(|rows| rows.len() == 1));
         assert!(self.latest.iter().all(|row| !row.picking.logits));
         self.counts.repeated += 1;
         self.run();

@@ -8,6 +8,7 @@
 mod fake;
 mod launches;
 mod prompts;
+mod speculation;
 #[path = "../../plan/tests/support/mod.rs"]
 mod support;
 
@@ -18,8 +19,8 @@ use std::time::Duration;
 use fake::{Alone, EvenAfterThree, Fake, ROW_TIME, mix};
 use gemma4c_plan::Sampling;
 use gemma4c_runtime::engine::{
-    BackendDevice, BackendOptions, BoxedRule, Demand, Device, Engine, Event, Finish, Fork, Gap, Id, Limits, Options,
-    Request, RequestError,
+    BackendDevice, BackendOptions, BoxedRule, Demand, Device, Drafts, Engine, Event, Finish, Fork, Gap, Id, Limits,
+    Options, Request, RequestError,
 };
 
 fn limits() -> Limits {
@@ -29,6 +30,9 @@ fn limits() -> Limits {
         blocks: 24,
         block_rows: 16,
         rows: 4,
+        decode_rows: 16,
+        verified_rows: 6,
+        drafts: 5,
         chunks: vec![4, 8, 16],
         alignment: 4,
         context: 160,
@@ -46,10 +50,14 @@ fn engine(limits: Limits, gap: Gap) -> Engine<Fake> {
 }
 
 fn engine_on(fake: Fake, gap: Gap) -> Engine<Fake> {
+    drafting_engine(fake, gap, Drafts::default())
+}
+
+fn drafting_engine(fake: Fake, gap: Gap, drafts: Drafts) -> Engine<Fake> {
     // One storm is an offline batch.
     let prompts_first = fake.limits().ahead == 2;
     let clock = fake.clock();
-    Engine::new(fake, Options { gap, clock, prompts_first, ..Options::default() }).unwrap()
+    Engine::new(fake, Options { gap, clock, prompts_first, drafts, ..Options::default() }).unwrap()
 }
 
 struct Random(u64);
@@ -178,6 +186,7 @@ fn take(told: &mut BTreeMap<Id, Told>, forks: &mut BTreeMap<Id, (Id, Fork)>, eve
                 assert_eq!(logits.is_empty(), !one.request.logits);
                 one.tokens.push(token);
             }
+            Event::Drafted { drafted, accepted, .. } => assert!(accepted <= drafted && drafted > 0),
             Event::Finished { reason, .. } => one.finished = Some(reason),
             Event::Failed { error, .. } => panic!("{error}"),
         }

@@ -5,6 +5,7 @@
 mod api;
 mod faults;
 mod forms;
+mod predictions;
 mod responses;
 mod schemas;
 mod support;

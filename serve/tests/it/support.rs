@@ -14,7 +14,7 @@ use gemma4c_models::synth::{self, Preset};
 use gemma4c_models::tokenizer::vocab_from_metadata;
 use gemma4c_plan::cuda::KvType;
 use gemma4c_plan::{Model, ModelFile, Plan, Sampling, Target, Weight};
-use gemma4c_runtime::engine::{CpuDevice, CpuOptions, Device, Engine, Options as EngineOptions};
+use gemma4c_runtime::engine::{CpuDevice, CpuOptions, Device, DraftSource, Drafts, Engine, Options as EngineOptions};
 use gemma4c_runtime::{ModelLocation, RuntimeError};
 use gemma4c_serve::{Options, Running, start};
 use serde_json::Value;
@@ -94,10 +94,25 @@ impl Server {
         Server::on(options, sequences, |device| device)
     }
 
+    /// Whose engine looks so many drafts up in the text so far.
+    pub fn drafting(options: Options, sequences: u32, steps: u32) -> Server {
+        let drafts = Drafts { source: DraftSource::Lookup, steps: Some(steps) };
+        Server::open(options, sequences, drafts, |device| device)
+    }
+
     /// With something between the engine and its device.
     pub fn on(
         options: Options,
         sequences: u32,
+        wrapped: impl FnOnce(Box<dyn Device>) -> Box<dyn Device> + Send + 'static,
+    ) -> Server {
+        Server::open(options, sequences, Drafts::default(), wrapped)
+    }
+
+    fn open(
+        options: Options,
+        sequences: u32,
+        drafts: Drafts,
         wrapped: impl FnOnce(Box<dyn Device>) -> Box<dyn Device> + Send + 'static,
     ) -> Server {
         let plan = TINY.plan.clone();
@@ -106,7 +121,7 @@ impl Server {
         let open = move || {
             let cpu = CpuOptions { sequences, snapshots: 4, host_bytes: 0, suppress: suppress.clone() };
             let device: Box<dyn Device> = Box::new(CpuDevice::open(opened, &location, cpu)?);
-            Engine::new(wrapped(device), EngineOptions { suppress, ..EngineOptions::default() })
+            Engine::new(wrapped(device), EngineOptions { suppress, drafts, ..EngineOptions::default() })
         };
         let running = start(plan, options, open).expect("a server");
         let address = running.address;

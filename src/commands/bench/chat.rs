@@ -150,7 +150,7 @@ fn answer(engine: &mut Engine<Box<dyn Device>>, request: Request) -> Result<Answ
                     tokens.push(token);
                 }
                 Event::Failed { error, .. } => return Err(error.into()),
-                Event::Finished { .. } | Event::Prompt { .. } => {}
+                Event::Finished { .. } | Event::Prompt { .. } | Event::Drafted { .. } => {}
             }
         }
     }

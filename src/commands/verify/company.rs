@@ -189,7 +189,7 @@ fn answer<D: Device>(
                     neighbours.remove(&id);
                 }
                 Event::Failed { error, .. } => return Err(error.into()),
-                Event::Admitted { .. } | Event::Prompt { .. } => {}
+                Event::Admitted { .. } | Event::Prompt { .. } | Event::Drafted { .. } => {}
             }
         }
     }

@@ -56,7 +56,7 @@ impl Drift {
 }
 
 /// Adds noise, evenly spread.
-fn disturb(row: &mut [f32], noise: f64, random: &mut Random) {
+pub fn disturb(row: &mut [f32], noise: f64, random: &mut Random) {
     let reach = rms(row) * noise * 3f64.sqrt();
     for value in row {
         *value += (reach * (2.0 * random.unit() - 1.0)) as f32;

@@ -87,6 +87,7 @@ impl BackendDevice {
 
     fn write_asked(&mut self, asked: &AskedRow, segment: &Segment, column: u32) -> Result<(), RuntimeError> {
         let Segment { position, first_row, slot, .. } = *segment;
+        self.entered[0] = Some((slot, position + asked.row));
         let mut words = self.record(position + asked.row, 1, first_row + asked.row, slot);
         self.settings(&mut words, &asked.picking);
         words[record::COLUMN] = column;

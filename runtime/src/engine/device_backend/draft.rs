@@ -45,12 +45,20 @@ impl BackendDevice {
         self.drafter.as_ref().map_or(0, |drafter| drafter.of_plan.ends.len() as u32)
     }
 
-    fn write_draft_records(&mut self, from: DraftFrom) -> Result<(), RuntimeError> {
+    /// The row of the latest passes that has the state of the position before this one.
+    pub(super) fn entered_row(&self, slot: u32, position: u32) -> Option<u32> {
+        let before = (slot, position.checked_sub(1)?);
+        self.entered.iter().position(|entered| *entered == Some(before)).map(|row| row as u32)
+    }
+
+    /// `first` is the row of the token that is to be followed in the decode that verifies the drafts: they are counted from there.
+    fn write_draft_records(&mut self, from: DraftFrom, first: u32) -> Result<(), RuntimeError> {
         let at = self.drafter()?.of_plan.places.record;
         let of = |position: u32, token: u32| {
             let mut words = [0; RECORD_WORDS as usize];
             (words[record::POSITION], words[record::ROWS]) = (position, 1);
             (words[record::TOKEN], words[record::SLOT]) = (token, from.slot);
+            words[record::TICK] = first;
             words
         };
         let before = from.position.checked_sub(1).ok_or(RuntimeError::NothingToDraftFrom)?;
@@ -72,7 +80,7 @@ impl BackendDevice {
     /// Runs one step of the drafter and reads what it left: its token, its scores, the groups that they are of, and the hidden state of the next step.
     pub(crate) fn draft_step(&mut self, from: DraftFrom, step: u32) -> Result<DraftedStep, RuntimeError> {
         if step == 0 {
-            self.write_draft_records(from)?;
+            self.write_draft_records(from, 0)?;
         }
         let run = self.draft_run(step, step + 1)?;
         self.backend.run(run)?;
@@ -102,7 +110,7 @@ impl BackendDevice {
         let drafts = rows.len() as u32 - 1;
         let run = self.draft_run(0, drafts)?;
         let phase = self.decode_phase(rows.len() as u32)?;
-        self.write_draft_records(from)?;
+        self.write_draft_records(from, 0)?;
         if verified == Verified::Drafted {
             self.write_rows(phase, rows)?;
         }
@@ -114,6 +122,27 @@ impl BackendDevice {
             Verified::Drafted => self.run_decode(phase, rows),
             Verified::Given => self.decode(rows),
         }
+    }
+
+    /// Queues drafts of what follows the first row of each sequence that has several, one sequence after the other, and a decode of all rows.
+    pub(super) fn draft_sequences(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
+        let phase = self.decode_phase(rows.len() as u32)?;
+        self.write_rows(phase, rows)?;
+        let mut guessed = Vec::new();
+        for sequence in Row::sequences(rows).filter(|rows| rows.len() > 1) {
+            let Row { slot, token, position, .. } = rows[sequence.start];
+            let row = self.entered_row(slot, position).ok_or(RuntimeError::NothingToDraftFrom)?;
+            let run = self.draft_run(0, sequence.len() as u32 - 1)?;
+            self.write_draft_records(DraftFrom { slot, token, position, row }, sequence.start as u32)?;
+            self.backend.run(run)?;
+            guessed.extend(sequence.start as u32..sequence.end as u32 - 1);
+        }
+        // A draft lies in the word of the row before its own; words between are nobody's.
+        let at = self.drafter()?.of_plan.places.drafts;
+        let words = guessed.last().map_or(1, |last| last + 1);
+        self.backend.send_back(arena(at, 4 * u64::from(words)))?;
+        self.results.push_back(Awaited::Some(guessed));
+        self.run_decode(phase, rows)
     }
 }
 
