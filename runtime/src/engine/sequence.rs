@@ -2,10 +2,11 @@
 
 use gemma4c_plan::Sampling;
 
-use super::device::{Chunk, Device, Limits, Mask, Picking};
+use super::device::{Device, Limits, Mask, Picking};
 use super::prefix::Chain;
 use super::request::{Demand, Finish, Fork, LONGEST_SALT, Request, RequestError};
 use crate::Sampler;
+use crate::soft::{Placed, TowerLimits};
 
 /// What a sequence is about to do.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +33,8 @@ pub(super) struct Sequence {
     pub end: Finish,
     /// Results on their way that were queued before its rule became active: their tokens are dropped, and computed again.
     pub stale: u32,
+    /// Soft tokens that were made and not read yet.
+    pub soft: Vec<Placed>,
 }
 
 /// Whether a request could be served if it were alone.
@@ -77,7 +80,8 @@ impl Sequence {
         let prompt = request.prompt.len() as u32;
         let (left, end) = room(request.most, limits.context - prompt + 1);
         let positions = positions(&request, limits);
-        Sequence { request, chain, slot, pages, stage: Stage::Reading { read: cached }, positions, left, end, stale: 0 }
+        let (stage, stale, soft) = (Stage::Reading { read: cached }, 0, Vec::new());
+        Sequence { request, chain, slot, pages, stage, positions, left, end, stale, soft }
     }
 
     /// The same sequence going on by other rules; slot and pages are still its parent's.
@@ -93,7 +97,8 @@ impl Sequence {
         };
         let positions = position.saturating_add(fork.most).min(limits.context);
         let (chain, stage) = (self.chain.clone(), self.stage);
-        Sequence { request, chain, slot: self.slot, pages: Vec::new(), stage, positions, left, end, stale: 0 }
+        let (slot, pages, soft) = (self.slot, Vec::new(), Vec::new());
+        Sequence { request, chain, slot, pages, stage, positions, left, end, stale: 0, soft }
     }
 
     /// The position that is fed next.
@@ -119,17 +124,17 @@ impl Sequence {
         }
     }
 
-    /// The next tokens of the prompt: `most` at most, and not beyond a place where a snapshot is wanted.
-    pub fn next_chunk(&self, most: u32) -> Chunk<'_> {
+    /// Where the next tokens of the prompt end: `most` at most, but for a picture that must not be cut, and not beyond a place where a snapshot is wanted.
+    pub fn next_end(&self, most: u32, towers: &[TowerLimits]) -> u32 {
         let from = self.position();
         let end = (from + most).min(self.request.prompt.len() as u32);
         let stops = self.request.snapshot_at.iter().copied().filter(|at| *at > from);
-        let end = stops.fold(end, u32::min);
-        Chunk { slot: self.slot, position: from, tokens: &self.request.prompt[from as usize..end as usize] }
+        self.end_by_media(from, stops.fold(end, u32::min), towers)
     }
 
     pub fn advance(&mut self, read: u32) {
         self.stage = Stage::Reading { read };
+        self.soft.retain(|placed| placed.positions.end > read as usize);
     }
 
     /// How a device picks its next token, if the host does not.
