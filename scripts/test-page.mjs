@@ -1,11 +1,12 @@
-// The chat page in a real browser: asks, reads a streamed answer, stops one, retries, and takes a picture.
-// usage: node scripts/test-page.mjs URL [PICTURE.png]     needs chromium (or $CHROMIUM) and node
+// The chat page in a real browser: asks, reads a streamed answer, stops one, retries, and takes a screenshot. Of a model that reads pictures, drops one.
+// usage: node scripts/test-page.mjs URL [SCREENSHOT.png] [--drop PICTURE.png]     needs chromium (or $CHROMIUM) and node
 import { spawn } from "node:child_process";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { parseArgs } from "node:util";
 
-const [url, picture] = process.argv.slice(2);
+const { values: { drop: dropped }, positionals: [url, picture] } = parseArgs({ options: { drop: { type: "string" } }, allowPositionals: true });
 const profile = mkdtempSync(join(tmpdir(), "page-"));
 const flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", `--user-data-dir=${profile}`, "--window-size=1200,760"];
 const browser = spawn(process.env.CHROMIUM ?? "chromium", [...flags, "about:blank"], { stdio: ["ignore", "ignore", "pipe", "pipe", "pipe"] });
@@ -51,6 +52,23 @@ try {
   await until("the plan's facts", `document.querySelectorAll("#facts dd").length >= 5`);
   await until("live metrics", `document.querySelector("#metrics dd")?.textContent === "0"`);
   await run(`document.getElementById("most").value = 40; document.getElementById("seed").value = 1`);
+  if (await run(`document.getElementById("attach").hidden`) === Boolean(dropped)) throw new Error("pictures can be attached where the model reads them, and only there");
+  if (dropped) {
+    const file = JSON.stringify(readFileSync(dropped).toString("base64"));
+    await run(`{
+      const bytes = Uint8Array.from(atob(${file}), (letter) => letter.charCodeAt(0)), files = new DataTransfer();
+      files.items.add(new File([bytes], "picture.png", { type: "image/png" }));
+      document.body.dispatchEvent(new DragEvent("drop", { bubbles: true, cancelable: true, dataTransfer: files }));
+    }`);
+    await until("its thumbnail", `document.querySelector("#media img")?.naturalWidth > 0`);
+    await ask("What is it?");
+    await until("an answer to a picture", `${notes}.some((note) => /^\\d+ tokens.* of \\d{2,} prompt tokens/.test(note))`);
+    const prompt = await run(`Number(${notes}[0].match(/of (\\d+) prompt tokens/)[1])`);
+    if (prompt < 40) throw new Error(`a prompt of ${prompt} tokens has no picture in it`);
+    if (!(await run(`document.querySelector(".user img")?.naturalWidth > 0 && document.querySelector("#media").children.length === 0`)))
+      throw new Error("the picture is not shown in its turn, or would be sent twice");
+    await run(`document.getElementById("clear").click()`);
+  }
   await ask("Who are you? <b>No markup</b>");
   await until("a whole answer", `${notes}.some((note) => /^\\d+ tokens/.test(note))`);
   if (await run(`document.querySelector(".user b") !== null`)) throw new Error("what was typed became markup");

@@ -21,6 +21,7 @@ mod map;
 mod runs;
 mod sampler;
 mod session;
+mod soft;
 #[cfg(test)]
 #[path = "../plan/tests/support/mod.rs"]
 mod support;
@@ -34,4 +35,5 @@ pub use engine::Guess;
 pub use error::RuntimeError;
 pub use map::ModelLocation;
 pub use sampler::{Sampler, argmax};
-pub use session::{Asked, Counts, Draft, End, MOST_DRAFTS, Patches, Request, Session, Soft, Source, Speculation};
+pub use session::{Asked, Counts, Draft, End, MOST_DRAFTS, Request, Session, Soft, Source, Speculation};
+pub use soft::{Patches, SoftRows, TowerLimits};

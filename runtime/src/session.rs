@@ -11,12 +11,13 @@ use crate::cpu::{Executor, Pass, Room, Span, Tap};
 use crate::cuda::{CudaBackend, OnGpu};
 use crate::engine::{AskedRow, BackendDevice, BackendOptions, Chunk, Device, Limits, Picked, Picking, Row};
 use crate::lookup::Lookup;
+use crate::soft::TowerLimits;
 use crate::{ModelLocation, RuntimeError};
 
 pub use crate::acceptance::MOST_DRAFTS;
 pub use crate::cpu::drafting::Draft;
 pub use generate::{End, Request};
-pub use media::{Patches, Soft};
+pub use media::Soft;
 pub use speculate::{Counts, Source, Speculation};
 
 mod depth;
@@ -62,7 +63,7 @@ impl Session {
     }
 
     fn new(plan: Arc<Plan>, on: On) -> Session {
-        let (media, drafting) = (media::Media::default(), draft::Drafting::default());
+        let (media, drafting) = (media::Media::new(TowerLimits::of(&plan)), draft::Drafting::default());
         Session { plan, on, seen: Vec::new(), written: 0, media, drafting, lookup: Lookup::default() }
     }
 
@@ -131,7 +132,7 @@ impl Session {
 
     /// How the next `tokens` tokens are cut into chunks.
     pub fn pieces(&self, tokens: usize) -> Vec<Range<usize>> {
-        self.media.pieces(&self.plan.program, self.seen.len(), tokens, self.chunk() as usize)
+        self.media.pieces(self.seen.len(), tokens, self.chunk() as usize)
     }
 
     /// How many tokens have been fed.
@@ -233,15 +234,14 @@ impl Session {
         let Limits { spare_rows, .. } = *device.limits();
         let most = device.limits().chunk().min(if asked == Asked::All { spare_rows } else { u32::MAX });
         let chunk = chunk.unwrap_or(most).clamp(1, most) as usize;
-        let (program, width) = (&self.plan.program, self.plan.model.hidden as usize);
-        for Range { start: first, end } in self.media.pieces(program, position as usize, tokens.len(), chunk) {
+        for Range { start: first, end } in self.media.pieces(position as usize, tokens.len(), chunk) {
             let piece = &tokens[first..end];
             let is_last = end == tokens.len();
             let positions = position as usize + first..position as usize + end;
-            device.next_soft(self.media.ahead(positions, width));
+            let soft = self.media.within(positions);
             let row = |row: usize| AskedRow { chunk: 0, row: row as u32, picking: Picking::LOGITS };
             let last = (asked == Asked::Last && is_last).then(|| row(piece.len() - 1));
-            let of_chunk = Chunk { slot: SLOT, position: position + first as u32, tokens: piece };
+            let of_chunk = Chunk { slot: SLOT, position: position + first as u32, tokens: piece, soft: &soft };
             device.prefill(&[of_chunk], last.as_slice())?;
             if last.is_some() {
                 logits(tokens.len() - 1, &oldest_of(1, device)?.logits);
@@ -274,7 +274,7 @@ impl Session {
         let position = self.seen.len();
         self.drafting.forget();
         let reads = self.plan.drafter.as_ref().map(|drafter| program.values[drafter.reads as usize].name.as_str());
-        for Range { start: first, end } in self.media.pieces(program, position, tokens.len(), chunk) {
+        for Range { start: first, end } in self.media.pieces(position, tokens.len(), chunk) {
             let piece = &tokens[first..end];
             let is_last = end == tokens.len();
             let rows = match asked {
@@ -285,7 +285,7 @@ impl Session {
             let rows: Vec<usize> = rows.collect();
             let span = Span { slot: 0, first_position: self.seen.len() + first, rows: piece.len() };
             let positions = span.first_position..span.first_position + span.rows;
-            let soft = self.media.within(positions, self.plan.model.hidden as usize);
+            let soft = self.media.within(positions);
             // A picture that must not be cut may be more rows than a pass has logits for: the pass is repeated.
             let most = program.asked as usize;
             let parts = if rows.is_empty() { vec![&rows[..]] } else { rows.chunks(most).collect() };

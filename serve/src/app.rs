@@ -13,6 +13,7 @@ use crate::exchange::{Deadlines, Exchange};
 use crate::fields::Fields;
 use crate::generation::any_seed;
 use crate::grammar::Grammars;
+use crate::media::{Held, Senses};
 use crate::progress::{Progress, Usage};
 use crate::speech::Speech;
 use crate::state::State;
@@ -21,6 +22,8 @@ use crate::worker::{Ready, Worker};
 /// One server.
 pub struct App {
     pub speech: Arc<Speech>,
+    /// What it reads besides text.
+    pub senses: Senses,
     pub state: Arc<State>,
     pub worker: Worker,
     pub grammars: Arc<Grammars>,
@@ -47,6 +50,8 @@ pub struct Prepared {
     pub answers: Vec<Answer>,
     pub top_logprobs: Option<usize>,
     pub prompt_tokens: usize,
+    /// The memory that its pictures and sounds take.
+    pub held: Held,
 }
 
 impl App {
@@ -70,9 +75,10 @@ impl App {
 
     /// Queues a request and waits for its memory.
     pub async fn begin(&self, prepared: Prepared) -> Result<Progress, ApiError> {
-        let Prepared { requests, is_shared, answers, top_logprobs, prompt_tokens } = prepared;
-        let begun =
+        let Prepared { requests, is_shared, answers, top_logprobs, prompt_tokens, held } = prepared;
+        let mut begun =
             Exchange::begin(&self.worker, &self.state, requests, is_shared, top_logprobs, self.deadlines).await?;
+        begun.held = held;
         Ok(Progress::new(begun, Arc::clone(&self.speech), answers, prompt_tokens))
     }
 

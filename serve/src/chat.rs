@@ -11,8 +11,9 @@ use crate::fields::Fields;
 use crate::generation::{Generation, MOST_TOP_LOGPROBS};
 use crate::language::Tool;
 use crate::logprobs::Logprobs;
+use crate::media::Fetched;
 use crate::progress::{Update, Usage};
-use crate::prompt::Conversation;
+use crate::prompt::{Conversation, Messages};
 use crate::speech::Speech;
 use crate::sse::{Events, event};
 use crate::structure::{self, Thoughts};
@@ -25,7 +26,7 @@ pub struct Chat {
 }
 
 /// Reads a request; takes as long as its prompt takes to encode.
-pub fn prepare(app: &App, fields: Fields<'_>) -> Result<Chat, ApiError> {
+pub fn prepare(app: &App, fields: Fields<'_>, fetched: &Fetched) -> Result<Chat, ApiError> {
     let mut generation = Generation::read(fields, &app.speech)?;
     if fields.flag("logprobs")? {
         generation.top_logprobs = Some(fields.count("top_logprobs", 0, MOST_TOP_LOGPROBS)?.unwrap_or(0) as usize);
@@ -35,7 +36,7 @@ pub fn prepare(app: &App, fields: Fields<'_>) -> Result<Chat, ApiError> {
     let messages = fields.get("messages").ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
     let (tools, choice) = tools::read(fields)?;
     let conversation = Conversation {
-        messages: Conversation::messages(messages)?,
+        messages: Messages::read(messages, &app.senses, fetched)?,
         tools: tools.iter().map(|tool| tool.declaration.clone()).collect(),
         thinking: wants_thinking(fields)?,
         options: template_options(fields)?,
@@ -54,7 +55,7 @@ pub fn prepare_conversation(
     structure: Option<structure::Structure>,
 ) -> Result<Chat, ApiError> {
     let thinking = conversation.thinking;
-    let prompt = conversation.encode(&app.speech)?;
+    let mut prompt = conversation.encode(&app.speech, &app.senses)?;
     let start = app.speech.start(&prompt.tokens);
     let thoughts = Thoughts { wanted: thinking, most: generation.most_thoughts };
     let guide = structure::guide(app, structure, declared, choice, start, thoughts)?;
@@ -71,6 +72,7 @@ pub fn prepare_conversation(
         answers,
         top_logprobs: generation.top_logprobs,
         prompt_tokens: prompt.tokens.len(),
+        held: std::mem::take(&mut prompt.held),
     };
     Ok(Chat { generation, prepared })
 }

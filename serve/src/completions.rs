@@ -66,12 +66,12 @@ pub fn prepare(app: &App, fields: Fields<'_>) -> Result<Completion, ApiError> {
             false => Echo::default(),
         };
         echoes.extend(vec![echoed; generation.choices]);
-        let prompt = Prompt { tokens, snapshot_at: Vec::new() };
+        let prompt = Prompt { tokens, ..Prompt::default() };
         requests.extend(generation.requests(&prompt, &app.speech, app.max_output, guide.as_deref())?);
     }
     let answers = requests.iter().map(|_| Answer::plain(generation.stop.clone())).collect();
     let top_logprobs = generation.top_logprobs;
-    let prepared = Prepared { requests, is_shared, answers, top_logprobs, prompt_tokens };
+    let prepared = Prepared { requests, is_shared, answers, top_logprobs, prompt_tokens, held: Vec::new() };
     Ok(Completion { generation, prepared, echoes })
 }
 

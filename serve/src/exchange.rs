@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::ApiError;
+use crate::media::Held;
 use crate::state::{Active, State};
 use crate::worker::{Job, Reply, Worker};
 
@@ -31,6 +32,8 @@ pub struct Exchange {
     whole: Duration,
     /// Tokens of the prompt that were not computed again.
     pub cached: u32,
+    /// The memory of its pictures and sounds.
+    pub held: Held,
     _active: Active,
 }
 
@@ -68,6 +71,7 @@ impl Exchange {
             deadline: now + deadlines.whole,
             whole: deadlines.whole,
             cached: 0,
+            held: Held::new(),
             _active: active,
         };
         let admitted = timeout_at(now + deadlines.queue, exchange.replies.recv()).await;

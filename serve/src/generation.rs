@@ -147,6 +147,7 @@ impl Generation {
             logits: self.top_logprobs.is_some(),
             prompt_logits: self.echoes && self.top_logprobs.is_some(),
             rule: rules.is_needed().then(|| BoxedRule(Box::new(rules.clone()))),
+            media: prompt.media.as_slice().into(),
             ..Request::greedy(prompt.tokens.as_slice(), most)
         };
         Ok((0..self.choices).map(request).collect())

@@ -13,7 +13,9 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::error::{ApiError, json_response};
+use crate::fields::Fields;
 use crate::keys::Keys;
+use crate::media::fetch_all;
 use crate::sse::Events;
 use crate::{chat, completions, responses, sse, tokens};
 
@@ -138,7 +140,9 @@ async fn answer_chat(Shared(app): Shared<Arc<App>>, headers: HeaderMap, body: Bo
 async fn chat(app: Arc<App>, headers: HeaderMap, body: Body) -> Answered {
     app.state.check()?;
     let body = read_body(&headers, body).await?;
-    let chat::Chat { generation, prepared } = prepare(&app, body, chat::prepare).await?;
+    let fetched = fetch_all(&app.senses.hosts, &body).await;
+    let read = move |app: &App, fields: Fields<'_>| chat::prepare(app, fields, &fetched);
+    let chat::Chat { generation, prepared } = prepare(&app, body, read).await?;
     let has_logprobs = generation.top_logprobs.is_some();
     let progress = app.begin(prepared).await?;
     if generation.stream {
@@ -183,7 +187,9 @@ async fn answer_response(Shared(app): Shared<Arc<App>>, headers: HeaderMap, body
 async fn response(app: Arc<App>, headers: HeaderMap, body: Body) -> Answered {
     app.state.check()?;
     let body = read_body(&headers, body).await?;
-    let responses::Response { chat, echo } = prepare(&app, body, responses::prepare).await?;
+    let fetched = fetch_all(&app.senses.hosts, &body).await;
+    let read = move |app: &App, fields: Fields<'_>| responses::prepare(app, fields, &fetched);
+    let responses::Response { chat, echo } = prepare(&app, body, read).await?;
     let mut progress = app.begin(chat.prepared).await?;
     let ping = app.ping;
     let mut events = responses::ResponseEvents::new(app, echo);
@@ -206,6 +212,7 @@ fn model_json(app: &App) -> Value {
         "created": app.created,
         "owned_by": "gemma4c",
         "max_model_len": app.speech.context,
+        "input_modalities": app.senses.modalities(),
     })
 }
 
@@ -262,6 +269,7 @@ async fn version(Shared(app): Shared<Arc<App>>) -> Response<Body> {
         "plan_hash": app.fingerprint,
         "context": app.speech.context,
         "vocab_size": app.speech.vocab_size,
+        "input_modalities": app.senses.modalities(),
         "device": ready.map(|ready| ready.device.as_str()),
         "sequences": ready.map(|ready| ready.sequences),
         "blocks": ready.map(|ready| ready.blocks),
@@ -279,7 +287,7 @@ async fn page() -> Response<Body> {
     let mut response = Response::new(Body::from(include_str!("page.html")));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
-    let policy = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    let policy = "default-src 'none'; connect-src 'self'; img-src data: blob:; media-src data: blob:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
     response
 }

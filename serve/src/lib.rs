@@ -22,6 +22,7 @@ mod http;
 mod keys;
 mod language;
 mod logprobs;
+mod media;
 mod metrics;
 mod process;
 mod progress;
@@ -40,6 +41,7 @@ mod tools;
 mod worker;
 
 pub use exchange::Deadlines;
+pub use media::AllowedHosts;
 pub use process::{Running, run, start};
 pub use server::{Options, ServeError};
 pub use speech::SpeechError;

@@ -1,61 +1,99 @@
 //! From the messages of a request to the ids of a prompt. What others wrote never becomes a marker.
 
 use gemma4c_models::chat::Message;
+use gemma4c_runtime::engine::Attachment;
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
+use crate::media::{Fetched, Held, Items, Senses};
 use crate::speech::Speech;
 
 /// A conversation as the template takes it.
 pub struct Conversation {
-    pub messages: Vec<Message>,
+    pub messages: Messages,
     pub tools: Vec<Value>,
     pub thinking: bool,
     /// Other variables for the template.
     pub options: Map<String, Value>,
 }
 
+/// Messages, and the pictures and sounds among their parts.
+#[derive(Default)]
+pub struct Messages {
+    list: Vec<Message>,
+    items: Items,
+}
+
 /// The ids of a conversation, and where others may part from it.
+#[derive(Default)]
 pub struct Prompt {
     pub tokens: Vec<u32>,
     pub snapshot_at: Vec<u32>,
+    pub media: Vec<Attachment>,
+    /// The memory that they take.
+    pub held: Held,
 }
 
-impl Conversation {
+impl Messages {
     /// Checks the messages of a request and puts them into the shape that templates know.
-    pub fn messages(value: &Value) -> Result<Vec<Message>, ApiError> {
+    pub fn read(value: &Value, senses: &Senses, fetched: &Fetched) -> Result<Messages, ApiError> {
         let Value::Array(list) = value else {
             return Err(ApiError::invalid("messages", "messages must be a list of messages"));
         };
-        if list.is_empty() {
-            return Err(ApiError::invalid("messages", "messages is empty: at least one message is needed"));
-        }
-        list.iter().enumerate().map(|(index, message)| read_message(index, message)).collect()
+        let named = list.iter().enumerate().map(|(index, message)| (format!("messages[{index}]"), message));
+        Messages::read_named(named, senses, fetched)
     }
 
-    pub fn encode(mut self, speech: &Speech) -> Result<Prompt, ApiError> {
+    /// The same of messages that the request has under other names.
+    pub fn read_named<'a>(
+        list: impl Iterator<Item = (String, &'a Value)>,
+        senses: &Senses,
+        fetched: &Fetched,
+    ) -> Result<Messages, ApiError> {
+        let mut messages = Messages::default();
+        for (param, message) in list {
+            let mut media = |param: &str, part: &Value| messages.items.take(param, part, senses, fetched);
+            let message = read_message(&param, message, &mut media)?;
+            messages.list.push(message);
+        }
+        match messages.list.is_empty() {
+            true => Err(ApiError::invalid("messages", "messages is empty: at least one message is needed")),
+            false => Ok(messages),
+        }
+    }
+}
+
+/// Takes a picture or a sound of a message, under the part's name, and returns what the template knows it as.
+type TakeMedium<'a> = dyn FnMut(&str, &Value) -> Result<Option<Value>, ApiError> + 'a;
+
+impl Conversation {
+    pub fn encode(self, speech: &Speech, senses: &Senses) -> Result<Prompt, ApiError> {
+        let Conversation { messages: Messages { list: mut messages, items }, tools, thinking, options } = self;
         let template = speech.template.as_ref().ok_or_else(|| {
             ApiError::bad_request("invalid_value", "the model has no chat template: use /v1/completions")
         })?;
-        let has_system = self.messages.first().is_some_and(|message| is_system(&message.role));
-        forget_old_thoughts(&mut self.messages);
-        for message in &self.messages {
+        let has_system = messages.first().is_some_and(|message| is_system(&message.role));
+        forget_old_thoughts(&mut messages);
+        for message in &messages {
             speech.check_length(message.content.as_str().unwrap_or_default())?;
+            let parts = message.content.as_array().into_iter().flatten();
+            parts.filter_map(|part| part["text"].as_str()).try_for_each(|text| speech.check_length(text))?;
         }
         let quote = |text: &str| speech.tokenizer.quote(text);
-        for message in &mut self.messages {
+        for message in &mut messages {
             message.content = quoted(&message.content, &quote);
             message.more = quoted_fields(&message.more, &quote);
         }
-        let tools: Vec<Value> = self.tools.iter().map(|tool| quoted(tool, &quote)).collect();
-        let mut options: Map<String, Value> = quoted_fields(&self.options, &quote);
-        options.insert("enable_thinking".into(), self.thinking.into());
-        let rendered = template.render(&self.messages, &tools, true, &options);
+        let tools: Vec<Value> = tools.iter().map(|tool| quoted(tool, &quote)).collect();
+        let mut options: Map<String, Value> = quoted_fields(&options, &quote);
+        options.insert("enable_thinking".into(), thinking.into());
+        let rendered = template.render(&messages, &tools, true, &options);
         let rendered = rendered.map_err(|error| ApiError::invalid("messages", error.to_string()))?;
         speech.check_length(&rendered)?;
         let tokens = speech.tokenizer.encode_rendered(&rendered);
-        let snapshot_at = speech.snapshots(&tokens, has_system || self.thinking || !tools.is_empty());
-        Ok(Prompt { tokens, snapshot_at })
+        let (tokens, media, held) = items.place(tokens, senses)?;
+        let snapshot_at = speech.snapshots(&tokens, has_system || thinking || !tools.is_empty());
+        Ok(Prompt { tokens, snapshot_at, media, held })
     }
 }
 
@@ -63,10 +101,9 @@ fn is_system(role: &str) -> bool {
     ["system", "developer"].contains(&role)
 }
 
-fn read_message(index: usize, value: &Value) -> Result<Message, ApiError> {
-    let param = format!("messages[{index}]");
+fn read_message(param: &str, value: &Value, media: &mut TakeMedium<'_>) -> Result<Message, ApiError> {
     let Value::Object(fields) = value else {
-        return Err(ApiError::invalid(&param, format!("{param} is not an object")));
+        return Err(ApiError::invalid(param, format!("{param} is not an object")));
     };
     let role = match fields.get("role") {
         Some(Value::String(role)) => role.as_str(),
@@ -81,7 +118,7 @@ fn read_message(index: usize, value: &Value) -> Result<Message, ApiError> {
             return Err(ApiError::invalid(&format!("{param}.role"), message));
         }
     };
-    let content = read_content(&format!("{param}.content"), fields.get("content"))?;
+    let content = read_content(&format!("{param}.content"), fields.get("content"), media)?;
     let mut more = Map::new();
     if let Some(calls) = fields.get("tool_calls").filter(|calls| !calls.is_null()) {
         more.insert("tool_calls".into(), read_calls(&format!("{param}.tool_calls"), calls)?);
@@ -98,13 +135,13 @@ fn read_message(index: usize, value: &Value) -> Result<Message, ApiError> {
     Ok(Message { role: role.into(), content, more })
 }
 
-/// Text, or parts that are all text.
-fn read_content(param: &str, content: Option<&Value>) -> Result<Value, ApiError> {
+/// Text, or parts. Parts that are all text become one.
+fn read_content(param: &str, content: Option<&Value>, media: &mut TakeMedium<'_>) -> Result<Value, ApiError> {
     match content {
         None | Some(Value::Null) => Ok(Value::String(String::new())),
         Some(Value::String(text)) => Ok(Value::String(text.clone())),
         Some(Value::Array(parts)) => {
-            let mut text = String::new();
+            let (mut text, mut others) = (String::new(), Vec::new());
             for (index, part) in parts.iter().enumerate() {
                 let kind = part.get("type").and_then(Value::as_str).unwrap_or("text");
                 match (kind, part.get("text").or(part.get("refusal")), part) {
@@ -117,16 +154,30 @@ fn read_content(param: &str, content: Option<&Value>) -> Result<Value, ApiError>
                         return Err(ApiError::invalid(param, message));
                     }
                     (kind, ..) => {
-                        let message =
-                            format!("{param}[{index}] is of type {kind:?}: this model is served for text only");
-                        return Err(ApiError::invalid(param, message));
+                        let param = format!("{param}[{index}]");
+                        let Some(medium) = media(&param, part)? else {
+                            let message = format!("{param} is of type {kind:?}; text, pictures and sounds are read");
+                            return Err(ApiError::invalid(&param, message));
+                        };
+                        others.extend(text_part(&mut text));
+                        others.push(medium);
                     }
                 }
             }
-            Ok(Value::String(text))
+            if others.is_empty() {
+                return Ok(Value::String(text));
+            }
+            others.extend(text_part(&mut text));
+            Ok(Value::Array(others))
         }
         Some(_) => Err(ApiError::invalid(param, format!("{param} must be a text or a list of parts"))),
     }
+}
+
+/// The text so far as a part of its own.
+fn text_part(text: &mut String) -> Option<Value> {
+    let text = std::mem::take(text);
+    (!text.is_empty()).then(|| serde_json::json!({ "type": "text", "text": text }))
 }
 
 /// Arguments are JSON in a text; templates want the object itself.

@@ -10,8 +10,9 @@ use crate::chat::{self, Chat, wants_thinking};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Generation, any_seed};
+use crate::media::Fetched;
 use crate::progress::{Update, Usage};
-use crate::prompt::Conversation;
+use crate::prompt::{Conversation, Messages};
 use crate::sse::Events;
 use crate::structure::Structure;
 use crate::tools;
@@ -22,7 +23,7 @@ pub struct Response {
     pub echo: Map<String, Value>,
 }
 
-pub fn prepare(app: &App, fields: Fields<'_>) -> Result<Response, ApiError> {
+pub fn prepare(app: &App, fields: Fields<'_>, fetched: &Fetched) -> Result<Response, ApiError> {
     for (name, is_wanted) in [
         ("previous_response_id", fields.get("previous_response_id").is_some()),
         ("conversation", fields.get("conversation").is_some()),
@@ -41,13 +42,17 @@ pub fn prepare(app: &App, fields: Fields<'_>) -> Result<Response, ApiError> {
     }
     let mut messages = Vec::new();
     if let Some(instructions) = fields.text("instructions")? {
-        messages.push(json!({ "role": "system", "content": instructions }));
+        messages.push(named("instructions", json!({ "role": "system", "content": instructions })));
     }
     let input = fields.get("input").ok_or_else(|| ApiError::invalid("input", "input is missing"))?;
     read_input(input, &mut messages)?;
     let (declared, choice) = tools::read(fields)?;
     let conversation = Conversation {
-        messages: Conversation::messages(&Value::Array(messages))?,
+        messages: Messages::read_named(
+            messages.iter().map(|(param, message)| (param.clone(), message)),
+            &app.senses,
+            fetched,
+        )?,
         tools: declared.iter().map(|tool| tool.declaration.clone()).collect(),
         thinking: wants_thinking(fields)?,
         options: Map::new(),
@@ -99,11 +104,18 @@ fn read_format(fields: Fields<'_>) -> Result<Option<Structure>, ApiError> {
     }
 }
 
+/// A message, and what the request calls the item that it comes from.
+type Named = (String, Value);
+
+fn named(param: &str, message: Value) -> Named {
+    (param.to_owned(), message)
+}
+
 /// Items of the input as messages of a chat: thoughts and calls that follow each other are of one turn.
-fn read_input(input: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
+fn read_input(input: &Value, messages: &mut Vec<Named>) -> Result<(), ApiError> {
     let items = match input {
         Value::String(text) => {
-            messages.push(json!({ "role": "user", "content": text }));
+            messages.push(named("input", json!({ "role": "user", "content": text })));
             return Ok(());
         }
         Value::Array(items) => items,
@@ -117,24 +129,25 @@ fn read_input(input: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> 
             text.ok_or_else(|| ApiError::invalid(&param, format!("{param}.{field} must be a text")))
         };
         match kind {
-            "message" => messages.push(json!({ "role": text("role")?, "content": item["content"] })),
+            "message" => messages.push(named(&param, json!({ "role": text("role")?, "content": item["content"] }))),
             "function_call" => {
                 let function = json!({ "name": text("name")?, "arguments": text("arguments")? });
                 let call = json!({ "id": text("call_id")?, "type": "function", "function": function });
-                open_turn(messages, "tool_calls", json!([]));
-                if let Some(Value::Array(calls)) = messages.last_mut().and_then(|last| last.get_mut("tool_calls")) {
+                open_turn(&param, messages, "tool_calls", json!([]));
+                if let Some(Value::Array(calls)) = messages.last_mut().and_then(|last| last.1.get_mut("tool_calls")) {
                     calls.push(call);
                 }
             }
             "function_call_output" => {
                 let content = item.get("output").cloned().unwrap_or_default();
-                messages.push(json!({ "role": "tool", "tool_call_id": text("call_id")?, "content": content }));
+                let message = json!({ "role": "tool", "tool_call_id": text("call_id")?, "content": content });
+                messages.push(named(&param, message));
             }
             "reasoning" => {
                 let parts = item.get("content").and_then(Value::as_array).into_iter().flatten();
                 let thoughts: String = parts.filter_map(|part| part.get("text")?.as_str()).collect();
                 if !thoughts.is_empty() {
-                    messages.push(json!({ "role": "assistant", "content": "", "reasoning": thoughts }));
+                    messages.push(named(&param, json!({ "role": "assistant", "content": "", "reasoning": thoughts })));
                 }
             }
             // What other vendors' tools leave in a history.
@@ -151,12 +164,12 @@ fn read_input(input: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> 
 }
 
 /// Makes sure that the last message is the assistant's own turn with this field, and no text after it.
-fn open_turn(messages: &mut Vec<Value>, field: &str, empty: Value) {
-    let is_open = |last: &Value| last["role"] == "assistant" && last["content"].as_str().is_none_or(str::is_empty);
+fn open_turn(param: &str, messages: &mut Vec<Named>, field: &str, empty: Value) {
+    let is_open = |(_, last): &Named| last["role"] == "assistant" && last["content"].as_str().is_none_or(str::is_empty);
     if !messages.last().is_some_and(is_open) {
-        messages.push(json!({ "role": "assistant", "content": "" }));
+        messages.push(named(param, json!({ "role": "assistant", "content": "" })));
     }
-    if let Some(Value::Object(last)) = messages.last_mut() {
+    if let Some((_, Value::Object(last))) = messages.last_mut() {
         last.entry(field).or_insert(empty);
     }
 }

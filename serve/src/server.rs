@@ -20,6 +20,7 @@ use crate::exchange::Deadlines;
 use crate::grammar::Grammars;
 use crate::http::{Gate, router};
 use crate::keys::Keys;
+use crate::media::{AllowedHosts, Senses};
 use crate::speech::{Speech, SpeechError};
 use crate::state::{QueueLimits, State};
 use crate::worker::{ServedEngine, Worker};
@@ -45,6 +46,12 @@ pub struct Options {
     pub drain: Duration,
     /// After so long without anything to say, a stream says that it lives.
     pub ping: Duration,
+    /// Soft tokens of a picture, at most; `None` for the usual number, as far as the plan has room for it.
+    pub image_tokens: Option<u32>,
+    /// Hosts that media are fetched from.
+    pub media_hosts: AllowedHosts,
+    /// Bytes that decoded media of all requests without an answer may take.
+    pub media_bytes: usize,
 }
 
 impl Default for Options {
@@ -61,6 +68,9 @@ impl Default for Options {
             deadlines: Deadlines { queue: Duration::from_secs(300), whole: Duration::from_secs(3600) },
             drain: Duration::from_secs(30),
             ping: Duration::from_secs(15),
+            image_tokens: None,
+            media_hosts: AllowedHosts::default(),
+            media_bytes: 2 << 30,
         }
     }
 }
@@ -112,8 +122,10 @@ pub async fn serve<E: std::fmt::Display + Send + 'static>(
     let gpu = plan.cuda.as_ref().map(|cuda| cuda.program.gpu.to_string());
     let buckets = plan.cuda.iter().flat_map(|cuda| &cuda.program.phases).map(|phase| phase.rows);
     let grammars = Arc::new(Grammars::new(Arc::clone(&speech)));
+    let senses = Senses::new(plan, options.image_tokens, options.media_hosts.clone(), options.media_bytes);
     let app = Arc::new(App {
         speech,
+        senses,
         state: Arc::clone(&state),
         worker: worker.clone(),
         grammars: Arc::clone(&grammars),

@@ -8,7 +8,8 @@ use crate::chat::wants_thinking;
 use crate::completions::read_ids;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::prompt::Conversation;
+use crate::media::Fetched;
+use crate::prompt::{Conversation, Messages};
 use crate::tools;
 
 pub fn tokenize(app: &App, fields: Fields<'_>) -> Result<Value, ApiError> {
@@ -16,10 +17,10 @@ pub fn tokenize(app: &App, fields: Fields<'_>) -> Result<Value, ApiError> {
     let tokens = if let Some(messages) = fields.get("messages") {
         let (tools, _) = tools::read(fields)?;
         let tools = tools.into_iter().map(|tool| tool.declaration).collect();
-        let messages = Conversation::messages(messages)?;
+        let messages = Messages::read(messages, &app.senses, &Fetched::default())?;
         let conversation =
             Conversation { messages, tools, thinking: wants_thinking(fields)?, options: Default::default() };
-        conversation.encode(&app.speech)?.tokens
+        conversation.encode(&app.speech, &app.senses)?.tokens
     } else if let Some(prompt) = fields.text("prompt")? {
         let add_bos = fields.get("add_special_tokens").is_none() || fields.flag("add_special_tokens")?;
         app.speech.tokenizer.encode(prompt, plain(add_bos))

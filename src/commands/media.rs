@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{ArgMatches, Command};
-use gemma4c_models::media::{BUDGETS, Cut, USUAL_BUDGET, decode, decode_sound, frames};
-use gemma4c_plan::{MediaTokens, Medium, Plan, Tower};
+use gemma4c_models::media::{BUDGETS, Grid, USUAL_BUDGET, around, expand};
+use gemma4c_plan::{Plan, Tower};
 use gemma4c_runtime::cpu::Tap;
 use gemma4c_runtime::{Patches, RuntimeError, Session, Soft};
 
@@ -142,31 +142,28 @@ impl MediaArgs {
         };
         let tower = &plan.towers[index];
         let bytes = read_file(path)?;
-        let item = match tower.medium {
-            Medium::Picture { patch, pool } => {
-                let cut = Cut { patch, pool, budget: self.budget(tower)? };
-                let patches = || Ok::<_, anyhow::Error>(cut.patches(&decode(&bytes)?)?);
-                patches().map(|patches| (patches.values, patches.columns, patches.rows))
-            }
-            medium => {
-                let frames = || Ok::<_, anyhow::Error>(frames(medium, &decode_sound(&bytes)?)?);
-                frames().map(|frames| (frames.values, frames.count, 1))
-            }
-        };
-        let (values, columns, rows) = item.with_context(|| path.display().to_string())?;
-        let soft = tower.medium.soft(u64::from(columns) * u64::from(rows)) as usize;
+        let budget = if tower.medium.is_picture() { self.budget(tower)? } else { 0 };
+        let grid = Grid::read(tower.medium, budget, &bytes).with_context(|| path.display().to_string())?;
+        let soft = grid.soft(tower.medium);
+        let Grid { values, columns, rows } = grid;
         Ok(Item { sense, tower: index, values, columns, rows, soft })
     }
 
     fn budget(&self, tower: &Tower) -> Result<u32> {
-        let room = tower.program.asked;
-        let budget = self.image_tokens.unwrap_or(USUAL_BUDGET.min(room));
-        ensure!(
-            budget <= room,
-            "--image-tokens {budget}: the plan has room for {room}; compile it with --image-tokens {budget}"
-        );
+        let budget = self.image_tokens.unwrap_or(USUAL_BUDGET.min(tower.program.asked));
+        has_room(tower, budget)?;
         Ok(budget)
     }
+}
+
+/// Whether a tower takes pictures of so many soft tokens.
+pub fn has_room(tower: &Tower, budget: u32) -> Result<()> {
+    let room = tower.program.asked;
+    ensure!(
+        budget <= room,
+        "--image-tokens {budget}: the plan has room for {room}; compile it with --image-tokens {budget}"
+    );
+    Ok(())
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {
@@ -213,30 +210,8 @@ impl Media {
 
     /// A prompt as the chat template writes it, with one placeholder an item, made one with a placeholder for each soft token.
     pub fn expand(&self, plan: &Plan, prompt: &[u32]) -> Result<Vec<u32>> {
-        let mut expanded = prompt.to_vec();
-        for (index, tower) in plan.towers.iter().enumerate() {
-            let token = tower.tokens.placeholder;
-            let places = expanded.iter().filter(|id| **id == token).count();
-            let own: Vec<&Item> = self.items.iter().filter(|item| item.tower == index).collect();
-            let what = if tower.medium.is_picture() { "pictures" } else { "sounds" };
-            ensure!(
-                places == own.len(),
-                "the prompt has places for {places} {what} (token {token}), and {} are given",
-                own.len()
-            );
-            let mut counts = own.into_iter().map(|item| item.soft);
-            let expand = |id: u32| match id == token {
-                true => around(tower.tokens, counts.next().unwrap_or(0)),
-                false => vec![id],
-            };
-            expanded = expanded.into_iter().flat_map(expand).collect();
-        }
-        Ok(expanded)
+        let kinds: Vec<_> = plan.towers.iter().map(|tower| (tower.medium, tower.tokens)).collect();
+        let media: Vec<_> = self.items.iter().map(|item| (item.tower, item.soft)).collect();
+        Ok(expand(prompt, &kinds, &media)?.0)
     }
-}
-
-/// The places of one item's soft tokens, and the tokens around them.
-fn around(tokens: MediaTokens, soft: usize) -> Vec<u32> {
-    let MediaTokens { begin, placeholder, end } = tokens;
-    [&[begin], vec![placeholder; soft].as_slice(), &[end]].concat()
 }

@@ -5,13 +5,15 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use gemma4c_plan::Plan;
-use gemma4c_serve::{Deadlines, Options, QueueLimits, ServeError};
+use gemma4c_runtime::RuntimeError;
+use gemma4c_serve::{AllowedHosts, Deadlines, Options, QueueLimits, ServeError};
 
 use super::Outcome;
 use super::cached::ModelArgs;
 use super::generation::DraftArg;
+use super::media;
 use super::plan_file::{self, EngineArgs, EngineOptions, PlanArgs};
 use crate::output;
 
@@ -81,6 +83,15 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value_t = 30)]
     drain: u64,
 
+    /// Soft tokens of a picture, at most: 70, 140, 280, 560 or 1120 [default: 280, or what the plan has room for if that is less]
+    #[arg(long, value_name = "N", value_parser = media::budget)]
+    image_tokens: Option<u32>,
+
+    /// Hosts that pictures and sounds are fetched from, where a request gives a URL: names, *.example.org for all below a domain, * for all. A host that is not listed by its
+    /// own name is fetched from at public addresses alone. [default: none; requests bring files in data URLs]
+    #[arg(long, value_name = "HOST", num_args = 1.., value_delimiter = ',')]
+    media_url_allow: Vec<String>,
+
     #[command(flatten)]
     engine: EngineArgs,
 
@@ -103,6 +114,10 @@ pub fn run(mut args: Args) -> Result<Outcome> {
             text
         }
     };
+    if let Some(tokens) = args.image_tokens {
+        let tower = plan.towers.iter().find(|tower| tower.medium.is_picture()).ok_or(RuntimeError::NoTower)?;
+        media::has_room(tower, tokens)?;
+    }
     let options = Options {
         host: args.host,
         port: args.port,
@@ -117,6 +132,9 @@ pub fn run(mut args: Args) -> Result<Outcome> {
             whole: Duration::from_secs(args.deadline),
         },
         drain: Duration::from_secs(args.drain),
+        image_tokens: args.image_tokens,
+        media_hosts: AllowedHosts::parse(&args.media_url_allow)
+            .map_err(|error| anyhow!("--media-url-allow: {error}"))?,
         ..Options::default()
     };
     let suppress = plan.vocab.as_ref().map(|vocab| vocab.suppress.clone()).unwrap_or_default();

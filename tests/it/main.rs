@@ -28,6 +28,7 @@ mod driver;
 mod edges;
 mod embed;
 mod engine;
+mod engine_media;
 mod faults;
 mod golden;
 mod help;

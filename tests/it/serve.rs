@@ -1,11 +1,12 @@
 //! The server as a process, and the load that another process puts on it.
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::common::Place;
+use crate::common::{Place, golden};
 
 /// A server and its address.
 fn start(place: &Place, line: &str) -> (Child, String) {
@@ -16,8 +17,17 @@ fn start(place: &Place, line: &str) -> (Child, String) {
     (server, url.trim().into())
 }
 
+/// A server of a model that reads pictures and sounds, and a picture.
+pub fn start_with_towers(place: &Place, folder: &Path) -> (Child, String, String) {
+    let file = |name: &str| folder.join("vision").join(name).display().to_string();
+    let (model, projector) = (file("v_tiny_e.gguf"), file("v_tiny_e.mmproj.gguf"));
+    place.ok(&format!("compile {model} --mmproj {projector} -o seeing.bin --target cpu --ctx 1024 --image-tokens 70"));
+    let (server, url) = start(place, "serve seeing.bin --port 0 --alias tiny --sequences 4 --media-url-allow *");
+    (server, url, file("v_tiny_e.png"))
+}
+
 /// Ends a server as whoever runs it would.
-fn end(mut server: Child) {
+pub fn end(mut server: Child) {
     let id = server.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
     assert_eq!(server.wait().unwrap().code(), Some(0));
@@ -37,6 +47,11 @@ fn the_page_works_in_a_browser() {
     let (server, url) = start(&place, "serve plan.bin --port 0 --sequences 2");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/test-page.mjs");
     let tried = Command::new("node").args([script, &url]).output().unwrap();
+    assert!(tried.status.success(), "{}", String::from_utf8_lossy(&tried.stderr));
+    end(server);
+    let Some(folder) = golden::folder() else { return };
+    let (server, url, picture) = start_with_towers(&place, &folder);
+    let tried = Command::new("node").args([script, &url, "--drop", &picture]).output().unwrap();
     assert!(tried.status.success(), "{}", String::from_utf8_lossy(&tried.stderr));
     end(server);
 }

@@ -72,8 +72,6 @@ fn operations_of_towers_have_no_kernels_in_a_text_without_a_tower() {
     };
     let cases = [
         ("mul_weight", lowered(false, gather, repeated)),
-        ("sigmoid", lowered(false, gather, |g, x| g.sigmoid(x))),
-        ("relu", lowered(false, gather, |g, x| g.relu(x))),
         ("attention_ahead", lowered(true, gather, |_, x| x)),
         ("gather_text", lowered(false, gather_text, |_, x| x)),
         ("place_soft", lowered(false, gather, |g, x| g.place_soft(x))),

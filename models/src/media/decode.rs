@@ -53,7 +53,8 @@ impl From<ImageError> for PictureError {
 
 /// Decodes a picture's file.
 pub fn decode(bytes: &[u8]) -> Result<Rgb, PictureError> {
-    let format = image::guess_format(bytes).map_err(|_| PictureError::Unknown)?;
+    let unknown = |_| if is_svg(bytes) { PictureError::Unsupported { name: "svg" } } else { PictureError::Unknown };
+    let format = image::guess_format(bytes).map_err(unknown)?;
     match format {
         ImageFormat::Png | ImageFormat::WebP | ImageFormat::Gif => {}
         // Its decoder makes up what is missing.
@@ -87,6 +88,13 @@ fn decoder(bytes: &[u8], format: ImageFormat, memory: u64) -> Result<impl ImageD
     let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
     reader.limits(limits);
     Ok(reader.into_decoder()?)
+}
+
+/// Drawings are text, and nobody here draws them.
+fn is_svg(bytes: &[u8]) -> bool {
+    let text = bytes.trim_ascii_start();
+    let head = &text[..text.len().min(1024)];
+    text.starts_with(b"<") && head.windows(4).any(|four| four == b"<svg")
 }
 
 /// Whether the data of a JPEG end with the mark that ends a picture. Within the data a byte 0xff is followed by a zero, so that the mark is

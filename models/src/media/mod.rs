@@ -6,6 +6,7 @@
 
 mod decode;
 mod mel;
+mod place;
 mod rate;
 mod resample;
 mod size;
@@ -15,6 +16,7 @@ use gemma4c_plan::{MediaTokens, Vocab};
 
 pub use decode::{MOST_PIXELS, PictureError, decode};
 pub use mel::{Frames, HOP, frames};
+pub use place::{Grid, MediumError, PlacesError, around, expand};
 pub use rate::at_rate;
 pub use resample::resample;
 pub use size::{BUDGETS, Pixels, USUAL_BUDGET, target_size};

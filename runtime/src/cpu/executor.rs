@@ -15,6 +15,7 @@ use super::ops::moe::Routes;
 use super::ops::rope::RopeTable;
 use super::ops::sound::{self, Near};
 use super::ops::{attention, candidates, elementwise, gather, matmul, moe, norm, rope};
+use crate::soft::SoftRows;
 use crate::weights::Weights;
 use crate::{ModelLocation, RuntimeError, machine};
 
@@ -24,17 +25,6 @@ pub struct Span {
     pub slot: u32,
     pub first_position: usize,
     pub rows: usize,
-}
-
-/// Soft tokens in place of the rows of their placeholders.
-#[derive(Clone, Copy, Debug)]
-pub struct SoftRows<'a> {
-    /// The row of the pass that the first one takes.
-    pub first: usize,
-    /// Whole rows, one after the other.
-    pub values: &'a [f32],
-    /// Whether they see each other where the graph lets a picture's rows do so.
-    pub sees_ahead: bool,
 }
 
 /// A picture or a sound, as a tower reads it.
@@ -86,7 +76,7 @@ impl Pass<'_> {
     fn soft_positions(&self, width: usize) -> Vec<Range<usize>> {
         let first = self.spans.first().map_or(0, |span| span.first_position);
         let range = |soft: &SoftRows<'_>| first + soft.first..first + soft.first + soft.values.len() / width;
-        self.soft.iter().filter(|soft| soft.sees_ahead).map(range).collect()
+        self.soft.iter().filter(|soft| soft.ahead > 1).map(range).collect()
     }
 
     /// Where rows stand.

@@ -9,5 +9,5 @@ mod executor;
 pub mod kv;
 pub mod ops;
 
-pub use executor::{Executor, Pass, Picture, Room, SoftRows, Span, Tap};
+pub use executor::{Executor, Pass, Picture, Room, Span, Tap};
 pub use ops::grid::Grid;

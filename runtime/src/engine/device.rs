@@ -11,6 +11,7 @@ use gemma4c_plan::Sampling;
 
 use crate::RuntimeError;
 use crate::backend::MemoryUse;
+use crate::soft::{Patches, SoftRows, TowerLimits};
 
 /// What a device has room for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +70,8 @@ pub struct Chunk<'a> {
     /// Of the first token.
     pub position: u32,
     pub tokens: &'a [u32],
+    /// The rows among these that are soft tokens. Of a picture whose rows see each other a chunk has all.
+    pub soft: &'a [SoftRows<'a>],
 }
 
 /// A token of a chunk whose successor is picked.
@@ -217,6 +220,16 @@ pub trait Device {
     /// Whether [`Picked::token`] follows this rule; else the caller asks for logits and picks.
     fn can_pick(&self, sampling: &Sampling) -> bool;
 
+    /// What it reads besides tokens: pictures and sounds, by the tower of each.
+    fn towers(&self) -> &[TowerLimits] {
+        &[]
+    }
+
+    /// The soft tokens that a tower makes of a medium within its limits. It waits for everything that was queued before.
+    fn soft_tokens(&mut self, _tower: usize, _patches: Patches<'_>) -> Result<Vec<f32>, RuntimeError> {
+        Err(RuntimeError::NoTower)
+    }
+
     /// The blocks that hold a slot's positions, in order.
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError>;
 
@@ -282,6 +295,14 @@ impl<D: Device + ?Sized> Device for Box<D> {
 
     fn can_pick(&self, sampling: &Sampling) -> bool {
         (**self).can_pick(sampling)
+    }
+
+    fn towers(&self) -> &[TowerLimits] {
+        (**self).towers()
+    }
+
+    fn soft_tokens(&mut self, tower: usize, patches: Patches<'_>) -> Result<Vec<f32>, RuntimeError> {
+        (**self).soft_tokens(tower, patches)
     }
 
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {

@@ -7,8 +7,6 @@ mod chunk;
 pub(crate) mod draft;
 mod towers;
 
-pub(crate) use towers::SoftAhead;
-
 use std::collections::VecDeque;
 
 use gemma4c_plan::cuda::{
@@ -20,6 +18,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
 use crate::backend::{Backend, MemoryUse, Pick, Run};
 use crate::cuda::{CudaBackend, OnGpu};
+use crate::soft::{Patches, TowerLimits};
 use crate::{ModelLocation, RuntimeError};
 
 /// Results on their way: enough that the device never waits for the host, few enough that little is computed in vain.
@@ -449,6 +448,14 @@ impl Device for BackendDevice {
             true => self.picks.largest,
             false => self.picks.sampled && sampling.top_k > 0 && sampling.top_k <= self.most_candidates,
         }
+    }
+
+    fn towers(&self) -> &[TowerLimits] {
+        &self.towers.limits
+    }
+
+    fn soft_tokens(&mut self, tower: usize, patches: Patches<'_>) -> Result<Vec<f32>, RuntimeError> {
+        self.look(tower, patches.values, patches.columns, patches.rows, None)
     }
 
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {

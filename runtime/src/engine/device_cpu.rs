@@ -12,7 +12,8 @@ use super::device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking
 use crate::acceptance::MOST_DRAFTS;
 use crate::cpu::drafting::{self, Beginning, Draft};
 use crate::cpu::kv::BLOCK_ROWS;
-use crate::cpu::{Executor, Pass, Room, Span};
+use crate::cpu::{Executor, Grid, Pass, Picture, Room, Span};
+use crate::soft::{Patches, SoftRows, TowerLimits};
 use crate::{ModelLocation, RuntimeError, Sampler};
 
 /// How many sequences the CPU is to have room for.
@@ -46,13 +47,15 @@ struct Unpicked {
 
 /// What goes through the model in one pass.
 #[derive(Default)]
-struct Parts {
+struct Parts<'a> {
     tokens: Vec<u32>,
     spans: Vec<Span>,
     asked: Vec<usize>,
+    /// Of one sequence, which has the pass for itself.
+    soft: &'a [SoftRows<'a>],
 }
 
-impl Parts {
+impl Parts<'_> {
     fn add(&mut self, slot: u32, first_position: usize, tokens: &[u32], asked: &[usize]) {
         self.asked.extend(asked.iter().map(|row| self.tokens.len() + row));
         self.spans.push(Span { slot, first_position, rows: tokens.len() });
@@ -74,6 +77,9 @@ impl Parts {
 pub struct CpuDevice {
     plan: Arc<Plan>,
     executor: Executor,
+    /// Of those towers that were used.
+    towers: BTreeMap<usize, Executor>,
+    tower_limits: Vec<TowerLimits>,
     limits: Limits,
     sampler: Sampler,
     /// The rows of the latest decode, as they go on.
@@ -137,6 +143,8 @@ impl CpuDevice {
         let greedy = Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 };
         let sampler = Sampler::new(greedy, 0, options.suppress)?;
         Ok(CpuDevice {
+            towers: BTreeMap::new(),
+            tower_limits: TowerLimits::of(&plan),
             plan,
             executor,
             limits,
@@ -197,7 +205,8 @@ impl CpuDevice {
 
     /// The logits of the asked rows. What they were made of is kept for a drafter.
     fn run(&mut self, parts: &Parts) -> &[f32] {
-        let pass = Pass { tokens: &parts.tokens, spans: &parts.spans, asked: &parts.asked, ..Pass::default() };
+        let Parts { tokens, spans, asked, soft } = parts;
+        let pass = Pass { tokens, spans, asked, soft, ..Pass::default() };
         let Some(drafter) = &self.plan.drafter else { return self.executor.run(&pass, &mut |_, _, _| {}) };
         let reads = self.plan.program.values[drafter.reads as usize].name.as_str();
         let hidden = &mut self.hidden;
@@ -272,6 +281,18 @@ impl Device for CpuDevice {
         true
     }
 
+    fn towers(&self) -> &[TowerLimits] {
+        &self.tower_limits
+    }
+
+    fn soft_tokens(&mut self, tower: usize, patches: Patches<'_>) -> Result<Vec<f32>, RuntimeError> {
+        let soft = self.tower_limits.get(tower).ok_or(RuntimeError::NoTower)?.soft_tokens(patches)?;
+        let executor = self.towers.entry(tower).or_insert_with(|| self.executor.tower(tower));
+        let grid = Grid { columns: patches.columns as usize, rows: patches.rows as usize };
+        let picture = Picture { grid, patches: patches.values, soft };
+        Ok(executor.run(&Pass { picture: Some(picture), ..Pass::default() }, &mut |_, _, _| {}).to_vec())
+    }
+
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
         self.executor.set_pages(slot, pages);
         // It is another sequence's now.
@@ -286,6 +307,10 @@ impl Device for CpuDevice {
         // A pass has memory for so many asked rows: more are computed in several, with the same bits.
         let most = self.plan.program.asked as usize;
         for (index, chunk) in chunks.iter().enumerate() {
+            if !parts.tokens.is_empty() && (!chunk.soft.is_empty() || !parts.soft.is_empty()) {
+                logits.extend_from_slice(self.run(&std::mem::take(&mut parts)));
+            }
+            parts.soft = chunk.soft;
             let rows: Vec<usize> = asked.iter().filter(|row| row.chunk == index).map(|row| row.row as usize).collect();
             let step = if rows.len() > most { most } else { chunk.tokens.len() };
             for (first, tokens) in (0..).step_by(step).zip(chunk.tokens.chunks(step)) {
@@ -293,6 +318,7 @@ impl Device for CpuDevice {
                 let own: Vec<usize> = own.map(|row| row - first).collect();
                 if parts.asked.len() + own.len() > most {
                     logits.extend_from_slice(self.run(&std::mem::take(&mut parts)));
+                    parts.soft = chunk.soft;
                 }
                 parts.add(chunk.slot, chunk.position as usize + first, tokens, &own);
             }

@@ -15,6 +15,7 @@ mod depths;
 mod device;
 mod device_backend;
 mod device_cpu;
+mod media;
 mod pace;
 mod pool;
 mod prefix;
@@ -28,10 +29,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 pub use device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
-pub(crate) use device_backend::SoftAhead;
 pub(crate) use device_backend::draft::{DraftFrom, DraftedStep, Verified};
 pub use device_backend::{BackendDevice, BackendOptions};
 pub use device_cpu::{CpuDevice, CpuOptions};
+pub use media::Attachment;
 pub use pace::Gap;
 use pace::{Pace, Work};
 use pool::Pool;
@@ -181,13 +182,15 @@ impl<D: Device> Engine<D> {
 
     /// Whether a request can be served at all.
     pub fn check(&self, request: &Request) -> Result<(), RequestError> {
-        sequence::check(request, &self.limits)
+        sequence::check(request, &self.limits)?;
+        media::check(request, self.device.towers(), self.limits.chunk())
     }
 
     /// Queues a request. One that could never be served is refused at once.
     pub fn submit(&mut self, request: Request) -> Result<Id, RequestError> {
         self.check(&request)?;
-        let chain = Chain::new(self.device.identity(), &request.salt, &request.prompt, self.limits.block_rows);
+        let keys = media::keys(&request, self.device.towers());
+        let chain = Chain::new(self.device.identity(), &request.salt, keys, self.limits.block_rows);
         let id = self.new_id();
         self.waiting.push_back((id, request, chain));
         Ok(id)
@@ -283,7 +286,7 @@ impl<D: Device> Engine<D> {
             let positions = sequence::positions(request, &self.limits);
             let count = self.limits.blocks_for(positions) as usize;
             let slot = self.pool.take_slot().expect("one is free");
-            let hit = self.prefixes.find(chain, &request.prompt).filter(|_| !request.prompt_logits);
+            let hit = self.prefixes.find(chain).filter(|_| !request.prompt_logits);
             let (pool, device) = (&mut self.pool, &mut self.device);
             let mut admitted = None;
             if let Some(hit) = hit
@@ -303,7 +306,7 @@ impl<D: Device> Engine<D> {
             };
             device.set_pages(slot, &pages)?;
             let (_, request, chain) = self.waiting.pop_front().expect("it is the first");
-            self.prefixes.use_named(&request.snapshot_at, &chain, &request.prompt);
+            self.prefixes.use_named(&request.snapshot_at, &chain);
             let mut sequence = Sequence::new(request, chain, slot, pages, cached, &self.limits);
             if self.speculation.reads_text() {
                 sequence.keep_text();

@@ -2,7 +2,7 @@
 //!
 //! A chunk reads all weights, however few rows it has, so that short prompts share one. Nobody overtakes: a chunk takes the next piece of the oldest
 //! prompt, and then of those behind it in order of arrival, as long as each fits whole, up to its end or to the place of a snapshot. Prompts whose first token is
-//! picked by a mask, and those whose logits are read token by token, have their chunks for themselves.
+//! picked by a mask, those whose logits are read token by token, and chunks with soft tokens are for themselves.
 
 use super::device::{AskedRow, Chunk, Device, Picking};
 use super::pace::{Budget, Share, Work};
@@ -10,6 +10,7 @@ use super::prefix::Prompt;
 use super::sequence::Sequence;
 use super::{Engine, Finish, Id, InFlight};
 use crate::RuntimeError;
+use crate::soft::SoftRows;
 
 /// Tokens of a prompt in one turn, where each has its logits read: a row of them may be a megabyte.
 const READ_AT_ONCE: u32 = 8;
@@ -23,6 +24,8 @@ struct Piece {
     is_last: bool,
     /// The logits of its tokens are wanted, but for that after which a token is picked.
     reads: bool,
+    /// Some of its tokens are places of soft tokens.
+    has_soft: bool,
     /// Of the token after it, where there is to be one.
     picking: Option<Picking>,
 }
@@ -31,15 +34,17 @@ impl Piece {
     fn of(id: Id, sequence: &Sequence, most: u32, device: &impl Device) -> Piece {
         let reads = sequence.request.prompt_logits;
         let read_at_once = READ_AT_ONCE.min(device.limits().spare_rows).max(1);
-        let chunk = sequence.next_chunk(if reads { most.min(read_at_once) } else { most });
-        let (from, mut end) = (chunk.position, chunk.position + chunk.tokens.len() as u32);
+        let towers = device.towers();
+        let (from, mut end) =
+            (sequence.position(), sequence.next_end(if reads { most.min(read_at_once) } else { most }, towers));
         let mut is_last = end as usize == sequence.request.prompt.len();
         let mut picking = (is_last && sequence.request.most > 0).then(|| sequence.picking(device));
         // A mask is for the only row that is asked for.
         if reads && end - from > 1 && picking.is_some_and(|picking| picking.masked) {
             (end, is_last, picking) = (end - 1, false, None);
         }
-        Piece { id, from, end, is_last, reads, picking }
+        let has_soft = sequence.has_soft(from, end, towers);
+        Piece { id, from, end, is_last, reads, has_soft, picking }
     }
 
     /// How many of its tokens have their logits read. The last of a prompt has a token, or nothing, after it.
@@ -57,7 +62,7 @@ impl Piece {
     }
 
     fn may_share(&self) -> bool {
-        !self.reads && !self.picking.is_some_and(|picking| picking.masked)
+        !self.reads && !self.has_soft && !self.picking.is_some_and(|picking| picking.masked)
     }
 }
 
@@ -75,7 +80,7 @@ impl<D: Device> Engine<D> {
             let pieces = self.pieces(&unread, most, &budget);
             let first = &pieces[0];
             // The rest of a long prompt waits for the decode, however little of it would still fit.
-            let waits = first.tokens() == most || first.reads;
+            let waits = first.tokens() >= most || first.reads || first.has_soft;
             self.queue_pieces(&pieces, &mut budget)?;
             if waits {
                 unread.remove(0);
@@ -109,14 +114,23 @@ impl<D: Device> Engine<D> {
     }
 
     fn queue_pieces(&mut self, pieces: &[Piece], budget: &mut Budget) -> Result<(), RuntimeError> {
+        for piece in pieces.iter().filter(|piece| piece.has_soft) {
+            self.look(piece.id, piece.from, piece.end)?;
+        }
         if self.in_flight.is_empty() {
             self.began = (self.clock)();
         }
+        let soft = |piece: &Piece| {
+            let positions = piece.from as usize..piece.end as usize;
+            let placed = self.sequences[&piece.id].soft.iter();
+            placed.filter_map(|placed| placed.within(&positions)).collect::<Vec<_>>()
+        };
+        let soft: Vec<Vec<SoftRows<'_>>> = pieces.iter().map(soft).collect();
         let (mut chunks, mut asked, mut rows) = (Vec::new(), Vec::new(), 0);
         for (chunk, piece) in pieces.iter().enumerate() {
             let Sequence { slot, request, .. } = &self.sequences[&piece.id];
             let tokens = &request.prompt[piece.from as usize..piece.end as usize];
-            chunks.push(Chunk { slot: *slot, position: piece.from, tokens });
+            chunks.push(Chunk { slot: *slot, position: piece.from, tokens, soft: &soft[chunk] });
             let row = |row| AskedRow { chunk, row, picking: Picking::LOGITS };
             asked.extend((0..piece.read()).map(row));
             asked.extend(piece.picking.map(|picking| AskedRow { chunk, row: piece.tokens() - 1, picking }));
@@ -155,8 +169,8 @@ impl<D: Device> Engine<D> {
         let Some(sequence) = self.sequences.get_mut(&piece.id) else { return Ok(()) };
         sequence.advance(piece.end);
         if sequence.request.snapshot_at.contains(&piece.end) {
-            let Sequence { chain, request, slot, pages, .. } = &*sequence;
-            let prompt = Prompt { chain, tokens: &request.prompt, slot: *slot, pages };
+            let Sequence { chain, slot, pages, .. } = &*sequence;
+            let prompt = Prompt { chain, slot: *slot, pages };
             self.prefixes.keep(piece.end, prompt, &mut self.pool, &mut self.device)?;
         }
         Ok(())

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use gemma4c_plan::Sampling;
 
 use super::device::Mask;
+use super::media::Attachment;
 use crate::RuntimeError;
 
 /// The longest salt.
@@ -79,6 +80,8 @@ pub struct Request {
     /// kept of such a prompt is not used.
     pub prompt_logits: bool,
     pub rule: Option<BoxedRule>,
+    /// Pictures and sounds, in the order of their places in the prompt.
+    pub media: Arc<[Attachment]>,
 }
 
 impl Request {
@@ -95,6 +98,7 @@ impl Request {
             logits: false,
             prompt_logits: false,
             rule: None,
+            media: Arc::default(),
         }
     }
 
@@ -204,6 +208,18 @@ pub enum RequestError {
     SaltTooLong { bytes: usize },
     #[error("a snapshot was asked for after {position} tokens of a prompt of {tokens}")]
     SnapshotOutOfRange { position: u32, tokens: usize },
+    #[error("a snapshot was asked for at position {position}, within a picture or a sound")]
+    SnapshotWithin { position: u32 },
+    #[error(
+        "medium {index} has {soft} soft tokens, and the prompt does not hold as many places for them (token {token}) from position {position} on"
+    )]
+    NoPlace { index: usize, soft: usize, position: u32, token: u32 },
+    #[error(
+        "a picture of {soft} soft tokens that see each other must go in at once, and the plan reads {chunk} tokens at once: compile it with a larger --chunk"
+    )]
+    NeverWhole { soft: usize, chunk: u32 },
+    #[error("the logits of a prompt are not given where it has pictures or sounds in it")]
+    LogitsOfMedia,
     #[error("sequence {0} is not generating, so it cannot be forked")]
     NotRunning(u64),
     #[error("a fork that generates nothing is of no use: ask for at least one token")]

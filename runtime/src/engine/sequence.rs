@@ -2,12 +2,13 @@
 
 use gemma4c_plan::Sampling;
 
-use super::device::{Chunk, Device, Limits, Mask, Picking};
+use super::device::{Device, Limits, Mask, Picking};
 use super::prefix::Chain;
 use super::request::{Demand, Finish, Fork, LONGEST_SALT, Request, RequestError};
 use crate::Sampler;
 use crate::acceptance::Acceptance;
 use crate::lookup::Lookup;
+use crate::soft::{Placed, TowerLimits};
 
 /// What a sequence is about to do.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +35,8 @@ pub(super) struct Sequence {
     pub end: Finish,
     /// Results on their way that were queued before its rule became active: their tokens are dropped, and computed again.
     pub stale: u32,
+    /// Soft tokens that were made and not read yet.
+    pub soft: Vec<Placed>,
     pub drafting: Drafting,
 }
 
@@ -99,6 +102,7 @@ impl Sequence {
             left,
             end,
             stale: 0,
+            soft: Vec::new(),
             drafting: Drafting::default(),
         }
     }
@@ -116,8 +120,8 @@ impl Sequence {
         };
         let positions = position.saturating_add(fork.most).min(limits.context);
         let (chain, stage) = (self.chain.clone(), self.stage);
-        let (slot, drafting) = (self.slot, self.drafting.clone());
-        Sequence { request, chain, slot, pages: Vec::new(), stage, positions, left, end, stale: 0, drafting }
+        let (slot, pages, soft, drafting) = (self.slot, Vec::new(), Vec::new(), self.drafting.clone());
+        Sequence { request, chain, slot, pages, stage, positions, left, end, stale: 0, soft, drafting }
     }
 
     /// The position that is fed next.
@@ -150,17 +154,17 @@ impl Sequence {
         }
     }
 
-    /// The next tokens of the prompt: `most` at most, and not beyond a place where a snapshot is wanted.
-    pub fn next_chunk(&self, most: u32) -> Chunk<'_> {
+    /// Where the next tokens of the prompt end: `most` at most, but for a picture that must not be cut, and not beyond a place where a snapshot is wanted.
+    pub fn next_end(&self, most: u32, towers: &[TowerLimits]) -> u32 {
         let from = self.position();
         let end = (from + most).min(self.request.prompt.len() as u32);
         let stops = self.request.snapshot_at.iter().copied().filter(|at| *at > from);
-        let end = stops.fold(end, u32::min);
-        Chunk { slot: self.slot, position: from, tokens: &self.request.prompt[from as usize..end as usize] }
+        self.end_by_media(from, stops.fold(end, u32::min), towers)
     }
 
     pub fn advance(&mut self, read: u32) {
         self.stage = Stage::Reading { read };
+        self.soft.retain(|placed| placed.positions.end > read as usize);
     }
 
     /// How a device picks its next token, if the host does not.

@@ -90,12 +90,11 @@ impl Session {
         self.queue_prompt(others, Asked::None, None, &mut |_, _| {})?;
         let position = self.position() + others.len() as u32;
         let positions = position as usize..position as usize + last.len();
-        let soft = self.media.ahead(positions, self.plan.model.hidden as usize);
+        let soft = self.media.within(positions);
         let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram) };
         device.suppress(sampler.suppress())?;
-        device.next_soft(soft);
         let asked = AskedRow { chunk: 0, row: last.len() as u32 - 1, picking: picking_of(sampler) };
-        device.prefill(&[Chunk { slot: SLOT, position, tokens: last }], &[asked])?;
+        device.prefill(&[Chunk { slot: SLOT, position, tokens: last, soft: &soft }], &[asked])?;
         self.drafting.keep_on_device(position + asked.row, 1);
         self.append(prompt);
         Ok(())

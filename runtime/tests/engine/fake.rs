@@ -12,7 +12,7 @@ use gemma4c_plan::Sampling;
 use gemma4c_runtime::engine::{
     AskedRow, Chunk, Demand, Device, Finish, Limits, Mask, Part, Picked, Picking, Request, Row, Rule,
 };
-use gemma4c_runtime::{RuntimeError, Sampler};
+use gemma4c_runtime::{Patches, RuntimeError, Sampler, TowerLimits};
 
 /// Positions that a sliding layer looks back on, its own among them.
 pub const WINDOW: usize = 20;
@@ -110,6 +110,14 @@ impl Rule for AlwaysEven {
     }
 }
 
+/// One number a soft token, beyond every vocabulary, which depends on all patches.
+pub fn soft_tokens(tower: usize, patches: Patches<'_>) -> Vec<f32> {
+    let shape = mix(patches.columns as u64, patches.rows as u64);
+    let all = patches.values.iter().fold(mix(shape, tower as u64), |all, value| mix(all, value.to_bits() as u64));
+    let soft = if tower == 0 { patches.columns / 3 * (patches.rows / 3) } else { patches.columns };
+    (0..soft as u64).map(|index| (1000 + mix(all, index) % 100_000) as f32).collect()
+}
+
 /// A sequence alone, without pages, rings or chunks.
 #[derive(Clone, Default)]
 pub struct Alone {
@@ -124,7 +132,15 @@ impl Alone {
         value
     }
 
-    pub fn prompt(tokens: &[u32]) -> Alone {
+    /// What has read a request's prompt.
+    pub fn of(request: &Request) -> Alone {
+        let mut tokens = request.prompt.to_vec();
+        for attachment in &*request.media {
+            let soft = soft_tokens(attachment.tower, attachment.patches());
+            for (token, soft) in tokens[attachment.position as usize..].iter_mut().zip(soft) {
+                *token = soft as u32;
+            }
+        }
         let mut alone = Alone::default();
         tokens.iter().for_each(|token| _ = alone.feed(*token, false));
         alone
@@ -178,6 +194,7 @@ type Unpicked = (u64, Picking, u32);
 
 pub struct Fake {
     limits: Limits,
+    pub towers: Vec<TowerLimits>,
     pub times: Times,
     clock: Arc<AtomicU64>,
     busy_until: u64,
@@ -207,6 +224,8 @@ pub struct Counts {
     pub most_on_their_way: usize,
     /// Decodes whose picks waited for masks, while others were on their way.
     pub guided: u64,
+    /// Media that a tower has read.
+    pub looked: u64,
     pub guided_behind_others: u64,
     /// Decodes with several rows of a sequence, and those for which the drafter has run.
     pub verified: u64,
@@ -231,6 +250,7 @@ impl Fake {
     pub fn new(limits: Limits) -> Fake {
         let capacity = WINDOW + limits.chunk().max(limits.ahead) as usize;
         Fake {
+            towers: vec![],
             times: Times { chunk: |rows| rows as u64 * ROW_TIME, decode: |_| DECODE_TIME, asked: 0 },
             clock: Arc::default(),
             busy_until: 0,
@@ -253,7 +273,7 @@ impl Fake {
     }
 
     fn feed(&mut self, slot: u32, position: u32, token: u32, decoded: bool) -> u64 {
-        assert!(slot < self.limits.slots && token < self.limits.vocab);
+        assert!(slot < self.limits.slots);
         let (at, rows) = (position as usize, self.limits.block_rows as usize);
         let (ring, pages) = (&self.rings[slot as usize], &self.pages[slot as usize]);
         let window = (at.saturating_sub(WINDOW - 1)..at).map(|p| ring[p % ring.len()]);
@@ -365,6 +385,17 @@ impl Device for Fake {
         sampling.top_k != 0
     }
 
+    fn towers(&self) -> &[TowerLimits] {
+        &self.towers
+    }
+
+    fn soft_tokens(&mut self, tower: usize, patches: Patches<'_>) -> Result<Vec<f32>, RuntimeError> {
+        assert!(self.waiting.is_none() && self.results.is_empty());
+        self.counts.looked += 1;
+        self.clock.fetch_add(3 * DECODE_TIME, Ordering::Relaxed);
+        Ok(soft_tokens(tower, patches))
+    }
+
     fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
         assert!(pages.iter().all(|block| *block < self.limits.blocks));
         self.pages[slot as usize] = pages.to_vec();
@@ -378,8 +409,16 @@ impl Device for Fake {
             assert!(!chunk.tokens.is_empty());
             assert!(chunks[..index].iter().all(|other| other.slot != chunk.slot), "a sequence has one chunk");
             rows = u32::next_multiple_of(rows, self.limits.alignment) + chunk.tokens.len() as u32;
-            for (position, token) in (chunk.position..).zip(chunk.tokens) {
-                values.push((index, position, self.feed(chunk.slot, position, *token, false)));
+            assert!(chunk.soft.is_empty() || chunks.len() == 1, "a chunk with media is for itself");
+            let mut tokens = chunk.tokens.to_vec();
+            assert!(tokens.iter().all(|token| *token < self.limits.vocab));
+            for soft in chunk.soft {
+                assert!(soft.ahead == 1 || soft.ahead as usize == soft.values.len(), "a picture is cut");
+                let places = tokens[soft.first..].iter_mut().zip(soft.values);
+                places.for_each(|(token, soft)| *token = *soft as u32);
+            }
+            for (position, token) in (chunk.position..).zip(tokens) {
+                values.push((index, position, self.feed(chunk.slot, position, token, false)));
             }
             self.counts.prompt_tokens += chunk.tokens.len() as u64;
         }

@@ -7,6 +7,7 @@
 
 mod fake;
 mod launches;
+mod media;
 mod prompts;
 mod speculation;
 #[path = "../../plan/tests/support/mod.rs"]
@@ -43,6 +44,10 @@ fn limits() -> Limits {
         ring_units: 2,
         block_units: 1,
     }
+}
+
+fn as_it_is(_: &mut Random, request: Request) -> Request {
+    request
 }
 
 fn engine(limits: Limits, gap: Gap) -> Engine<Fake> {
@@ -112,6 +117,7 @@ impl Random {
             prompt_logits: self.one_in(25),
             rule: self.rule(),
             prompt: prompt.into(),
+            media: Arc::default(),
         }
     }
 }
@@ -132,7 +138,7 @@ impl Told {
     fn check(&self, limits: &Limits) {
         let (alone, pending) = match &self.from {
             Some((alone, pending)) => (alone.clone(), Some(*pending)),
-            None => (Alone::prompt(&self.request.prompt), None),
+            None => (Alone::of(&self.request), None),
         };
         if self.request.prompt_logits && self.from.is_none() && self.finished != Some(Finish::Cancelled) {
             assert_eq!(self.read, alone.read(limits.vocab), "{:?}", self.request);
@@ -158,7 +164,7 @@ fn take(told: &mut BTreeMap<Id, Told>, forks: &mut BTreeMap<Id, (Id, Fork)>, eve
                     alone.decode(&[*pending]);
                     alone
                 }
-                None => Alone::prompt(&request.prompt),
+                None => Alone::of(request),
             };
             alone.decode(fed);
             let Fork { most, sampling, seed } = fork;
@@ -199,11 +205,17 @@ fn storm(seed: u64, requests: usize, limits: Limits) -> (u64, Engine<Fake>) {
     let mut fake = Fake::new(limits);
     // What each chunk takes for its weights.
     fake.times.chunk = |rows| (8 + rows as u64) * ROW_TIME;
-    storm_on(engine_on(fake, Gap::Within(Duration::from_millis(8))), seed, requests, [90, 64, 33, 20, 5])
+    storm_on(engine_on(fake, Gap::Within(Duration::from_millis(8))), seed, requests, [90, 64, 33, 20, 5], as_it_is)
 }
 
-/// The same on any device, with prompts that begin with so many tokens.
-fn storm_on<D: Device>(mut engine: Engine<D>, seed: u64, requests: usize, beginnings: [u64; 5]) -> (u64, Engine<D>) {
+/// The same on any device, with prompts that begin with so many tokens, and with what `attach` makes of them.
+fn storm_on<D: Device>(
+    mut engine: Engine<D>,
+    seed: u64,
+    requests: usize,
+    beginnings: [u64; 5],
+    attach: impl Fn(&mut Random, Request) -> Request,
+) -> (u64, Engine<D>) {
     let limits = engine.limits().clone();
     let mut random = Random(seed);
     let beginnings: Vec<Vec<u32>> = beginnings.map(|count| random.tokens(count)).into();
@@ -212,6 +224,7 @@ fn storm_on<D: Device>(mut engine: Engine<D>, seed: u64, requests: usize, beginn
     while submitted < requests || !engine.is_idle() {
         while submitted < requests && random.one_in(3) {
             let request = random.request(&beginnings);
+            let request = attach(&mut random, request);
             let id = engine.submit(request.clone()).unwrap();
             let one = Told { request, from: None, tokens: vec![], read: vec![], admitted: None, finished: None };
             told.insert(id, one);
@@ -287,11 +300,11 @@ fn nor_on_the_launches_that_compute_them() {
         let options = Options { clock: clock(), ..Options::default() };
         Engine::new(launches::device(sequences, host), options).unwrap()
     };
-    let (cached, kept) = storm_on(engine(None, 40_000), 21, 250, [400, 256, 130, 40, 5]);
+    let (cached, kept) = storm_on(engine(None, 40_000), 21, 250, [400, 256, 130, 40, 5], as_it_is);
     assert!(cached > 5_000, "{cached}");
     assert_eq!((kept.limits().slots, kept.limits().rows, kept.limits().chunk()), (4, 4, 192));
-    storm_on(engine(Some(3), 0), 22, 100, [300, 256, 130, 40, 5]);
-    storm_on(engine(Some(1), 9_000), 23, 40, [300, 256, 130, 40, 5]);
+    storm_on(engine(Some(3), 0), 22, 100, [300, 256, 130, 40, 5], as_it_is);
+    storm_on(engine(Some(1), 9_000), 23, 40, [300, 256, 130, 40, 5], as_it_is);
 }
 
 #[test]
@@ -397,7 +410,7 @@ fn generated_rows_are_not_reused() {
         })
         .collect();
     let next = Request::greedy([&prompt[..], &answer, &[3, 4]].concat(), 5);
-    let expected = Alone::prompt(&next.prompt).answer(&next, None, &limits()).0;
+    let expected = Alone::of(&next).answer(&next, None, &limits()).0;
     let id = engine.submit(next).unwrap();
     let events = all_events(&mut engine);
     assert_eq!(cached(&events, id), 38);
@@ -458,7 +471,7 @@ fn what_cannot_be_served_is_refused_and_disturbs_nobody() {
             _ => None,
         })
         .collect();
-    assert_eq!(tokens, Alone::prompt(&good.prompt).answer(&good, None, &limits()).0);
+    assert_eq!(tokens, Alone::of(&good).answer(&good, None, &limits()).0);
     assert!(!engine.cancel(id), "it has ended");
     let fork = Fork { most: 3, sampling: good.sampling, seed: 0 };
     assert!(matches!(engine.fork(id, &fork), Err(RequestError::NotRunning(_))));

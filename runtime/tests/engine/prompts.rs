@@ -36,7 +36,7 @@ fn short_prompts_share_a_chunk() {
     }
     assert_eq!(firsts, ids, "first tokens come in order of arrival");
     for (id, request) in ids.iter().zip(&requests) {
-        assert_eq!(tokens[id], Alone::prompt(&request.prompt).answer(request, None, &limits).0);
+        assert_eq!(tokens[id], Alone::of(request).answer(request, None, &limits).0);
     }
 }
 

@@ -54,7 +54,21 @@ fn every_error_names_what_is_wrong() {
             chat(json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url" }] }] })),
             400,
             "invalid_value",
-            "text only",
+            "messages[0].content[0].image_url must be a URL",
+        ),
+        (
+            chat(
+                json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url", "image_url": { "url": "data:," } }] }] }),
+            ),
+            400,
+            "invalid_value",
+            "messages[0].content[0]: the plan has no tower for pictures; it reads text",
+        ),
+        (
+            chat(json!({ "messages": [{ "role": "user", "content": [{ "type": "file", "file": {} }] }] })),
+            400,
+            "invalid_value",
+            "messages[0].content[0] is of type \"file\"",
         ),
         (
             chat(json!({ "messages": [{ "role": "user", "content": "x ".repeat(2000) }] })),

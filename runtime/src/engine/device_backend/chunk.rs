@@ -8,16 +8,18 @@ use super::{Awaited, BackendDevice, Shape};
 use crate::RuntimeError;
 use crate::backend::{Pick, Run};
 use crate::engine::device::{AskedRow, Chunk, Picked};
+use crate::soft::SoftRows;
 
 impl BackendDevice {
     /// Chunks of prompts as the segments of one, which goes through the smallest phase that takes it.
     pub(super) fn queue_chunk(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError> {
-        let (mut tokens, mut segments) = (Vec::new(), Vec::new());
+        let (mut tokens, mut segments, mut soft) = (Vec::new(), Vec::new(), Vec::new());
         for chunk in chunks {
             // A free row has a token like any other.
             tokens.resize(tokens.len().next_multiple_of(SEGMENT_ROWS as usize), 0);
             let (first_row, rows) = (tokens.len() as u32, chunk.tokens.len() as u32);
             segments.push(Segment { position: chunk.position, rows, first_row, slot: chunk.slot });
+            soft.extend(chunk.soft.iter().map(|rows| SoftRows { first: rows.first + first_row as usize, ..*rows }));
             tokens.extend_from_slice(chunk.tokens);
         }
         let rows = tokens.len() as u32;
@@ -25,7 +27,7 @@ impl BackendDevice {
         let phase = self.phases.iter().position(takes_it);
         let phase = phase.ok_or_else(|| RuntimeError::Backend(format!("no phase of the plan reads {rows} tokens")))?;
         let Shape { asked_from, steps, rows: phase_rows, .. } = self.phases[phase];
-        self.place_soft(&mut tokens, phase_rows)?;
+        self.place_soft(&soft, &mut tokens, phase_rows)?;
         self.write(self.places.tokens, &tokens)?;
         self.write(self.places.chunk, &self.record(0, rows, 0, 0))?;
         self.write(self.places.segments, &Segment::words(&segments, phase_rows))?;

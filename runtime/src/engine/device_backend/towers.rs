@@ -6,17 +6,17 @@ use gemma4c_plan::{Medium, Plan, RowCount, ValueIndex};
 use super::{BackendDevice, arena};
 use crate::RuntimeError;
 use crate::backend::{Pick, Run};
+use crate::soft::{SoftRows, TowerLimits};
 
 /// Floats that are read at a time.
 const PIECE: usize = 1 << 18;
 
 /// What a device knows of its plan's towers.
 pub(super) struct Towers {
+    pub(super) limits: Vec<TowerLimits>,
     all: Vec<DeviceTower>,
     /// Width of a soft token.
     width: u32,
-    /// For the next chunk.
-    next: Vec<SoftAhead>,
     /// Whether the latest chunk had any: its words are still there.
     marked: bool,
 }
@@ -37,16 +37,6 @@ struct Left {
     value: ValueIndex,
     form: Form,
     place: gemma4c_plan::cuda::Range,
-}
-
-/// Soft tokens of one picture in a chunk.
-pub(crate) struct SoftAhead {
-    /// The chunk's row of the first.
-    pub first: usize,
-    /// All that lie in the chunk.
-    pub values: Vec<f32>,
-    /// Soft tokens of the picture from the first of these on, also those behind the chunk.
-    pub ahead: u32,
 }
 
 impl Towers {
@@ -70,7 +60,7 @@ impl Towers {
             });
             first += own.phases.len();
         }
-        Towers { all, width: plan.model.hidden, next: Vec::new(), marked: false }
+        Towers { limits: TowerLimits::of(plan), all, width: plan.model.hidden, marked: false }
     }
 }
 
@@ -163,14 +153,13 @@ impl BackendDevice {
         Ok(values)
     }
 
-    /// Says which rows of the next chunk are soft tokens.
-    pub(crate) fn next_soft(&mut self, soft: Vec<SoftAhead>) {
-        self.towers.next = soft;
-    }
-
     /// Puts the soft tokens of a chunk where its launches look for them, and the padding token in their places.
-    pub(super) fn place_soft(&mut self, tokens: &mut [u32], phase_rows: u32) -> Result<(), RuntimeError> {
-        let soft = std::mem::take(&mut self.towers.next);
+    pub(super) fn place_soft(
+        &mut self,
+        soft: &[SoftRows<'_>],
+        tokens: &mut [u32],
+        phase_rows: u32,
+    ) -> Result<(), RuntimeError> {
         let Some(places) = self.places.soft else { return Ok(()) };
         if soft.is_empty() && !self.towers.marked {
             return Ok(());
@@ -178,7 +167,7 @@ impl BackendDevice {
         self.towers.marked = !soft.is_empty();
         let width = self.towers.width as usize;
         let mut ahead = vec![0; phase_rows as usize];
-        for SoftAhead { first, values, ahead: mut left } in soft {
+        for &SoftRows { first, values, ahead: mut left } in soft {
             for row in first..first + values.len() / width {
                 (ahead[row], tokens[row]) = (left, places.pad);
                 left = left.saturating_sub(1).max(1);

@@ -1,7 +1,7 @@
 //! Prefixes of prompts that are kept, so that a prompt that begins alike is not read again.
 //!
 //! A prefix can be continued where two things are there: the global layers' rows of all its positions, and the windows of the sliding
-//! layers as they were at its end. The first are whole blocks, found by the hash of their tokens and of all tokens before them, and
+//! layers as they were at its end. The first are whole blocks, found by the hash of their keys (tokens, and of media their hash) and of all before them, and
 //! shared with running sequences. The second is a snapshot, a copy of the ring, at a place that the request named; the part of the last
 //! block belongs to it. A block is kept for as long as a snapshot needs it.
 //!
@@ -30,7 +30,7 @@ enum Place {
 /// A whole block of tokens after a chain of whole blocks.
 #[derive(Debug)]
 struct Node {
-    tokens: Vec<u32>,
+    keys: Vec<u64>,
     place: Place,
     /// Blocks before it.
     depth: usize,
@@ -47,33 +47,34 @@ struct Snapshot {
     chain: Vec<u128>,
     /// The hash that the rest of the tokens follows.
     parent: u128,
-    /// Tokens after the whole blocks, and their block.
-    rest: Vec<u32>,
+    /// Keys after the whole blocks, and their block.
+    rest: Vec<u64>,
     rest_at: Option<Place>,
     ring: Place,
     last_used: u64,
 }
 
-/// What keeps prompts apart: their tokens by whole blocks, each hashed with all before it, and their salt.
+/// What keeps prompts apart: a key for each position, the hashes of whole blocks of them, each with all before it, and their salt.
 #[derive(Clone, Debug)]
 pub(super) struct Chain {
+    keys: Arc<[u64]>,
     /// Of nothing, of the first block, of the first two …
     hashes: Vec<u128>,
     salt: Arc<[u8]>,
 }
 
 impl Chain {
-    pub fn new(identity: u128, salt: &Arc<[u8]>, prompt: &[u32], block_rows: u32) -> Chain {
+    pub fn new(identity: u128, salt: &Arc<[u8]>, keys: Vec<u64>, block_rows: u32) -> Chain {
         let mut bytes = identity.to_le_bytes().to_vec();
         bytes.extend_from_slice(salt);
         let mut hashes = vec![xxh3_128(&bytes)];
-        for block in prompt.chunks_exact(block_rows as usize) {
+        for block in keys.chunks_exact(block_rows as usize) {
             bytes.clear();
             bytes.extend_from_slice(&hashes[hashes.len() - 1].to_le_bytes());
-            bytes.extend(block.iter().flat_map(|token| token.to_le_bytes()));
+            bytes.extend(block.iter().flat_map(|key| key.to_le_bytes()));
             hashes.push(xxh3_128(&bytes));
         }
-        Chain { hashes, salt: Arc::clone(salt) }
+        Chain { keys: keys.into(), hashes, salt: Arc::clone(salt) }
     }
 }
 
@@ -81,7 +82,6 @@ impl Chain {
 #[derive(Clone, Copy)]
 pub(super) struct Prompt<'a> {
     pub chain: &'a Chain,
-    pub tokens: &'a [u32],
     pub slot: u32,
     pub pages: &'a [u32],
 }
@@ -129,14 +129,14 @@ impl Prefixes {
     }
 
     /// The longest kept prefix that leaves at least one token of the prompt to compute.
-    pub fn find(&self, chain: &Chain, prompt: &[u32]) -> Option<Hit> {
+    pub fn find(&self, chain: &Chain) -> Option<Hit> {
         for whole in (0..chain.hashes.len()).rev() {
             let Some(here) = self.after.get(&chain.hashes[whole]) else { continue };
-            let tokens = &prompt[whole * self.block_rows..];
+            let keys = &chain.keys[whole * self.block_rows..];
             let fits = |id: &&u64| {
                 let snapshot = &self.snapshots[id];
                 let rest = &snapshot.rest;
-                rest.len() < tokens.len() && tokens.starts_with(rest) && self.is_of(snapshot, chain, prompt)
+                rest.len() < keys.len() && keys.starts_with(rest) && self.is_of(snapshot, chain)
             };
             if let Some(id) = here.iter().filter(fits).max_by_key(|id| self.snapshots[id].rest.len()) {
                 let position = whole * self.block_rows + self.snapshots[id].rest.len();
@@ -147,9 +147,9 @@ impl Prefixes {
     }
 
     /// A hash alone is not believed.
-    fn is_of(&self, snapshot: &Snapshot, chain: &Chain, prompt: &[u32]) -> bool {
-        let blocks = snapshot.chain.iter().zip(prompt.chunks_exact(self.block_rows));
-        snapshot.salt == chain.salt && blocks.into_iter().all(|(hash, tokens)| self.nodes[hash].tokens == tokens)
+    fn is_of(&self, snapshot: &Snapshot, chain: &Chain) -> bool {
+        let blocks = snapshot.chain.iter().zip(chain.keys.chunks_exact(self.block_rows));
+        snapshot.salt == chain.salt && blocks.into_iter().all(|(hash, keys)| self.nodes[hash].keys == keys)
     }
 
     /// Gives a sequence the blocks it asks for, `count` of them, the first ones holding the prefix, and its ring the windows.
@@ -215,12 +215,12 @@ impl Prefixes {
         pool: &mut Pool,
         device: &mut dyn Device,
     ) -> Result<(), RuntimeError> {
-        let Prompt { chain, tokens: prompt, slot, pages } = of;
+        let Prompt { chain, slot, pages } = of;
         let whole = position as usize / self.block_rows;
-        let rest = &prompt[whole * self.block_rows..position as usize];
+        let rest = &chain.keys[whole * self.block_rows..position as usize];
         let parent = chain.hashes[whole];
         self.clock += 1;
-        if let Some(id) = self.same(parent, rest, chain, prompt) {
+        if let Some(id) = self.same(parent, rest, chain) {
             self.touch(id);
             return Ok(());
         }
@@ -244,12 +244,12 @@ impl Prefixes {
             Some(Place::Host(units)) => device.save(Part::Block(pages[whole]), units)?,
             None => {}
         }
-        let blocks = prompt.chunks_exact(self.block_rows).zip(pages);
-        for (depth, (hash, (tokens, block))) in chain.hashes[1..=whole].iter().zip(blocks).enumerate() {
+        let blocks = chain.keys.chunks_exact(self.block_rows).zip(pages);
+        for (depth, (hash, (keys, block))) in chain.hashes[1..=whole].iter().zip(blocks).enumerate() {
             let node = self.nodes.entry(*hash).or_insert_with(|| {
                 pool.share(*block);
-                let tokens = tokens.to_vec();
-                Node { tokens, place: Place::Device(*block), depth, needed_by: 0, last_used: 0 }
+                let keys = keys.to_vec();
+                Node { keys, place: Place::Device(*block), depth, needed_by: 0, last_used: 0 }
             });
             node.needed_by += 1;
             node.last_used = self.clock;
@@ -263,20 +263,20 @@ impl Prefixes {
         Ok(())
     }
 
-    fn same(&self, parent: u128, rest: &[u32], chain: &Chain, prompt: &[u32]) -> Option<u64> {
+    fn same(&self, parent: u128, rest: &[u64], chain: &Chain) -> Option<u64> {
         let here = self.after.get(&parent)?;
-        let is_same = |id: &&u64| self.snapshots[id].rest == rest && self.is_of(&self.snapshots[id], chain, prompt);
+        let is_same = |id: &&u64| self.snapshots[id].rest == rest && self.is_of(&self.snapshots[id], chain);
         here.iter().find(is_same).copied()
     }
 
     /// Whoever names a place expects others to depart from it: a snapshot there counts as used, even by a prompt that starts from a later
     /// one. So the turns of a chat do not push out the system prompt that they have in common.
-    pub fn use_named(&mut self, places: &[u32], chain: &Chain, prompt: &[u32]) {
+    pub fn use_named(&mut self, places: &[u32], chain: &Chain) {
         self.clock += 1;
         for &position in places {
             let whole = position as usize / self.block_rows;
-            let rest = &prompt[whole * self.block_rows..position as usize];
-            if let Some(id) = self.same(chain.hashes[whole], rest, chain, prompt) {
+            let rest = &chain.keys[whole * self.block_rows..position as usize];
+            if let Some(id) = self.same(chain.hashes[whole], rest, chain) {
                 self.touch(id);
             }
         }

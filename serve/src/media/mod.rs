@@ -1,0 +1,139 @@
+//! Pictures and sounds of a request: parts of its messages made into what the plan's towers read.
+//!
+//! A part brings its file as a data URL or as base64, or names where it lies. What lies elsewhere was fetched before (`fetch.rs`). Files are decoded on the threads that read requests, within
+//! limits: of bytes by the body's, of pixels and seconds by the decoders', of media by their number, and of all that is decoded and not answered yet by
+//! one limit of the server.
+
+mod fetch;
+mod source;
+
+use std::sync::Arc;
+
+use gemma4c_models::media::{Grid, USUAL_BUDGET, expand};
+use gemma4c_plan::{MediaTokens, Plan};
+use gemma4c_runtime::engine::Attachment;
+use gemma4c_runtime::{Patches, TowerLimits};
+use serde_json::{Value, json};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::error::ApiError;
+pub use fetch::{AllowedHosts, Fetched, fetch_all};
+use source::{Kind, Part};
+
+/// Pictures and sounds of a request, at most.
+pub const MOST_MEDIA: usize = 64;
+/// What is counted when media take memory.
+const UNIT: usize = 1 << 16;
+
+/// What a server reads besides text.
+pub struct Senses {
+    towers: Vec<Sense>,
+    /// Soft tokens of a picture, at most.
+    budget: u32,
+    pub hosts: AllowedHosts,
+    /// Units of memory that decoded media of all requests may still take.
+    room: Arc<Semaphore>,
+    room_bytes: usize,
+}
+
+/// One tower.
+struct Sense {
+    limits: TowerLimits,
+    tokens: MediaTokens,
+}
+
+impl Senses {
+    /// Of a plan. `image_tokens` is no more than it has room for; `room_bytes` is what decoded media may take together.
+    pub fn new(plan: &Plan, image_tokens: Option<u32>, hosts: AllowedHosts, room_bytes: usize) -> Senses {
+        let limits = TowerLimits::of(plan).into_iter();
+        let towers = limits.zip(&plan.towers).map(|(limits, tower)| Sense { limits, tokens: tower.tokens });
+        let picture = plan.towers.iter().find(|tower| tower.medium.is_picture());
+        let most = picture.map_or(0, |tower| tower.program.asked);
+        Senses {
+            towers: towers.collect(),
+            budget: image_tokens.unwrap_or(USUAL_BUDGET).min(most),
+            hosts,
+            room: Arc::new(Semaphore::new((room_bytes / UNIT).min(Semaphore::MAX_PERMITS))),
+            room_bytes,
+        }
+    }
+
+    fn tower(&self, kind: Kind) -> Option<usize> {
+        self.towers.iter().position(|sense| sense.limits.medium.is_picture() == (kind == Kind::Picture))
+    }
+
+    /// What messages may have in them, as clients call it.
+    pub fn modalities(&self) -> Vec<&'static str> {
+        let of = |kind: Kind| self.tower(kind).map(|_| kind.name());
+        [Some("text"), of(Kind::Picture), of(Kind::Sound)].into_iter().flatten().collect()
+    }
+}
+
+/// Memory that media take while it lives.
+pub type Held = Vec<OwnedSemaphorePermit>;
+
+/// Media of a request in the order of their parts.
+#[derive(Default)]
+pub struct Items {
+    items: Vec<Item>,
+    held: Held,
+}
+
+struct Item {
+    attachment: Attachment,
+    soft: usize,
+}
+
+impl Items {
+    /// Where a part of a message is a picture or a sound: takes it, and returns what the template knows it as. `param` names the part.
+    pub fn take(
+        &mut self,
+        param: &str,
+        part: &Value,
+        senses: &Senses,
+        fetched: &Fetched,
+    ) -> Result<Option<Value>, ApiError> {
+        let Some(Part { kind, source }) = Part::read(param, part)? else { return Ok(None) };
+        let wrong = |message: String| ApiError::invalid(param, format!("{param}: {message}"));
+        let Some(tower) = senses.tower(kind) else {
+            let reads = senses.modalities().join(", ");
+            return Err(wrong(format!("the plan has no tower for {}; it reads {reads}", kind.plural())));
+        };
+        if self.items.len() == MOST_MEDIA {
+            return Err(wrong(format!("a request has {MOST_MEDIA} pictures and sounds at most")));
+        }
+        let bytes = source.bytes(fetched).map_err(wrong)?;
+        let limits = &senses.towers[tower].limits;
+        let grid = Grid::read(limits.medium, senses.budget, &bytes).map_err(|error| wrong(error.to_string()))?;
+        let patches = Patches { values: &grid.values, columns: grid.columns, rows: grid.rows };
+        let soft = limits.soft_tokens(patches).map_err(|error| wrong(error.to_string()))?;
+        let units = (4 * grid.values.len()).div_ceil(UNIT) as u32;
+        let Ok(held) = Arc::clone(&senses.room).try_acquire_many_owned(units) else {
+            let most = senses.room_bytes;
+            let message =
+                format!("pictures and sounds of requests that have no answer yet may take {most} bytes, and do");
+            return Err(ApiError::queue_full(message));
+        };
+        self.held.push(held);
+        self.items.push(Item { attachment: Attachment::new(tower, 0, patches), soft });
+        Ok(Some(json!({ "type": kind.name() })))
+    }
+
+    /// Puts every medium into the tokens of a prompt, which has one placeholder for each.
+    pub fn place(self, tokens: Vec<u32>, senses: &Senses) -> Result<(Vec<u32>, Vec<Attachment>, Held), ApiError> {
+        if self.items.is_empty() {
+            return Ok((tokens, Vec::new(), Vec::new()));
+        }
+        let kinds: Vec<_> = senses.towers.iter().map(|sense| (sense.limits.medium, sense.tokens)).collect();
+        let media: Vec<_> = self.items.iter().map(|item| (item.attachment.tower, item.soft)).collect();
+        let placed = expand(&tokens, &kinds, &media);
+        let (tokens, positions) = placed.map_err(|error| {
+            let message = format!("the chat template leaves pictures or sounds out of this conversation: {error}");
+            ApiError::invalid("messages", message)
+        })?;
+        let placed = self.items.into_iter().zip(positions).map(|(item, position)| item.attachment.at(position));
+        let mut attachments: Vec<Attachment> = placed.collect();
+        attachments.sort_by_key(|attachment| attachment.position);
+        Ok((tokens, attachments, self.held))
+    }
+}
