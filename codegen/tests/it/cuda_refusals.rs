@@ -66,12 +66,7 @@ fn operations_of_towers_have_no_kernels_in_a_text_without_a_tower() {
         let table = g.weight("token_embd.weight", F32, &[64, 100]);
         g.gather_text(table, 0, tokens)
     };
-    let repeated = |g: &mut Builder, x: Value| {
-        let weight = g.weight("repeated", F32, &[32]);
-        g.mul_weight(x, weight)
-    };
     let cases = [
-        ("mul_weight", lowered(false, gather, repeated)),
         ("attention_ahead", lowered(true, gather, |_, x| x)),
         ("gather_text", lowered(false, gather_text, |_, x| x)),
         ("place_soft", lowered(false, gather, |g, x| g.place_soft(x))),

@@ -136,7 +136,7 @@ impl Sequence {
 
     /// Whether some of these positions are soft tokens'.
     pub(super) fn has_soft(&self, from: u32, end: u32, towers: &[TowerLimits]) -> bool {
-        let within = |positions: Range<usize>| positions.start < end as usize && from as usize <= positions.end - 1;
+        let within = |positions: Range<usize>| positions.start < end as usize && (from as usize) < positions.end;
         self.request.media.iter().any(|attachment| within(attachment.positions(towers)))
     }
 }

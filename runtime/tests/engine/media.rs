@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gemma4c_plan::Medium;
-use gemma4c_runtime::engine::{Attachment, Device, Engine, Gap, Request, RequestError};
+use gemma4c_runtime::engine::{Attachment, Engine, Gap, Request, RequestError};
 use gemma4c_runtime::{Patches, TowerLimits};
 
 use crate::fake::{Alone, Fake, ROW_TIME};

@@ -6,7 +6,7 @@ use gemma4c_runtime::RuntimeError;
 use gemma4c_runtime::engine::{DraftSource, Drafts, Engine, Event, Gap, Limits, Options, Request};
 
 use super::fake::{Fake, ROW_TIME, mix};
-use super::{drafting_engine, limits, storm_on};
+use super::{as_it_is, drafting_engine, limits, storm_on};
 
 /// Random arrivals, cancellations, forks and rules with drafts from everywhere, of any number and as many as pay.
 #[test]
@@ -38,7 +38,7 @@ fn answers_do_not_depend_on_drafts() {
             fake.times.chunk = |rows| (8 + rows as u64) * ROW_TIME;
             let drafts = Drafts { source: source(), steps };
             let engine = drafting_engine(fake, Gap::Within(Duration::from_millis(8)), drafts);
-            let (_, engine) = storm_on(engine, 31 + of, 300, [90, 64, 33, 20, 5]);
+            let (_, engine) = storm_on(engine, 31 + of, 300, [90, 64, 33, 20, 5], as_it_is);
             let (counts, device) = (engine.draft_counts(), engine.device().counts);
             assert_eq!(counts.accepted_at.iter().sum::<u64>(), counts.accepted);
             assert!(counts.accepted * 100 >= counts.drafted * least_percent, "{steps:?}: {counts:?}");

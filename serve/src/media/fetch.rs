@@ -4,7 +4,7 @@
 //! addresses; the addresses that were checked are those that are connected to; and redirects are not followed. Proxies of the environment are not
 //! used, since one would resolve names by itself.
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::{self, BTreeMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,10 +119,10 @@ pub async fn fetch_all(hosts: &AllowedHosts, body: &Value) -> Fetched {
     let work = tokio::task::spawn_blocking(move || {
         let (mut fetched, mut left) = (BTreeMap::new(), MOST_BYTES);
         for url in urls {
-            if !fetched.contains_key(&url) {
-                let got = fetch(&url, &hosts, left);
+            if let btree_map::Entry::Vacant(free) = fetched.entry(url) {
+                let got = fetch(free.key(), &hosts, left);
                 left -= got.as_ref().map_or(0, |bytes: &Vec<u8>| bytes.len() as u64);
-                fetched.insert(url, got);
+                free.insert(got);
             }
         }
         Fetched(fetched)

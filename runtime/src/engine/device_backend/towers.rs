@@ -172,7 +172,7 @@ impl BackendDevice {
                 (ahead[row], tokens[row]) = (left, places.pad);
                 left = left.saturating_sub(1).max(1);
             }
-            self.write_floats(places.rows + (first * width * 4) as u64, &values)?;
+            self.write_floats(places.rows + (first * width * 4) as u64, values)?;
         }
         self.write(places.ahead, &ahead)
     }
