@@ -37,6 +37,23 @@ url=$(head -n 1 "$work/url")
 kill "$server"
 wait "$server"
 
+# Pictures and sounds, with the reference model that reads them, where it is.
+golden=${GEMMA4C_GOLDEN:-../shared/golden}/vision
+if [[ -e $golden/v_tiny_e.gguf ]]; then
+    "$gemma4c" compile "$golden/v_tiny_e.gguf" --mmproj "$golden/v_tiny_e.mmproj.gguf" --image-tokens 70 -o "$work/seeing.bin" --target cpu --ctx 1024
+    "$gemma4c" serve "$work/seeing.bin" --port 0 --alias tiny >"$work/seeing.url" &
+    server=$!
+    until [[ -s $work/seeing.url ]]; do
+        kill -0 "$server" || exit 1
+        sleep 0.1
+    done
+    "$folder/venv/bin/python" scripts/clients/clients.py "$(head -n 1 "$work/seeing.url")" media
+    kill "$server"
+    wait "$server"
+else
+    echo "NOT TRIED: pictures and sounds; there is no $golden" >&2
+fi
+
 # Codex, which speaks the Responses API: with a long context, and answers that a random model ends in time.
 "$gemma4c" compile "$work/model.gguf" -o "$work/long.bin" --target cpu --ctx 8192
 "$gemma4c" serve "$work/long.bin" --port 0 --alias tiny --max-output 40 >"$work/long-url" &

@@ -1,12 +1,19 @@
 """Clients of OpenAI's API in Python against a server with a random model: what they parse must be what was asked for.
 
-usage: clients.py URL        the server's model is called `tiny`; packages that are not installed are named and left out
+usage: clients.py URL [media]        the server's model is called `tiny`; packages that are not installed are named and left out
+`media` sends pictures and sounds, and nothing else: to a server whose model reads them.
 """
 
 import asyncio
+import base64
 import importlib.util
+import io
 import json
+import math
+import struct
 import sys
+import wave
+import zlib
 from typing import Literal
 
 from pydantic import BaseModel
@@ -83,6 +90,47 @@ def test_openai():
     assert isinstance(client.responses.parse(model="tiny", input="Hi", text_format=Shape, max_output_tokens=400).output_parsed, Shape)
 
 
+def picture():
+    """A PNG of 96 x 64 pixels, as a data URL."""
+    chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    rows = b"".join(b"\0" + bytes(value for x in range(96) for value in (2 * x, 4 * y, 99)) for y in range(64))
+    header = struct.pack(">IIBBBBB", 96, 64, 8, 2, 0, 0, 0)
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def sound():
+    """Half a second of a tone, as a WAV file in base64."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((1, 2, 16000, 0, "NONE", ""))
+        out.writeframes(b"".join(struct.pack("<h", int(9000 * math.sin(at / 6))) for at in range(8000)))
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def test_openai_media():
+    import openai
+
+    client = openai.OpenAI(base_url=URL, api_key="x", max_retries=0)
+    text = {"type": "text", "text": "What is this?"}
+    seen = {"type": "image_url", "image_url": {"url": picture()}}
+    heard = {"type": "input_audio", "input_audio": {"data": sound(), "format": "wav"}}
+    asked = lambda *parts: client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": [*parts, text]}], max_tokens=4, temperature=0
+    )
+    bare, of_picture, of_both = asked(), asked(seen), asked(seen, heard)
+    assert bare.usage.prompt_tokens < of_picture.usage.prompt_tokens < of_both.usage.prompt_tokens
+    assert asked(seen).choices[0].message.content == of_picture.choices[0].message.content
+    items = [{"type": "input_image", "image_url": picture(), "detail": "auto"}, {"type": "input_text", "text": "What is this?"}]
+    answer = client.responses.create(model="tiny", input=[{"role": "user", "content": items}], max_output_tokens=4, temperature=0)
+    assert answer.output_text == of_picture.choices[0].message.content
+    try:
+        asked({"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}})
+        raise AssertionError("a URL of this machine was fetched")
+    except openai.BadRequestError as error:
+        assert error.param == "messages[0].content[0]", error
+
+
 def test_langchain_openai():
     from langchain_openai import ChatOpenAI
 
@@ -125,14 +173,15 @@ def test_llm():
 
 
 failed = False
-for package, test in [("openai", test_openai), ("langchain_openai", test_langchain_openai), ("instructor", test_instructor), ("pydantic_ai", test_pydantic_ai), ("llm", test_llm)]:
+tests = [("openai", test_openai), ("langchain_openai", test_langchain_openai), ("instructor", test_instructor), ("pydantic_ai", test_pydantic_ai), ("llm", test_llm)]
+for package, test in [("openai", test_openai_media)] if sys.argv[2:] == ["media"] else tests:
     if importlib.util.find_spec(package) is None:
         print(f"{package}: not installed, left out")
         continue
     try:
         test()
-        print(f"{package}: ok")
+        print(f"{package}: {test.__name__} ok")
     except Exception as error:
         failed = True
-        print(f"{package}: FAILED: {type(error).__name__}: {error}")
+        print(f"{package}: {test.__name__} FAILED: {type(error).__name__}: {error}")
 sys.exit(failed)

@@ -44,6 +44,7 @@ mod perplexity;
 mod plan_faults;
 mod run;
 mod serve;
+mod serve_media;
 mod speculation;
 mod targets;
 mod test_gpu;
