@@ -148,11 +148,11 @@ fn find_urls(value: &Value, urls: &mut Vec<String>) {
 }
 
 fn fetch(url: &str, hosts: &AllowedHosts, most: u64) -> Result<Vec<u8>, String> {
-    let uri: Uri = url.parse().map_err(|_| "its URL is wrong".to_owned())?;
-    let host = uri.host().unwrap_or_default();
-    if !matches!(uri.scheme_str(), Some("http" | "https")) || host.is_empty() {
+    if !["http://", "https://"].iter().any(|scheme| starts_with_scheme(url, scheme)) {
         return Err("a URL must begin with data:, http:// or https://".into());
     }
+    let uri: Uri = url.parse().map_err(|_| "its URL is wrong".to_owned())?;
+    let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| "its URL names no host".to_owned())?;
     let allowed = hosts.allows(host).ok_or_else(|| format!("this server does not fetch from {host}"))?;
     let config = Agent::config_builder()
         .timeout_global(Some(TIME))
