@@ -125,8 +125,8 @@ fn pictures_and_sounds_are_answered_and_bad_ones_refused() {
     let alone = content(&post(&url, "/v1/chat/completions", &text).1);
     for (what, part, word) in [
         ("a huge header", picture(&png(100_000, 100_000, &[chunk(b"IDAT", &zeros(1))])), "100000 x 100000 pixels"),
-        ("a compressed profile", picture(&png(8, 8, &[profile.clone()])), ""),
-        ("a compressed text", picture(&png(8, 8, &[note.clone()])), ""),
+        ("a compressed profile", picture(&png(8, 8, std::slice::from_ref(&profile))), ""),
+        ("a compressed text", picture(&png(8, 8, std::slice::from_ref(&note))), ""),
         ("a cut JPEG", picture(&[0xff, 0xd8, 0xff, 0xe0, 0, 4, 0, 0, 0xff, 0xda, 0, 2, 1, 2, 3]), "cut"),
         ("a cut PNG", picture(&good[..good.len() / 2]), ""),
         ("a drawing", picture(b"<?xml version='1.0'?><svg xmlns='http://www.w3.org/2000/svg'/>"), "svg"),
