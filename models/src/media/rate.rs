@@ -1,7 +1,7 @@
 //! Samples at another rate: band-limited, by a windowed sinc.
 //!
 //! A sample of the result is a weighted sum of the source's around its time. The weights are a sinc, cut off below the half of the lower rate, under a
-//! Kaiser window. Both rates are whole numbers, so only a few sets of weights occur; each is computed once, in f64. Sums are in one order: the
+//! Kaiser window. Both rates are whole numbers, so only as many sets of weights occur as the result has samples a second, at most; each is computed once, in f64. Sums are in one order: the
 //! bits are the same on every machine, which the vector code of resampling crates does not give. Tones up to 0.87 of the half of the lower rate come out within 1e-4 of their
 //! amplitude, and those above that half are below 1e-4 (tests hold it to that).
 
@@ -13,6 +13,9 @@ const ZEROS: f64 = 64.0;
 const CUTOFF: f64 = 0.945;
 /// Of the Kaiser window: how much of what is beyond the cutoff is left.
 const BETA: f64 = 10.0;
+
+/// Sets of weights that are there at once. Rates without a common factor have one for each sample of a second, 6.5 kB each at most: all of them would take 100 MB.
+const TABLES: usize = 1024;
 
 /// The same sound at another rate. Both rates are positive; the same rate changes nothing.
 pub fn at_rate(samples: &[f32], from: u32, to: u32) -> Vec<f32> {
@@ -32,18 +35,28 @@ pub fn at_rate(samples: &[f32], from: u32, to: u32) -> Vec<f32> {
         let fraction = phase as f64 / phases as f64;
         (-reach..=reach).map(|k| kernel(k as f64 - fraction) as f32).collect()
     };
-    let count = samples.len() as u64 * phases / step;
-    let used = phases.min(count);
-    let tables: Vec<Vec<f32>> = (0..used).into_par_iter().map(|n| weights(n * step % phases)).collect();
-    let sample = |n: u64| {
+    let sample = |n: u64, weights: &[f32]| {
         let first = (n * step / phases) as i64 - reach;
-        let weights = &tables[(n % phases) as usize];
         let skipped = (-first).max(0) as usize;
         let source = samples.get((first.max(0)) as usize..).unwrap_or(&[]);
         let products = weights.iter().skip(skipped).zip(source).map(|(w, x)| f64::from(*w) * f64::from(*x));
         products.sum::<f64>() as f32
     };
-    (0..count).into_par_iter().map(sample).collect()
+    let count = samples.len() as u64 * phases / step;
+    let mut result = vec![0.0; count as usize];
+    for first in (0..phases.min(count)).step_by(TABLES) {
+        let some = first..(first + TABLES as u64).min(phases);
+        let tables: Vec<Vec<f32>> = some.into_par_iter().map(|n| weights(n * step % phases)).collect();
+        // Samples that many apart have the same weights.
+        let turns = result.par_chunks_mut(phases as usize).enumerate();
+        turns.for_each(|(turn, samples)| {
+            let own = samples.iter_mut().enumerate().skip(first as usize);
+            for ((at, result), weights) in own.zip(&tables) {
+                *result = sample(turn as u64 * phases + at as u64, weights);
+            }
+        });
+    }
+    result
 }
 
 fn gcd(a: u32, b: u32) -> u32 {
