@@ -41,7 +41,8 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    fn new(preset: Preset, types: Types, arch: Arch) -> Recipe {
+    /// For one sequence, with all passes as they are by default.
+    pub fn new(preset: Preset, types: Types, arch: Arch) -> Recipe {
         Recipe {
             preset,
             types,

@@ -281,7 +281,6 @@ mod tests {
     use gemma4c_codegen::arch::Arch;
     use gemma4c_dsl::sim::{self, Memory};
     use gemma4c_models::synth::{Preset, Types};
-    use gemma4c_plan::cuda::KvType;
 
     fn prepared(plan: &Plan, phase: &Phase) -> Vec<Timed> {
         steps(plan, phase, |_| true).map(|timed| timed.expect("a step that can be timed")).collect()
@@ -340,18 +339,7 @@ mod tests {
     fn prepared_launches_stay_in_their_memory() {
         let mut launched = HashSet::new();
         for (preset, dtype) in [(Preset::TinyE, DType::Q8_0), (Preset::TinyMoe, DType::Q4_0)] {
-            let (types, arch) = (Types::All(dtype), Arch::Sm90a);
-            let recipe = Recipe {
-                preset,
-                types,
-                arch,
-                kv: KvType::F16,
-                sequences: 1,
-                drafts: false,
-                image_tokens: 0,
-                without: Vec::new(),
-                with: Vec::new(),
-            };
+            let recipe = Recipe::new(preset, Types::All(dtype), Arch::Sm90a);
             let plan = Plan::lower_for(recipe, 256, 32).expect("a plan");
             for phase in &plan.lowered.program.phases {
                 for timed in prepared(&plan, phase) {
