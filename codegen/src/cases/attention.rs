@@ -15,6 +15,7 @@ use gemma4c_plan::cuda::{KvType, Segment};
 
 use super::cache;
 use super::quantise::Int8;
+use crate::kernels::attention::warpgroups::Block;
 use crate::kernels::attention::{Attention, SHARED_BYTES};
 use paging::Paging;
 
@@ -276,15 +277,19 @@ impl Scene {
         self.many_rows_case("flash", flash.instance, grid, out)
     }
 
-    /// The same by so many warpgroups a block.
-    pub fn warpgroups_case(self, warpgroups: u32) -> Case {
-        self.warpgroups_case_to(ElementType::F32, warpgroups)
+    /// The same by one or two warpgroups a block.
+    pub fn warpgroups_case(self, block: Block) -> Case {
+        self.warpgroups_case_to(ElementType::F32, block)
     }
 
-    fn warpgroups_case_to(self, out: ElementType, warpgroups: u32) -> Case {
-        let instance = self.layer.warpgroups(warpgroups, out, !self.ahead.is_empty()).expect("heads of whole tiles");
-        let grid = self.layer.warpgroups_grid(warpgroups, self.launched);
-        self.many_rows_case(&format!("{warpgroups} warpgroups"), instance, grid, out)
+    fn warpgroups_case_to(self, out: ElementType, block: Block) -> Case {
+        let instance = self.layer.warpgroups(block, out, !self.ahead.is_empty()).expect("heads of whole tiles");
+        let grid = self.layer.warpgroups_grid(block, self.launched);
+        let kernel = match block {
+            Block::One => "1 warpgroups",
+            Block::Two => "2 warpgroups",
+        };
+        self.many_rows_case(kernel, instance, grid, out)
     }
 
     fn many_rows_case(mut self, kernel: &str, instance: Instance, grid: [u32; 3], out: ElementType) -> Case {
@@ -494,32 +499,34 @@ fn flash_cases() -> Vec<Case> {
     ]
 }
 
-/// Many rows by warpgroups: heads that share keys, tiles that end within a query's heads, a head on two blocks.
+/// Many rows by warpgroups: heads that share keys, tiles that end within a query's heads, a head on two blocks or two warpgroups.
 fn warpgroups_cases() -> Vec<Case> {
+    use Block::{One, Two};
     use KvType::{BF16, F16};
     let small = layer(64, 2, BF16);
     let windowed = |window, capacity| Attention { window: Some(window), capacity, ..small };
     let two_heads = Attention { kv_heads: 2, ..layer(64, 3, F16) };
     let bf16 = ElementType::BF16;
     vec![
-        Scene::new("one row, one key", small, 0, 1).warpgroups_case(1),
-        Scene::new("a chunk across tiles of rows", small, 37, 59).warpgroups_case(2),
-        Scene::new("three heads of two, more launched", two_heads, 20, 45).launched(130).warpgroups_case(2),
-        Scene::new("window edges inside the chunk", windowed(20, 70), 5, 50).warpgroups_case(1),
-        Scene::new("ring wrapping inside the chunk", windowed(80, 140), 250, 50).warpgroups_case_to(bf16, 2),
-        Scene::new("a picture longer than its window", windowed(20, 96), 7, 50).picture(5, 40).warpgroups_case(1),
+        Scene::new("one row, one key", small, 0, 1).warpgroups_case(One),
+        Scene::new("a chunk across tiles of rows", small, 37, 59).warpgroups_case(Two),
+        Scene::new("three heads of two, more launched", two_heads, 20, 45).launched(130).warpgroups_case(Two),
+        Scene::new("window edges inside the chunk", windowed(20, 70), 5, 50).warpgroups_case(One),
+        Scene::new("ring wrapping inside the chunk", windowed(80, 140), 250, 50).warpgroups_case_to(bf16, Two),
+        Scene::new("a picture longer than its window", windowed(20, 96), 7, 50).picture(5, 40).warpgroups_case(One),
         Scene::new("a picture in a stage", windowed(20, 64), 150, 40)
             .staged()
             .picture(3, 34)
             .launched(70)
-            .warpgroups_case(2),
-        Scene::new("a stage as long as a tile", windowed(130, 256), 128, 90).staged().warpgroups_case(2),
-        Scene::new("a stage from the start", windowed(20, 64), 0, 33).staged().warpgroups_case(1),
-        Scene::new("600 keys", Attention { capacity: 600, ..two_heads }, 583, 17).warpgroups_case(1),
-        Scene::new("heads of 128", Attention { window: Some(40), ..layer(128, 4, F16) }, 40, 9).warpgroups_case(1),
-        Scene::new("E2B sliding", Attention { window: Some(24), ..layer(256, 8, F16) }, 40, 9).warpgroups_case(2),
-        Scene::new("12B full", layer(512, 16, F16), 65, 5).warpgroups_case_to(bf16, 2),
-        Scene::new("31B full", layer(512, 8, BF16), 65, 9).warpgroups_case(1),
+            .warpgroups_case(Two),
+        Scene::new("a stage as long as a tile", windowed(130, 256), 128, 90).staged().warpgroups_case(Two),
+        Scene::new("a stage from the start", windowed(20, 64), 0, 33).staged().warpgroups_case(One),
+        Scene::new("600 keys", Attention { capacity: 600, ..two_heads }, 583, 17).warpgroups_case(One),
+        Scene::new("heads of 128", Attention { window: Some(40), ..layer(128, 4, F16) }, 40, 9).warpgroups_case(One),
+        Scene::new("E2B sliding", Attention { window: Some(24), ..layer(256, 8, F16) }, 40, 9).warpgroups_case(Two),
+        Scene::new("12B full", layer(512, 16, F16), 65, 5).warpgroups_case_to(bf16, Two),
+        Scene::new("31B full", layer(512, 8, BF16), 65, 9).warpgroups_case(One),
+        Scene::new("a chunk across tiles of wide rows", layer(512, 2, F16), 37, 70).warpgroups_case(Two),
     ]
 }
 

@@ -336,9 +336,9 @@ impl PhaseBuilder<'_, '_> {
             picture_end::Arguments { ahead: Span::Fixed(Range { region: Region::Arena, offset: soft.ahead, bytes }) }
         });
         if self.schedule.is_by_warpgroups(node) {
-            let warpgroups = layer.warpgroups_for(rows);
-            let instance = layer.warpgroups(warpgroups, element, ahead)?;
-            let tile = 64 * warpgroups;
+            let block = layer.block_for(rows);
+            let instance = layer.warpgroups(block, element, ahead)?;
+            let tile = layer.block_rows(block);
             let why = format!("{rows} rows: warpgroups, tiles of {tile} rows by {group_heads} heads on the same keys");
             let why = Choice::because(why).over("warps: their products wait for each other");
             let arguments = attention_warpgroups::Arguments {
@@ -361,7 +361,7 @@ impl PhaseBuilder<'_, '_> {
                 Some(reach) => arguments.with_slot(attention_warpgroups::slot::reach, reach),
                 None => arguments.into(),
             };
-            self.launch(instance, layer.warpgroups_grid(warpgroups, rows), arguments, &group.nodes, work, why)?;
+            self.launch(instance, layer.warpgroups_grid(block, rows), arguments, &group.nodes, work, why)?;
             self.record_output(node, form, out);
             return Ok(());
         }

@@ -5,6 +5,7 @@ use gemma4c_codegen::cases::attention::packed::{Packed, attended};
 use gemma4c_codegen::cases::attention::step::steps;
 use gemma4c_codegen::cases::attention::{Scene, cases};
 use gemma4c_codegen::kernels::attention::step::StepOut;
+use gemma4c_codegen::kernels::attention::warpgroups::Block::{One, Two};
 use gemma4c_codegen::kernels::attention::warpgroups::{NO_HEADS, NOT_HALVES};
 use gemma4c_codegen::kernels::attention::{Attention, SHARED_BYTES};
 use gemma4c_dsl::ElementType;
@@ -87,13 +88,13 @@ fn a_prefilled_row_has_the_same_bits_in_any_chunk() {
         let cuts: [&[u32]; 5] = [&[1, 36], &[5, 16, 16], &[16, 21], &[21, 1, 15], &[33, 4]];
         assert_rows_are_independent(&scene, &cuts, "out", |scene| scene.flash_case(16, 16, 64));
         assert_rows_are_independent(&scene, &cuts, "out", |scene| scene.flash_case(32, 32, 128));
-        assert_rows_are_independent(&scene, &cuts, "out", |scene| scene.warpgroups_case(2));
-        // A head on two blocks, across tiles of 64 keys.
+        assert_rows_are_independent(&scene, &cuts, "out", |scene| scene.warpgroups_case(Two));
+        // A head on two blocks, or on two warpgroups of one, across tiles of 64 keys.
         let wide = Attention { head_dim: 512, group: 4, ..layer };
         let scene = Scene::new("a chunk of wide heads", wide, 60, 40);
-        assert_rows_are_independent(&scene, &[&[1, 39], &[33, 7]], "out", |scene| scene.warpgroups_case(2));
-        let of = |warpgroups| output(&scene.clone().warpgroups_case(warpgroups), "out");
-        assert!(of(1) == of(2), "the rows of a block change a row");
+        assert_rows_are_independent(&scene, &[&[1, 39], &[33, 7]], "out", |scene| scene.warpgroups_case(Two));
+        let of = |block| output(&scene.clone().warpgroups_case(block), "out");
+        assert!(of(One) == of(Two), "whether a head is on two blocks changes a row");
     }
 }
 
@@ -110,9 +111,9 @@ fn a_prefilled_row_has_the_same_bits_in_any_segment() {
         if packed.scenes[0].layer.fits_warpgroups().is_err() {
             continue;
         }
-        let together = output(&packed.warpgroups_case(1), "out");
+        let together = output(&packed.warpgroups_case(One), "out");
         for (segment, scene) in packed.segments().iter().zip(&packed.scenes) {
-            let alone = output(&scene.clone().warpgroups_case(2), "out");
+            let alone = output(&scene.clone().warpgroups_case(Two), "out");
             let found = &together[4 * width * segment.first_row as usize..][..alone.len()];
             assert!(found == alone, "`{}`, warpgroups: {} rows at {}", packed.name, segment.rows, segment.first_row);
         }
@@ -290,13 +291,15 @@ fn warpgroups_take_halves_and_whole_tiles_of_columns() {
     for head_dim in [64, 128, 256, 512] {
         let layer = Attention { head_dim, ..full };
         assert_eq!(layer.fits_warpgroups(), Ok(()));
-        let bytes = layer.warpgroups(2, ElementType::BF16, false).expect("an instance").shared_bytes();
-        assert!(bytes <= roomy, "heads of {head_dim}: {bytes} bytes");
+        for block in [One, Two] {
+            let bytes = layer.warpgroups(block, ElementType::BF16, false).expect("an instance").shared_bytes();
+            assert!(bytes <= roomy, "heads of {head_dim}: {bytes} bytes");
+        }
     }
     // Blocks of one warpgroup while each can have an SM for itself: heads of 512 take two blocks.
     let layer = |head_dim| Attention { head_dim, kv_heads: 2, group: 4, ..full };
-    assert_eq!([512, 1024, 2048].map(|rows| layer(256).warpgroups_for(rows)), [1, 1, 2]);
-    assert_eq!([32, 512, 1024].map(|rows| layer(512).warpgroups_for(rows)), [1, 1, 2]);
+    assert_eq!([512, 1024, 2048].map(|rows| layer(256).block_for(rows)), [One, One, Two]);
+    assert_eq!([32, 512, 1024].map(|rows| layer(512).block_for(rows)), [One, One, Two]);
     assert_eq!(Attention { head_dim: 96, ..full }.fits_warpgroups(), Err(NO_HEADS));
     assert_eq!(Attention { kv: KvType::Q8_0, ..full }.fits_warpgroups(), Err(NOT_HALVES));
     assert_eq!(Attention { kv: KvType::F32, ..full }.fits_warpgroups(), Err(NOT_HALVES));

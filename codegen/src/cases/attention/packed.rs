@@ -7,6 +7,7 @@ use gemma4c_plan::cuda::{KvType, SEGMENT_ROWS, Segment};
 
 use super::{BOUND, Scene, cache, cache_data, flash_bound, layer};
 use crate::kernels::attention::Attention;
+use crate::kernels::attention::warpgroups::Block;
 
 /// Scenes of one layer as segments of a chunk, each with pages of its own in one cache.
 #[derive(Clone, Debug)]
@@ -113,9 +114,9 @@ impl Packed {
         self.many_rows_case("flash", flash.instance, grid)
     }
 
-    pub fn warpgroups_case(&self, warpgroups: u32) -> Case {
-        let instance = self.layer().warpgroups(warpgroups, ElementType::F32, false).expect("heads of whole tiles");
-        self.many_rows_case("warpgroups", instance, self.layer().warpgroups_grid(warpgroups, self.launched))
+    pub fn warpgroups_case(&self, block: Block) -> Case {
+        let instance = self.layer().warpgroups(block, ElementType::F32, false).expect("heads of whole tiles");
+        self.many_rows_case("warpgroups", instance, self.layer().warpgroups_grid(block, self.launched))
     }
 
     /// With queries that the cache's type holds exactly.
@@ -212,7 +213,7 @@ pub fn cases() -> Vec<Case> {
     let attended = attended();
     let flash = attended.iter().map(|packed| packed.flash_case(32, 16, 32));
     let by_warpgroups = attended.iter().filter(|packed| packed.layer().fits_warpgroups().is_ok());
-    let flash = flash.chain(by_warpgroups.map(|packed| packed.warpgroups_case(2)));
+    let flash = flash.chain(by_warpgroups.map(|packed| packed.warpgroups_case(Block::Two)));
     let plain = plain.iter().map(Packed::plain_case);
     flash.chain(plain).chain(kept.iter().map(Packed::keep_case)).collect()
 }

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! All query heads of a key-value head lie beside each other in the tile, so that what was copied serves them all: L2 would not keep up with fewer rows. A warpgroup has 64 rows, and sums up to
-//! 256 values of a head. A wider head is shared out between two blocks of a cluster: each copies and multiplies its half of queries, keys and values, they add up their parts of the scores out of each
-//! other's shared memory, and weigh alike. Keys of a tile are copied while the tile before is weighed and summed, values while their keys are multiplied.
+//! 256 values of a head. A wider head is shared out between two warpgroups: each multiplies its half of queries, keys and values, they add up their parts of the scores out of shared memory, and
+//! weigh alike. For many rows both are of one block; for few, of two blocks of a cluster, so that twice as many SMs have work. Keys of a tile are copied while the tile before is weighed and
+//! summed, values while their keys are multiplied.
 //!
 //! Queries and weights are rounded to the cache's 16-bit type; sums are f32. Tiles of keys start at multiples of their length, so that a row's sums are the same in every chunk
 //! and beside any rows: a tile that a row does not see changes nothing of it. Caches of 8 bits and of f32 are left to [`flash`](super::flash) and [`plain`](super::plain).
@@ -31,10 +32,10 @@ const TILE_KEYS: u32 = 64;
 // A tile is of one record: of 64 rows of a chunk, and all query heads that share their keys.
 const _: () = assert!(SEGMENT_ROWS == 64);
 
-/// Starts to copy COLUMNS values of the keys (or values) of KEYS positions from `at` on, to tiles of 64 columns, swizzled; `cache` is the page that holds them. Positions
+/// Starts to copy WIDTH values of the keys (or values) of KEYS positions from `at` on, to tiles of 64 columns, swizzled; `cache` is the page that holds them. Positions
 /// outside `first..=last` are read as the nearest inside: a page may hold anything there. Those from `stage_from` on are in the stage.
 #[device]
-pub fn copy_swizzled_tile<const COLUMNS: u32, const KEYS: u32, const THREADS: u32, KV: Float>(
+pub fn copy_swizzled_tile<const WIDTH: u32, const KEYS: u32, const THREADS: u32, KV: Float>(
     tile: Shared<KV>,
     cache: Input<KV>,
     stage: Input<KV>,
@@ -46,10 +47,10 @@ pub fn copy_swizzled_tile<const COLUMNS: u32, const KEYS: u32, const THREADS: u3
     capacity: u32,
 ) {
     // The thread's piece of every so many rows: 16 bytes.
-    require!(THREADS * 8 / COLUMNS == 4 || THREADS * 8 / COLUMNS % 8 == 0);
-    let at_once = THREADS * 8 / COLUMNS;
-    let row = thread_idx() / (COLUMNS / 8);
-    let column = thread_idx() % (COLUMNS / 8);
+    require!(THREADS * 8 / WIDTH == 4 || THREADS * 8 / WIDTH % 8 == 0);
+    let at_once = THREADS * 8 / WIDTH;
+    let row = thread_idx() / (WIDTH / 8);
+    let column = thread_idx() % (WIDTH / 8);
     let to = tile.offset(column / 8 * (KEYS * 64) + row * 64);
     let place = (column % 8 ^ row % 8) * 8;
     let from = at.max(first);
@@ -61,12 +62,12 @@ pub fn copy_swizzled_tile<const COLUMNS: u32, const KEYS: u32, const THREADS: u3
         let source = if in_stage { stage } else { cache };
         let own = source.offset((begin + row) * kv_row + column * 8);
         #[unroll]
-        for i in 0..KEYS * COLUMNS / (THREADS * 8) {
+        for i in 0..KEYS * WIDTH / (THREADS * 8) {
             cp_async16(to, i * at_once * 64 + (place ^ i * at_once % 8 * 8), own, i * at_once * kv_row);
         }
     } else {
         #[unroll(1)]
-        for i in 0..KEYS * COLUMNS / (THREADS * 8) {
+        for i in 0..KEYS * WIDTH / (THREADS * 8) {
             let position = (at + row + i * at_once).max(first).min(last);
             let of_page = start + (position - from);
             let wrapped = if of_page < capacity { of_page } else { of_page - capacity };
@@ -84,15 +85,16 @@ pub fn log2_e() -> f32 {
     f32::from_bits(0x3fb8_aa3b)
 }
 
-/// `out = softmax(q · kᵀ) · v` for 64 rows a warpgroup of one key-value head. The grid is (key-value heads, TEAM blocks for each tile of rows): 64 rows of the chunk times the `group` query heads that
-/// share the keys are shared out among tiles. Late tiles, which see most, come first. `window` is `u32::MAX` for a full layer. With `staged` the chunk's own rows are in the stage. BF: the
+/// `out = softmax(q · kᵀ) · v` for ROWS rows of one key-value head. The grid is (key-value heads, D / WIDTH blocks for each tile of rows): 64 rows of the chunk times the `group` query heads that
+/// share the keys are shared out among tiles. A block has WIDTH values of a head, a warpgroup COLUMNS of them. Late tiles, which see most, come first. `window` is `u32::MAX` for a full layer. With `staged` the chunk's own rows are in the stage. BF: the
 /// cache is bf16, else f16.
-#[kernel(block = THREADS, min_blocks = 1, cluster = TEAM, dynamic_shared, slots(reach(last: u32, row: u32) -> u32))]
+#[kernel(block = THREADS, min_blocks = 1, cluster = D / WIDTH, dynamic_shared, slots(reach(last: u32, row: u32) -> u32))]
 pub fn attention_warpgroups<
     const D: u32,
     const KEYS: u32,
+    const WIDTH: u32,
     const COLUMNS: u32,
-    const TEAM: u32,
+    const ROWS: u32,
     const THREADS: u32,
     const BF: bool,
     const ROUNDED: bool,
@@ -116,35 +118,36 @@ pub fn attention_warpgroups<
 ) {
     // A tile of a full layer lies in one page.
     require!(KEYS % 32 == 0 && 256 % KEYS == 0);
-    require!(COLUMNS % 64 == 0 && COLUMNS <= 256 && D == TEAM * COLUMNS && TEAM <= 2);
-    require!(THREADS == 128 || THREADS == 256);
-    let queries = shared::<KV>(THREADS / 2 * COLUMNS);
-    let keys = shared::<KV>(KEYS * COLUMNS);
-    let values = shared::<KV>(KEYS * COLUMNS);
-    // Two of them: a block may be a tile ahead of one that still reads its parts.
-    let parts = shared::<f32>(if TEAM > 1 { THREADS * KEYS } else { 4 });
+    require!(COLUMNS % 64 == 0 && COLUMNS <= 256 && (D == COLUMNS || D == 2 * COLUMNS));
+    require!(WIDTH == COLUMNS || WIDTH == D);
+    require!(ROWS % 64 == 0 && THREADS == ROWS * 2 * (WIDTH / COLUMNS) && THREADS <= 256);
+    let queries = shared::<KV>(ROWS * WIDTH);
+    let keys = shared::<KV>(KEYS * WIDTH);
+    let values = shared::<KV>(KEYS * WIDTH);
+    // Parts of scores for the other half. Between blocks two tiles of them: a block may be a tile ahead of one that still reads.
+    let parts = shared::<f32>(if D == COLUMNS { 4 } else { THREADS * KEYS / 2 * (D / WIDTH) });
 
     let heads = grid_dim() * group;
-    let tile = (grid_dim_y() - 1 - block_idx_y()) / TEAM;
-    let tiles = group.div_ceil(THREADS / 128);
+    let tile = (grid_dim_y() - 1 - block_idx_y()) / (D / WIDTH);
+    let tiles = group.div_ceil(ROWS / 64);
     let record = record_of(state, tile / tiles * 64, 0);
     // Rows of the tile, and of all, are a query of the segment and a head.
     let rows = record.y * group;
     let first_query_of_record = tile / tiles * 64 - record.z;
-    let first_row = first_query_of_record * group + tile % tiles * (THREADS / 2);
+    let first_row = first_query_of_record * group + tile % tiles * ROWS;
     if first_row >= rows {
         return;
     }
-    let end_row = rows.min((first_query_of_record + 64) * group).min(first_row + THREADS / 2);
+    let end_row = rows.min((first_query_of_record + 64) * group).min(first_row + ROWS);
     let start = record.x;
     let first_query = first_row / group;
     let last_query = (end_row - 1) / group;
     let first = first_visible(start + first_query, window);
     // The keys that any row sees. Of later rows it is no less than of earlier ones.
     let last = reach(start + last_query, record.z + last_query);
-    let rank = if TEAM > 1 { cluster_rank() } else { 0 };
+    let rank = if WIDTH < D { cluster_rank() } else { 0 };
     let kv_row = grid_dim() * D;
-    let column = block_idx() * D + rank * COLUMNS;
+    let column = block_idx() * D + rank * WIDTH;
     let k_head = k.offset(column);
     let v_head = v.offset(column);
     let k_own = k_stage.offset(record.z * kv_row + column);
@@ -156,20 +159,24 @@ pub fn attention_warpgroups<
     copy_swizzled_tile(keys, k_head.offset(page), k_own, at, first, last, stage_from, kv_row, capacity);
     cp_async_commit();
     // Rows past the end are copies of the last.
-    for i in (thread_idx() * 4..THREADS / 2 * COLUMNS).by(THREADS * 4) {
-        let row = i / COLUMNS;
-        let value = i % COLUMNS;
+    for i in (thread_idx() * 4..ROWS * WIDTH).by(THREADS * 4) {
+        let row = i / WIDTH;
+        let value = i % WIDTH;
         let of_all = (first_row + row).min(end_row - 1);
         let head = block_idx() * group + of_all % group;
-        let four = load::<F32x4>(q, ((record.z + of_all / group) * heads + head) * D + rank * COLUMNS + value);
-        let to = (value / 64 * (THREADS / 2) + row) * 64 + (value % 64 / 8 ^ row % 8) * 8 + value % 8;
+        let four = load::<F32x4>(q, ((record.z + of_all / group) * heads + head) * D + rank * WIDTH + value);
+        let to = (value / 64 * ROWS + row) * 64 + (value % 64 / 8 ^ row % 8) * 8 + value % 8;
         store(queries, to, u32x2(pack_pair(four.x, four.y), pack_pair(four.z, four.w)));
     }
 
-    // The lane's rows: `upper` and `upper + 8`.
+    // The warpgroup's half of the block's columns, in panels of 64, and of its rows the lane's: `upper` and `upper + 8`.
     let lane = lane_id();
-    let own_queries = queries.offset(warp_id() / 4 * 4096);
-    let upper = first_row + warp_id() * 16 + lane / 4;
+    let panel = if COLUMNS < WIDTH { warp_id() / 4 * (COLUMNS / 64) } else { 0 };
+    let row_warp = if COLUMNS < WIDTH { warp_id() % 4 } else { warp_id() };
+    let own_queries = queries.offset(panel * (ROWS * 64) + row_warp / 4 * 4096);
+    let own_keys = keys.offset(panel * (KEYS * 64));
+    let own_values = values.offset(panel * (KEYS * 64));
+    let upper = first_row + row_warp * 16 + lane / 4;
     let upper_query = upper.min(end_row - 1) / group;
     let lower_query = (upper + 8).min(end_row - 1) / group;
     let upper_first = first_visible(start + upper_query, window);
@@ -192,21 +199,23 @@ pub fn attention_warpgroups<
         wgmma_fence(&mut scores);
         #[unroll]
         for depth in (0..COLUMNS).by(16) {
-            let left = own_queries.offset(depth / 64 * (THREADS * 32) + depth % 64);
-            wgmma_b16(&mut scores, left, keys.offset(depth / 64 * (KEYS * 64) + depth % 64));
+            let left = own_queries.offset(depth / 64 * (ROWS * 64) + depth % 64);
+            wgmma_b16(&mut scores, left, own_keys.offset(depth / 64 * (KEYS * 64) + depth % 64));
         }
         wgmma_commit();
         copy_swizzled_tile(values, v_head.offset(page), v_own, at, first, last, stage_from, kv_row, capacity);
         cp_async_commit();
         wgmma_wait(0, &mut scores);
         // Nobody reads keys any more.
-        let own_parts = parts.offset(at / KEYS % 2 * (THREADS * KEYS / 2));
-        if TEAM > 1 {
+        let own_parts = parts.offset(at / KEYS % (D / WIDTH) * (THREADS * KEYS / 2));
+        if D > COLUMNS {
             #[unroll]
             for n in 0..KEYS / 8 {
                 let four = f32x4(scores[4 * n], scores[4 * n + 1], scores[4 * n + 2], scores[4 * n + 3]);
                 store(own_parts, (n * THREADS + thread_idx()) * 4, four);
             }
+        }
+        if WIDTH < D {
             cluster_barrier();
         } else {
             barrier();
@@ -218,10 +227,14 @@ pub fn attention_warpgroups<
         }
         // An empty group too: the waits count groups.
         cp_async_commit();
-        if TEAM > 1 {
+        if D > COLUMNS {
             #[unroll]
             for n in 0..KEYS / 8 {
-                let other = load_peer::<F32x4>(own_parts, (n * THREADS + thread_idx()) * 4, 1 - rank);
+                let other = if WIDTH < D {
+                    load_peer::<F32x4>(own_parts, (n * THREADS + thread_idx()) * 4, 1 - rank)
+                } else {
+                    load::<F32x4>(own_parts, (n * THREADS + (thread_idx() ^ 128)) * 4)
+                };
                 scores[4 * n] = scores[4 * n] + other.x;
                 scores[4 * n + 1] = scores[4 * n + 1] + other.y;
                 scores[4 * n + 2] = scores[4 * n + 2] + other.z;
@@ -293,7 +306,7 @@ pub fn attention_warpgroups<
         wgmma_fence(&mut sums);
         #[unroll]
         for step in 0..KEYS / 16 {
-            let right = values.offset(step * 1024);
+            let right = own_values.offset(step * 1024);
             wgmma_b16_held_across(&mut sums, weights[step], right, KEYS * 64);
         }
         wgmma_commit();
@@ -313,7 +326,7 @@ pub fn attention_warpgroups<
         if row < end_row {
             let head = block_idx() * group + row % group;
             let share = if lower == 1 { lower_share } else { upper_share };
-            let to = ((record.z + row / group) * heads + head) * D + rank * COLUMNS + lane % 4 * 2;
+            let to = ((record.z + row / group) * heads + head) * D + rank * WIDTH + panel * 64 + lane % 4 * 2;
             #[unroll]
             for n in 0..COLUMNS / 8 {
                 let from = 4 * n + 2 * lower;
@@ -321,7 +334,7 @@ pub fn attention_warpgroups<
             }
         }
     }
-    if TEAM > 1 {
+    if WIDTH < D {
         // The other block may still read this one's parts.
         cluster_barrier();
     }
@@ -338,6 +351,15 @@ pub fn weights_of_four(scores: &mut Regs<f32>, from: u32, upper_base: f32, lower
     )
 }
 
+/// The warpgroups of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Block {
+    /// 64 rows, and 256 values of a head: a wider head is shared out between two blocks of a cluster.
+    One,
+    /// 128 rows, or 64 and both halves of a wider head.
+    Two,
+}
+
 /// Why an attention is not made by warpgroups.
 pub const NOT_HALVES: &str = "keys and values are not 16-bit floats";
 pub const NO_HEADS: &str = "heads are not of 64, 128, 256 or 512 values";
@@ -352,15 +374,18 @@ impl Attention {
         if matches!(self.head_dim, 64 | 128 | 256 | 512) { Ok(()) } else { Err(NO_HEADS) }
     }
 
-    /// The kernel by so many warpgroups a block, one or two, with an output of F32, or of BF16 for the product that reads it. Both give the same bits. `ahead`: soft tokens see those
+    /// The kernel for such a block, with an output of F32, or of BF16 for the product that reads it. All blocks give the same bits. `ahead`: soft tokens see those
     /// of their picture that come after them.
-    pub fn warpgroups(&self, warpgroups: u32, out: ElementType, ahead: bool) -> Result<Instance, InstanceError> {
+    pub fn warpgroups(&self, block: Block, out: ElementType, ahead: bool) -> Result<Instance, InstanceError> {
+        let columns = self.head_dim.min(MOST_COLUMNS);
+        let width = self.head_dim / self.blocks_of_head(block);
         attention_warpgroups::Chosen {
             D: self.head_dim,
             KEYS: TILE_KEYS,
-            COLUMNS: self.head_dim / self.team(),
-            TEAM: self.team(),
-            THREADS: warpgroups * 128,
+            WIDTH: width,
+            COLUMNS: columns,
+            ROWS: self.block_rows(block),
+            THREADS: self.block_rows(block) * 2 * (width / columns),
             BF: self.kv == KvType::BF16,
             ROUNDED: out == ElementType::BF16,
             KV: self.element(),
@@ -370,19 +395,31 @@ impl Attention {
         .build()
     }
 
-    /// Blocks that share out a head.
-    fn team(&self) -> u32 {
-        self.head_dim.div_ceil(MOST_COLUMNS)
+    /// Two warpgroups share what was copied; where blocks of one are no more than SMs, each has an SM for itself.
+    pub fn block_for(&self, rows: u32) -> Block {
+        let [x, y, _] = self.warpgroups_grid(Block::One, rows);
+        if x * y <= self.multiprocessors { Block::One } else { Block::Two }
     }
 
-    /// Warpgroups of a block for so many rows. Two share what was copied; where blocks of one are no more than SMs, each has an SM for itself.
-    pub fn warpgroups_for(&self, rows: u32) -> u32 {
-        let [x, y, _] = self.warpgroups_grid(1, rows);
-        if x * y <= self.multiprocessors { 1 } else { 2 }
+    /// Rows of such a block.
+    pub fn block_rows(&self, block: Block) -> u32 {
+        match block {
+            Block::Two if self.head_dim <= MOST_COLUMNS => 128,
+            _ => 64,
+        }
+    }
+
+    /// Blocks that share out a head.
+    fn blocks_of_head(&self, block: Block) -> u32 {
+        match block {
+            Block::One => self.head_dim.div_ceil(MOST_COLUMNS),
+            Block::Two => 1,
+        }
     }
 
     /// Every 64 rows times the query heads of a key-value head are shared out among blocks.
-    pub fn warpgroups_grid(&self, warpgroups: u32, rows: u32) -> [u32; 3] {
-        [self.kv_heads, rows.div_ceil(SEGMENT_ROWS) * self.group.div_ceil(warpgroups) * self.team(), 1]
+    pub fn warpgroups_grid(&self, block: Block, rows: u32) -> [u32; 3] {
+        let tiles = self.group.div_ceil(self.block_rows(block) / SEGMENT_ROWS);
+        [self.kv_heads, rows.div_ceil(SEGMENT_ROWS) * tiles * self.blocks_of_head(block), 1]
     }
 }
