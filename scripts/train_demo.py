@@ -9,6 +9,11 @@ libraries: such a model is made again in kind, not bit for bit.
     python3 -m venv venv && venv/bin/pip install torch transformers gguf
     venv/bin/python scripts/train_demo.py emma.txt persuasion.txt -o austen.gguf
     gemma4c compile austen.gguf -o austen.plan && gemma4c run austen.plan -p "It was"
+
+With --draft it trains a drafter for such a model instead, from text that the model writes (demo_drafter.py):
+
+    venv/bin/python scripts/train_demo.py --draft austen.gguf -o austen_draft.gguf
+    gemma4c compile austen.gguf --draft austen_draft.gguf -o austen.plan && gemma4c run austen.plan -p "It was"
 """
 
 import argparse
@@ -20,9 +25,18 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
-from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+import demo_drafter
+
+# A drafter is trained without these two.
+try:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+except ImportError as missing:
+    MISSING = missing
+else:
+    MISSING = None
 
 # -- The shape ---------------------------------------------------------------------------------------------------------------
 
@@ -301,25 +315,38 @@ def write(path, name, model, vocabulary, matrix_type):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", nargs="+", type=Path, metavar="TEXT", help="text files in UTF-8; of each, the end is held out")
+    parser.add_argument("texts", nargs="*", type=Path, metavar="TEXT", help="text files in UTF-8; of each, the end is held out")
+    parser.add_argument("--draft", type=Path, metavar="MODEL.gguf", help="train a drafter for this model, which writes the text")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="MODEL.gguf", help="where to write the model")
-    parser.add_argument("-q", "--quantise", choices=["q4_0", "q8_0"], default="q4_0", help="type of the matrices [q4_0]")
+    parser.add_argument("-q", "--quantise", choices=["q4_0", "q8_0"], help="type of the matrices [q4_0; of a drafter q8_0]")
     parser.add_argument("--name", help="the model's name [the output's]")
     parser.add_argument("--vocab", type=int, default=2048, metavar="N", help="tokens of the vocabulary [2048]")
     parser.add_argument("--held-out", type=float, default=0.04, metavar="SHARE", help="share of each text that is held out [0.04]")
-    parser.add_argument("--steps", type=int, default=1200, metavar="N", help="steps of the optimiser [1200]")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps of the optimiser [1200; of a drafter 3000]")
+    parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="train a drafter no longer than this [no limit]")
+    parser.add_argument("--texts-sampled", type=int, default=4096, metavar="N", help="texts that a drafter learns from [4096]")
     parser.add_argument("--batch", type=int, default=32, metavar="N", help="stretches of text a step [32]")
     parser.add_argument("--window", type=int, default=512, metavar="N", help="tokens of a stretch [512]")
     parser.add_argument("--lr", type=float, default=2e-3, metavar="RATE", help="largest learning rate [0.002]")
     parser.add_argument("--every", type=int, default=100, metavar="N", help="steps between validations [100]")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the weights and of the order of the text [0]")
     parser.add_argument("--device", help="cuda or cpu [cuda where there is one]")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if bool(args.texts) == bool(args.draft):
+        parser.error("give either texts to train a model on, or --draft and a model to train a drafter for")
+    if args.texts and MISSING:
+        parser.error(f"{MISSING}: a model is trained with transformers and tokenizers")
+    args.quantise = args.quantise or ("q8_0" if args.draft else "q4_0")
+    args.steps = args.steps or (3000 if args.draft else 1200)
+    return args
 
 
 def main():
     args = arguments()
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if args.draft:
+        demo_drafter.run(args, device)
+        return
     torch.manual_seed(args.seed)
     texts = [path.read_text(encoding="utf-8") for path in args.texts]
     cuts = [int(len(text) * (1 - args.held_out)) for text in texts]
