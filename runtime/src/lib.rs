@@ -35,5 +35,7 @@ pub use engine::Guess;
 pub use error::RuntimeError;
 pub use map::ModelLocation;
 pub use sampler::{Sampler, argmax};
-pub use session::{Asked, Counts, Draft, End, MOST_DRAFTS, Request, Session, Soft, Source, Speculation};
+pub use session::{
+    Asked, Counts, Draft, End, MOST_DRAFTS, MOST_LOOKED_UP, Request, Session, Soft, Source, Speculation,
+};
 pub use soft::{Patches, SoftRows, TowerLimits};

@@ -8,6 +8,9 @@ use std::collections::HashMap;
 const LONGEST_KEY: usize = 4;
 const SHORTEST_KEY: usize = 2;
 
+/// Tokens of a match that are counted at most.
+const LONGEST_MATCH: usize = 16;
+
 /// Fills the keys that are shorter than the longest: no token.
 const NONE: u32 = u32::MAX;
 
@@ -55,9 +58,11 @@ impl Lookup {
         keys.filter_map(|key| self.followed.get(&key)).next().copied()
     }
 
-    /// Whether there is anything to guess by.
-    pub fn knows(&self) -> bool {
-        self.place().is_some()
+    /// How many of the last tokens stood before the place that is guessed by, as far as that is counted; 0 where there is nothing to guess by.
+    pub fn matched(&self) -> u32 {
+        let Some(at) = self.place() else { return 0 };
+        let then = self.text[..at].iter().rev();
+        then.zip(self.text.iter().rev()).take(LONGEST_MATCH).take_while(|(then, now)| then == now).count() as u32
     }
 
     /// What may follow, so many tokens; none where nothing is known. Behind the end of the text it goes on with itself, as a text does that repeats.
@@ -79,7 +84,7 @@ mod tests {
     fn looked_up(text: &[u32], most: usize) -> Vec<u32> {
         let mut lookup = Lookup::default();
         lookup.read(text);
-        assert_eq!(lookup.knows(), !lookup.guess(1).is_empty());
+        assert_eq!(lookup.matched() > 0, !lookup.guess(1).is_empty());
         lookup.guess(most)
     }
 
@@ -95,6 +100,19 @@ mod tests {
         assert!(
             looked_up(&[1, 2, 3, 4], 3).is_empty() && looked_up(&[1], 3).is_empty() && looked_up(&[], 3).is_empty()
         );
+    }
+
+    #[test]
+    fn matches_are_as_long_as_the_texts_agree() {
+        let matched = |text: &[u32]| {
+            let mut lookup = Lookup::default();
+            lookup.read(text);
+            lookup.matched()
+        };
+        assert_eq!(matched(&[1, 2, 3, 4]), 0);
+        assert_eq!(matched(&[8, 2, 3, 7, 9, 2, 3]), 2);
+        assert_eq!(matched(&[1, 2, 3, 4, 5, 6, 9, 0, 2, 3, 4, 5, 6]), 5, "longer than a key");
+        assert_eq!(matched(&[[1, 2].as_slice(); 40].concat()), LONGEST_MATCH as u32);
     }
 
     #[test]

@@ -15,6 +15,16 @@ pub struct Sampler {
     suppress: Vec<u32>,
     /// Candidates of the current row, kept between calls to save an allocation for each token.
     candidates: Vec<(f32, u32)>,
+    recited: Option<Recited>,
+}
+
+/// A text that is picked whatever the logits are.
+#[derive(Clone, Debug, Default)]
+struct Recited {
+    /// By position in the sequence, the prompt's included.
+    text: Vec<u32>,
+    /// What the rule would have picked, pick after pick.
+    own: Vec<u32>,
 }
 
 impl Sampler {
@@ -28,7 +38,25 @@ impl Sampler {
         if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
             return setting("a top-p", "more than 0, at most 1", sampling.top_p);
         }
-        Ok(Sampler { sampling, seed, suppress, candidates: Vec::new() })
+        Ok(Sampler { sampling, seed, suppress, candidates: Vec::new(), recited: None })
+    }
+
+    /// From now on picks the tokens of a text at their positions, whatever the logits are: how fast a model would write it can so be measured on weights that
+    /// would not.
+    pub fn recite(&mut self, text: &[u32]) {
+        self.recited = Some(Recited { text: text.to_vec(), own: Vec::new() });
+    }
+
+    /// What the rule would have picked since [`Sampler::recite`].
+    pub fn own_picks(&self) -> &[u32] {
+        self.recited.as_ref().map_or(&[], |recited| &recited.own)
+    }
+
+    /// The token for a position for which the rule, here or on a device, has picked this one.
+    pub(crate) fn say(&mut self, position: u64, own: Option<u32>) -> Option<u32> {
+        let Some(recited) = &mut self.recited else { return own };
+        recited.own.extend(own);
+        recited.text.get(position as usize).copied().or(own)
     }
 
     /// Goes on by another rule, which a sampler was made with before: what is out of range has been refused there.
@@ -38,7 +66,7 @@ impl Sampler {
 
     /// Another by this rule, which has been found in range, with the same tokens that are never picked.
     pub(crate) fn by(&self, sampling: Sampling, seed: u64) -> Sampler {
-        Sampler { sampling, seed, suppress: self.suppress.clone(), candidates: Vec::new() }
+        Sampler { sampling, seed, suppress: self.suppress.clone(), candidates: Vec::new(), recited: None }
     }
 
     pub fn sampling(&self) -> Sampling {
@@ -56,6 +84,11 @@ impl Sampler {
 
     /// The token for the sequence's `position`; `None` for an empty row or one in which nothing can be picked.
     pub fn pick(&mut self, logits: &[f32], position: u64) -> Option<u32> {
+        let own = self.pick_by_rule(logits, position);
+        self.say(position, own)
+    }
+
+    fn pick_by_rule(&mut self, logits: &[f32], position: u64) -> Option<u32> {
         let candidates = &mut self.candidates;
         candidates.clear();
         let may_be_picked = |(x, token): &(f32, u32)| !x.is_nan() && !self.suppress.contains(token);
@@ -133,6 +166,14 @@ mod tests {
         assert_eq!(sampler(0.0, 64, 0.95).pick(&[1.0, 3.0, 3.0, f32::NAN], 0), Some(1));
         assert_eq!(argmax(&[1.0, 3.0, 3.0]), Some(1));
         assert_eq!(sampler(0.0, 64, 0.95).pick(&[], 0), None);
+    }
+
+    #[test]
+    fn a_text_is_recited_to_its_end_and_the_rules_picks_are_kept() {
+        let mut s = sampler(0.0, 64, 0.95);
+        s.recite(&[7, 7, 2]);
+        assert_eq!((s.pick(&[1.0, 3.0, 2.0], 2), s.pick(&[5.0, 3.0, 2.0], 3)), (Some(2), Some(0)));
+        assert_eq!((s.say(0, Some(1)), s.say(3, None), s.own_picks()), (Some(7), None, &[1, 0, 1][..]));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::lookup::Lookup;
 use crate::soft::TowerLimits;
 use crate::{ModelLocation, RuntimeError};
 
-pub use crate::acceptance::MOST_DRAFTS;
+pub use crate::acceptance::{MOST_DRAFTS, MOST_LOOKED_UP};
 pub use crate::cpu::drafting::Draft;
 pub use generate::{End, Request};
 pub use media::Soft;

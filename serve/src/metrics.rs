@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use gemma4c_runtime::MOST_DRAFTS;
+use gemma4c_runtime::MOST_LOOKED_UP;
 
 /// Seconds.
 const TIMES: &[f64] =
@@ -59,7 +59,7 @@ pub struct Metrics {
     drafts: AtomicU64,
     draft_tokens: AtomicU64,
     /// Of the first draft of each time, of the second, and so on.
-    accepted_at: [AtomicU64; MOST_DRAFTS as usize],
+    accepted_at: [AtomicU64; MOST_LOOKED_UP as usize],
     aborted: AtomicU64,
     first_token: Histogram,
     between_tokens: Histogram,

@@ -6,14 +6,16 @@
 mod batched;
 mod chat;
 mod drafts;
+mod lookups;
 mod report;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_models::media::MOST_SECONDS;
 use gemma4c_plan::Sampling;
-use gemma4c_runtime::{Asked, Request, Sampler, Session};
+use gemma4c_runtime::{Asked, MOST_LOOKED_UP, Request, Sampler, Session};
 
 use super::Outcome;
 use super::cached::ModelArgs;
@@ -59,6 +61,11 @@ pub struct Args {
     /// probabilities. That is forced, since random weights accept nothing: each draft is replaced by the right token or by another.
     #[arg(long, value_name = "P,P...", num_args = 0..=1, default_missing_value = "0,0.5,0.8,1", conflicts_with_all = ["depths", "sequences", "chat"])]
     draft: Option<String>,
+
+    /// What looking drafts up in the text brings: -p tokens of this text are the prompt, and the next -n tokens are taken as the answer whatever the model
+    /// picks, since random weights never repeat themselves.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["depths", "sequences", "chat", "draft", "image", "audio"])]
+    ngram: Option<PathBuf>,
 
     /// With --chat: tokens of the system prompt.
     #[arg(long, value_name = "N", default_value_t = 8192, requires = "chat")]
@@ -146,7 +153,8 @@ const FIRST_PROMPT: u32 = 32;
 pub fn run(mut args: Args) -> Result<Outcome> {
     let sequences = args.sequences.as_deref().map(|text| numbers("--sequences", text)).transpose()?;
     let most = sequences.and_then(|all| all.into_iter().max()).unwrap_or(1).max(1);
-    args.model.resolve(&mut args.plan, most, 1)?;
+    let verified = if args.ngram.is_some() { MOST_LOOKED_UP + 1 } else { 1 };
+    args.model.resolve(&mut args.plan, most, verified)?;
     let args = &args;
     let started = Instant::now();
     let (prompts, generate) = (numbers("-p", &args.prompts)?, numbers("-n", &args.generate)?);
@@ -167,6 +175,16 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         let acceptances = probabilities("--draft", acceptances)?;
         ensure!(prompt > 0 && generate > 1, "--draft: a prompt of {prompt} tokens and {generate} after it");
         let report = drafts::run(&drafts::Drafts { plan, acceptances, prompt, generate, repeat, seed })?;
+        print(&match args.output {
+            Format::Md => report.markdown(),
+            Format::Json => report.json()?,
+        })?;
+        return Ok(Outcome::Done);
+    }
+    if let Some(text) = &args.ngram {
+        let (&[prompt, ..], &[generate, ..]) = (&prompts[..], &generate[..]) else { bail!("--ngram needs -p and -n") };
+        ensure!(prompt > 0 && generate > 1, "--ngram: a prompt of {prompt} tokens and {generate} after it");
+        let report = lookups::run(&lookups::Lookups { plan, text, prompt, generate, repeat })?;
         print(&match args.output {
             Format::Md => report.markdown(),
             Format::Json => report.json()?,

@@ -12,7 +12,7 @@ use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_models::gguf::Gguf;
 use gemma4c_plan::Tower;
 use gemma4c_plan::cuda::{Cuda, KvType};
-use gemma4c_runtime::{MOST_DRAFTS, machine};
+use gemma4c_runtime::{MOST_DRAFTS, MOST_LOOKED_UP, machine};
 
 use super::{Outcome, media, plan_file};
 use crate::compile::{self, CudaOptions, DEFAULT_CONTEXT, Projector};
@@ -78,9 +78,9 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
     sequences: u32,
 
-    /// Drafts of a sequence that a GPU plan can verify at once: what `run --draft ngram` needs there, up to 7 [default: 7 with --draft, else none]. A CPU plan
-    /// verifies as many as --chunk allows.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=7))]
+    /// Drafts of a sequence that a GPU plan can verify at once: what `run --draft ngram` needs there, up to 15 [default: 7 with --draft, else none]. A drafter
+    /// makes 7 at most. A CPU plan verifies as many as --chunk allows.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=i64::from(MOST_LOOKED_UP)))]
     drafts: Option<u32>,
 
     /// Windows beyond those of the sequences, which keep prompts' prefixes [default: half as many, at least 1 and at most 16]

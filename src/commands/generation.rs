@@ -6,7 +6,9 @@ use anyhow::Result;
 use gemma4c_models::tokenizer::Tokenizer;
 use gemma4c_plan::{Plan, Sampling};
 use gemma4c_runtime::engine::{self, DraftSource};
-use gemma4c_runtime::{Asked, Counts, End, MOST_DRAFTS, Request, RuntimeError, Sampler, Session, Source, Speculation};
+use gemma4c_runtime::{
+    Asked, Counts, End, MOST_DRAFTS, MOST_LOOKED_UP, Request, RuntimeError, Sampler, Session, Source, Speculation,
+};
 
 use crate::{output, progress};
 
@@ -95,7 +97,7 @@ impl DraftArg {
 
     /// Rows of a sequence that a model is compiled to verify, where it is compiled on the way.
     pub fn verified_rows(self) -> u32 {
-        if self == DraftArg::Ngram { MOST_DRAFTS + 1 } else { 1 }
+        if self == DraftArg::Ngram { MOST_LOOKED_UP + 1 } else { 1 }
     }
 }
 

@@ -113,6 +113,33 @@ fn a_turn_of_a_chat_reads_the_last_answer_and_what_is_new() {
     assert!(refused("--chat 2 --itl 0").contains("more than 0 is needed"));
 }
 
+/// A text that repeats itself is the answer, whatever a random model picks: most of it is looked up, and what the model picks does not depend on that.
+#[test]
+fn a_text_is_forced_and_looked_up_in_itself() {
+    let place = place();
+    place.write("text", "round and round the rugged rocks ".repeat(40));
+    let report: serde_json::Value =
+        serde_json::from_str(&place.ok("bench plan.bin --ngram text -p 40 -n 60 -r 1 -o json")).unwrap();
+    let rows = report["looked_up"].as_array().unwrap();
+    let drafts: Vec<Option<u64>> = rows.iter().map(|row| row["drafts"].as_u64()).collect();
+    assert_eq!(drafts, [Some(1), Some(3), Some(7), Some(15), None]);
+    let rounds = |row: usize| rows[row]["rounds"].as_u64().unwrap();
+    // Of 59 tokens after the first, with no room for all drafts at the end.
+    assert!(rounds(0) <= 31 && rounds(3) <= 6 && rounds(3) < rounds(2), "{report:#}");
+    assert!(rows.iter().all(|row| row["forced"] == true && row["accepted"].as_u64() > Some(0)), "{report:#}");
+    let table = place.ok("bench plan.bin --ngram text -p 40 -n 20 -r 1");
+    assert!(table.contains("\n| auto | ") && table.contains("The answer is forced"), "{table}");
+
+    let refused = |line: &str| place.refused(&format!("bench plan.bin {line}"));
+    assert!(refused("--ngram none -p 40 -n 60").contains("cannot read none"));
+    assert!(refused("--ngram text -p 0 -n 60").contains("a prompt of 0 tokens"));
+    assert!(refused("--ngram text -p 5000 -n 60").contains("tokens, and 5060 are needed"));
+    assert!(refused("--ngram text -p 100 -n 60").contains("160 tokens do not fit the plan's context of 128"));
+    assert!(refused("--ngram text --draft").contains("--draft"));
+    place.ok("compile model.gguf -o narrow.bin --target cpu --ctx 128 --chunk 1");
+    assert!(place.refused("bench narrow.bin --ngram text -p 40 -n 20").contains("verifies no drafts"));
+}
+
 #[test]
 fn what_cannot_be_measured_together_is_refused() {
     let place = place();

@@ -99,7 +99,7 @@ fn every_pattern_of_drafts_in_a_batch_gives_the_same_text() {
     let drafts = Drafts { source: DraftSource::Given(Box::new(guess)), steps: Some(7) };
     let (ours, counts) = answers(&place, &requests, 8, drafts);
     same(&ours, &expected, "patterns");
-    assert!(counts.accepted_at.iter().all(|count| *count > 0) && counts.drafted > counts.accepted, "{counts:?}");
+    assert!(counts.accepted_at[..7].iter().all(|count| *count > 0) && counts.drafted > counts.accepted, "{counts:?}");
 }
 
 /// Many prompts of a file, through the program.

@@ -205,9 +205,11 @@ fn a_text_that_repeats_itself_is_looked_up() {
     {
         let case = Case { suppress, ..Case::new(&ids, 60, sampling, 4) };
         let plain = generate(&mut session, &case, None);
-        let mut lookup = Speculation::new(Source::Lookup, Some(7));
-        assert_eq!(generate(&mut session, &case, Some(&mut lookup)), plain);
-        assert!(lookup.counts.rounds <= most_rounds, "{:?}", lookup.counts);
+        for (drafts, most_rounds) in [(7, most_rounds), (15, if most_rounds == 10 { 6 } else { most_rounds })] {
+            let mut lookup = Speculation::new(Source::Lookup, Some(drafts));
+            assert_eq!(generate(&mut session, &case, Some(&mut lookup)), plain);
+            assert!(lookup.counts.rounds <= most_rounds, "{:?}", lookup.counts);
+        }
     }
 }
 

@@ -50,14 +50,14 @@ fn generate(
 }
 
 /// Drafts of which in each round as many are right as `pattern` says; the next one is wrong.
-fn forced(text: Vec<u32>, pattern: &'static [usize]) -> Speculation {
+fn forced(text: Vec<u32>, pattern: &'static [usize], drafts: u32) -> Speculation {
     let mut rounds = pattern.iter().cycle();
     let guess = move |seen: &[u32], most: usize| {
         let right = *rounds.next().expect("a cycle");
         let follows = text[seen.len().min(text.len())..].iter().take(most).enumerate();
         follows.map(|(i, token)| if i < right { *token } else { (token + 1) % 256 }).collect()
     };
-    Speculation::new(Source::Given(Box::new(guess)), Some(3))
+    Speculation::new(Source::Given(Box::new(guess)), Some(drafts))
 }
 
 struct Case {
@@ -67,6 +67,7 @@ struct Case {
     sampling: Sampling,
     prompt: usize,
     most: u32,
+    drafts: u32,
     pattern: &'static [usize],
     chained: bool,
 }
@@ -78,14 +79,14 @@ fn check(case: &Case) {
         context: Some(64),
         chunk: Some(4),
         kv: case.kv,
-        verified: 4,
+        verified: case.drafts + 1,
         snapshots: Some(0),
         ..LowerOptions::default()
     };
     let mut session = session(&place.path("model.gguf"), &options, case.target.clone(), case.chained);
     let prompt = random_tokens(2, case.prompt, 256);
     let plain = generate(&mut session, &prompt, case.most, case.sampling, None);
-    let mut drafts = forced([&prompt[..], &plain.0].concat(), case.pattern);
+    let mut drafts = forced([&prompt[..], &plain.0].concat(), case.pattern, case.drafts);
     let drafted = generate(&mut session, &prompt, case.most, case.sampling, Some(&mut drafts));
     assert_eq!(drafted.0, plain.0, "{}: tokens", case.synth);
     assert!(drafted.1 == plain.1, "{}: logits behind them differ", case.synth);
@@ -104,8 +105,26 @@ fn rows_of_one_sequence_wait_for_each_others_keys() {
         sampling,
         prompt: 3,
         most: 5,
+        drafts: 3,
         pattern,
         chained: true,
+    });
+}
+
+/// As many as are looked up: the rows of a round are those of the widest decode, and wrong ones have written over keys that are out of every window.
+#[test]
+fn sixteen_rows_of_one_sequence_have_the_bits_of_one_by_one() {
+    let sampling = Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 };
+    check(&Case {
+        synth: "tiny-e -q q8_0 --layers 3",
+        kv: KvType::F16,
+        target: Gpu::of_arch(Arch::Sm90a),
+        sampling,
+        prompt: 5,
+        most: 19,
+        drafts: 15,
+        pattern: &[11, 1],
+        chained: false,
     });
 }
 
@@ -122,6 +141,7 @@ fn rows_of_one_sequence_of_other_models_have_the_bits_of_one_by_one() {
         sampling,
         prompt: 3,
         most: 6,
+        drafts: 3,
         pattern,
         chained: false,
     });

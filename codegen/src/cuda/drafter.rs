@@ -16,6 +16,9 @@ use crate::kernels::draft;
 use crate::kernels::values::value_arguments;
 use crate::passes::{self as target_passes, PhaseRows};
 
+/// Drafts in a row. A plan may verify more rows than these: tokens that are looked up cost no steps.
+const MOST_STEPS: u32 = 7;
+
 /// A drafter that is to be lowered.
 #[derive(Clone, Copy)]
 pub struct Drafter<'a> {
@@ -129,7 +132,7 @@ impl Drafter<'_> {
         let mut builder = PhaseBuilder::new(common, &schedule);
         builder.enter_draft(places, weight, eps, decode_rows)?;
         let mut ends = Vec::new();
-        for _ in 1..options.verified {
+        for _ in 1..options.verified.min(MOST_STEPS + 1) {
             builder.forget_values();
             builder.lower()?;
             let grouped = group_count > 0;

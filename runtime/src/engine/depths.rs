@@ -3,11 +3,13 @@
 //! A draft is worth the probability that it is kept, which falls with every draft before it. So drafts are taken in the order of that, whosever they
 //! are, and where to stop follows from what decodes of so many rows take. No draft at all is one of the choices: then decodes are queued behind each other.
 
+use crate::acceptance::Odds;
+
 /// A sequence for which tokens may be guessed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Candidate {
-    /// The probability that a draft is right if those before it are.
-    pub acceptance: f64,
+    /// How likely its drafts are.
+    pub odds: Odds,
     /// Drafts that it may have.
     pub most: u32,
 }
@@ -27,7 +29,7 @@ pub(super) fn best(candidates: &[Candidate], rows: u32, costs: &Costs<'_>) -> Ve
     let count = candidates.len() as u32;
     let mut drafts: Vec<(f64, usize)> = Vec::new();
     for (index, candidate) in candidates.iter().enumerate() {
-        drafts.extend((1..=candidate.most).map(|depth| (candidate.acceptance.powi(depth as i32), index)));
+        drafts.extend((1..=candidate.most).map(|depth| (candidate.odds.kept(depth), index)));
     }
     drafts.sort_by(|a, b| b.0.total_cmp(&a.0));
     drafts.truncate(rows.saturating_sub(count) as usize);
@@ -64,7 +66,11 @@ mod tests {
     use super::*;
 
     fn of(acceptances: &[f64]) -> Vec<Candidate> {
-        acceptances.iter().map(|acceptance| Candidate { acceptance: *acceptance, most: 7 }).collect()
+        acceptances.iter().map(|rate| with_most(*rate, 7)).collect()
+    }
+
+    fn with_most(rate: f64, most: u32) -> Candidate {
+        Candidate { odds: Odds { first: rate, rest: rate }, most }
     }
 
     /// Rows cost the more, the more of them there are: 2 ms, and a tenth of one for each.
@@ -83,7 +89,16 @@ mod tests {
         // Where all rows are taken there is none to guess for.
         assert_eq!(best(&of(&[0.9, 0.9, 0.9]), 4, &costs(0.0)), [1, 0, 0]);
         assert_eq!(best(&of(&[0.9, 0.9]), 2, &costs(0.0)), [0, 0]);
-        assert_eq!(best(&[Candidate { acceptance: 0.9, most: 2 }], 64, &costs(0.0)), [2]);
+        assert_eq!(best(&[with_most(0.9, 2)], 64, &costs(0.0)), [2]);
+    }
+
+    #[test]
+    fn a_first_draft_that_may_be_wrong_is_no_reason_to_make_few() {
+        let costs = Costs { plain: 1.0, round: &|rows| 1.0 + 0.04 * f64::from(rows), draft: 0.0 };
+        let looked_up = |first, rest| [Candidate { odds: Odds { first, rest }, most: 15 }];
+        assert_eq!(best(&looked_up(0.5, 0.98), 64, &costs), [15]);
+        assert_eq!(best(&looked_up(0.5, 0.5), 64, &costs), [3]);
+        assert_eq!(best(&looked_up(0.02, 0.98), 64, &costs), [0]);
     }
 
     #[test]
@@ -97,10 +112,7 @@ mod tests {
     fn a_depth_that_was_asked_for_is_shared_out() {
         assert_eq!(even(&of(&[0.1, 0.1, 0.1]), 3, 64), [3, 3, 3]);
         assert_eq!(even(&of(&[0.1, 0.1, 0.1]), 3, 8), [2, 2, 1]);
-        assert_eq!(
-            even(&[Candidate { acceptance: 0.1, most: 1 }, Candidate { acceptance: 0.1, most: 0 }], 3, 8),
-            [1, 0]
-        );
+        assert_eq!(even(&[with_most(0.1, 1), with_most(0.1, 0)], 3, 8), [1, 0]);
         assert_eq!(even(&of(&[0.1, 0.1]), 3, 2), [0, 0]);
     }
 }

@@ -9,7 +9,7 @@ use gemma4c_plan::{Plan, Sampling};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
-use crate::acceptance::MOST_DRAFTS;
+use crate::acceptance::{MOST_DRAFTS, MOST_LOOKED_UP};
 use crate::cpu::drafting::{self, Beginning, Draft};
 use crate::cpu::kv::BLOCK_ROWS;
 use crate::cpu::{Executor, Grid, Pass, Picture, Room, Span};
@@ -116,7 +116,7 @@ impl CpuDevice {
             block => block,
         };
         // A ring has a chunk besides its window.
-        let verified_rows = program.chunk.min(MOST_DRAFTS + 1);
+        let verified_rows = program.chunk.min(MOST_LOOKED_UP + 1);
         let limits = Limits {
             slots,
             rings,

@@ -49,6 +49,13 @@ pub(super) struct Drafting {
     pub text: Option<Lookup>,
 }
 
+impl Drafting {
+    /// Tokens that its next drafts are looked up by; 0 where there is nothing to look up.
+    pub fn matched(&self) -> u32 {
+        self.text.as_ref().map_or(0, Lookup::matched)
+    }
+}
+
 /// Whether a request could be served if it were alone.
 pub(super) fn check(request: &Request, limits: &Limits) -> Result<(), RequestError> {
     let tokens = request.prompt.len();

@@ -13,7 +13,7 @@ use super::pace::Work;
 use super::sequence::{Sequence, Stage};
 use super::{BoxedRule, Demand, Engine, Event, Id};
 use crate::RuntimeError;
-use crate::acceptance::{Acceptance, HOPE, MOST_DRAFTS};
+use crate::acceptance::{Acceptance, MOST_LOOKED_UP};
 
 /// Decodes without drafts after which some are tried again: at first, and at most.
 const FIRST_PAUSE: u32 = 16;
@@ -52,7 +52,7 @@ pub struct DraftCounts {
     pub drafted: u64,
     pub accepted: u64,
     /// Of the first draft of a round, of the second, and so on.
-    pub accepted_at: [u64; MOST_DRAFTS as usize],
+    pub accepted_at: [u64; MOST_LOOKED_UP as usize],
 }
 
 /// How an engine's speculation goes.
@@ -75,8 +75,11 @@ impl Speculation {
             _ if limits.verified_rows < 2 => return Err(RuntimeError::NoRoomToVerify),
             _ => {}
         }
-        let (usual, counts) = (Acceptance::expected(HOPE), DraftCounts::default());
-        Ok(Speculation { drafts, usual, idle: 0, pause: FIRST_PAUSE, counts })
+        let usual = match drafts.source {
+            DraftSource::Lookup => Acceptance::LOOKED_UP,
+            _ => Acceptance::DRAFTED,
+        };
+        Ok(Speculation { drafts, usual, idle: 0, pause: FIRST_PAUSE, counts: DraftCounts::default() })
     }
 
     /// A decode without drafts is queued.
@@ -100,6 +103,8 @@ struct Member {
     /// Its first row.
     first: usize,
     drafts: Vec<u32>,
+    /// Tokens that they were looked up by.
+    matched: u32,
     accepted: u32,
 }
 
@@ -123,18 +128,19 @@ impl<D: Device> Engine<D> {
         }
         for (id, sequence) in &self.sequences {
             let Stage::Generating { position, .. } = sequence.stage else { continue };
+            let matched = sequence.drafting.matched();
             let can = match drafts.source {
                 DraftSource::Nowhere => 0,
                 DraftSource::Drafter if all_known && !self.device.can_draft(sequence.slot, position) => 0,
                 DraftSource::Drafter => self.limits.drafts,
-                DraftSource::Lookup if sequence.drafting.text.as_ref().is_none_or(|text| !text.knows()) => 0,
-                DraftSource::Lookup | DraftSource::Given(_) => MOST_DRAFTS,
+                DraftSource::Lookup if matched == 0 => 0,
+                DraftSource::Lookup | DraftSource::Given(_) => MOST_LOOKED_UP,
             };
             // No row that nobody wants, and none that a ring has no room for.
             let most = can.min(sequence.left - 1).min(self.limits.verified_rows - 1);
-            let acceptance = sequence.drafting.acceptance.unwrap_or(*usual).rate();
+            let odds = sequence.drafting.acceptance.as_ref().unwrap_or(usual).odds(matched);
             ids.push(*id);
-            candidates.push(Candidate { acceptance, most });
+            candidates.push(Candidate { odds, most });
         }
         let depths = self.depths_of(&candidates);
         (ids, depths)
@@ -213,7 +219,7 @@ impl<D: Device> Engine<D> {
                 token,
                 picking,
             }));
-            members.push(Member { id: *id, first, drafts, accepted: 0 });
+            members.push(Member { id: *id, first, drafts, matched: sequence.drafting.matched(), accepted: 0 });
         }
         (members, rows)
     }
@@ -292,15 +298,12 @@ impl<D: Device> Engine<D> {
     fn learn(&mut self, members: &[Member], is_trial: bool) {
         let Speculation { usual, idle, pause, counts, .. } = &mut self.speculation;
         let before = *usual;
-        for Member { id, drafts, accepted, .. } in members {
+        for Member { id, drafts, matched, accepted, .. } in members {
             let drafted = drafts.len() as u32;
-            usual.learn(drafted, *accepted);
+            usual.learn(*matched, drafted, *accepted);
             if let Some(sequence) = self.sequences.get_mut(id).filter(|_| drafted > 0) {
-                sequence
-                    .drafting
-                    .acceptance
-                    .get_or_insert(Acceptance::expected(before.rate()))
-                    .learn(drafted, *accepted);
+                let acceptance = sequence.drafting.acceptance.get_or_insert(before.of_another());
+                acceptance.learn(*matched, drafted, *accepted);
             }
             counts.rounds += u64::from(drafted > 0);
             counts.drafted += u64::from(drafted);

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::acceptance::{Acceptance, HOPE};
+use crate::acceptance::{Acceptance, HOPE, MOST_DRAFTS};
 
 /// Of what a round was seen to take, what one more counts.
 const WEIGHT: f64 = 0.1;
@@ -43,45 +43,45 @@ impl Depth {
         Depth { most, rule: Rule::Fixed }
     }
 
-    /// As many as pay, of at most `most`.
-    pub fn learned(most: u32) -> Depth {
+    /// As many as pay, of at most `most`, by what is expected of them before the first.
+    pub fn learned(most: u32, acceptance: Acceptance) -> Depth {
         let (rounds, idle) = (BTreeMap::new(), 0);
-        let acceptance = Acceptance::expected(HOPE);
         let learned = Learned { acceptance, rounds, idle, pause: FIRST_PAUSE };
         Depth { most, rule: Rule::Learned(learned) }
     }
 
-    /// How many the next round should have, if there is room for them.
-    pub fn next(&self) -> u32 {
+    /// How many the next round should have, if there is room for them. Drafts that are looked up go by so many tokens.
+    pub fn next(&self, matched: u32) -> u32 {
         match &self.rule {
             Rule::Fixed => self.most,
-            Rule::Learned(learned) => learned.next(self.most),
+            Rule::Learned(learned) => learned.next(matched, self.most),
         }
     }
 
     /// Says how a round went.
-    pub fn learn(&mut self, drafted: u32, accepted: u32, seconds: f64) {
+    pub fn learn(&mut self, matched: u32, drafted: u32, accepted: u32, seconds: f64) {
         if let Rule::Learned(learned) = &mut self.rule {
-            learned.learn(drafted, accepted, seconds);
+            learned.learn(matched, drafted, accepted, seconds);
         }
     }
 }
 
 impl Learned {
-    fn next(&self, most: u32) -> u32 {
+    fn next(&self, matched: u32, most: u32) -> u32 {
         // Costs come first: one round without drafts, one with.
         let Some((&deepest, &slowest)) = self.rounds.last_key_value() else { return 0 };
         if deepest == 0 {
             return most.min(2);
         }
-        let acceptance = self.acceptance.rate();
+        let odds = self.acceptance.odds(matched);
         // Tokens a second, up to a factor.
-        let pays = |drafts: u32| expected_tokens(acceptance, drafts) / self.seconds(drafts);
+        let pays = |drafts: u32| odds.tokens(drafts) / self.seconds(drafts);
         let known = 0..=most.min(deepest);
         let best = known.max_by(|a, b| pays(*a).total_cmp(&pays(*b)).then(b.cmp(a))).unwrap_or(0);
-        // The most drafts are tried once where they would pay if they took no longer than fewer, and drafts are right as often as was hoped.
-        if deepest < most && acceptance >= HOPE && expected_tokens(acceptance, most) / slowest > pays(best) {
-            return most;
+        // More drafts are tried once where they would pay if they took no longer than fewer, and drafts are right as often as was hoped.
+        let more = if deepest < MOST_DRAFTS { most.min(MOST_DRAFTS) } else { most };
+        if deepest < more && odds.rest >= HOPE && odds.tokens(more) / slowest > pays(best) {
+            return more;
         }
         if best == 0 && self.idle >= self.pause { most.min(1) } else { best }
     }
@@ -97,7 +97,7 @@ impl Learned {
         }
     }
 
-    fn learn(&mut self, drafted: u32, accepted: u32, seconds: f64) {
+    fn learn(&mut self, matched: u32, drafted: u32, accepted: u32, seconds: f64) {
         let known = self.rounds.entry(drafted).or_insert(seconds);
         *known += WEIGHT * (seconds - *known);
         if drafted == 0 {
@@ -111,13 +111,8 @@ impl Learned {
             false => FIRST_PAUSE,
         };
         self.idle = 0;
-        self.acceptance.learn(drafted, accepted);
+        self.acceptance.learn(matched, drafted, accepted);
     }
-}
-
-/// Tokens of a round, each of whose drafts is accepted with this probability if those before it are.
-fn expected_tokens(acceptance: f64, drafts: u32) -> f64 {
-    (0..=drafts).map(|n| acceptance.powi(n as i32)).sum()
 }
 
 #[cfg(test)]
@@ -128,10 +123,10 @@ mod tests {
     fn play(depth: &mut Depth, rounds: u32, round: f64, draft: f64, mut accept: impl FnMut() -> bool) -> (u32, f64) {
         let (mut tokens, mut clock) = (0, 0.0);
         for _ in 0..rounds {
-            let drafted = depth.next();
+            let drafted = depth.next(0);
             let accepted = (0..drafted).take_while(|_| accept()).count() as u32;
             let seconds = round + f64::from(drafted) * draft;
-            depth.learn(drafted, accepted, seconds);
+            depth.learn(0, drafted, accepted, seconds);
             (tokens, clock) = (tokens + accepted + 1, clock + seconds);
         }
         (tokens, clock)
@@ -139,21 +134,33 @@ mod tests {
 
     #[test]
     fn drafts_that_are_never_right_cost_almost_nothing() {
-        let (tokens, seconds) = play(&mut Depth::learned(7), 1000, 1.0, 0.3, || false);
+        let (tokens, seconds) = play(&mut Depth::learned(7, Acceptance::DRAFTED), 1000, 1.0, 0.3, || false);
         assert_eq!(tokens, 1000);
         assert!(seconds < 1030.0, "{seconds}");
     }
 
+    /// A long match is right to the end, a short one never, and a draft costs nothing: as many as there may be, and none.
+    #[test]
+    fn lookups_go_as_far_as_their_match_says() {
+        let mut depth = Depth::learned(15, Acceptance::LOOKED_UP);
+        for round in 0..60 {
+            let (matched, is_right) = if round % 2 == 0 { (16, true) } else { (2, false) };
+            let drafted = depth.next(matched);
+            depth.learn(matched, drafted, if is_right { drafted } else { 0 }, 1.0 + 0.05 * f64::from(drafted));
+        }
+        assert_eq!((depth.next(16), depth.next(2)), (15, 0));
+    }
+
     #[test]
     fn drafts_that_are_right_are_made_to_the_full_depth() {
-        let mut depth = Depth::learned(7);
+        let mut depth = Depth::learned(7, Acceptance::DRAFTED);
         let (tokens, seconds) = play(&mut depth, 100, 1.0, 0.1, || true);
         assert!(f64::from(tokens) > 4.0 * seconds, "{tokens} in {seconds}");
-        assert_eq!(depth.next(), 7);
+        assert_eq!(depth.next(0), 7);
         // And not at all where a draft takes as long as a token.
-        let mut depth = Depth::learned(7);
+        let mut depth = Depth::learned(7, Acceptance::DRAFTED);
         play(&mut depth, 100, 1.0, 1.1, || true);
-        assert_eq!(depth.next(), 0);
+        assert_eq!(depth.next(0), 0);
     }
 
     #[test]
@@ -161,16 +168,16 @@ mod tests {
         // As an H200 verifies 1, 2 and up to 8 rows of E4B, with drafts of 93 microseconds.
         let seconds =
             |drafts: u32| [2.06, 2.6, 3.19][drafts.min(2) as usize] + f64::from(drafts.saturating_sub(2)) * 0.093;
-        let (mut depth, mut clock, mut tokens, mut turn) = (Depth::learned(7), 0.0, 0, 0u32);
+        let (mut depth, mut clock, mut tokens, mut turn) = (Depth::learned(7, Acceptance::DRAFTED), 0.0, 0, 0u32);
         for _ in 0..60 {
-            let drafted = depth.next();
+            let drafted = depth.next(0);
             // Four of five are right.
             let right = |turn: &mut u32| {
                 *turn += 1;
                 !turn.is_multiple_of(5)
             };
             let accepted = (0..drafted).take_while(|_| right(&mut turn)).count() as u32;
-            depth.learn(drafted, accepted, seconds(drafted));
+            depth.learn(0, drafted, accepted, seconds(drafted));
             (clock, tokens) = (clock + seconds(drafted), tokens + accepted + 1);
         }
         assert!(f64::from(tokens) * 2.06 > 1.8 * clock, "{tokens} in {clock}");
@@ -178,11 +185,11 @@ mod tests {
 
     #[test]
     fn a_text_that_becomes_easy_is_noticed() {
-        let mut depth = Depth::learned(7);
+        let mut depth = Depth::learned(7, Acceptance::DRAFTED);
         play(&mut depth, 300, 1.0, 0.1, || false);
-        assert_eq!(depth.next(), 0);
+        assert_eq!(depth.next(0), 0);
         play(&mut depth, 600, 1.0, 0.1, || true);
-        assert_eq!(depth.next(), 7);
-        assert_eq!(Depth::fixed(3).next(), 3);
+        assert_eq!(depth.next(0), 7);
+        assert_eq!(Depth::fixed(3).next(0), 3);
     }
 }

@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use super::depth::Depth;
 use super::generate::picking_of;
-use super::{Asked, End, MOST_DRAFTS, On, Request, SLOT, Session, collect_beyond, oldest_of};
+use super::{Asked, End, On, Request, SLOT, Session, collect_beyond, oldest_of};
+use crate::acceptance::{Acceptance, MOST_DRAFTS, MOST_LOOKED_UP};
 use crate::engine::{Device, Guess, Picked, Picking, Row, Verified};
 use crate::{RuntimeError, Sampler};
 
@@ -43,9 +44,14 @@ pub struct Counts {
 impl Speculation {
     /// Drafts a fixed number of tokens in each round, or with `None` as many as pay.
     pub fn new(source: Source, steps: Option<u32>) -> Speculation {
+        let (most, acceptance) = match source {
+            Source::Drafter | Source::Replaced(_) => (MOST_DRAFTS, Acceptance::DRAFTED),
+            Source::Given(_) => (MOST_LOOKED_UP, Acceptance::DRAFTED),
+            Source::Lookup => (MOST_LOOKED_UP, Acceptance::LOOKED_UP),
+        };
         let depth = match steps {
-            Some(steps) => Depth::fixed(steps.min(MOST_DRAFTS)),
-            None => Depth::learned(MOST_DRAFTS),
+            Some(steps) => Depth::fixed(steps.min(most)),
+            None => Depth::learned(most, acceptance),
         };
         Speculation { source, depth, counts: Counts::default() }
     }
@@ -92,9 +98,11 @@ impl Session {
             // No row beyond the context, none that nobody wants, and all of them in one pass.
             let room = (left - 1).min(request.most - given - 1).min(pass - 1);
             let started = Instant::now();
-            let round = self.round(token, room.min(speculation.depth.next()), &mut speculation.source, sampler)?;
+            let matched = self.look_up(token, &speculation.source);
+            let most = room.min(speculation.depth.next(matched));
+            let round = self.round(token, most, &mut speculation.source, sampler)?;
             let (drafted, accepted) = (round.drafted, round.accepted.len() as u32);
-            speculation.depth.learn(drafted, accepted, started.elapsed().as_secs_f64());
+            speculation.depth.learn(matched, drafted, accepted, started.elapsed().as_secs_f64());
             let Counts { rounds, drafted: all, accepted: right } = &mut speculation.counts;
             (*rounds, *all, *right) = (*rounds + 1, *all + u64::from(drafted), *right + u64::from(accepted));
             let first = self.position() - accepted;
@@ -125,12 +133,22 @@ impl Session {
         if self.device_picks(sampler).is_ok() {
             self.queue_first(prompt, sampler)?;
             let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram) };
-            return known(oldest_of(1, device)?.token, self.plan.model.vocab_size);
+            let picked = known(oldest_of(1, device)?.token, self.plan.model.vocab_size)?;
+            return sampler.say(self.position().into(), Some(picked)).ok_or(RuntimeError::NoPick);
         }
         let mut picked = None;
         let position = self.position() as u64 + prompt.len() as u64;
         self.feed(prompt, Asked::Last, None, |_, row| picked = sampler.pick(row, position))?;
         picked.ok_or(RuntimeError::NoPick)
+    }
+
+    /// Looks the text up to `token` up in itself, if that is where drafts come from; returns how many tokens they go by.
+    fn look_up(&mut self, token: u32, source: &Source) -> u32 {
+        if !matches!(source, Source::Lookup) {
+            return 0;
+        }
+        self.lookup.read(&[&self.seen[..], &[token]].concat());
+        self.lookup.matched()
     }
 
     /// At most `most` tokens that may follow `token`, which has not been fed.
@@ -145,10 +163,7 @@ impl Session {
                 self.draft(token, most, &mut |_, _, _| {}, &mut |_| {})?;
                 drafts = guess(&[&self.seen[..], &[token]].concat(), most as usize);
             }
-            Source::Lookup => {
-                self.lookup.read(&[&self.seen[..], &[token]].concat());
-                drafts = self.lookup.guess(most as usize);
-            }
+            Source::Lookup => drafts = self.lookup.guess(most as usize),
             Source::Given(guess) => drafts = guess(&[&self.seen[..], &[token]].concat(), most as usize),
         }
         // Whatever was guessed, a row is computed only for what can be a token.
@@ -256,7 +271,10 @@ impl Session {
         let mut verdict = Verdict::default();
         for (row, Picked { token, logits }) in picked.iter().enumerate() {
             let at = u64::from(first) + row as u64 + 1;
-            let token = if picks { known(*token, vocab_size).ok() } else { sampler.pick(logits, at) };
+            let token = match picks {
+                true => sampler.say(at, known(*token, vocab_size).ok()),
+                false => sampler.pick(logits, at),
+            };
             if !verdict.hear(drafts, row, token) {
                 break;
             }

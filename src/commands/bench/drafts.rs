@@ -49,7 +49,7 @@ pub fn run(of: &Drafts<'_>) -> Result<Report> {
     let drafter = bench.session.plan().drafter.is_some();
     let text = bench.text(of.generate)?;
     let plain = bench.plain(of, &text)?;
-    let most = bench.most_drafts();
+    let most = bench.verified_drafts().min(MOST_DRAFTS);
     let (mut verified, mut drafted) = (Vec::new(), Vec::new());
     for drafts in 0..=most {
         verified.push((drafts + 1, bench.round(of, &text, drafts, false)?));
@@ -66,36 +66,43 @@ pub fn run(of: &Drafts<'_>) -> Result<Report> {
     Ok(Report { drafter, plain, verified, drafted, forced })
 }
 
-struct Bench {
-    session: Session,
-    sampler: Sampler,
-    prompt: Vec<u32>,
+/// A session that answers one prompt again and again.
+pub(super) struct Bench {
+    pub session: Session,
+    pub sampler: Sampler,
+    pub prompt: Vec<u32>,
 }
 
 impl Bench {
     fn open(of: &Drafts<'_>) -> Result<Bench> {
         let session = of.plan.open()?;
-        let (context, vocab_size) = (session.plan().program.context, session.plan().model.vocab_size);
-        let needed = of.prompt + of.generate + MOST_DRAFTS;
+        let vocab_size = session.plan().model.vocab_size;
+        let prompt = random::tokens(of.seed, of.prompt as usize, vocab_size);
+        Bench::with_prompt(session, prompt, of.generate + MOST_DRAFTS)
+    }
+
+    /// For answers of at most so many tokens.
+    pub fn with_prompt(session: Session, prompt: Vec<u32>, answer: u32) -> Result<Bench> {
+        let (context, needed) = (session.plan().program.context, prompt.len() as u32 + answer);
         ensure!(
             needed <= context,
             "{needed} tokens do not fit the plan's context of {context}: compile with a larger --ctx"
         );
         let sampling = Sampling { temperature: 0.0, top_k: 1, top_p: 1.0 };
         let sampler = Sampler::new(sampling, 0, Vec::new()).context("the largest logit can always be asked for")?;
-        Ok(Bench { session, sampler, prompt: random::tokens(of.seed, of.prompt as usize, vocab_size) })
+        Ok(Bench { session, sampler, prompt })
     }
 
     /// Drafts that the plan can verify.
-    fn most_drafts(&self) -> u32 {
+    pub fn verified_drafts(&self) -> u32 {
         let plan = self.session.plan();
         let rows =
             plan.cuda.as_ref().map_or(plan.program.chunk.min(plan.program.asked), |cuda| cuda.program.verified_rows);
-        rows.saturating_sub(1).min(MOST_DRAFTS)
+        rows.saturating_sub(1)
     }
 
     /// The tokens after the prompt, and the time from the first of them to the last.
-    fn generate(&mut self, most: u32, drafts: Option<&mut Speculation>) -> Result<(Vec<u32>, Duration)> {
+    pub fn generate(&mut self, most: u32, drafts: Option<&mut Speculation>) -> Result<(Vec<u32>, Duration)> {
         self.session.reset();
         let request = Request { prompt: &self.prompt, most, stop: &[] };
         let (mut tokens, mut first, mut last) = (Vec::new(), None, Instant::now());
@@ -175,7 +182,7 @@ fn guess(text: &[u32], acceptance: f64, seed: u64) -> Box<Guess> {
     })
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
