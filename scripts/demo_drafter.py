@@ -400,7 +400,7 @@ def run(args, device):
     # On texts that it has not read, as written.
     unread = torch.arange(len(texts.tokens) - held_out, len(texts.tokens), device=device)
     for temperature in TEMPERATURES:
-        which = unread[texts.temperatures[unread] == temperature]
+        which = unread[(texts.temperatures[unread] - temperature).abs() < 1e-3]
         shares = [0.0] * STEPS
         for some in which.split(16):
             shares = [a + b * len(some) / len(which) for a, b in zip(shares, accepted(drafter, texts, some))]

@@ -1,11 +1,12 @@
 //! `gemma4c demo`: the whole way from a model to text, on whatever this machine has.
 //!
-//! The model is inside the program: a small Gemma 4 that was trained on Jane Austen's novels (`assets/README.md`). It is
-//! written to a folder, together with its plan and the plan's page, so that the other commands can go on from there. Weights
-//! are mapped from that file, as those of any model are: nothing about this one is special to the compiler or the runtime.
+//! The model is inside the program: a small Gemma 4 that was trained on Jane Austen's novels (`assets/README.md`), and a drafter for it. Both are
+//! written to a folder, together with their plan and the plan's page, so that the other commands can go on from there. Weights
+//! are mapped from those files, as those of any model are: nothing about this one is special to the compiler or the runtime.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -17,10 +18,10 @@ use gemma4c_models::gguf::Gguf;
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
 use gemma4c_plan::cuda::KvType;
 use gemma4c_plan::{Plan, Sampling};
-use gemma4c_runtime::{ModelLocation, OnGpu, machine};
+use gemma4c_runtime::{Counts, MOST_DRAFTS, ModelLocation, OnGpu, Source, Speculation, machine};
 
 use super::Outcome;
-use super::generation::{Generation, SamplingArgs, Speed};
+use super::generation::{Answer, Generation, SamplingArgs, Speed};
 use super::plan_file::{self, Device};
 use crate::compile::{self, CudaOptions};
 use crate::output::{self, print};
@@ -30,8 +31,8 @@ use crate::report::html;
 /// Write a little English with the model embedded in this program, and show how it ran.
 ///
 /// The model is small: a Gemma 4 of 11 million parameters that has read Jane Austen and nothing else. It is compiled for this
-/// machine's GPU if there is one and NVRTC is found, else for the CPU. Then it runs twice, and both runs must give the same
-/// bits. The model, its plan and a page that draws the plan are left in a folder for the other commands to go on with. The plan
+/// machine's GPU if there is one and NVRTC is found, else for the CPU. Then it runs twice, with drafts of a smaller model and without, and both runs must
+/// give the same bits. The models, their plan and a page that draws the plan are left in a folder for the other commands to go on with. The plan
 /// samples at temperature 0.7 of the 40 likeliest tokens, because so small a model writes better that way.
 #[derive(clap::Args)]
 pub struct Args {
@@ -57,6 +58,10 @@ pub struct Args {
 
 /// As in `assets/README.md`.
 const MODEL: &[u8] = include_bytes!("../../assets/austen_q4_0.gguf");
+const DRAFTER: &[u8] = include_bytes!("../../assets/austen_draft_q8_0.gguf");
+
+/// Tokens that are guessed in a round. As many as pay would depend on the machine, and so would the share of them that is right.
+const DRAFTS: u32 = 3;
 
 const PROMPT: &str = "\"Tell me, Mr. Darcy,\" said Elizabeth,";
 
@@ -69,6 +74,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let files = Files::in_folder(&args.output)?;
     let choice = choose_device(args.device)?;
     write(&files.model, MODEL)?;
+    write(&files.drafter, DRAFTER)?;
 
     let compiling = Instant::now();
     let plan = compile(&files, choice.cuda)?;
@@ -80,7 +86,10 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let location = ModelLocation { plan: files.plan.clone(), given: None };
     let session = plan_file::open(plan.clone(), &location, choice.device, &OnGpu::default())?;
     let sampler = args.sampling.sampler(plan.sampling, vocab.suppress.clone())?;
-    let mut generation = Generation { session, sampler, stop: vocab.stop.clone(), most: args.n, speculation: None };
+    // A round of three rows is a decode of four. The simulator stops at an overflow in the row that is nobody's.
+    let drafts = choice.device != Device::Sim;
+    let speculation = drafts.then(|| Speculation::new(Source::Drafter, Some(DRAFTS)));
+    let mut generation = Generation { session, sampler, stop: vocab.stop.clone(), most: args.n, speculation };
 
     let prompt = tokenizer.encode(&args.prompt, EncodeOptions { add_bos: true, parse_special: false });
     let (tokens, context) = (prompt.len(), plan.program.context);
@@ -89,15 +98,24 @@ pub fn run(args: &Args) -> Result<Outcome> {
         "-p: the text has {tokens} tokens, and the model {context} positions: give less"
     );
     print(&args.prompt)?;
-    let first = generation.stream(&prompt, &tokenizer)?;
-    let first = Run { logits: last_logits(&mut generation, &prompt, &first.tokens)?, tokens: first.tokens };
+    let Answer { tokens, speed: drafted, .. } = generation.stream(&prompt, &tokenizer)?;
+    let first = Run { logits: last_logits(&mut generation, &prompt, &tokens)?, tokens };
     generation.session.reset();
+    generation.speculation = None;
     let (second, speed) = run_again(&mut generation, &prompt)?;
 
     speed.report_full_context();
     write(&files.page, html::page(&plan, None).as_bytes())?;
     let device = generation.session.device_name();
-    let report = Report { plan: &plan, plan_bytes, compiling, why: &choice.words, device: &device, speed: &speed };
+    let report = Report {
+        plan: &plan,
+        plan_bytes,
+        compiling,
+        why: &choice.words,
+        device: &device,
+        speed: &speed,
+        drafted: &drafted,
+    };
     print(&format!("\n{report}"))?;
     let same = first == second;
     print(&format!("check    {}\n", agreement(&first, &second)))?;
@@ -109,6 +127,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
 struct Files {
     folder: PathBuf,
     model: PathBuf,
+    drafter: PathBuf,
     plan: PathBuf,
     page: PathBuf,
 }
@@ -121,10 +140,11 @@ impl Files {
         let files = Files {
             folder: folder.to_owned(),
             model: folder.join("austen.gguf"),
+            drafter: folder.join("austen_draft.gguf"),
             plan: folder.join("plan.bin"),
             page: folder.join("plan.html"),
         };
-        for path in [&files.model, &files.plan, &files.page] {
+        for path in [&files.model, &files.drafter, &files.plan, &files.page] {
             output::may_be_written(path).with_context(not_possible)?;
         }
         Ok(files)
@@ -142,7 +162,8 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 
 fn compile(files: &Files, cuda: Option<CudaOptions>) -> Result<Plan> {
     let bar = cuda.as_ref().map(|_| progress::waiting("compiling kernels with NVRTC"));
-    let options = compile::Options { cuda, ..compile::Options::default() };
+    let drafter = Some(Arc::new(Gguf::open(&files.drafter)?));
+    let options = compile::Options { cuda, drafter, ..compile::Options::default() };
     let plan = compile::compile(&Gguf::open(&files.model)?, &files.folder, &options);
     if let Some(bar) = bar {
         bar.finish_and_clear();
@@ -189,7 +210,7 @@ fn find_gpu() -> Result<Choice, String> {
 
 fn options(target: Target) -> CudaOptions {
     CudaOptions {
-        verified: 1,
+        verified: MOST_DRAFTS + 1,
         targets: vec![target],
         kv: KvType::F16,
         sequences: 1,
@@ -217,12 +238,12 @@ fn run_again(generation: &mut Generation, prompt: &[u32]) -> Result<(Run, Speed)
     Ok((Run { tokens, logits }, speed))
 }
 
-/// Decodes the sequence's last token once more, because generation keeps no logits, and returns the bits of what comes out.
+/// Decodes the token before the sequence's last once more, because generation keeps no logits, and returns the bits of what comes out.
 fn last_logits(generation: &mut Generation, prompt: &[u32], generated: &[u32]) -> Result<Vec<u32>> {
     let session = &mut generation.session;
-    let last = session.position() - 1;
-    let token = prompt.iter().chain(generated).nth(last as usize).context("a session has seen what it was fed")?;
-    session.truncate(last)?;
+    let last = (prompt.len() + generated.len()).saturating_sub(2);
+    let token = prompt.iter().chain(generated).nth(last).context("a prompt has at least one token")?;
+    session.truncate(last as u32)?;
     let mut bits = Vec::new();
     session.decode(*token, |row| bits = row.iter().map(|logit| logit.to_bits()).collect())?;
     Ok(bits)
@@ -232,10 +253,12 @@ fn agreement(first: &Run, second: &Run) -> String {
     let (tokens, logits) = (first.tokens.len(), first.logits.len());
     match (first.tokens == second.tokens, first.logits == second.logits) {
         (true, true) => format!(
-            "a second run gave the same {tokens} tokens, and the same bits in all {logits} logits of the last position"
+            "a run without drafts gave the same {tokens} tokens, and the same bits in all {logits} logits of the last position"
         ),
-        (true, false) => format!("a second run gave the same {tokens} tokens, but OTHER logits at the last position"),
-        (false, _) => "a second run gave OTHER tokens".into(),
+        (true, false) => {
+            format!("a run without drafts gave the same {tokens} tokens, but OTHER logits at the last position")
+        }
+        (false, _) => "a run without drafts gave OTHER tokens".into(),
     }
 }
 
@@ -247,14 +270,15 @@ struct Report<'a> {
     why: &'a str,
     device: &'a str,
     speed: &'a Speed,
+    /// With drafts. How fast is not said: what they save is passes, and on a CPU a row more takes as long as a pass.
+    drafted: &'a Speed,
 }
 
 impl std::fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let plan = self.plan;
-        let parameters: u64 = plan.weights.iter().map(|weight| weight.dims.iter().product::<u64>()).sum();
         let size = output::bytes(MODEL.len() as u64);
-        let millions = parameters as f64 / 1e6;
+        let millions = millions_of_parameters(plan, 0);
         writeln!(f, "model    a Gemma 4 of {millions:.1} million parameters, trained on Jane Austen; {size} in Q4_0")?;
         let name = if self.device == "cpu" { "the CPU" } else { self.device };
         writeln!(f, "device   {name}, {}", self.why)?;
@@ -274,8 +298,24 @@ impl std::fmt::Display for Report<'_> {
             self.speed.prompt,
             self.speed.decode_rate(),
             self.speed.written
+        )?;
+        let (Some(Counts { rounds, drafted, accepted }), written) = (self.drafted.drafts, self.drafted.written) else {
+            return Ok(());
+        };
+        let share = 100.0 * accepted as f64 / (drafted as f64).max(1.0);
+        let millions = millions_of_parameters(plan, 1);
+        writeln!(
+            f,
+            "drafts   {accepted} of {drafted} were right ({share:.0} %): {written} tokens in {} passes; a drafter of {millions:.1} million parameters",
+            rounds + 1
         )
     }
+}
+
+/// Of the weights in one of the plan's files: the model's is the first, the drafter's the second.
+fn millions_of_parameters(plan: &Plan, file: u32) -> f64 {
+    let weights = plan.weights.iter().filter(|weight| weight.file == file);
+    weights.map(|weight| weight.dims.iter().product::<u64>()).sum::<u64>() as f64 / 1e6
 }
 
 /// Where to look next.
@@ -289,7 +329,7 @@ fn next(files: &Files) -> String {
         ("gemma4c compile MODEL.gguf -o plan.bin".to_owned(), "a Gemma 4 model of yours"),
     ];
     let width = rows.iter().map(|(command, _)| command.chars().count()).max().unwrap_or(0);
-    let mut out = format!("The model, its plan and the plan's page are in {folder}. Next:\n");
+    let mut out = format!("The model, its drafter, their plan and the plan's page are in {folder}. Next:\n");
     for (command, what) in rows {
         out += &format!("  {command:<width$}  {what}\n");
     }

@@ -202,7 +202,7 @@ pub struct Speed {
     /// The context, where it ended the answer.
     full: Option<usize>,
     /// Where tokens were guessed.
-    drafts: Option<Counts>,
+    pub drafts: Option<Counts>,
 }
 
 impl Speed {

@@ -381,7 +381,9 @@ fn the_demo_runs_on_the_gpu_or_says_why_not() {
     assert_eq!(on_gpu.code, Some(0), "{}{}", on_gpu.stdout, on_gpu.stderr);
     assert!(on_gpu.stdout.contains("device   Stand-in GPU, sm_90a by NVRTC"), "{}", on_gpu.stdout);
     assert!(on_gpu.stdout.contains("plan     6 layers, ") && on_gpu.stdout.contains(" launches a token, "));
-    assert_eq!(log["cuGraphLaunch"], 2 * (66 + 1), "twice 66 tokens, and the last logits each time");
+    let drafted = on_gpu.stdout.lines().find(|line| line.starts_with("drafts   ")).expect("a line of drafts");
+    assert!(drafted.contains(": 66 tokens in "), "{drafted}");
+    assert!(log["cuGraphLaunch"] > 66 + 1 + 1, "66 tokens one by one, rounds, and the last logits each time");
     let page = String::from_utf8(place.read("gemma4c-demo/plan.html")).unwrap();
     assert!(page.contains("Compiled for Stand-in GPU (sm_90a, 132 SMs) by NVRTC"));
     for (why, settings) in [
