@@ -11,6 +11,8 @@ pub enum Access {
     Weights,
     /// Read; written by an earlier kernel, so not before the dependency wait.
     Input,
+    /// Rows that bulk copies bring tile by tile; otherwise as `Input`. A launch gives the tensor map that describes them.
+    Tiles,
     /// Written, all of it; not read.
     Output,
     /// Read and written; atomics.
@@ -48,6 +50,9 @@ impl ParamDef {
         match self.kind {
             ParamKind::Memory { access: Access::Weights, element } => format!("weights<{element}> {name}"),
             ParamKind::Memory { access: Access::Input, element } => format!("const {element}* {name}"),
+            ParamKind::Memory { access: Access::Tiles, element } => {
+                format!("__grid_constant__ const tiles<{element}> {name}")
+            }
             ParamKind::Memory { element, .. } => format!("{element}* {name}"),
             ParamKind::Scalar(ty) => format!("{ty} {name}"),
             ParamKind::Local => name.to_string(),

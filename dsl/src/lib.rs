@@ -74,7 +74,7 @@
 //!   every instance. A device function names the ones it needs in the same way and gets the instance's.
 //! - **Element types** are type parameters bound by [`Float`] (f32, F16, BF16).
 //! - **Buffers** are parameters by role: [`sim::Weights`] (constant; the non-coherent path; allowed before the dependency wait),
-//!   [`sim::Input`], [`sim::Output`] (all of it written, none of it read), [`sim::InOut`]. `x[i]` reads, `x[i] = v` and `x[i] += v`
+//!   [`sim::Input`], [`sim::Output`] (all of it written, none of it read), [`sim::InOut`]; [`sim::Tiles`] are rows that bulk copies bring in tiles (Hopper and later). `x[i]` reads, `x[i] = v` and `x[i] += v`
 //!   write; `x.offset(n)` is the handle n elements on; `load::<U32x4>(x, i)` and `store(x, i, v)` move 16 bytes. Scalars are
 //!   u32, i32, u64, f32.
 //! - **Shared memory**: `let tile = shared::<f32>(N);` at the top level of the kernel; `Shared<T>` as a device function's parameter.
@@ -133,7 +133,7 @@
 //! last_block last_block_of`), [`intrinsics::ordered`] (`atomic_load_relaxed atomic_store_relaxed atomic_add_release atomic_load_acquire
 //! atomic_wait_acquire`), [`intrinsics::asynchronous`] (`cp_async16 cp_async4 cp_async_commit cp_async_wait`), [`intrinsics::mbarrier`]
 //! (`mbarrier_init mbarrier_arrive mbarrier_arrive_expect cp_async_arrive mbarrier_wait`) and [`intrinsics::bulk`] (`bulk_load bulk_store bulk_commit
-//! bulk_wait_read bulk_wait`: Hopper and later, as mbarriers), [`intrinsics::tensor`] (`ldmatrix_x1 …
+//! bulk_wait_read bulk_wait`: Hopper and later, as mbarriers), [`intrinsics::tiles`] (`tile_load`), [`intrinsics::tensor`] (`ldmatrix_x1 …
 //! mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k16_s8 mma_m16n8k32_s8`), [`intrinsics::warpgroup`] (`wgmma_bf16 wgmma_bf16_held wgmma_b16 wgmma_b16_held_across wgmma_fence wgmma_commit wgmma_wait
 //! fence_proxy_async`: Hopper only), [`intrinsics::grid`] (`grid_dependency_wait grid_launch_dependents`).
 //! Warp, warpgroup and block intrinsics need all their threads at the same line; shuffles and reductions of a warp do not order memory.
@@ -174,9 +174,9 @@ pub mod prelude {
     };
     pub use crate::intrinsics::{
         asynchronous::*, atomics::*, bits::*, bulk::*, cluster::*, grid::*, ids::*, loads::*, math::*, mbarrier::*,
-        narrow::*, ordered::*, tensor::*, warp::*, warpgroup::*,
+        narrow::*, ordered::*, tensor::*, tiles::*, warp::*, warpgroup::*,
     };
-    pub use crate::sim::{InOut, Input, Output, Regs, Shared, Weights, regs};
+    pub use crate::sim::{InOut, Input, Output, Regs, Shared, Tiles, Weights, regs};
     pub use crate::{By, device, kernel, registers, require};
 }
 

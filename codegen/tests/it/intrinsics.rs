@@ -4,6 +4,8 @@
 mod bulk;
 #[path = "../../../dsl/tests/kernels/ordered.rs"]
 mod ordered;
+#[path = "../../../dsl/tests/kernels/tiles.rs"]
+mod tiles;
 
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::nvrtc::{Options, Source};
@@ -36,4 +38,6 @@ fn mbarriers_and_bulk_copies() {
     assert!(with_bulk_copies.contains(&Arch::Sm90a) && !with_bulk_copies.contains(&Arch::Sm89));
     compiles(bulk::ring::DEF, &with_bulk_copies);
     compiles(bulk::doubled_in_bulk::DEF, &with_bulk_copies);
+    compiles(tiles::last_tile::DEF, &with_bulk_copies);
+    compiles(tiles::sums_of_tiles::DEF, &with_bulk_copies);
 }

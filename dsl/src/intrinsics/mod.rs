@@ -18,6 +18,7 @@ pub mod narrow;
 pub mod ordered;
 mod rows;
 pub mod tensor;
+pub mod tiles;
 pub mod warp;
 pub mod warpgroup;
 
@@ -39,6 +40,7 @@ table! {
     asynchronous: cp_async16 cp_async4 cp_async_commit cp_async_wait;
     mbarrier: mbarrier_init mbarrier_arrive mbarrier_arrive_expect cp_async_arrive mbarrier_wait;
     bulk: bulk_load bulk_store bulk_commit bulk_wait_read bulk_wait;
+    tiles: tile_load;
     bits: byte_of signed_byte_of nibble_of pack_bytes byte_perm dp4a sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16;
     narrow: widen_int8 multiply_f16 widen_e4m3 pack_e4m3;
     math: rsqrt recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast exp2_flushed;

@@ -311,6 +311,9 @@ handles! {
     Weights;
     /// What an earlier kernel wrote; read only. `const T*` in CUDA.
     Input;
+    /// Rows of 16-bit floats that an earlier kernel wrote, or weights, brought tile by tile (`tile_load`). The first scalar behind it says how many values a row has.
+    /// `tiles<T>` in CUDA: a tensor map.
+    Tiles;
     /// What this kernel writes, every element of it; not read. `T*` in CUDA.
     Output;
     /// What this kernel reads and writes, or updates atomically. `T*` in CUDA.

@@ -34,7 +34,8 @@ pub use fault::{Fault, FaultKind};
 pub(crate) use launch::launch_host;
 pub use launch::{Arg, LaunchError, Options, launch};
 pub use memory::{
-    AllocationId, InOut, Input, KernelIndex, Memory, Output, Readable, Regs, Shared, View, Weights, Writable, regs,
+    AllocationId, InOut, Input, KernelIndex, Memory, Output, Readable, Regs, Shared, Tiles, View, Weights, Writable,
+    regs,
 };
 pub use order::Order;
 #[doc(hidden)]
@@ -77,7 +78,7 @@ macro_rules! handle_arguments {
         }
     })* };
 }
-handle_arguments!(Weights Input Output InOut);
+handle_arguments!(Weights Input Tiles Output InOut);
 
 // ---- what the expansion of a kernel calls -----------------------------------------------------------------------
 

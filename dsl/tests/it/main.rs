@@ -15,4 +15,5 @@ mod parts_of_a_block;
 mod reference;
 mod refusals;
 mod tensor;
+mod tiles;
 mod warpgroup;

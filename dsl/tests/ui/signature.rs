@@ -31,4 +31,9 @@ fn device_arguments(x: f32) -> f32 {
     x
 }
 
+#[device]
+fn device_tiles(x: Tiles<BF16>) -> u32 {
+    0u32
+}
+
 fn main() {}

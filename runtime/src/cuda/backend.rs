@@ -214,7 +214,7 @@ impl CudaBackend {
     /// The arguments of a launch as addresses and numbers.
     fn arguments(&self, launch: &plan::Launch) -> Vec<Argument<'static>> {
         let argument = |argument: &plan::Argument| match argument {
-            plan::Argument::Memory(range) => Argument::Address(self.regions.address(range)),
+            plan::Argument::Memory(range) => Argument::Address(self.regions.address(range), range.bytes),
             plan::Argument::U32(value) => Argument::U32(*value),
             plan::Argument::F32(value) => Argument::F32(*value),
         };

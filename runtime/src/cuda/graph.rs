@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 
 use super::device::{Context, CudaError, Device};
-use super::launch::{Argument, Function, Launch};
+use super::launch::{Argument, Function, Launch, Stored};
 use super::streams::Event;
 
 /// A graph under construction.
@@ -42,9 +42,9 @@ impl GraphBuilder {
     ) -> Result<Node, CudaError> {
         self.context.enter()?;
         let adding = || CudaError::driver(format!("adding kernel {} to a graph", function.name));
-        let mut words = function.words(arguments)?;
+        let mut stored = function.stored(arguments)?;
         // Little-endian on every machine CUDA runs on: the low bytes of a word are the narrower argument.
-        let mut pointers: Vec<_> = words.iter_mut().map(|word| (word as *mut u64).cast()).collect();
+        let mut pointers: Vec<_> = stored.iter_mut().map(|stored| (stored as *mut Stored).cast()).collect();
         let parameters = sys::CUDA_KERNEL_NODE_PARAMS {
             func: function.function,
             gridDimX: launch.grid[0],

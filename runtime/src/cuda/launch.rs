@@ -144,35 +144,101 @@ pub enum Argument<'a> {
     I32(i32),
     U64(u64),
     F32(f32),
-    /// An address of the device.
-    Address(u64),
+    /// An address of the device, and the bytes there.
+    Address(u64, u64),
 }
 
 impl Argument<'_> {
     fn size(&self) -> usize {
         match self {
-            Argument::Memory(..) | Argument::U64(_) | Argument::Address(_) => 8,
+            Argument::Memory(..) | Argument::U64(_) | Argument::Address(..) => 8,
             Argument::U32(_) | Argument::I32(_) | Argument::F32(_) => 4,
+        }
+    }
+
+    /// Address and bytes of memory.
+    fn memory(&self) -> Option<(u64, u64)> {
+        match *self {
+            Argument::Memory(buffer, offset) => Some((buffer.address + offset as u64, (buffer.len() - offset) as u64)),
+            Argument::Address(address, bytes) => Some((address, bytes)),
+            _ => None,
+        }
+    }
+
+    fn word(&self) -> u64 {
+        match *self {
+            Argument::Memory(buffer, offset) => buffer.address + offset as u64,
+            Argument::U32(value) => value as u64,
+            Argument::I32(value) => value as u32 as u64,
+            Argument::U64(value) | Argument::Address(value, _) => value,
+            Argument::F32(value) => value.to_bits() as u64,
         }
     }
 }
 
+/// An argument as the driver reads it: a number or an address in the lower bytes, or a tensor map.
+#[derive(Clone, Copy, Default)]
+#[repr(C, align(128))]
+pub(super) struct Stored([u64; 16]);
+
+/// Bytes of a tensor map.
+const MAP_BYTES: usize = size_of::<Stored>();
+/// A tile of a kernel's `Tiles`: values of a row, which are 128 bytes, and rows.
+const TILE: [u32; 2] = [64, 32];
+
+/// The tensor map of rows of so many 16-bit floats, for tiles that wgmma reads.
+fn tensor_map(address: u64, bytes: u64, width: u64) -> Result<Stored, CudaError> {
+    let rows = bytes / (2 * width.max(1));
+    let (dims, strides) = ([width, rows], [2 * width]);
+    let mut map = sys::CUtensorMap { opaque: [0; 16] };
+    // SAFETY: two numbers for each of two dimensions, one stride; the driver writes the map and keeps nothing.
+    #[allow(unsafe_code)]
+    unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &mut map,
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            2,
+            address as *mut c_void,
+            dims.as_ptr(),
+            strides.as_ptr(),
+            TILE.as_ptr(),
+            [1, 1].as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    }
+    .result()
+    .map_err(CudaError::driver(format!("describing {rows} rows of {width} values at {address:#x} for bulk copies")))?;
+    Ok(Stored(map.opaque))
+}
+
 impl Function {
-    /// The arguments as the driver reads them, the lower bytes of each word. An error if the kernel has others.
-    pub(super) fn words(&self, arguments: &[Argument<'_>]) -> Result<Vec<u64>, CudaError> {
+    /// The arguments as the driver reads them. An error if the kernel has others. Where it has a tensor map, memory becomes one: of rows of as many values as the first number
+    /// behind it says.
+    pub(super) fn stored(&self, arguments: &[Argument<'_>]) -> Result<Vec<Stored>, CudaError> {
         let expected = parameters(self.function, arguments.len());
-        if !arguments.iter().map(Argument::size).eq(expected.iter().copied()) {
+        let fits = |argument: &Argument<'_>, size: usize| {
+            argument.size() == size || size == MAP_BYTES && argument.memory().is_some()
+        };
+        let all_fit = arguments.iter().zip(&expected).all(|(argument, size)| fits(argument, *size));
+        if !all_fit || arguments.len() != expected.len() {
             let found = arguments.iter().map(Argument::size).collect();
             return Err(CudaError::Arguments { kernel: self.name.clone(), expected, found });
         }
-        let word = |argument: &Argument<'_>| match *argument {
-            Argument::Memory(buffer, offset) => buffer.address + offset as u64,
-            Argument::U32(value) => value as u64,
-            Argument::I32(value) => value as u32 as u64,
-            Argument::U64(value) | Argument::Address(value) => value,
-            Argument::F32(value) => value.to_bits() as u64,
+        let stored = |(at, argument): (usize, &Argument<'_>)| match argument.memory() {
+            Some((address, bytes)) if expected[at] == MAP_BYTES => {
+                let width = arguments[at..].iter().find(|behind| behind.memory().is_none());
+                tensor_map(address, bytes, width.map_or(0, Argument::word))
+            }
+            _ => {
+                let mut stored = Stored::default();
+                stored.0[0] = argument.word();
+                Ok(stored)
+            }
         };
-        Ok(arguments.iter().map(word).collect())
+        arguments.iter().enumerate().map(stored).collect()
     }
 
     /// Queues a launch; it runs after what was queued before.
@@ -184,9 +250,9 @@ impl Function {
     pub unsafe fn launch(&self, launch: Launch, arguments: &[Argument<'_>]) -> Result<(), CudaError> {
         let context = &self.module.context;
         context.enter()?;
-        let mut words = self.words(arguments)?;
+        let mut stored = self.stored(arguments)?;
         // Little-endian on every machine CUDA runs on: the low bytes of a word are the narrower argument.
-        let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|word| (word as *mut u64).cast()).collect();
+        let mut pointers: Vec<*mut c_void> = stored.iter_mut().map(|stored| (stored as *mut Stored).cast()).collect();
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],

@@ -204,8 +204,8 @@ impl Loader<'_> {
                     dependent: false,
                 };
                 let arguments = order.map(|argument| match argument {
-                    LoadArgument::Blocks => Argument::Address(slot.staging.address() + piece.at as u64),
-                    LoadArgument::Out => Argument::Address(self.regions.address(&to) + piece.first_row * row_bytes),
+                    LoadArgument::Blocks => Argument::Address(slot.staging.address() + piece.at as u64, 0),
+                    LoadArgument::Out => Argument::Address(self.regions.address(&to) + piece.first_row * row_bytes, 0),
                     LoadArgument::Count => Argument::U32(count),
                 });
                 // SAFETY: rows and places were checked against the regions; that a kernel writes `row_bytes` for a row of

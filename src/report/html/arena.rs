@@ -49,7 +49,9 @@ fn accesses(source: &str, name: &str) -> Vec<Access> {
         }
     }
     let access = |parameter: &str| match parameter.trim() {
-        p if p.starts_with("weights<") || (p.starts_with("const ") && p.contains('*')) => Access::Read,
+        p if p.starts_with("weights<") || p.contains("tiles<") || (p.starts_with("const ") && p.contains('*')) => {
+            Access::Read
+        }
         p if p.contains('*') => Access::Write,
         _ => Access::Number,
     };

@@ -59,6 +59,11 @@ pub fn device(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let structs = Structs::default();
     let function = Function::read(&item, &structs, &errors);
     check_slots(&attribute.slots, &function, &structs, &errors);
+    for param in &function.params {
+        if matches!(param.ty, KernelType::Memory { role: Role::Tiles, .. }) {
+            errors.refuse(&param.rust, "tiles are a kernel's own parameter: a device function takes what was brought");
+        }
+    }
     let own = function.first_own_argument(&attribute, &errors);
     let mut printer = Printer::new(&function, &attribute.slots, false, &structs, &errors);
     printer.body(&item.block, function.output != KernelType::Unit);
@@ -202,6 +207,7 @@ fn param_rows(params: &[Param]) -> TokenStream {
                     match role {
                         Role::Weights => "Weights",
                         Role::Input => "Input",
+                        Role::Tiles => "Tiles",
                         Role::Output => "Output",
                         Role::InOut => "InOut",
                         Role::Shared => "Shared",
@@ -395,8 +401,8 @@ fn device_items(
         && function.output.is_plain()
         && function.params.iter().all(|p| match p.ty {
             KernelType::Value(_) => true,
-            // A launch has no shared memory to give.
-            KernelType::Memory { role, .. } => role != Role::Shared,
+            // A launch has no shared memory to give, and tiles are a kernel's own.
+            KernelType::Memory { role, .. } => !matches!(role, Role::Shared | Role::Tiles),
             _ => false,
         });
     let call = if fills_slots {

@@ -241,7 +241,7 @@ impl<'a> Function<'a> {
                 KernelType::Memory { .. } => {}
                 _ => errors.refuse(
                     &param.rust,
-                    "a kernel's parameter is `Weights<T>`, `Input<T>`, `Output<T>`, `InOut<T>`, or a scalar u32, i32, u64, f32",
+                    "a kernel's parameter is `Weights<T>`, `Input<T>`, `Tiles<T>`, `Output<T>`, `InOut<T>`, or a scalar u32, i32, u64, f32",
                 ),
             }
         }

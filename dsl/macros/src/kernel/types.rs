@@ -19,6 +19,7 @@ const VALUES: &[&str] = &[
 pub enum Role {
     Weights,
     Input,
+    Tiles,
     Output,
     InOut,
     Shared,
@@ -29,6 +30,7 @@ impl Role {
         Some(match name {
             "Weights" => Self::Weights,
             "Input" => Self::Input,
+            "Tiles" => Self::Tiles,
             "Output" => Self::Output,
             "InOut" => Self::InOut,
             "Shared" => Self::Shared,
@@ -70,6 +72,7 @@ impl KernelType {
             Self::Value(value) => format!("{value} {name}"),
             Self::Memory { role: Role::Weights, element } => format!("weights<{element}> {name}"),
             Self::Memory { role: Role::Input, element } => format!("const {element}* {name}"),
+            Self::Memory { role: Role::Tiles, element } => format!("__grid_constant__ const tiles<{element}> {name}"),
             Self::Memory { element, .. } => format!("{element}* {name}"),
             Self::Registers { element, mutable: true } => format!("{element}* {name}"),
             Self::Registers { element, mutable: false } => format!("const {element}* {name}"),
