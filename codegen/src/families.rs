@@ -127,6 +127,7 @@ pub static FAMILIES: &[Family] = &[
             kernels::product::product_plain::DEF,
             kernels::product::round_rows::DEF,
             kernels::product::wgmma::product_wgmma::DEF,
+            kernels::product::tiles::product_tiles::DEF,
             kernels::product::decoding::product_decoding::DEF,
             kernels::product::team::product_team::DEF,
             kernels::product::widen::widen::DEF,

@@ -16,6 +16,7 @@ use gemma4c_codegen::cpu::{self, Limits};
 use gemma4c_codegen::cuda::{self, LowerError, Lowered, Options, SoftTokens, TowerGraph, TowerMedium};
 use gemma4c_codegen::families::{FAMILIES, Family, NamedInstance};
 use gemma4c_codegen::kernels::probe;
+use gemma4c_codegen::kernels::product::tiles::product_tiles;
 use gemma4c_codegen::kernels::product::wgmma::product_wgmma;
 use gemma4c_dsl::{Instance, KernelDef};
 use gemma4c_graph::{Graph, NodeId, Op, Weight, WeightId};
@@ -355,7 +356,8 @@ pub fn launched(arch: Arch) -> Result<Vec<NamedInstance>> {
     let (fast, plain): (Vec<Recipe>, Vec<Recipe>) =
         recipes::with_towers(arch).into_iter().partition(|recipe| recipe.without.is_empty());
     let known = kernels(&found);
-    let of_tower = |instance: &Instance| arch.has_wgmma() && instance.def.name == product_wgmma::DEF.name;
+    let by_warpgroups = [product_wgmma::DEF.name, product_tiles::DEF.name];
+    let of_tower = |instance: &Instance| arch.has_wgmma() && by_warpgroups.contains(&instance.def.name);
     found.add(fast, |instance| !known.contains(instance.def.name) || of_tower(instance))?;
     let known = kernels(&found);
     found.add(plain, |instance| !known.contains(instance.def.name))?;

@@ -60,7 +60,8 @@ fn experts_are_read_once_by_all_rows_and_copied_where_memory_allows() {
         let phase = prefill(plan);
         let reads = |step: &&Value| step["nodes"].as_array().expect("nodes").iter().any(|name| name == node);
         let step = phase["steps"].as_array().expect("steps").iter().find(reads).expect("a step").clone();
-        step["kernel"].as_str().expect("a name").starts_with("product_wgmma")
+        let kernel = step["kernel"].as_str().expect("a name").to_owned();
+        kernel.starts_with("product_wgmma") || kernel.starts_with("product_tiles")
     };
     let device = |plan: &Value| number(&plan["memory"], "device");
     let all = plan(None);

@@ -464,7 +464,7 @@ fn compiled(arch: Arch) -> &'static Option<Compiled> {
         });
         // A product that the assembler makes wait for its predecessor still gives the right result, at a fraction of the speed.
         for Usage { kernel, label, resources, warnings, .. } in
-            usages.iter().filter(|usage| usage.kernel == "product_wgmma")
+            usages.iter().filter(|usage| ["product_wgmma", "product_tiles"].contains(&usage.kernel))
         {
             assert!(warnings.is_empty() && !resources.spills(), "{kernel}: {label}: {resources:?}, {warnings:?}");
         }

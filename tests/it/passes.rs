@@ -217,9 +217,12 @@ fn the_lowering_reports_what_it_did() {
         };
         let applied = |pass: &str| program.passes.iter().find(|known| known.name == pass).map_or(0, |p| p.applied);
         assert_eq!(applied("attention-step"), launches(0, &["attention_step"]));
-        assert_eq!(applied("warpgroups"), launches(1, &["product_wgmma", "product_decoding", "product_team"]));
+        assert_eq!(
+            applied("warpgroups"),
+            launches(1, &["product_wgmma", "product_tiles", "product_decoding", "product_team"])
+        );
         assert_eq!(applied("attention-warpgroups"), launches(1, &["attention_warpgroups"]));
-        let copied = if applied("bf16-copies") > 0 { launches(1, &["product_wgmma"]) } else { 0 };
+        let copied = if applied("bf16-copies") > 0 { launches(1, &["product_wgmma", "product_tiles"]) } else { 0 };
         assert_eq!(applied("bf16-copies"), copied);
         let integer: u32 = program.phases[0].steps.iter().map(|step| int8_products(&program, step)).sum();
         assert_eq!(applied("int8"), integer, "products of a row with 8-bit activations, and nothing else");

@@ -52,7 +52,7 @@ fn every_gpu_has_a_program_for_each_kind_within_its_limits() {
             let what = format!("{} for {target}", preset.name());
             for kernel in &program.kernels {
                 assert!(kernel.shared <= target.shared_bytes_per_block, "{what}: {}", kernel.instance);
-                let is_for_hopper = kernel.name == "product_wgmma";
+                let is_for_hopper = ["product_wgmma", "product_tiles"].contains(&kernel.name.as_str());
                 assert!(!is_for_hopper || target.arch.has_wgmma(), "{what}: {}", kernel.instance);
             }
             for step in program.phases.iter().flat_map(|phase| &phase.steps) {

@@ -184,8 +184,8 @@ pub fn products() -> Vec<Case> {
     let wgmma = |out, geglu, pairs| WgmmaProduct { geglu, pairs, ..WgmmaProduct::plain(out, Source::Copy) };
     let over = |dtype, wgmma| WgmmaProduct { source: Source::Planes(dtype), ..wgmma };
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
-    let tile = |rows, columns| WgmmaTile { rows, columns, team: 0 };
-    let team = WgmmaTile { rows: 64, columns: 64, team: 5 };
+    let tile = |rows, columns| WgmmaTile { rows, columns, team: 0, bulk: false };
+    let team = WgmmaTile { rows: 64, columns: 64, team: 5, bulk: false };
     vec![
         over_planes(DType::Q4_0, Tile::SMALL, [4, 24, 96], 2, [6, 4]),
         over_planes(DType::Q8_0, Tile::SMALL, [3, 70, 64], 1, [50, 49]),
@@ -210,7 +210,13 @@ pub fn first_pairs() -> Vec<Case> {
 pub fn first_pairs_of_warpgroups() -> Vec<Case> {
     let wgmma = WgmmaProduct { pairs: 1, ..WgmmaProduct::plain(ElementType::F32, Source::Copy) };
     let of = |pairs, rows| {
-        by_warpgroups(wgmma.clone(), WgmmaTile { rows, columns: 128, team: 0 }, [3, 20, 128], [pairs, pairs], 2)
+        by_warpgroups(
+            wgmma.clone(),
+            WgmmaTile { rows, columns: 128, team: 0, bulk: false },
+            [3, 20, 128],
+            [pairs, pairs],
+            2,
+        )
     };
     vec![of(1, 64), of(90, 64), of(200, 128)]
 }

@@ -12,7 +12,14 @@ use crate::kernels::product::warpgroups::{Source, WgmmaProduct, WgmmaTile};
 use crate::kernels::product::widen;
 
 pub fn cases() -> Vec<Case> {
-    tiles().into_iter().chain(gated()).chain(decoding()).chain(by_teams()).chain(widening()).collect()
+    tiles()
+        .into_iter()
+        .chain(gated())
+        .chain(by_bulk_copies())
+        .chain(decoding())
+        .chain(by_teams())
+        .chain(widening())
+        .collect()
 }
 
 /// A product of random operands and what must come out.
@@ -124,7 +131,11 @@ impl Problem {
             "wgmma {} x {}{}, {} of {} rows, {of}{} x {} to {}{}, {} epilogues{parts}",
             tile.rows,
             tile.columns,
-            if tile.team > 0 { format!(" by {}", tile.team) } else { String::new() },
+            match (tile.team, tile.bulk) {
+                (0, false) => String::new(),
+                (0, true) => " in bulk".to_owned(),
+                (team, _) => format!(" by {team}"),
+            },
             self.rows[1],
             self.rows[0],
             self.outputs,
@@ -137,16 +148,17 @@ impl Problem {
         if !epilogue.is_empty() {
             case = case.buffer("epilogue_addend", self.addend.clone());
         }
-        if *source == Source::Copy {
+        if *source == Source::Copy && !tile.bulk {
             case =
                 case.scalar("x_part", (self.rows[0] * self.k) as u32).scalar("part_columns", self.wgmma.part_columns);
+        }
+        if !tile.bulk {
+            case = case.buffer("groups", Vec::<U32x4>::new()).buffer("order", Vec::<u32>::new());
         }
         self.weights
             .bind(case)
             .grid(self.wgmma.grid(tile, self.rows[0] as u32, self.outputs as u32, 132))
             .buffer("x", self.x.clone())
-            .buffer("groups", Vec::<U32x4>::new())
-            .buffer("order", Vec::<u32>::new())
             .buffer("state", vec![0, self.rows[1] as u32, 0])
             .scalar("outputs", self.outputs as u32)
             .scalar("k", self.k as u32)
@@ -160,11 +172,15 @@ fn plain(out: ElementType) -> WgmmaProduct {
 }
 
 const fn tile(rows: u32, columns: u32) -> WgmmaTile {
-    WgmmaTile { rows, columns, team: 0 }
+    WgmmaTile { rows, columns, team: 0, bulk: false }
 }
 
 const fn by_team(rows: u32, team: u32) -> WgmmaTile {
-    WgmmaTile { rows, columns: 64, team }
+    WgmmaTile { rows, columns: 64, team, bulk: false }
+}
+
+const fn in_bulk(columns: u32) -> WgmmaTile {
+    WgmmaTile { rows: 128, columns, team: 0, bulk: true }
 }
 
 /// Every tile, full and not; fewer steps than the ring holds, and more; rows past the end of a chunk.
@@ -207,6 +223,29 @@ pub fn gated() -> Vec<Case> {
         Problem::new(gated(bf16), 40, 64, [3, 3]).case(tile(64, 32)),
         Problem::new(gated(bf16), 132, 128, [70, 66]).case(tile(128, 256)),
         Problem::new(gated(bf16), 48, 192, [65, 65]).case(tile(128, 96)),
+    ]
+}
+
+/// By bulk copies: every width, full and not, plain and gated; rows that end within a step, and a tile without rows of its lower warpgroup; fewer steps than the ring holds, and more; several tiles a block.
+pub fn by_bulk_copies() -> Vec<Case> {
+    let (f32, bf16) = (ElementType::F32, ElementType::BF16);
+    let with_add = WgmmaProduct { epilogue: vec![then_add::DEF], ..plain(f32) };
+    let ragged = |out| WgmmaProduct { ragged: true, ..plain(out) };
+    let gated = |out| WgmmaProduct { geglu: true, ..plain(out) };
+    vec![
+        Problem::new(plain(f32), 4, 64, [1, 1]).case(in_bulk(192)),
+        Problem::new(plain(bf16), 68, 320, [130, 129]).case(in_bulk(192)),
+        Problem::new(plain(f32), 196, 448, [70, 67]).case(in_bulk(192)),
+        Problem::new(plain(bf16), 260, 192, [256, 256]).case(in_bulk(256)),
+        Problem::new(plain(f32), 132, 576, [3, 2]).case(in_bulk(256)),
+        Problem::new(with_add, 20, 64, [7, 5]).case(in_bulk(192)),
+        Problem::new(ragged(f32), 68, 72, [66, 66]).case(in_bulk(192)),
+        Problem::new(ragged(bf16), 132, 440, [140, 139]).case(in_bulk(256)),
+        Problem::new(gated(f32), 72, 64, [2, 2]).case(in_bulk(256)),
+        Problem::new(gated(bf16), 132, 128, [140, 136]).case(in_bulk(256)),
+        Problem::new(gated(bf16), 100, 320, [5, 5]).case(in_bulk(192)),
+        Problem::new(plain(f32), 264, 576, [300, 300]).case(in_bulk(192)).grid([2, 1, 1]),
+        Problem::new(plain(bf16), 260, 64, [260, 260]).case(in_bulk(256)).grid([1, 1, 1]),
     ]
 }
 
@@ -262,15 +301,16 @@ pub fn by_teams() -> Vec<Case> {
     cases
 }
 
-/// A product over planes, by warpgroups that decode for themselves and by a team, and the same over a copy of them: all must have the same bits.
-pub fn with_and_without_copy(dtype: DType) -> [Case; 3] {
+/// A product over planes, by warpgroups that decode for themselves and by a team, and the same over a copy of them, copied by threads and in bulk: all must have the same bits.
+pub fn with_and_without_copy(dtype: DType) -> [Case; 4] {
     let over_planes = WgmmaProduct { source: Source::Planes(dtype), ..plain(ElementType::F32) };
     let planes = Problem::new(over_planes.clone(), 20, 512, [3, 3]);
     let wgmma = WgmmaProduct { source: Source::Copy, ..over_planes };
     let weights = Weights::Rounded(planes.weights.values());
     let cases = [tile(128, 128), by_team(64, 5)].map(|tile| planes.case(tile));
     let [own, team] = cases;
-    [own, team, Problem { wgmma, weights, ..planes }.case(tile(64, 32))]
+    let copy = Problem { wgmma, weights, ..planes };
+    [own, team, copy.case(tile(64, 32)), copy.case(in_bulk(192))]
 }
 
 /// Every type to bf16, on a grid that goes round.
@@ -291,5 +331,9 @@ pub fn widening() -> Vec<Case> {
 /// The first row of each is the same product: alone, and with neighbours in every tile.
 pub fn first_rows() -> Vec<Case> {
     let of = |(rows, tile)| Problem::new(plain(ElementType::F32), 20, 448, [rows, rows]).case(tile);
-    [1, 2, 3, 70, 9, 5, 66, 4].into_iter().zip(Source::Copy.tiles().iter().copied()).map(of).collect()
+    [1, 2, 3, 70, 9, 5, 66, 4, 2, 130, 1, 3, 5, 9]
+        .into_iter()
+        .zip(Source::Copy.tiles().iter().copied())
+        .map(of)
+        .collect()
 }

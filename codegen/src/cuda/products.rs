@@ -15,6 +15,7 @@ use crate::kernels::matvec::{self, Prologue, slots};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::decoding::product_decoding;
 use crate::kernels::product::team::product_team;
+use crate::kernels::product::tiles::product_tiles;
 use crate::kernels::product::warpgroups::{Source, WgmmaTile};
 use crate::kernels::product::wgmma::product_wgmma;
 use crate::kernels::product::{self, Tile};
@@ -388,6 +389,11 @@ impl PhaseBuilder<'_, '_> {
         let WarpgroupOperands { x, groups, order, state, out, outputs, k, x_part, part_columns } = rest;
         let matrix = self.common.weights.matrix(weights, &mut self.common.kernels)?;
         Ok(match source {
+            Source::Copy if tile.bulk => {
+                let weights = self.common.weights.rounded(weights, &mut self.common.kernels)?;
+                let arguments = product_tiles::Arguments { weights, x, k, state, out, outputs };
+                (arguments.into(), matrix.rows * k as u64 * 2)
+            }
             Source::Copy => {
                 let weights = self.common.weights.rounded(weights, &mut self.common.kernels)?;
                 let arguments = product_wgmma::Arguments {

@@ -68,6 +68,11 @@ fn warpgroups_gate_what_they_multiplied() {
 }
 
 #[test]
+fn warpgroups_multiply_what_bulk_copies_bring() {
+    check(wgmma::by_bulk_copies());
+}
+
+#[test]
 fn warpgroups_decode_weights_on_the_way() {
     check(wgmma::decoding());
 }
@@ -93,11 +98,19 @@ fn weights_to_bf16() {
 fn warpgroups_take_the_tile_with_the_shortest_waves() {
     let wgmma = WgmmaProduct::plain(ElementType::F32, Source::Copy);
     let h200 = Target::of_arch(Arch::Sm90a);
-    let tile = |rows, outputs, k| wgmma.choose(rows, outputs, k, &h200).map(|tile| (tile.rows, tile.columns));
-    assert_eq!(tile(2048, 20480, 2560), Some((128, 256)));
-    assert_eq!(tile(512, 2560, 10240), Some((128, 96)));
-    assert_eq!(tile(2048, 2560, 10240), Some((128, 160)));
-    assert_eq!(tile(7, 2560, 10240), Some((64, 32)));
+    let of = |wgmma: &WgmmaProduct, rows, outputs, k| {
+        wgmma.choose(rows, outputs, k, &h200).map(|tile| (tile.rows, tile.columns, tile.bulk))
+    };
+    let tile = |rows, outputs, k| of(&wgmma, rows, outputs, k);
+    assert_eq!(tile(2048, 20480, 2560), Some((128, 256, true)));
+    assert_eq!(tile(2048, 5376, 21504), Some((128, 256, true)));
+    assert_eq!(tile(512, 2560, 10240), Some((128, 96, false)));
+    assert_eq!(tile(2048, 2560, 10240), Some((128, 160, false)));
+    assert_eq!(tile(7, 2560, 10240), Some((64, 32, false)));
+    // Bulk copies bring activations of one matrix, for tiles that every SM has one of.
+    let in_parts = WgmmaProduct { part_columns: 256, ..wgmma.clone() };
+    assert_eq!(of(&in_parts, 2048, 20480, 2560), Some((128, 256, false)));
+    assert!(tile(128, 20480, 2560).is_some_and(|(_, _, bulk)| !bulk));
     // Over planes short products are a team's, long ones are not.
     let planes = WgmmaProduct { source: Source::Planes(DType::Q8_0), ..wgmma.clone() };
     let team =

@@ -10,6 +10,7 @@ use crate::target::Target;
 use super::decode::decode;
 use super::decoding::product_decoding;
 use super::team::{decode_of_team, product_team};
+use super::tiles::product_tiles;
 use super::wgmma::product_wgmma;
 
 /// Values of K in a step: a row of a tile is 128 bytes, as far as the swizzle goes.
@@ -45,11 +46,14 @@ impl Source {
     /// The tiles of its kernel, from the least work to the most.
     pub fn tiles(&self) -> &'static [WgmmaTile] {
         const fn tile(rows: u32, columns: u32) -> WgmmaTile {
-            WgmmaTile { rows, columns, team: 0 }
+            WgmmaTile { rows, columns, team: 0, bulk: false }
         }
         // As many decoders as registers allow beside the sums.
         const fn by_team(rows: u32, team: u32) -> WgmmaTile {
-            WgmmaTile { rows, columns: 64, team }
+            WgmmaTile { rows, columns: 64, team, bulk: false }
+        }
+        const fn in_bulk(columns: u32) -> WgmmaTile {
+            WgmmaTile { rows: 128, columns, team: 0, bulk: true }
         }
         const OF_COPIES: &[WgmmaTile] = &[
             tile(64, 32),
@@ -60,6 +64,8 @@ impl Source {
             tile(128, 128),
             tile(128, 160),
             tile(128, 256),
+            in_bulk(192),
+            in_bulk(256),
         ];
         const OF_PLANES: &[WgmmaTile] = &[
             tile(32, 64),
@@ -78,7 +84,7 @@ impl Source {
         if *self == Source::Copy { OF_COPIES } else { OF_PLANES }
     }
 
-    /// Warpgroups that share a tile: they have 64 rows of it each, or 64 columns.
+    /// Warpgroups of a block that multiply: they have 64 rows of its tile each, or 64 columns.
     fn warpgroups(&self, tile: WgmmaTile) -> u32 {
         if *self == Source::Copy { tile.rows / 64 } else { tile.columns / 64 }
     }
@@ -138,7 +144,9 @@ impl Source {
             Source::Copy => {
                 let products = tile.rows * tile.columns * STEP / 2048;
                 let read = warpgroups * (64 + tile.columns) * STEP * 2;
-                products.max((read + self.step_bytes(tile)) / 128).max(self.step_bytes(tile) / 48)
+                let clocks = products.max((read + self.step_bytes(tile)) / 128).max(self.step_bytes(tile) / 48);
+                // Whoever does not copy multiplies faster, by what was measured (BENCHMARKS.md).
+                if tile.bulk { clocks * 10 / 11 } else { clocks }
             }
         }
     }
@@ -156,6 +164,8 @@ pub struct WgmmaTile {
     pub columns: u32,
     /// Warpgroups that decode for one that multiplies. 0: there is nothing to decode, or each decodes for itself.
     pub team: u32,
+    /// Bulk copies bring both operands, and warpgroups do nothing but multiply.
+    pub bulk: bool,
 }
 
 impl WgmmaTile {
@@ -163,7 +173,8 @@ impl WgmmaTile {
     pub fn words(&self) -> String {
         let team =
             if self.team == 0 { String::new() } else { format!(", {} decode for one that multiplies", self.team) };
-        format!("tiles of {} x {}{team}", self.rows, self.columns)
+        let bulk = if self.bulk { " by bulk copies" } else { "" };
+        format!("tiles of {} x {}{team}{bulk}", self.rows, self.columns)
     }
 }
 
@@ -197,14 +208,17 @@ impl WgmmaProduct {
     /// `outputs` are those that are stored.
     pub fn choose(&self, rows: u32, outputs: u32, k: u32, target: &Target) -> Option<WgmmaTile> {
         let tiles = |tile: &WgmmaTile| self.tiles(*tile, rows, outputs);
-        let whole_parts =
-            |tile: &WgmmaTile| self.part_columns == 0 || self.part_columns.is_multiple_of(self.columns(*tile));
-        self.fewest_clocks(rows, outputs, k, target, whole_parts, tiles)
+        let fits = |tile: &WgmmaTile| match tile.bulk {
+            // Of one matrix of activations, and where every SM has a tile: with fewer it was not measured.
+            true => self.part_columns == 0 && tiles(tile) >= target.multiprocessors,
+            false => self.part_columns == 0 || self.part_columns.is_multiple_of(self.columns(*tile)),
+        };
+        self.fewest_clocks(rows, outputs, k, target, fits, tiles)
     }
 
     /// The tile for groups of `height` pairs of an expert, of which there are about so many, if the kernel can make that product.
     pub fn choose_grouped(&self, groups: u32, height: u32, outputs: u32, k: u32, target: &Target) -> Option<WgmmaTile> {
-        let fits = |tile: &WgmmaTile| tile.rows == height && tile.columns >= 64;
+        let fits = |tile: &WgmmaTile| tile.rows == height && tile.columns >= 64 && !tile.bulk;
         let tiles = |tile: &WgmmaTile| groups * outputs.div_ceil(self.columns(*tile));
         self.fewest_clocks(groups, outputs, k, target, fits, tiles)
     }
@@ -287,6 +301,14 @@ impl WgmmaProduct {
                 O: self.out,
                 side: format(dtype).side,
                 decode: vec![decode(dtype)],
+                epilogue: self.epilogue.clone(),
+            }
+            .build(),
+            Source::Copy if tile.bulk => product_tiles::Chosen {
+                COLUMNS: tile.columns,
+                STAGES: stages,
+                GEGLU: self.geglu,
+                O: self.out,
                 epilogue: self.epilogue.clone(),
             }
             .build(),

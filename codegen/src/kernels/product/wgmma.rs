@@ -142,6 +142,47 @@ pub fn copy_ahead<const COLUMNS: u32, const WARPGROUPS: u32, const RAGGED: bool>
     }
 }
 
+/// Stores what a thread has of a tile: of rows `first_row` and `first_row + 8`, those before `end`, at rows `to` of the result, from column `first_column` on.
+#[device(slots(epilogue(value: f32, at: u32) -> f32))]
+pub fn store_results<const COLUMNS: u32, const GEGLU: bool, O: Float>(
+    sums: &mut Regs<f32>,
+    out: Output<O>,
+    first_row: u32,
+    end: u32,
+    to: &mut Regs<u32>,
+    first_column: u32,
+    outputs: u32,
+) {
+    let columns = if GEGLU { COLUMNS / 2 } else { COLUMNS };
+    let odd = lane_id() % 2 == 1;
+    #[unroll]
+    for i in (0u32..columns / 2).by(8) {
+        #[unroll]
+        for lower in 0u32..2 {
+            // Columns 2 t and 2 t + 1 of two neighbouring groups of eight.
+            let from = i + lower * 2;
+            let mut near = f32x2(sums[from], sums[from + 1]);
+            let mut far = f32x2(sums[from + 4], sums[from + 5]);
+            if GEGLU {
+                let gated = from + COLUMNS / 4;
+                near = f32x2(gelu_by_exp(near.x) * sums[gated], gelu_by_exp(near.y) * sums[gated + 1]);
+                far = f32x2(gelu_by_exp(far.x) * sums[gated + 4], gelu_by_exp(far.y) * sums[gated + 5]);
+            }
+            // Two lanes exchange, so that one has four neighbours of the first group, the other of the second.
+            let got_x = shfl_xor(if odd { near.x } else { far.x }, 1);
+            let got_y = shfl_xor(if odd { near.y } else { far.y }, 1);
+            let four = if odd { f32x4(got_x, got_y, far.x, far.y) } else { f32x4(near.x, near.y, got_x, got_y) };
+            let column = first_column + i * 2 + lane_id() % 2 * 8 + lane_id() % 4 / 2 * 4;
+            if first_row + lower * 8 < end && column < outputs {
+                let at = to[lower] * outputs + column;
+                let low = f32x2(epilogue(four.x, at), epilogue(four.y, at + 1));
+                let high = f32x2(epilogue(four.z, at + 2), epilogue(four.w, at + 3));
+                store_floats4(out, at, f32x4(low.x, low.y, high.x, high.y));
+            }
+        }
+    }
+}
+
 /// `out = x · Wᵀ`, both bf16. A block makes tiles of 64 * WARPGROUPS rows and COLUMNS columns, every so many of them as there
 /// are blocks; half as many columns where GEGLU gates them. `k` is a multiple of 64, or of 8 where it is RAGGED, `outputs` of 4.
 #[kernel(block = WARPGROUPS * 128, min_blocks = 1, dynamic_shared, slots(epilogue(value: f32, at: u32) -> f32))]
@@ -283,32 +324,6 @@ pub fn product_wgmma<
                 to[lower] = order[first_row + lower * 8];
             }
         }
-        let odd = lane_id() % 2 == 1;
-        #[unroll]
-        for i in (0u32..columns / 2).by(8) {
-            #[unroll]
-            for lower in 0u32..2 {
-                // Columns 2 t and 2 t + 1 of two neighbouring groups of eight.
-                let from = i + lower * 2;
-                let mut near = f32x2(sums[from], sums[from + 1]);
-                let mut far = f32x2(sums[from + 4], sums[from + 5]);
-                if GEGLU {
-                    let gated = from + COLUMNS / 4;
-                    near = f32x2(gelu_by_exp(near.x) * sums[gated], gelu_by_exp(near.y) * sums[gated + 1]);
-                    far = f32x2(gelu_by_exp(far.x) * sums[gated + 4], gelu_by_exp(far.y) * sums[gated + 5]);
-                }
-                // Two lanes exchange, so that one has four neighbours of the first group, the other of the second.
-                let got_x = shfl_xor(if odd { near.x } else { far.x }, 1);
-                let got_y = shfl_xor(if odd { near.y } else { far.y }, 1);
-                let four = if odd { f32x4(got_x, got_y, far.x, far.y) } else { f32x4(near.x, near.y, got_x, got_y) };
-                let column = place.y * columns + i * 2 + lane_id() % 2 * 8 + lane_id() % 4 / 2 * 4;
-                if first_row + lower * 8 < part.y && column < outputs {
-                    let at = to[lower] * outputs + column;
-                    let low = f32x2(epilogue(four.x, at), epilogue(four.y, at + 1));
-                    let high = f32x2(epilogue(four.z, at + 2), epilogue(four.w, at + 3));
-                    store_floats4(out, at, f32x4(low.x, low.y, high.x, high.y));
-                }
-            }
-        }
+        store_results(epilogue, &mut sums, out, first_row, part.y, &mut to, place.y * columns, outputs);
     }
 }
