@@ -110,12 +110,13 @@ pub static FAMILIES: &[Family] = &[
     },
     Family {
         name: "draft",
-        about: "a drafter's own: the state it starts from, the tokens it looks at, their scores and its choice",
+        about: "a drafter's own: the state it starts from, the tokens it looks at, their scores, its choice, and what is kept of a round",
         kernels: &[
             kernels::draft::enter_draft::DEF,
             kernels::draft::closest_groups::DEF,
             kernels::draft::token_scores::DEF,
             kernels::draft::draft_token::DEF,
+            kernels::draft::accept_drafts::DEF,
         ],
         cases: cases::draft::cases,
     },

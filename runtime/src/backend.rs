@@ -67,6 +67,11 @@ pub trait Backend {
     /// Queues launches.
     fn run(&mut self, run: Run) -> Result<(), RuntimeError>;
 
+    /// Queues several runs, each behind the one before: as one replay where the backend is ready for that.
+    fn run_all(&mut self, runs: &[Run]) -> Result<(), RuntimeError> {
+        runs.iter().try_for_each(|run| self.run(*run))
+    }
+
     /// Queues the copy of words to the host, at most as many as the plan decodes rows. They must not change until they are received.
     fn send_back(&mut self, from: Range) -> Result<(), RuntimeError>;
 

@@ -2,13 +2,52 @@
 //!
 //! A prompt goes through the prefill phases, even if it is one token: decode rounds differently, and the results must not depend on how a prompt is
 //! cut into chunks. A chunk whose rows nobody asks for ends where the asked part begins; with several asked rows the asked part runs once for each.
+//!
+//! A round of a drafter is several runs that are queued as one: its drafts, the decode that verifies them, and what ends it.
 
-use gemma4c_plan::cuda::{CudaProgram, PhaseKind};
+use gemma4c_plan::cuda::{CudaProgram, Phase, PhaseKind};
 
 use crate::backend::{Pick, Run};
 
-/// Every run that a device asks for but picks alone, so that a backend can be ready for all of them.
-pub(crate) fn runs(program: &CudaProgram) -> Vec<Run> {
+/// A round of one sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Round {
+    pub drafts: u32,
+    pub pick: Pick,
+    /// Each behind the one before.
+    pub runs: Vec<Run>,
+}
+
+/// The rounds of a plan with a drafter: of no draft, and of as many as there can be, by every rule that tokens are picked by on the device.
+pub(crate) fn rounds(program: &CudaProgram) -> Vec<Round> {
+    let Some(drafter) = &program.drafter else { return Vec::new() };
+    let (phase, last) = (program.drafter_phase(), drafter.ends.last().map_or(0, |end| *end as usize));
+    let of_drafter = |steps| Run { phase, steps, pick: Pick::None };
+    let mut all = Vec::new();
+    for drafts in 0..=drafter.ends.len() {
+        let takes_them = |phase: &Phase| phase.kind == PhaseKind::Decode && phase.rows as usize > drafts;
+        let Some(decode) = program.phases.iter().position(takes_them) else { break };
+        let shape = &program.phases[decode];
+        for (pick, launches) in [(Pick::Largest, &shape.pick_largest), (Pick::Sampled, &shape.pick_sampled)] {
+            let drafted = drafts.checked_sub(1).map(|last| of_drafter((0, drafter.ends[last] as usize)));
+            let verified = Run { phase: decode, steps: (0, shape.steps.len()), pick };
+            let runs = drafted.into_iter().chain([verified, of_drafter((last, drafter.phase.steps.len()))]);
+            if !launches.is_empty() {
+                all.push(Round { drafts: drafts as u32, pick, runs: runs.collect() });
+            }
+        }
+    }
+    all
+}
+
+/// Everything that a device asks for but picks alone, so that a backend can be ready for all of it: runs by themselves, and those that are queued together.
+pub(crate) fn replays(program: &CudaProgram) -> Vec<Vec<Run>> {
+    let alone = runs(program).into_iter().map(|run| vec![run]);
+    alone.chain(rounds(program).into_iter().map(|round| round.runs)).collect()
+}
+
+/// The runs by themselves.
+fn runs(program: &CudaProgram) -> Vec<Run> {
     const PICKS: [Pick; 3] = [Pick::None, Pick::Largest, Pick::Sampled];
     let mut all: Vec<Run> = Vec::new();
     for (phase, shape) in program.all_phases().take(program.drafter_phase()).enumerate() {

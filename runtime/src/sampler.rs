@@ -47,6 +47,11 @@ impl Sampler {
         self.recited = Some(Recited { text: text.to_vec(), own: Vec::new() });
     }
 
+    /// Whether a text is picked, whatever the logits are.
+    pub(crate) const fn recites(&self) -> bool {
+        self.recited.is_some()
+    }
+
     /// What the rule would have picked since [`Sampler::recite`].
     pub fn own_picks(&self) -> &[u32] {
         self.recited.as_ref().map_or(&[], |recited| &recited.own)

@@ -24,6 +24,7 @@ mod depth;
 mod draft;
 mod generate;
 mod media;
+mod rounds;
 mod speculate;
 
 /// Which of the tokens fed want logits.

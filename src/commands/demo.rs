@@ -299,7 +299,8 @@ impl std::fmt::Display for Report<'_> {
             self.speed.decode_rate(),
             self.speed.written
         )?;
-        let (Some(Counts { rounds, drafted, accepted }), written) = (self.drafted.drafts, self.drafted.written) else {
+        let (Some(Counts { rounds, drafted, accepted, .. }), written) = (self.drafted.drafts, self.drafted.written)
+        else {
             return Ok(());
         };
         let share = 100.0 * accepted as f64 / (drafted as f64).max(1.0);

@@ -226,7 +226,7 @@ impl Speed {
             self.written,
             self.decode_rate()
         );
-        if let Some(Counts { rounds, drafted, accepted }) = self.drafts {
+        if let Some(Counts { rounds, drafted, accepted, .. }) = self.drafts {
             let share = 100.0 * accepted as f64 / (drafted as f64).max(1.0);
             eprintln!("[drafts: {accepted} of {drafted} accepted ({share:.0} %), {rounds} passes]");
         }

@@ -81,7 +81,9 @@ pub fn run(args: &Args) -> Result<Outcome> {
         company::join(backend, program, phase.rows, args.depth, plan.model.vocab_size)?;
     }
     let pick = if tower.is_some() || drafts { Pick::None } else { Pick::Largest };
-    let run = Run { phase: index, steps: (0, phase.steps.len()), pick };
+    // What ends a round is none of the drafts.
+    let drafted = program.drafter.as_ref().filter(|_| drafts).and_then(|drafter| drafter.ends.last());
+    let run = Run { phase: index, steps: (0, drafted.map_or(phase.steps.len(), |end| *end as usize)), pick };
     let cuda = session.cuda().context("it runs on a GPU")?;
     let profile = cuda.profile(run, args.repeat)?;
     let meaning = match (tower, plan.drafter.as_ref().filter(|_| drafts)) {

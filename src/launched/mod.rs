@@ -233,8 +233,9 @@ impl Plan {
             }
         }
         for step in program.drafter.iter().flat_map(|drafter| &drafter.phase.steps) {
-            let value =
-                step.nodes.last().map_or("the hidden state, or the choice", |at| &self.drafters_values[*at as usize]);
+            let value = step.nodes.last().map_or("the hidden state, the choice, or the end of a round", |at| {
+                &self.drafters_values[*at as usize]
+            });
             all.push((format!("draft, {value}"), instance(step.launch.kernel)));
         }
         for (tower, values) in program.towers.iter().zip(&self.towers_values) {

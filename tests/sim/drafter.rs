@@ -147,9 +147,17 @@ fn a_drafter_on_a_gpu_changes_no_text() {
         // What is verified in place of the drafts changes nothing either.
         let text = [&prompt[..], &plain].concat();
         let right = move |seen: &[u32], most: usize| text[seen.len()..].iter().copied().take(most).collect();
-        let mut replaced = Speculation::new(Source::Replaced(Box::new(right)), Some(3));
+        let mut replaced = Speculation::new(Source::Replaced(Box::new(right.clone())), Some(3));
         assert_eq!(generate(&mut session, &prompt, sampling, Some(&mut replaced)), plain);
         assert_eq!(replaced.counts.accepted, replaced.counts.drafted);
+        // Of three drafts the first is right, and the third does not count.
+        let half_right = move |seen: &[u32], most: usize| {
+            let drafts: Vec<u32> = right(seen, most);
+            drafts.into_iter().enumerate().map(|(at, token)| if at == 1 { token ^ 1 } else { token }).collect()
+        };
+        let mut replaced = Speculation::new(Source::Replaced(Box::new(half_right)), Some(3));
+        assert_eq!(generate(&mut session, &prompt, sampling, Some(&mut replaced)), plain);
+        assert_eq!((replaced.counts.rounds, replaced.counts.accepted), (2, 2));
     }
     assert!(accepted > 0, "some drafts are right: {accepted}");
 }

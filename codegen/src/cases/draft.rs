@@ -17,13 +17,24 @@ pub fn cases() -> Vec<Case> {
         scored(DType::Q8_0, 256, 128, &[5, 0, 31]),
         scored(DType::BF16, 96, 16, &[2, 1]),
         scored(DType::Q4_0, 64, 3, &[1, 0, 2]),
-        chosen(5000, None, 0, |scores| scores),
-        chosen(100, None, 6, |scores| scores),
-        chosen(4096, Some((128, 64)), 2, |scores| scores),
-        chosen(96, Some((16, 48)), 3, |scores| scores.iter().map(|score| score.round()).collect()),
-        chosen(70, None, 1, nobody),
+        chosen(5000, None, 0, 0, |scores| scores),
+        chosen(100, None, 6, 0, |scores| scores),
+        chosen(4096, Some((128, 64)), 2, 0, |scores| scores),
+        chosen(96, Some((16, 48)), 3, 0, |scores| scores.iter().map(|score| score.round()).collect()),
+        chosen(70, None, 1, 0, nobody),
         // Beyond the rows that can be verified nothing is left but in the drafter's own record.
-        chosen(70, None, 7, |scores| scores),
+        chosen(70, None, 7, 0, |scores| scores),
+        // The drafter goes on with its own token, the row has another.
+        chosen(100, None, 2, 12, |scores| scores),
+        Round { drafted: 7, right: 7, ..ROUND }.case("all drafts are right"),
+        Round { drafted: 7, right: 3, ..ROUND }.case("right ones behind a wrong one do not count"),
+        Round { drafted: 4, right: 0, ..ROUND }.case("the first draft is wrong"),
+        Round { drafted: 4, right: 4, ..ROUND }.case("rows that are free have no drafts"),
+        Round { drafted: 0, right: 0, ..ROUND }.case("no drafts"),
+        Round { drafted: 1, right: 1, most: 1, ..ROUND }.case("one draft at most"),
+        Round { drafted: 31, right: 30, most: 31, ..ROUND }.case("a row for every lane"),
+        Round { drafted: 5, right: 2, picks_nothing: true, ..ROUND }
+            .case("the row behind the last right one picks nothing"),
     ]
 }
 
@@ -98,7 +109,13 @@ fn scored(dtype: DType, k: usize, each: usize, ids: &[u32]) -> Case {
 }
 
 /// `groups` is the tokens of each, and their number: scores are of some of them.
-fn chosen(count: usize, groups: Option<(usize, usize)>, drafted: u32, scores: fn(Vec<f32>) -> Vec<f32>) -> Case {
+fn chosen(
+    count: usize,
+    groups: Option<(usize, usize)>,
+    drafted: u32,
+    given: u32,
+    scores: fn(Vec<f32>) -> Vec<f32>,
+) -> Case {
     let mut random = Random::new(count as u64 + 1);
     let scores = scores(random.floats(count, -9.0, 9.0));
     let (order, ids, each) = match groups {
@@ -127,12 +144,14 @@ fn chosen(count: usize, groups: Option<(usize, usize)>, drafted: u32, scores: fn
     let rows: Vec<u32> = (0..(most + 1) * 16).collect();
     let (mut rows_after, mut drafts_after) = (rows.clone(), vec![1000; most as usize]);
     if drafted < most {
-        rows_after[(drafted as usize + 1) * 16 + 2] = picked;
-        drafts_after[drafted as usize] = picked;
+        let verified = if given == 0 { picked } else { given - 1 };
+        rows_after[(drafted as usize + 1) * 16 + 1..][..2].copy_from_slice(&[1, verified]);
+        drafts_after[drafted as usize] = verified;
     }
     let named = if groups.is_some() { "some groups" } else { "all tokens" };
     let instance = draft::choice(groups.is_some()).expect("256 threads are a block");
-    Case::new(format!("the largest of {count}, {named}, after {drafted}"), instance)
+    let instead = if given == 0 { "" } else { ", given another" };
+    Case::new(format!("the largest of {count}, {named}, after {drafted}{instead}"), instance)
         .grid([slices as u32, 1, 1])
         .buffer("scores", scores.clone())
         .buffer("ids", ids.clone())
@@ -142,6 +161,7 @@ fn chosen(count: usize, groups: Option<(usize, usize)>, drafted: u32, scores: fn
         .buffer("record", record)
         .buffer("rows", rows)
         .buffer("drafts", vec![1000u32; most as usize])
+        .buffer("given", vec![given; most as usize])
         .scalar("count", count as u32)
         .scalar("each", each as u32)
         .scalar("most", most)
@@ -150,4 +170,68 @@ fn chosen(count: usize, groups: Option<(usize, usize)>, drafted: u32, scores: fn
         .expect("record", after, Bound::Exact)
         .expect("rows", rows_after, Bound::Exact)
         .expect("drafts", drafts_after, Bound::Exact)
+}
+
+/// A round that is to be ended.
+#[derive(Clone, Copy)]
+struct Round {
+    /// Drafts, and how many of them are right before one is wrong.
+    drafted: u32,
+    right: u32,
+    /// Drafts at most.
+    most: u32,
+    /// Whether the row behind the last right draft has no number among its logits.
+    picks_nothing: bool,
+}
+
+const ROUND: Round = Round { drafted: 0, right: 0, most: 7, picks_nothing: false };
+
+impl Round {
+    fn case(self, named: &str) -> Case {
+        const POSITION: u32 = 500;
+        const TICK: u32 = 9;
+        // The entry that the picks wrote is the first of the ring.
+        let (history_len, history_rows) = (8, self.most + 1);
+        let Round { drafted, right, most, picks_nothing } = self;
+        let picked = |row: u32| if picks_nothing && row == right { u32::MAX } else { 70 + row };
+        // One wrong draft; those behind it are what their rows pick, which counts for nothing.
+        let drafts: Vec<u32> = (0..most).map(|at| picked(at) + u32::from(at == right && !picks_nothing)).collect();
+        let drafts: Vec<u32> = drafts.iter().map(|draft| if *draft == u32::MAX { 5 } else { *draft }).collect();
+        let record = |row: u32, position: u32, in_use: u32, token: u32, tick: u32| -> Vec<u32> {
+            [&[position, in_use, token, 3, tick][..], &[row + 40; 11]].concat()
+        };
+        let (mut rows, mut history) = (Vec::new(), vec![1000; (history_len * history_rows) as usize]);
+        for row in 0..=most {
+            let used = row <= drafted;
+            let (position, token, tick) = (POSITION + row + u32::from(used), picked(row), TICK - u32::from(!used));
+            rows.extend(record(row, position, used.into(), token, tick));
+            if used {
+                history[row as usize] = token;
+            }
+        }
+        let accepted = right.min(drafted);
+        let next = POSITION + 1 + accepted;
+        let mut rows_after = Vec::new();
+        for row in 0..=most {
+            let token = if row == 0 { picked(accepted) } else { 0 };
+            rows_after.extend(record(row, next + row, (row == 0).into(), token, TICK));
+        }
+        let mut history_after = history.clone();
+        let kept = if picks_nothing { 0 } else { accepted as usize + 1 };
+        history_after[kept..=most as usize].fill(u32::MAX);
+        let two = |first: [u32; 5], second: [u32; 5]| [&first[..], &[6; 11], &second, &[8; 11]].concat();
+        Case::new(format!("{named}: {accepted} of {drafted}"), draft::accept(most).expect("a lane for every row"))
+            .grid([1, 1, 1])
+            .buffer("drafts", drafts)
+            .buffer("rows", rows)
+            .buffer("record", two([POSITION, 1, 33, 3, drafted], [POSITION - 1, 1, 2, 3, 0]))
+            .buffer("given", vec![4u32; most as usize])
+            .buffer("history", history)
+            .scalar("history_len", history_len)
+            .scalar("history_rows", history_rows)
+            .expect("rows", rows_after, Bound::Exact)
+            .expect("record", two([next, 1, picked(accepted), 3, 0], [next - 1, 1, accepted, 3, 0]), Bound::Exact)
+            .expect("given", vec![0u32; most as usize], Bound::Exact)
+            .expect("history", history_after, Bound::Exact)
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! A step is lowered by the same passes as a decoded row. What is its own: its first hidden state is the norm of what a decoded row left, embedding and hidden state
 //! lie beside each other where they are read, queries look from the position before their own, and its choice goes where the next step and the rows
-//! that verify it find it. Nothing comes to the host between two steps.
+//! that verify it find it. Nothing comes to the host between two steps, and nothing has to between two rounds: the last launch ends one, behind the picks of
+//! the rows that verify its drafts.
 
 use gemma4c_graph::passes::{self, Goal};
 use gemma4c_graph::{CacheId, Graph, NodeId, Op, WeightId};
@@ -89,6 +90,7 @@ impl Drafter<'_> {
             entering,
             hidden: beside + hidden * 4,
             drafts: reserve(decode_rows.max(RECORD_WORDS as u64 * 4)),
+            given: reserve(decode_rows),
             scores: places.logits,
             score_count: score_count.min(vocabulary),
             groups: reserve(group_count.max(1) as u64),
@@ -140,6 +142,7 @@ impl Drafter<'_> {
             builder.choose_draft(places, each, decode_rows as u32 - 1, scratch)?;
             ends.push(builder.launches() as u32);
         }
+        builder.accept_drafts(places, options.verified - 1, decode_rows as u32)?;
         let phase = builder.finish(format!("draft {}", ends.len()), 0, base)?;
         (common.drafting, common.value_index) = (None, of_values);
         Ok(CudaDrafter { phase, ends, places })
@@ -210,6 +213,7 @@ impl PhaseBuilder<'_, '_> {
             record: arena(own.record, RECORD_WORDS as u64),
             rows: arena(self.common.places.rows, (most as u64 + 1) * RECORD_WORDS as u64),
             drafts: arena(own.drafts, most as u64),
+            given: arena(own.given, most as u64),
             count: own.score_count,
             each,
             most,
@@ -217,6 +221,22 @@ impl PhaseBuilder<'_, '_> {
         let work = Work { bytes: own.score_count as u64 * 4, flops: 0 };
         let why = "the likeliest token, for the next step and for the row that verifies it";
         self.launch(draft::choice(grouped)?, [slices, 1, 1], arguments, &[], work, why)
+    }
+
+    /// The end of a round: what is kept of its drafts, for the host and for the next round.
+    fn accept_drafts(&mut self, own: DrafterPlaces, most: u32, history_rows: u32) -> Result<(), LowerError> {
+        let places = self.common.places;
+        let arguments = draft::accept_drafts::Arguments {
+            drafts: arena(own.drafts, most as u64),
+            rows: arena(places.rows, (most as u64 + 1) * RECORD_WORDS as u64),
+            record: arena(own.record, 2 * RECORD_WORDS as u64),
+            given: arena(own.given, most as u64),
+            history: arena(places.history, places.history_len as u64 * history_rows as u64),
+            history_len: places.history_len,
+            history_rows,
+        };
+        let why = "how many drafts were right is decided here: the next round does not wait for the host";
+        self.launch(draft::accept(most)?, [1, 1, 1], arguments, &[], Work::default(), why)
     }
 
     fn token_order(&self) -> Span {

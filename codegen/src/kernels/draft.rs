@@ -1,7 +1,8 @@
 //! What a drafter has of its own: the hidden state that it starts from, the groups of tokens that it looks at, their scores, and its choice.
 //!
 //! A drafter guesses several tokens behind each other without the host: a choice goes into the drafter's own record, where its next step finds it, and
-//! into the records of the rows that will verify it. Its products, norms and attention are those of any decoded row.
+//! into the records of the rows that will verify it. Its products, norms and attention are those of any decoded row. What is kept of a round is decided here
+//! too, so that the next one can begin before the host has heard of this one.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
@@ -94,7 +95,8 @@ pub fn token_scores(
 /// they are GROUPED, of the groups `ids` as [`token_scores`] leaves them. A block takes a slice of THREADS * PER scores; the last one of the grid goes on.
 ///
 /// Word 2 of `record` becomes the token, and word 4 counts on: from d, the number of tokens drafted so far. `drafts[d]` = token, and so is word 2 of record
-/// d + 1 of `rows`, of which there are `most` after the first.
+/// d + 1 of `rows`, of which there are `most` after the first; that row is then in use, as its word 1 says. Where `given[d]` is not 0, that less 1 is verified
+/// in the token's place.
 #[kernel(block = THREADS, dependent)]
 pub fn draft_token<const THREADS: u32, const PER: u32, const GROUPED: bool>(
     scores: Input<f32>,
@@ -105,6 +107,7 @@ pub fn draft_token<const THREADS: u32, const PER: u32, const GROUPED: bool>(
     record: InOut<u32>,
     rows: InOut<u32>,
     drafts: InOut<u32>,
+    given: Input<u32>,
     count: u32,
     each: u32,
     most: u32,
@@ -147,9 +150,66 @@ pub fn draft_token<const THREADS: u32, const PER: u32, const GROUPED: bool>(
         record[2u32] = token;
         record[4u32] = drafted + 1;
         if drafted < most {
-            drafts[drafted] = token;
-            rows[(drafted + 1) * 16 + 2] = token;
+            let verified = if given[drafted] == 0 { token } else { given[drafted] - 1 };
+            drafts[drafted] = verified;
+            rows[(drafted + 1) * 16 + 1] = 1;
+            rows[(drafted + 1) * 16 + 2] = verified;
         }
+    }
+}
+
+/// Ends a round of one sequence: keeps the drafts that were picked from the rows before them, up to the first that was not, and makes the records ready for
+/// the next round. One warp; a lane has a row, of which there are MOST after the first.
+///
+/// The picks have left each row's token in word 2 of its record in `rows`, and moved its position and its tick on. Rows in use behind the first have the drafts
+/// before them in `drafts`. Of m drafts that are kept, row m's token comes next. Then the first row is that token's, the others are free, at the positions behind it;
+/// of the two records at `record`, which a drafter begins with, the first is of that token, and the second, of the position before, names row m. Nothing is `given` any more.
+///
+/// The entry of `history` that the picks wrote has the m drafts and the token behind them, then `u32::MAX`; nothing but that where row m picked no token.
+#[kernel(block = 32, dependent)]
+pub fn accept_drafts<const MOST: u32>(
+    drafts: Input<u32>,
+    rows: InOut<u32>,
+    record: InOut<u32>,
+    given: InOut<u32>,
+    history: InOut<u32>,
+    history_len: u32,
+    history_rows: u32,
+) {
+    require!(MOST >= 1 && MOST < 32);
+    grid_launch_dependents();
+    grid_dependency_wait();
+    let me = thread_idx();
+    let mut is_right = false;
+    if me < MOST {
+        is_right = rows[(me + 1) * 16 + 1] != 0 && drafts[me] == rows[me * 16 + 2];
+    }
+    let right = ballot(is_right);
+    // Ones below the lowest zero, which there is: the last lane has no draft behind it.
+    let accepted = (((right ^ 0xffff_ffff) & (right + 1)) - 1).count_ones();
+    let position = rows[0u32] + accepted;
+    let tick = rows[4u32];
+    let token = rows[accepted * 16 + 2];
+    // Every lane has read before any writes.
+    warp_barrier();
+    if me <= MOST {
+        rows[me * 16] = position + me;
+        rows[me * 16 + 1] = if me == 0 { 1u32 } else { 0u32 };
+        rows[me * 16 + 2] = if me == 0 { token } else { 0u32 };
+        rows[me * 16 + 4] = tick;
+        if me > accepted || token == 0xffff_ffff {
+            history[(tick + history_len - 1) % history_len * history_rows + me] = 0xffff_ffff;
+        }
+    }
+    if me < MOST {
+        given[me] = 0;
+    }
+    if me == 0 {
+        record[0u32] = position;
+        record[2u32] = token;
+        record[4u32] = 0;
+        record[16u32] = position - 1;
+        record[18u32] = accepted;
     }
 }
 
@@ -185,6 +245,11 @@ const SLICE_PER: u32 = 8;
 /// A [`draft_token`].
 pub fn choice(grouped: bool) -> Result<Instance, InstanceError> {
     draft_token::Chosen { THREADS: SLICE_THREADS, PER: SLICE_PER, GROUPED: grouped }.build()
+}
+
+/// An [`accept_drafts`] of rounds of at most so many drafts: fewer than a warp has lanes.
+pub fn accept(most: u32) -> Result<Instance, InstanceError> {
+    accept_drafts::Chosen { MOST: most }.build()
 }
 
 /// Slices of so many scores: blocks of a [`draft_token`], each of which leaves a key. One block can look at all of them, up to

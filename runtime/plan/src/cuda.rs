@@ -71,10 +71,11 @@ pub struct CudaProgram {
 /// A drafter on a GPU: its steps behind each other, each of which finds the token and the hidden state that the one before it left.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CudaDrafter {
-    /// All launches, for one sequence: what brings the hidden state of a decoded row into place, then each step of the drafter with its choice. The
-    /// values that they compute are those of the drafter's own program.
+    /// All launches, for one sequence: what brings the hidden state of a decoded row into place, then each step of the drafter with its choice, then what ends
+    /// a round. The values that they compute are those of the drafter's own program.
     pub phase: Phase,
-    /// Behind which launch each draft is there: a round of n drafts runs the launches up to the n-th of these.
+    /// Behind which launch each draft is there: a round of n drafts runs the launches up to the n-th of these, a decode of n + 1 rows with its picks, and
+    /// the launch behind the last of these: it keeps the drafts that were picked, and makes all records ready for the next round.
     #[serde(deserialize_with = "at_most::<64, _, _>")]
     pub ends: Vec<u32>,
     pub places: DrafterPlaces,
@@ -93,6 +94,8 @@ pub struct DrafterPlaces {
     pub hidden: u64,
     /// The drafts, a word for each decoded row: a draft lies in that of the row before its own, and is also the token in the record of its own.
     pub drafts: u64,
+    /// As many words: what takes the place of a draft in this round, as the token + 1; 0 leaves the drafter's own.
+    pub given: u64,
     /// The last step's scores: of all tokens in the place of row 0's logits, or of the tokens of some groups.
     pub scores: u64,
     pub score_count: u32,

@@ -122,7 +122,8 @@ fn check_towers(plan: &Plan, program: &CudaProgram) -> Result<(), String> {
 fn check_drafter(plan: &Plan, program: &CudaProgram, drafter: &CudaDrafter) -> Result<(), String> {
     let (ends, places, steps) = (&drafter.ends, &drafter.places, drafter.phase.steps.len());
     let in_order = ends.is_sorted_by(|a, b| a < b) && ends.first() > Some(&0);
-    if ends.is_empty() || !in_order || ends.last().is_none_or(|end| *end as usize != steps) {
+    // One launch more ends a round.
+    if ends.is_empty() || !in_order || ends.last().is_none_or(|end| *end as usize + 1 != steps) {
         return Err(format!("drafts that end at {ends:?} of {steps} launches"));
     }
     if ends.len() as u32 >= program.verified_rows {
@@ -135,6 +136,7 @@ fn check_drafter(plan: &Plan, program: &CudaProgram, drafter: &CudaDrafter) -> R
         ("what enters the last norm", places.entering, hidden * program.decode_rows() as u64),
         ("the drafter's hidden state", places.hidden, hidden),
         ("the drafts", places.drafts, program.decode_rows() as u64),
+        ("what takes their places", places.given, program.decode_rows() as u64),
         ("the drafter's scores", places.scores, places.score_count as u64),
         ("the drafter's groups", places.groups, places.group_count as u64),
     ];

@@ -21,7 +21,7 @@ use crate::backend::{Backend, MemoryUse, Pick, Run};
 use crate::choose::choose;
 use crate::embedded::EmbeddedWeights;
 use crate::machine;
-use crate::runs::runs;
+use crate::runs::replays;
 use crate::weights::Weights;
 use crate::{ModelLocation, RuntimeError};
 
@@ -39,7 +39,7 @@ pub struct Opened {
 /// A plan on a GPU.
 pub struct CudaBackend {
     // Fields are dropped in this order: graphs and functions before the memory they use.
-    graphs: HashMap<Run, Graph>,
+    graphs: HashMap<Vec<Run>, Graph>,
     pub(super) functions: Vec<Function>,
     regions: Regions,
     mailbox: Mailbox,
@@ -151,22 +151,35 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Builds the graph of every run that feeding tokens asks for.
+    /// Builds the graph of everything that feeding tokens asks for.
     fn build_graphs(&mut self) -> Result<(), RuntimeError> {
         let started = Instant::now();
-        for run in runs(self.program()) {
+        for runs in replays(self.program()) {
             let mut graph = self.device.graph()?;
-            let mut nodes: Vec<Node> = Vec::new();
-            for Queued { launch, after } in self.launches(run)? {
-                let after: Vec<Node> = after.iter().map(|position| nodes[*position]).collect();
-                // A launch that waits for several would wait for one of them.
-                nodes.push(self.add(&mut graph, launch, after.len() == 1, &after)?);
+            let mut before = Vec::new();
+            for run in &runs {
+                before = self.add_run(&mut graph, *run, &before)?;
             }
-            self.graphs.insert(run, graph.finish()?);
+            self.graphs.insert(runs, graph.finish()?);
         }
         self.device.synchronize()?;
         self.opened.parts.push(("graphs", started.elapsed()));
         Ok(())
+    }
+
+    /// Adds the launches of a run to a graph, after some nodes of it. Returns those that none of them waits for.
+    fn add_run(&self, graph: &mut GraphBuilder, run: Run, before: &[Node]) -> Result<Vec<Node>, RuntimeError> {
+        let (mut nodes, mut is_last): (Vec<Node>, Vec<bool>) = (Vec::new(), Vec::new());
+        for Queued { launch, after } in self.launches(run)? {
+            after.iter().for_each(|position| is_last[*position] = false);
+            let own: Vec<Node> = after.iter().map(|position| nodes[*position]).collect();
+            // A launch that waits for several would wait for one of them; the first ones of a run overlap with nothing before it.
+            let overlaps = own.len() == 1;
+            let after = if own.is_empty() { before } else { &own };
+            nodes.push(self.add(graph, launch, overlaps, after)?);
+            is_last.push(true);
+        }
+        Ok(nodes.into_iter().zip(is_last).filter(|(_, is_last)| *is_last).map(|(node, _)| node).collect())
     }
 
     pub fn opened(&self) -> &Opened {
@@ -238,7 +251,7 @@ impl CudaBackend {
 
     /// The graph of a run; `None` for one that feeding tokens does not ask for, such as a single step.
     pub(super) fn graph(&self, run: Run) -> Option<&Graph> {
-        self.graphs.get(&run)
+        self.graphs.get(&[run][..])
     }
 }
 
@@ -360,6 +373,15 @@ impl Backend for CudaBackend {
         // SAFETY: memory and functions live as long as the graph; each launch is as sound here as it is alone, and the plan's edges
         // were checked.
         Ok(unsafe { graph.replay() }?)
+    }
+
+    #[allow(unsafe_code)]
+    fn run_all(&mut self, runs: &[Run]) -> Result<(), RuntimeError> {
+        match self.graphs.get(runs) {
+            // SAFETY: as above; each run waits for all of the one before it.
+            Some(graph) => Ok(unsafe { graph.replay() }?),
+            None => runs.iter().try_for_each(|run| self.run(*run)),
+        }
     }
 
     fn send_back(&mut self, from: Range) -> Result<(), RuntimeError> {

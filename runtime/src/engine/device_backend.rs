@@ -99,6 +99,8 @@ enum Awaited {
     Tokens(u32),
     /// The tokens in some of the words.
     Some(Vec<u32>),
+    /// At most so many tokens: those before a word that is none.
+    Kept(u32),
     /// Read already, because the logits' place is used again.
     Read(Vec<Picked>),
 }
@@ -198,10 +200,7 @@ impl BackendDevice {
             waiting: None,
             results: VecDeque::new(),
             towers: towers::Towers::of(plan, program),
-            drafter: program
-                .drafter
-                .clone()
-                .map(|of_plan| draft::DrafterShape { phase: program.drafter_phase(), of_plan }),
+            drafter: draft::DrafterShape::of(program),
             entered: vec![None; program.decode_rows() as usize],
             hidden_width: plan.model.hidden,
         };
@@ -399,6 +398,9 @@ impl BackendDevice {
         let tokens: Vec<u32> = match &self.results[index] {
             Awaited::Tokens(count) => words.into_iter().take(*count as usize).collect(),
             Awaited::Some(places) => places.iter().filter_map(|at| words.get(*at as usize).copied()).collect(),
+            Awaited::Kept(most) => {
+                words.into_iter().take(*most as usize).take_while(|token| *token != u32::MAX).collect()
+            }
             Awaited::Done | Awaited::Read(_) => Vec::new(),
         };
         Ok(tokens.into_iter().map(|token| Picked { token, logits: Vec::new() }).collect())

@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 pub use device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
-pub(crate) use device_backend::draft::{DraftFrom, DraftedStep, Verified};
+pub(crate) use device_backend::draft::{DraftFrom, DraftedStep};
 pub use device_backend::{BackendDevice, BackendOptions};
 pub use device_cpu::{CpuDevice, CpuOptions};
 pub use media::Attachment;

@@ -3,6 +3,9 @@
 //! A row of a pass has the bits that it has alone, and the sampler's choice depends on a row and its position. So the text is that of decoding
 //! one by one, whatever was guessed. Rejected rows have been written to the caches; the sequence goes back over them, which rings allow as long
 //! as a round is not longer than a chunk.
+//!
+//! Here the host decides what is kept, whatever runs the plan and wherever drafts come from. The plan's drafter on a device that picks needs no host for that:
+//! it goes on in [rounds](super::rounds).
 
 use std::time::Instant;
 
@@ -10,7 +13,7 @@ use super::depth::Depth;
 use super::generate::picking_of;
 use super::{Asked, End, On, Request, SLOT, Session, collect_beyond, oldest_of};
 use crate::acceptance::{Acceptance, MOST_DRAFTS, MOST_LOOKED_UP};
-use crate::engine::{Device, Guess, Picked, Picking, Row, Verified};
+use crate::engine::{Device, Guess, Picked, Picking, Row};
 use crate::{RuntimeError, Sampler};
 
 /// Where drafts come from.
@@ -27,8 +30,8 @@ pub enum Source {
 
 /// How a sequence is speculated on, and how that went.
 pub struct Speculation {
-    source: Source,
-    depth: Depth,
+    pub(super) source: Source,
+    pub(super) depth: Depth,
     pub counts: Counts,
 }
 
@@ -39,6 +42,8 @@ pub struct Counts {
     pub rounds: u64,
     pub drafted: u64,
     pub accepted: u64,
+    /// The rounds by the number of their drafts.
+    pub rounds_of: [u64; MOST_LOOKED_UP as usize + 1],
 }
 
 impl Speculation {
@@ -55,11 +60,19 @@ impl Speculation {
         };
         Speculation { source, depth, counts: Counts::default() }
     }
+
+    /// Says how a round went, whose drafts were looked up by so many tokens.
+    pub(super) fn learn(&mut self, matched: u32, drafted: u32, accepted: u32, seconds: f64) {
+        self.depth.learn(matched, drafted, accepted, seconds);
+        self.counts.rounds += 1;
+        self.counts.rounds_of[drafted as usize] += 1;
+        self.counts.drafted += u64::from(drafted);
+        self.counts.accepted += u64::from(accepted);
+    }
 }
 
 /// What a round brought: drafts that were right, and the token after them.
 struct Round {
-    drafted: u32,
     accepted: Vec<u32>,
     next: u32,
 }
@@ -79,6 +92,9 @@ impl Session {
         }
         if request.most == 0 {
             return self.generate(request, sampler, each);
+        }
+        if self.goes_in_rounds(&speculation.source, sampler) {
+            return self.generate_in_rounds(request, sampler, speculation, each);
         }
         let mut token = self.first_token(request.prompt, sampler)?;
         let mut given = 0;
@@ -100,11 +116,11 @@ impl Session {
             let started = Instant::now();
             let matched = self.look_up(token, &speculation.source);
             let most = room.min(speculation.depth.next(matched));
-            let round = self.round(token, most, &mut speculation.source, sampler)?;
-            let (drafted, accepted) = (round.drafted, round.accepted.len() as u32);
-            speculation.depth.learn(matched, drafted, accepted, started.elapsed().as_secs_f64());
-            let Counts { rounds, drafted: all, accepted: right } = &mut speculation.counts;
-            (*rounds, *all, *right) = (*rounds + 1, *all + u64::from(drafted), *right + u64::from(accepted));
+            let drafts = self.drafts(token, most, &mut speculation.source)?;
+            speculation.depth.begin(drafts.len() as u32);
+            let round = self.verify(token, &drafts, sampler)?;
+            let (drafted, accepted) = (drafts.len() as u32, round.accepted.len() as u32);
+            speculation.learn(matched, drafted, accepted, started.elapsed().as_secs_f64());
             let first = self.position() - accepted;
             for (at, draft) in (first..).zip(&round.accepted) {
                 let is_stop = request.stop.contains(draft);
@@ -129,7 +145,7 @@ impl Session {
     }
 
     /// Feeds a prompt and picks the token after it.
-    fn first_token(&mut self, prompt: &[u32], sampler: &mut Sampler) -> Result<u32, RuntimeError> {
+    pub(super) fn first_token(&mut self, prompt: &[u32], sampler: &mut Sampler) -> Result<u32, RuntimeError> {
         if self.device_picks(sampler).is_ok() {
             self.queue_first(prompt, sampler)?;
             let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram) };
@@ -171,68 +187,6 @@ impl Session {
         let known = drafts.iter().take_while(|draft| **draft < vocab_size).count();
         drafts.truncate(known.min(most as usize));
         Ok(drafts)
-    }
-
-    /// Drafts what follows a token, at most so many tokens, and keeps those that the sampler picks.
-    fn round(
-        &mut self,
-        token: u32,
-        most: u32,
-        source: &mut Source,
-        sampler: &mut Sampler,
-    ) -> Result<Round, RuntimeError> {
-        let replaced = match source {
-            Source::Replaced(guess) => {
-                let mut given = guess(&[&self.seen[..], &[token]].concat(), most as usize);
-                given.truncate(most as usize);
-                Some(given)
-            }
-            Source::Drafter => None,
-            Source::Lookup | Source::Given(_) => {
-                let drafts = self.drafts(token, most, source)?;
-                return self.verify(token, &drafts, sampler);
-            }
-        };
-        let most = replaced.as_ref().map_or(most, |given| given.len() as u32);
-        match &self.on {
-            On::Device(device) if most > 0 => {
-                let most = most.min(device.most_drafts());
-                self.round_on_device(token, most, replaced, sampler)
-            }
-            _ => {
-                let drafts = self.drafts(token, most, source)?;
-                self.verify(token, &drafts, sampler)
-            }
-        }
-    }
-
-    /// A round whose drafts stay on the device until they are verified.
-    fn round_on_device(
-        &mut self,
-        token: u32,
-        drafts: u32,
-        replaced: Option<Vec<u32>>,
-        sampler: &mut Sampler,
-    ) -> Result<Round, RuntimeError> {
-        let from = self.draft_from(token)?;
-        let given = replaced.as_ref().map_or(vec![0; drafts as usize], |given| given[..drafts as usize].to_vec());
-        let tokens = [&[token][..], &given].concat();
-        self.check(&tokens)?;
-        let verified = if replaced.is_some() { Verified::Given } else { Verified::Drafted };
-        let (first, picking) = (self.position(), self.picking(sampler));
-        let rows = self.rows(&tokens, picking);
-        let On::Device(device) = &mut self.on else { return Err(RuntimeError::NoProgram) };
-        device.draft_and_decode(from, &rows, verified)?;
-        collect_beyond(device, 2)?;
-        let drafted: Vec<u32> = device.collect()?.into_iter().map(|picked| picked.token).collect();
-        let picked = device.collect()?;
-        let drafts = match verified {
-            Verified::Drafted => drafted,
-            Verified::Given => given,
-        };
-        self.drafting.keep_on_device(first, rows.len());
-        self.append(&[&[token][..], &drafts].concat());
-        self.judge(first, &drafts, &picked, sampler)
     }
 
     /// How a device picks, or that it does not.
@@ -286,7 +240,7 @@ impl Session {
     fn close(&mut self, first: u32, drafts: &[u32], verdict: Verdict) -> Result<Round, RuntimeError> {
         self.truncate(first + 1 + verdict.accepted as u32)?;
         let next = verdict.next.ok_or(RuntimeError::NoPick)?;
-        Ok(Round { drafted: drafts.len() as u32, accepted: drafts[..verdict.accepted].to_vec(), next })
+        Ok(Round { accepted: drafts[..verdict.accepted].to_vec(), next })
     }
 
     /// Feeds a token and drafts of what follows it, and keeps those that the sampler picks.

@@ -2,6 +2,9 @@
 //!
 //! Random weights accept nothing, so acceptance is forced: the drafter runs, and what it drafted is replaced, with the given probability by the token that
 //! an undrafted run chose, else by another. The text is that of the undrafted run, which is checked.
+//!
+//! Which drafts those are is the luck of a seed, and moves a rate by a tenth. So every run has another seed, and beside the rate that they had together stands the one that is to be
+//! expected: of rounds that took as long, with as many tokens as such rounds have on average.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -41,6 +44,9 @@ struct Forced {
     /// `None`: as many as pay.
     steps: Option<u32>,
     rate: f64,
+    /// Without the luck of the seeds.
+    expected: f64,
+    /// Of all runs.
     counts: Counts,
 }
 
@@ -155,16 +161,26 @@ impl Bench {
         steps: Option<u32>,
         with_drafter: bool,
     ) -> Result<Forced> {
-        let (mut rates, mut counts) = (Vec::new(), Counts::default());
+        let (mut made, mut expected, mut seconds, mut counts) = (0.0, 0.0, 0.0, Counts::default());
         for run in 0..of.repeat {
             let mut drafts = speculation(guess(text, acceptance, of.seed + run as u64), steps, with_drafter);
             let (tokens, took) = self.generate(of.generate, Some(&mut drafts))?;
             ensure!(text[self.prompt.len()..].starts_with(&tokens), "drafts have changed the text");
-            rates.push((tokens.len() - 1) as f64 / took.as_secs_f64());
-            counts = drafts.counts;
+            made += (tokens.len() - 1) as f64;
+            expected += expected_tokens(&drafts.counts, acceptance);
+            seconds += took.as_secs_f64();
+            counts.rounds += drafts.counts.rounds;
+            counts.drafted += drafts.counts.drafted;
+            counts.accepted += drafts.counts.accepted;
         }
-        Ok(Forced { acceptance, steps, rate: median(rates), counts })
+        Ok(Forced { acceptance, steps, rate: made / seconds, expected: expected / seconds, counts })
     }
+}
+
+/// Tokens that such rounds have on average: each its drafts up to the first wrong one, and one more.
+fn expected_tokens(counts: &Counts, acceptance: f64) -> f64 {
+    let of_round = |drafts: i32| (0..=drafts).map(|right| acceptance.powi(right)).sum::<f64>();
+    (0..).zip(counts.rounds_of).map(|(drafts, rounds)| rounds as f64 * of_round(drafts)).sum()
 }
 
 fn speculation(guess: Box<Guess>, steps: Option<u32>, with_drafter: bool) -> Speculation {
@@ -200,15 +216,14 @@ impl Report {
         }
         let whose = if self.drafter { "the drafter runs" } else { "no drafter" };
         let _ = writeln!(text, "\nAcceptance is forced; {whose}.\n");
-        text +=
-            "| acceptance | drafts | tokens/s | of undrafted | accepted | rounds |\n|---:|---:|---:|---:|---:|---:|\n";
-        for Forced { acceptance, steps, rate, counts } in &self.forced {
+        text += "| acceptance | drafts | tokens/s | to be expected | of undrafted | accepted | rounds |\n|---:|---:|---:|---:|---:|---:|---:|\n";
+        for Forced { acceptance, steps, rate, expected, counts } in &self.forced {
             let steps = steps.map_or("auto".to_owned(), |steps| steps.to_string());
             let share = 100.0 * counts.accepted as f64 / (counts.drafted as f64).max(1.0);
             let _ = writeln!(
                 text,
-                "| {acceptance} | {steps} | {rate:.1} | {:.2} | {share:.0} % | {} |",
-                rate / self.plain,
+                "| {acceptance} | {steps} | {rate:.1} | {expected:.1} | {:.2} | {share:.0} % | {} |",
+                expected / self.plain,
                 counts.rounds
             );
         }
@@ -225,6 +240,7 @@ impl Report {
                 "forced": true,
                 "drafts": of.steps,
                 "tokens_per_second": of.rate,
+                "expected_tokens_per_second": of.expected,
                 "rounds": of.counts.rounds,
                 "drafted": of.counts.drafted,
                 "accepted": of.counts.accepted,
@@ -238,5 +254,19 @@ impl Report {
             "forced_acceptance": self.forced.iter().map(forced).collect::<Vec<_>>(),
         });
         Ok(serde_json::to_string_pretty(&report)? + "\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_are_expected_to_have_what_they_have_on_average() {
+        let mut counts = Counts::default();
+        (counts.rounds_of[0], counts.rounds_of[2]) = (3, 4);
+        assert_eq!(expected_tokens(&counts, 0.0), 7.0);
+        assert_eq!(expected_tokens(&counts, 0.5), 3.0 + 4.0 * 1.75);
+        assert_eq!(expected_tokens(&counts, 1.0), 3.0 + 4.0 * 3.0);
     }
 }

@@ -97,7 +97,7 @@ impl Report {
         text += "| drafts | drafted | accepted | rounds | tokens/s | of undrafted |\n|---:|---:|---:|---:|---:|---:|\n";
         for Row { drafts, rate, counts } in &self.rows {
             let drafts = drafts.map_or("auto".to_owned(), |drafts| drafts.to_string());
-            let Counts { rounds, drafted, accepted } = counts;
+            let Counts { rounds, drafted, accepted, .. } = counts;
             let share = 100.0 * *accepted as f64 / (*drafted as f64).max(1.0);
             let times = rate / self.plain;
             let _ = writeln!(text, "| {drafts} | {drafted} | {share:.0} % | {rounds} | {rate:.1} | {times:.2} |");

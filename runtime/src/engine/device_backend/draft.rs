@@ -1,13 +1,15 @@
 //! A plan's drafter on a backend: guesses what follows a token, and leaves it where the rows that verify it find it.
 //!
-//! Drafts and their verification are queued behind each other. The host needs the drafts to know which were right, and reads them with what was picked.
+//! One sequence goes on in rounds, each a single replay: the device decides which drafts were right, and the next round finds where to begin. Sequences of a batch are
+//! drafted for one after the other, before the decode of all; there the host reads the drafts with what was picked, and decides.
 
-use gemma4c_plan::cuda::{CudaDrafter, RECORD_WORDS, record};
+use gemma4c_plan::cuda::{CudaDrafter, CudaProgram, RECORD_WORDS, record};
 
-use super::super::device::{Device, Row};
+use super::super::device::{Picking, Row};
 use super::{Awaited, BackendDevice, arena};
 use crate::RuntimeError;
 use crate::backend::{Pick, Run};
+use crate::runs::{Round, rounds};
 
 /// From where a drafter guesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,19 +22,18 @@ pub(crate) struct DraftFrom {
     pub row: u32,
 }
 
-/// Whose tokens are verified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verified {
-    /// The drafter's.
-    Drafted,
-    /// Those of the rows; the drafter runs all the same.
-    Given,
-}
-
 /// The drafter of a plan, as its launches are queued.
 pub(super) struct DrafterShape {
-    pub phase: usize,
-    pub of_plan: CudaDrafter,
+    phase: usize,
+    of_plan: CudaDrafter,
+    rounds: Vec<Round>,
+}
+
+impl DrafterShape {
+    pub fn of(program: &CudaProgram) -> Option<DrafterShape> {
+        let of_plan = program.drafter.clone()?;
+        Some(DrafterShape { phase: program.drafter_phase(), of_plan, rounds: rounds(program) })
+    }
 }
 
 impl BackendDevice {
@@ -67,7 +68,7 @@ impl BackendDevice {
 
     /// The launches between two drafts.
     fn draft_run(&self, first: u32, end: u32) -> Result<Run, RuntimeError> {
-        let DrafterShape { phase, of_plan } = self.drafter()?;
+        let DrafterShape { phase, of_plan, .. } = self.drafter()?;
         let behind = |drafts: u32| match drafts.checked_sub(1) {
             None => Some(0),
             Some(last) => of_plan.ends.get(last as usize).map(|end| *end as usize),
@@ -99,29 +100,40 @@ impl BackendDevice {
         })
     }
 
-    /// Queues drafts of what follows the first of these rows, which are of one sequence, and a decode of all of them. The results on their way are then the
-    /// drafts, and what the decode picks.
-    pub(crate) fn draft_and_decode(
-        &mut self,
-        from: DraftFrom,
-        rows: &[Row],
-        verified: Verified,
-    ) -> Result<(), RuntimeError> {
-        let drafts = rows.len() as u32 - 1;
-        let run = self.draft_run(0, drafts)?;
-        let phase = self.decode_phase(rows.len() as u32)?;
+    /// Says where the rounds of one sequence begin, and how its rows are picked.
+    pub(crate) fn begin_rounds(&mut self, from: DraftFrom, picking: &Picking) -> Result<(), RuntimeError> {
         self.write_draft_records(from, 0)?;
-        if verified == Verified::Drafted {
-            self.write_rows(phase, rows)?;
+        let mut words = Vec::new();
+        for row in 0..self.limits.verified_rows {
+            // A row is in use once its draft is there.
+            let (in_use, token) = if row == 0 { (1, from.token) } else { (0, 0) };
+            let mut record = self.record(from.position + row, in_use, token, from.slot);
+            self.settings(&mut record, picking);
+            words.extend(record);
         }
-        self.backend.run(run)?;
-        let at = self.drafter()?.of_plan.places.drafts;
-        self.backend.send_back(arena(at, 4 * u64::from(drafts)))?;
-        self.results.push_back(Awaited::Tokens(drafts));
-        match verified {
-            Verified::Drafted => self.run_decode(phase, rows),
-            Verified::Given => self.decode(rows),
+        let phase = self.decode_phase(self.limits.verified_rows)?;
+        words.resize((self.phases[phase].rows * RECORD_WORDS) as usize, 0);
+        self.write(self.places.rows, &words)?;
+        (self.latest, self.waiting) = (None, None);
+        self.entered.fill(None);
+        Ok(())
+    }
+
+    /// Queues a round behind where rounds have come to: so many drafts, a decode that verifies them, and what is kept of them. Its result is the drafts that were
+    /// right and the token behind them; nothing where that could not be picked. What is `given` takes the places of the first drafts, and the drafter runs all the same.
+    pub(crate) fn round(&mut self, drafts: u32, given: &[u32], picking: &Picking) -> Result<(), RuntimeError> {
+        let (pick, shape) = (self.pick_for(&[*picking]), self.drafter()?);
+        let round = shape.rounds.iter().find(|round| (round.drafts, round.pick) == (drafts, pick));
+        let round = round.ok_or_else(|| RuntimeError::Backend(format!("the plan has no round of {drafts} drafts")))?;
+        let (runs, at) = (round.runs.clone(), shape.of_plan.places.given);
+        if !given.is_empty() {
+            let words: Vec<u32> = given.iter().map(|token| token + 1).collect();
+            self.write(at, &words)?;
         }
+        self.backend.run_all(&runs)?;
+        self.send_back(drafts + 1, true)?;
+        self.results.push_back(Awaited::Kept(drafts + 1));
+        Ok(())
     }
 
     /// Queues drafts of what follows the first row of each sequence that has several, one sequence after the other, and a decode of all rows.
