@@ -166,7 +166,7 @@ pub fn factors_half(side: U32x4, number: u32) -> U32x4 {
 
 #[device]
 pub fn dot_q4_0(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
-    let dot = dot_nibbles(unit.codes, x.low, x.high, x.sum * -8);
+    let dot = dot_nibbles(unit.codes, x.low, x.high, x.sum.wrapping_mul(-8));
     finish(dot as f32, factors_half(unit.side, number), x.scale, total)
 }
 
@@ -200,7 +200,7 @@ pub fn side_q5_0(unit: u32, high: Weights<u32>, scales: Weights<u32>) -> U32x4 {
 
 #[device]
 pub fn dot_q5_0(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 {
-    let dot = dot_five_bits(unit.codes, unit.side.y, x.low, x.high, x.sum * -16);
+    let dot = dot_five_bits(unit.codes, unit.side.y, x.low, x.high, x.sum.wrapping_mul(-16));
     finish(dot as f32, factors_half(unit.side, number), x.scale, total)
 }
 
