@@ -86,9 +86,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let location = ModelLocation { plan: files.plan.clone(), given: None };
     let session = plan_file::open(plan.clone(), &location, choice.device, &OnGpu::default())?;
     let sampler = args.sampling.sampler(plan.sampling, vocab.suppress.clone())?;
-    // A round of three rows is a decode of four. The simulator stops at an overflow in the row that is nobody's.
-    let drafts = choice.device != Device::Sim;
-    let speculation = drafts.then(|| Speculation::new(Source::Drafter, Some(DRAFTS)));
+    let speculation = Some(Speculation::new(Source::Drafter, Some(DRAFTS)));
     let mut generation = Generation { session, sampler, stop: vocab.stop.clone(), most: args.n, speculation };
 
     let prompt = tokenizer.encode(&args.prompt, EncodeOptions { add_bos: true, parse_special: false });
