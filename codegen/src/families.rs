@@ -131,6 +131,7 @@ pub static FAMILIES: &[Family] = &[
             kernels::product::tiles::product_tiles::DEF,
             kernels::product::decoding::product_decoding::DEF,
             kernels::product::team::product_team::DEF,
+            kernels::product::fed::product_fed::DEF,
             kernels::product::widen::widen::DEF,
         ],
         cases: cases::product::cases,

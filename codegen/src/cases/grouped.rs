@@ -186,6 +186,7 @@ pub fn products() -> Vec<Case> {
     let (f32, bf16) = (ElementType::F32, ElementType::BF16);
     let tile = |rows, columns| WgmmaTile { rows, columns, team: 0, bulk: false };
     let team = WgmmaTile { rows: 64, columns: 64, team: 5, bulk: false };
+    let fed = |rows, columns, team| WgmmaTile { rows, columns, team, bulk: false };
     vec![
         over_planes(DType::Q4_0, Tile::SMALL, [4, 24, 96], 2, [6, 4]),
         over_planes(DType::Q8_0, Tile::SMALL, [3, 70, 64], 1, [50, 49]),
@@ -197,6 +198,11 @@ pub fn products() -> Vec<Case> {
         by_warpgroups(over(DType::Q4_0, wgmma(f32, false, 1)), tile(64, 64), [3, 68, 64], [70, 67], 3),
         by_warpgroups(over(DType::Q4_0, wgmma(f32, false, 1)), team, [3, 68, 64], [70, 67], 3),
         by_warpgroups(over(DType::Q8_0, wgmma(bf16, true, 8)), tile(128, 256), [2, 132, 64], [160, 160], 1),
+        // A ring that is fed: fewer steps than decoders and more than stages, a warpgroup without rows, several tiles a block.
+        by_warpgroups(over(DType::Q4_0, wgmma(f32, false, 1)), fed(64, 128, 4), [3, 132, 64], [70, 67], 3),
+        by_warpgroups(over(DType::Q8_0, wgmma(f32, false, 1)), fed(64, 128, 4), [2, 20, 704], [90, 90], 1),
+        by_warpgroups(over(DType::Q4_0, wgmma(bf16, true, 8)), fed(192, 128, 2), [3, 100, 448], [300, 296], 2),
+        by_warpgroups(over(DType::Q6K, wgmma(f32, false, 1)), fed(192, 128, 2), [2, 196, 256], [450, 440], 1),
     ]
 }
 

@@ -33,6 +33,9 @@ pub fn cases() -> Vec<Case> {
 /// Not what the models have, so that one that is baked in would show.
 const EPSILON: f32 = 0.02;
 
+/// Shared memory of a block, as all GPUs have it.
+const SHARED_BYTES: u32 = 99 << 10;
+
 /// Few experts and many, widths beyond what a warp has on its way, equal logits, one row on several blocks.
 pub fn routers() -> Vec<Case> {
     // (width, experts, top, rows in the buffers, rows in the chunk, blocks a row; 0: plain)
@@ -41,6 +44,7 @@ pub fn routers() -> Vec<Case> {
         (1060, 40, 8, 1, 1, 3),
         (96, 128, 8, 2, 2, 1),
         (96, 20, 4, 21, 19, 1),
+        (1060, 20, 4, 9, 7, 1),
         (96, 128, 8, 1, 1, 16),
         (96, 20, 4, 7, 6, 3),
         (32, 3, 3, 1, 1, 1),
@@ -68,6 +72,7 @@ pub fn entries() -> Vec<Case> {
         routing(of(1056, 40, 8, int8.and(floats)), 1, 1, 5),
         routing(of(1056, 40, 8, bf16.and(floats)), 1, 1, 2),
         routing(of(96, 16, 4, bf16.and(int8).and(floats)), 3, 2, 1),
+        routing(of(96, 16, 4, bf16.and(floats)), 35, 31, 1),
         routing(of(96, 16, 4, int8), 5, 5, 2),
     ]
 }
@@ -223,7 +228,10 @@ fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massiv
     let few_sms = (rows as u32 * router.split_blocks()).div_ceil(4);
     let (name, instance, grid) = match blocks {
         0 => ("plain, ", router.plain_instance(), [1, 1, 1]),
-        1 => ("", router.instance(rows as u32, 1), router.grid(rows as u32, 1)),
+        1 => {
+            let tile = router.many_rows(rows as u32, 1, SHARED_BYTES);
+            ("", router.instance(tile), [1, (rows as u32).div_ceil(tile), 1])
+        }
         _ => {
             let instance = router.split_instance(rows as u32, few_sms);
             ("split, ", instance, [blocks, (rows as u32).div_ceil(router.split_rows(rows as u32, few_sms)), 1])

@@ -301,16 +301,17 @@ pub fn by_teams() -> Vec<Case> {
     cases
 }
 
-/// A product over planes, by warpgroups that decode for themselves and by a team, and the same over a copy of them, copied by threads and in bulk: all must have the same bits.
-pub fn with_and_without_copy(dtype: DType) -> [Case; 4] {
+/// A product over planes, by warpgroups that decode for themselves, by a team and from a ring that is fed, and the same over a copy of them, copied by threads and in bulk: all must have the
+/// same bits.
+pub fn with_and_without_copy(dtype: DType) -> [Case; 5] {
     let over_planes = WgmmaProduct { source: Source::Planes(dtype), ..plain(ElementType::F32) };
     let planes = Problem::new(over_planes.clone(), 20, 512, [3, 3]);
     let wgmma = WgmmaProduct { source: Source::Copy, ..over_planes };
     let weights = Weights::Rounded(planes.weights.values());
-    let cases = [tile(128, 128), by_team(64, 5)].map(|tile| planes.case(tile));
-    let [own, team] = cases;
+    let fed = WgmmaTile { rows: 64, columns: 128, team: 4, bulk: false };
+    let [own, team, fed] = [tile(128, 128), by_team(64, 5), fed].map(|tile| planes.case(tile));
     let copy = Problem { wgmma, weights, ..planes };
-    [own, team, copy.case(tile(64, 32)), copy.case(in_bulk(192))]
+    [own, team, fed, copy.case(tile(64, 32)), copy.case(in_bulk(192))]
 }
 
 /// Every type to bf16, on a grid that goes round.

@@ -16,6 +16,7 @@ use crate::kernels::moe::gate_up::{GateUp, expert_geglu};
 use crate::kernels::moe::{Activations, f32_piece, int8_piece, router};
 use crate::kernels::outputs::Outputs;
 use crate::passes::experts_of;
+use crate::target::Target;
 
 /// What a router takes and leaves besides its choice, where it begins the mixture: the residual, and both norms of it.
 #[derive(Default)]
@@ -121,7 +122,7 @@ impl PhaseBuilder<'_, '_> {
         let activations = rows as u64 * width as u64 * 4;
         let bytes = experts as u64 * width as u64 * 4 + if entry.forms.is_some() { 4 } else { 1 } * activations;
         let work = Work { bytes, flops: 2 * rows as u64 * experts as u64 * width as u64 };
-        let multiprocessors = self.common.can.target.multiprocessors;
+        let Target { multiprocessors, shared_bytes_per_block, .. } = self.common.can.target;
         let (instance, grid, how) = match split {
             true => {
                 let tile = kind.split_rows(rows, multiprocessors);
@@ -129,8 +130,8 @@ impl PhaseBuilder<'_, '_> {
                 (kind.split_instance(rows, multiprocessors)?, grid, "decoded rows: experts shared out among blocks")
             }
             false => {
-                let grid = kind.grid(rows, multiprocessors);
-                (kind.instance(rows, multiprocessors)?, grid, "many rows: a block for a few")
+                let tile = kind.many_rows(rows, multiprocessors, shared_bytes_per_block);
+                (kind.instance(tile)?, [1, rows.div_ceil(tile), 1], "many rows: a block for a few")
             }
         };
         let why = Choice { reason: format!("{how}; {}", why.reason), ..why };

@@ -14,6 +14,7 @@ use crate::kernels::matvec::matvec::slot;
 use crate::kernels::matvec::{self, Prologue, slots};
 use crate::kernels::outputs::Outputs;
 use crate::kernels::product::decoding::product_decoding;
+use crate::kernels::product::fed::product_fed;
 use crate::kernels::product::team::product_team;
 use crate::kernels::product::tiles::product_tiles;
 use crate::kernels::product::warpgroups::{Source, WgmmaTile};
@@ -409,6 +410,11 @@ impl PhaseBuilder<'_, '_> {
                     part_columns,
                 };
                 (arguments.into(), matrix.rows * k as u64 * 2)
+            }
+            Source::Planes(_) if tile.is_fed() => {
+                let codes = matrix.codes();
+                let arguments = product_fed::Arguments { codes, x, groups, order, state, out, outputs, k };
+                (arguments.with_slot(product_fed::slot::side, matrix.side()), matrix.bytes())
             }
             Source::Planes(_) if tile.team > 0 => {
                 let codes = matrix.codes();

@@ -116,15 +116,23 @@ pub fn dense(
 /// The most pairs of an expert, on average, for which a group has 32 rows, and 64: beyond, 128 share what is read.
 const MOST_FOR_32: u32 = 36;
 const MOST_FOR_64: u32 = 48;
+/// The same where a ring is fed, which has tiles of 64 and 192: with 8 pairs an expert it was slower than groups of 32, with 32 faster.
+const MOST_FOR_32_BEFORE_FED: u32 = 16;
+const MOST_OF_FED: u32 = 192;
 
 /// Rows of a group of sorted pairs. A product over a bf16 copy has no tile of 32.
 pub fn height(pairs: u32, experts: u32, source: Source) -> u32 {
-    if pairs <= experts * MOST_FOR_32 && source != Source::Copy {
+    let (most_for_32, most) = match source {
+        Source::Copy => (0, 128),
+        _ if source.is_fed() => (MOST_FOR_32_BEFORE_FED, MOST_OF_FED),
+        _ => (MOST_FOR_32, 128),
+    };
+    if pairs <= experts * most_for_32 {
         32
     } else if pairs <= experts * MOST_FOR_64 {
         64
     } else {
-        128
+        most
     }
 }
 

@@ -3,7 +3,7 @@
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cases::{grouped, product, wgmma};
-use gemma4c_codegen::kernels::product::warpgroups::{Source, WgmmaProduct};
+use gemma4c_codegen::kernels::product::warpgroups::{Source, WgmmaProduct, WgmmaTile};
 use gemma4c_codegen::kernels::product::{Product, Tile};
 use gemma4c_codegen::target::Target;
 use gemma4c_dsl::ElementType;
@@ -123,6 +123,30 @@ fn warpgroups_take_the_tile_with_the_shortest_waves() {
     assert_eq!(tile(512, 2560, 2080), None);
     assert_eq!(tile(512, 2562, 2560), None);
     assert_eq!(wgmma.choose(512, 2560, 2560, &Target::of_arch(Arch::Sm89)), None);
+}
+
+#[test]
+fn sorted_rows_of_many_are_fed() {
+    let h200 = Target::of_arch(Arch::Sm90a);
+    let tile = |dtype, height| {
+        let wgmma = WgmmaProduct::plain(ElementType::F32, Source::Planes(dtype));
+        let grouped = WgmmaProduct { pairs: 1, ..wgmma };
+        let tile = grouped.choose_grouped(192, height, 2816, 704, &h200)?;
+        Some((tile.rows, tile.columns, tile.team))
+    };
+    assert_eq!(tile(DType::Q4_0, 64), Some((64, 128, 4)));
+    assert_eq!(tile(DType::Q4K, 192), Some((192, 128, 2)));
+    // Few rows of an expert, and weights of more than a nibble.
+    assert_eq!(tile(DType::Q4_0, 32).map(|tile| tile.2), Some(0));
+    assert_eq!(tile(DType::Q8_0, 128), Some((128, 128, 0)));
+}
+
+#[test]
+fn a_fed_ring_of_half_a_warpgroup_of_rows_is_refused() {
+    let wgmma = WgmmaProduct::plain(ElementType::F32, Source::Planes(DType::Q4_0));
+    let tile = WgmmaTile { rows: 32, columns: 128, team: 4, bulk: false };
+    let text = wgmma.instance(tile).expect("the compiler refuses it, not the builder").cuda();
+    assert!(text.contains("static_assert(ROWS % 64 == 0"), "{text}");
 }
 
 #[test]

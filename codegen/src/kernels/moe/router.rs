@@ -13,16 +13,20 @@ use crate::kernels::outputs::{Outputs, leave4};
 
 /// Warps of a block; each works on one expert at a time.
 const BLOCK_WARPS: u32 = 8;
-/// Rows of a block where there are many: as many as shared memory holds on every GPU, and no more.
+/// Rows of a block: as many as shared memory holds on every GPU, and no more.
 const MOST_ROWS: u32 = 8;
 const ROWS_BYTES: u32 = 96 << 10;
-/// float4 vectors of the router that a lane has in flight: of decoded rows all of an expert's, up to the larger limit.
-const VECTORS_AHEAD: u32 = 8;
+/// Rows of a block where there are many and shared memory holds them. Every block reads the whole matrix: with twice the rows, half as often.
+const MOST_OF_MANY: u32 = 16;
+/// float4 vectors of an expert that a lane has in flight, of many rows and of decoded ones: of those all, up to the limit.
+const DEPTH_OF_MANY: u32 = 2;
 const MOST_VECTORS_AHEAD: u32 = 24;
-/// Experts that a warp multiplies many rows with at once: what it reads of the rows from shared memory serves all of them.
+/// Experts that a warp multiplies many rows with at once, and the most rows: what it reads of the rows from shared memory serves all of them.
 const EXPERTS_AT_ONCE: u32 = 4;
-/// Decoded rows that a block norms at once: as many as registers hold.
+const EXPERTS_AT_ONCE_OF_MOST: u32 = 8;
+/// Rows that a block norms at once, decoded ones and the most: as many as registers hold.
 const MOST_TOGETHER: u32 = 2;
+const TOGETHER_OF_MOST: u32 = 4;
 
 /// `sum` plus four products.
 #[device]
@@ -84,7 +88,7 @@ pub fn route<
 ) {
     require!(WIDTH % 4 == 0 && WIDTH <= PIECES * WARPS * 128 && TOP <= 32 && TOP <= EXPERTS);
     require!(!QUANTISED || WIDTH % 32 == 0);
-    require!(ROWS <= WARPS && TOGETHER <= ROWS);
+    require!(TOGETHER <= ROWS);
     // Without the norm's factor: it is the same for a row's values, so a logit takes it.
     let weighted_rows = shared::<f32>(ROWS * WIDTH);
     // Sums of squares, one a warp: of the update, and of each row after it.
@@ -282,8 +286,8 @@ pub fn route<
         }
     } else {
         barrier();
-        if first_row + warp_id() < end {
-            choose(first_row + warp_id(), logits, ids, weights);
+        for row in (first_row + warp_id()..end).by(WARPS) {
+            choose(row, logits, ids, weights);
         }
     }
 }
@@ -296,7 +300,13 @@ pub fn order_key(x: f32) -> u32 {
     if bits >> 31 == 1 { bits ^ 0xffffffff } else { bits | 0x80000000 }
 }
 
-/// [`choose`] for `rows` rows by a whole block, in a quarter of its time: every expert counts those that come before it, and so knows its place.
+/// The float of an [`order_key`].
+#[device]
+pub fn float_of_key(key: u32) -> f32 {
+    f32::from_bits(if key >> 31 == 1 { key ^ 0x80000000 } else { key ^ 0xffffffff })
+}
+
+/// [`choose`] for `rows` rows by a whole block, which is faster where they are few: every expert counts those that come before it, and so knows its place.
 #[device]
 pub fn choose_together<const EXPERTS: u32, const TOP: u32, const WARPS: u32>(
     first_row: u32,
@@ -341,7 +351,7 @@ pub fn choose_together<const EXPERTS: u32, const TOP: u32, const WARPS: u32>(
     }
 }
 
-/// One warp picks the largest logits one after the other; lane j keeps the j-th.
+/// One warp picks the largest logits one after the other; lane j keeps the j-th. Whatever is chosen is an expert, also of logits that are not numbers.
 #[device]
 pub fn choose<const EXPERTS: u32, const TOP: u32>(
     row: u32,
@@ -349,18 +359,19 @@ pub fn choose<const EXPERTS: u32, const TOP: u32>(
     ids: Output<u32>,
     weights: Output<f32>,
 ) {
-    let mut own = regs(f32::NEG_INFINITY, (EXPERTS + 31) / 32);
+    // Words, because the largest of a warp's is one instruction. What was chosen, and what is not there, has the smallest.
+    let mut own = regs(0u32, (EXPERTS + 31) / 32);
     #[unroll]
     for i in 0..(EXPERTS + 31) / 32 {
         if lane_id() + i * 32 < EXPERTS {
-            own[i] = logits[row * EXPERTS + lane_id() + i * 32];
+            own[i] = order_key(logits[row * EXPERTS + lane_id() + i * 32]);
         }
     }
-    let mut largest = 0.0f32;
-    let mut kept = 0.0f32;
+    let mut largest = 0u32;
+    let mut kept = 0u32;
     let mut kept_id = 0u32;
     for j in 0..TOP {
-        let mut best = f32::NEG_INFINITY;
+        let mut best = 0u32;
         let mut id = EXPERTS - 1;
         // From the back, so that the lower of two equals stays.
         #[unroll]
@@ -371,13 +382,14 @@ pub fn choose<const EXPERTS: u32, const TOP: u32>(
                 id = lane_id() + i * 32;
             }
         }
-        let winner = warp_max(best);
-        // Logits that are not numbers equal nothing; whatever is chosen then must still be an expert.
-        let chosen = warp_min(if best == winner { id } else { EXPERTS - 1 }).min(EXPERTS - 1);
+        let winner = warp_largest(best);
+        // The lowest expert of those with it is the farthest from the end.
+        let from_end = warp_largest(if best == winner { EXPERTS - 1 - id.min(EXPERTS - 1) } else { 0 });
+        let chosen = EXPERTS - 1 - from_end;
         #[unroll]
         for i in 0..(EXPERTS + 31) / 32 {
             if lane_id() + i * 32 == chosen {
-                own[i] = f32::NEG_INFINITY;
+                own[i] = 0;
             }
         }
         if j == 0 {
@@ -390,7 +402,7 @@ pub fn choose<const EXPERTS: u32, const TOP: u32>(
     }
     let mut share = 0.0f32;
     if lane_id() < TOP {
-        share = (kept - largest).exp();
+        share = (float_of_key(kept) - float_of_key(largest)).exp();
     }
     let sum = warp_sum(share);
     if lane_id() < TOP {
@@ -481,42 +493,43 @@ impl Router {
         all.min(self.rows()).min(rows.next_power_of_two())
     }
 
-    /// The most rows of a block.
+    /// The most rows of a block, on every GPU.
     fn rows(&self) -> u32 {
         (ROWS_BYTES / (self.width * 4)).clamp(1, MOST_ROWS)
     }
 
-    /// Rows of a block where there are many: fewer of them, rather than SMs without any.
-    fn many_rows(&self, rows: u32, multiprocessors: u32) -> u32 {
-        rows.div_ceil(multiprocessors.max(1)).next_power_of_two().min(self.rows())
+    /// Rows of a block where there are many and a block may have so much shared memory: fewer of them, rather than SMs without any.
+    pub fn many_rows(&self, rows: u32, multiprocessors: u32, shared_bytes: u32) -> u32 {
+        // The sums of squares lie beside the rows, and a KiB is the driver's.
+        let holds_most = shared_bytes >= MOST_OF_MANY * (self.width + BLOCK_WARPS) * 4 + (2 << 10);
+        let most = if holds_most { MOST_OF_MANY } else { self.rows() };
+        rows.div_ceil(multiprocessors.max(1)).next_power_of_two().min(most)
     }
 
-    /// Blocks for `rows` rows of many.
-    pub fn grid(&self, rows: u32, multiprocessors: u32) -> [u32; 3] {
-        [1, rows.div_ceil(self.many_rows(rows, multiprocessors)), 1]
-    }
-
-    /// For many rows, on [`Router::grid`].
-    pub fn instance(&self, rows: u32, multiprocessors: u32) -> Result<Instance, InstanceError> {
-        self.fast(self.many_rows(rows, multiprocessors), false)
+    /// For many rows, so many to a block, on a grid `[1, row tiles]`.
+    pub fn instance(&self, rows: u32) -> Result<Instance, InstanceError> {
+        self.fast(rows, false)
     }
 
     /// `split`: the experts are shared out among blocks.
     fn fast(&self, rows: u32, split: bool) -> Result<Instance, InstanceError> {
         let vectors = self.width / 4;
-        let (at_once, most) =
-            if split { (1, MOST_VECTORS_AHEAD) } else { (EXPERTS_AT_ONCE, VECTORS_AHEAD / EXPERTS_AT_ONCE) };
+        let (at_once, depth, together) = match rows {
+            _ if split => (1, MOST_VECTORS_AHEAD, MOST_TOGETHER),
+            MOST_OF_MANY => (EXPERTS_AT_ONCE_OF_MOST, DEPTH_OF_MANY, TOGETHER_OF_MOST),
+            _ => (EXPERTS_AT_ONCE, DEPTH_OF_MANY, 1),
+        };
         let outputs = self.enters.unwrap_or(Outputs::NONE);
         route::Chosen {
             WIDTH: self.width,
             EXPERTS: self.experts,
             TOP: self.top,
             WARPS: BLOCK_WARPS,
-            DEPTH: vectors.div_ceil(32).min(most),
+            DEPTH: vectors.div_ceil(32).min(depth),
             AT_ONCE: at_once,
             PIECES: vectors.div_ceil(BLOCK_WARPS * 32),
             ROWS: rows,
-            TOGETHER: if split { rows.min(MOST_TOGETHER) } else { 1 },
+            TOGETHER: rows.min(together),
             SPLIT: split,
             ENTERS: self.enters.is_some(),
             FLOATS: outputs.floats,

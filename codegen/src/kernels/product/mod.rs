@@ -7,13 +7,14 @@
 //! Every output is summed along K in the same order, whatever the tile and whoever its neighbours: a row's result does not
 //! depend on the rows beside it, nor on which tile was chosen.
 //!
-//! On Hopper warpgroups multiply instead ([`warpgroups`] chooses): [`decoding`] decodes weights on the way, [`wgmma`] and, for many rows, [`tiles`] read bf16 weights, a file's own or a copy. This one
+//! On Hopper warpgroups multiply instead ([`warpgroups`] chooses): [`decoding`], [`team`] and [`fed`] decode weights on the way, [`wgmma`] and, for many rows, [`tiles`] read bf16 weights, a file's own or a copy. This one
 //! is for other GPUs, for weights of f32 and for sizes that warpgroups do not take.
 //!
 //! Activations are bf16 on arrival, because only then can they be copied asynchronously; [`round_rows`] makes them of f32.
 
 pub mod decode;
 pub mod decoding;
+pub mod fed;
 pub mod fragments;
 pub mod team;
 pub mod tiles;

@@ -9,6 +9,7 @@ use crate::target::Target;
 
 use super::decode::decode;
 use super::decoding::product_decoding;
+use super::fed::product_fed;
 use super::team::{decode_of_team, product_team};
 use super::tiles::product_tiles;
 use super::wgmma::product_wgmma;
@@ -82,6 +83,24 @@ impl Source {
             by_team(256, 2),
         ];
         if *self == Source::Copy { OF_COPIES } else { OF_PLANES }
+    }
+
+    /// The tiles of sorted rows that warpgroups decode for, as many as registers allow beside the sums of those that multiply.
+    fn fed_tiles(&self) -> &'static [WgmmaTile] {
+        const fn fed(rows: u32, team: u32) -> WgmmaTile {
+            WgmmaTile { rows, columns: 128, team, bulk: false }
+        }
+        const FED: &[WgmmaTile] = &[fed(64, 4), fed(192, 2)];
+        match self {
+            // A load has as many weights as a load of nibbles has.
+            Source::Planes(dtype) if format(*dtype).unit == 32 => FED,
+            _ => &[],
+        }
+    }
+
+    /// Whether there are tiles of sorted rows that warpgroups decode for.
+    pub fn is_fed(&self) -> bool {
+        !self.fed_tiles().is_empty()
     }
 
     /// Warpgroups of a block that multiply: they have 64 rows of its tile each, or 64 columns.
@@ -162,7 +181,7 @@ impl Source {
 pub struct WgmmaTile {
     pub rows: u32,
     pub columns: u32,
-    /// Warpgroups that decode for one that multiplies. 0: there is nothing to decode, or each decodes for itself.
+    /// Warpgroups that decode for one that multiplies 64 columns, or for one for each 64 rows of more columns. 0: there is nothing to decode, or each decodes for itself.
     pub team: u32,
     /// Bulk copies bring both operands, and warpgroups do nothing but multiply.
     pub bulk: bool,
@@ -171,10 +190,18 @@ pub struct WgmmaTile {
 impl WgmmaTile {
     /// What is said of it where a plan tells its reasons.
     pub fn words(&self) -> String {
-        let team =
-            if self.team == 0 { String::new() } else { format!(", {} decode for one that multiplies", self.team) };
+        let team = match self.team {
+            0 => String::new(),
+            team if self.is_fed() && self.rows > 64 => format!(", {team} decode for {} that multiply", self.rows / 64),
+            team => format!(", {team} decode for one that multiplies"),
+        };
         let bulk = if self.bulk { " by bulk copies" } else { "" };
         format!("tiles of {} x {}{team}{bulk}", self.rows, self.columns)
+    }
+
+    /// Warpgroups that decode feed one for each 64 rows.
+    pub fn is_fed(&self) -> bool {
+        self.team > 0 && self.columns > 64
     }
 }
 
@@ -216,9 +243,12 @@ impl WgmmaProduct {
         self.fewest_clocks(rows, outputs, k, target, fits, tiles)
     }
 
-    /// The tile for groups of `height` pairs of an expert, of which there are about so many, if the kernel can make that product.
+    /// The tile for groups of `height` pairs of an expert, of which there are about so many, if the kernel can make that product. Where one of that height is fed, it was
+    /// faster than all others (BENCHMARKS.md).
     pub fn choose_grouped(&self, groups: u32, height: u32, outputs: u32, k: u32, target: &Target) -> Option<WgmmaTile> {
-        let fits = |tile: &WgmmaTile| tile.rows == height && tile.columns >= 64 && !tile.bulk;
+        let is_fed = self.source.fed_tiles().iter().any(|tile| tile.rows == height);
+        let fits =
+            |tile: &WgmmaTile| tile.rows == height && tile.columns >= 64 && !tile.bulk && tile.is_fed() == is_fed;
         let tiles = |tile: &WgmmaTile| groups * outputs.div_ceil(self.columns(*tile));
         self.fewest_clocks(groups, outputs, k, target, fits, tiles)
     }
@@ -244,7 +274,8 @@ impl WgmmaProduct {
             let of_tile = k.div_ceil(STEP) * self.source.step_clocks(**tile, blocks) + self.source.store_clocks(**tile);
             u64::from(each.div_ceil(blocks)) * u64::from(of_tile)
         };
-        self.source.tiles().iter().rev().filter(|tile| fits(tile)).min_by_key(clocks).copied()
+        let of_sorted_rows = if self.pairs > 0 { self.source.fed_tiles() } else { &[] };
+        self.source.tiles().iter().chain(of_sorted_rows).rev().filter(|tile| fits(tile)).min_by_key(clocks).copied()
     }
 
     /// Rows of the matrix, or of each expert's.
@@ -275,6 +306,20 @@ impl WgmmaProduct {
     pub fn instance(&self, tile: WgmmaTile) -> Result<Instance, InstanceError> {
         let (warpgroups, stages) = (self.source.warpgroups(tile), self.source.stages(tile));
         match self.source {
+            Source::Planes(dtype) if tile.is_fed() => product_fed::Chosen {
+                UNIT: format(dtype).unit,
+                TEAM: tile.team,
+                ROWS: tile.rows,
+                COLUMNS: tile.columns,
+                STAGES: stages,
+                GEGLU: self.geglu,
+                PAIRS: self.pairs,
+                O: self.out,
+                side: format(dtype).side,
+                decode: vec![decode_of_team(dtype)],
+                epilogue: self.epilogue.clone(),
+            }
+            .build(),
             Source::Planes(dtype) if tile.team > 0 => product_team::Chosen {
                 UNIT: format(dtype).unit,
                 TEAM: tile.team,
