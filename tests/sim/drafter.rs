@@ -7,7 +7,7 @@ use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_dsl::sim::Interleaving;
 use gemma4c_plan::Sampling;
 use gemma4c_plan::cuda::KvType;
-use gemma4c_runtime::{Asked, ModelLocation, Request, RuntimeError, Sampler, Session, Source, Speculation};
+use gemma4c_runtime::{Asked, End, ModelLocation, Request, RuntimeError, Sampler, Session, Source, Speculation};
 
 use crate::common::lowered::{self, LowerOptions};
 use crate::common::{Tensors, golden};
@@ -160,4 +160,31 @@ fn a_drafter_on_a_gpu_changes_no_text() {
         assert_eq!((replaced.counts.rounds, replaced.counts.accepted), (2, 2));
     }
     assert!(accepted > 0, "some drafts are right: {accepted}");
+}
+
+/// What was computed behind the stop token, in its own round and in those that were on their way, is no part of the text.
+#[test]
+fn a_text_that_stops_within_a_round_goes_on_from_there() {
+    let Some(folder) = golden::folder() else { return };
+    let pair = &PAIRS[0];
+    let prompt = Tensors::read(&folder.join(format!("{}.golden.safetensors", pair.model))).ids("tokens");
+    let mut session = session(&folder, pair.model, &options(&folder, pair.drafter), false);
+    let plain = generate(&mut session, &prompt, GREEDY, None);
+    assert!(!plain[..2].contains(&plain[2]), "{plain:?}");
+    let mut sampler = Sampler::new(GREEDY, 3, Vec::new()).expect("a rule");
+    let mut tokens = Vec::new();
+    let each: &mut dyn FnMut(u32) -> Result<(), RuntimeError> = &mut |token| {
+        tokens.push(token);
+        Ok(())
+    };
+    session.reset();
+    let text = [&prompt[..], &plain].concat();
+    let right = move |seen: &[u32], most: usize| text[seen.len()..].iter().copied().take(most).collect();
+    let mut speculation = Speculation::new(Source::Replaced(Box::new(right)), Some(3));
+    let request = Request { prompt: &prompt, most: 5, stop: &plain[2..3] };
+    let end = session.generate_speculating(request, &mut sampler, &mut speculation, each).expect("it runs");
+    assert_eq!((end, session.position() as usize, speculation.counts.accepted), (End::Stop, prompt.len() + 2, 3));
+    let request = Request { prompt: &plain[2..3], most: 2, stop: &[] };
+    session.generate(request, &mut sampler, each).expect("it goes on");
+    assert_eq!(tokens, [&plain[..2], &plain[3..]].concat());
 }
