@@ -97,7 +97,9 @@ impl Fused {
     /// The groups that read what a helper prepares.
     fn readers_of_helper(&self, helper: NodeIndex) -> Vec<NodeIndex> {
         let node = match self.groups[helper].kind {
-            Kind::AttentionParts { attention: of } | Kind::RowsPrologue { of } => return vec![self.owner[of.index()]],
+            Kind::AttentionParts { attention: of } | Kind::RowsPrologue { of } | Kind::WidenWeights { of } => {
+                return vec![self.owner[of.index()]];
+            }
             Kind::KeepRows { append } => {
                 let asked = self.users(append).iter().filter(|user| self.graph.node(**user).ty.rows == Rows::Asked);
                 return asked.map(|user| self.owner[user.index()]).collect();
@@ -173,7 +175,8 @@ impl Fused {
     pub fn inputs(&self, group: &Group) -> Vec<NodeId> {
         let mut found = match group.kind {
             Kind::AttentionParts { attention } => self.graph.node(attention).inputs.clone(),
-            Kind::RowsPrologue { of } => self.inputs(self.group(of)),
+            // Weights are read from the start on; at once before the product, they need no room for longer.
+            Kind::RowsPrologue { of } | Kind::WidenWeights { of } => self.inputs(self.group(of)),
             // Whoever reads the chunk's rows, and not the ring, comes first.
             Kind::KeepRows { append } => {
                 let all_rows = self.users(append).iter().filter(|user| self.graph.node(**user).ty.rows == Rows::Chunk);

@@ -106,6 +106,8 @@ pub enum Kind {
     AttentionParts { attention: NodeId },
     /// What a product does before it multiplies (norm, residual, rounding), for several rows: `of` is its first matrix.
     RowsPrologue { of: NodeId },
+    /// The weights of a product of many rows as bf16, for the product alone: `of` is its first matrix.
+    WidenWeights { of: NodeId },
     /// The last rows of a chunk into the ring of a sliding layer, once all rows of the chunk have looked at what the ring held.
     KeepRows { append: NodeId },
 }
@@ -139,6 +141,7 @@ impl Kind {
             Kind::SortPairs { .. } => "sort_pairs",
             Kind::AttentionParts { .. } => "attention_parts",
             Kind::RowsPrologue { .. } => "rows_prologue",
+            Kind::WidenWeights { .. } => "widen_weights",
             Kind::KeepRows { .. } => "keep_rows",
         }
     }
@@ -150,6 +153,7 @@ impl Kind {
             | Kind::SortPairs { routing: node, .. }
             | Kind::AttentionParts { attention: node }
             | Kind::RowsPrologue { of: node }
+            | Kind::WidenWeights { of: node }
             | Kind::KeepRows { append: node } => Some(*node),
             _ => None,
         }

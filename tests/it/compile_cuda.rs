@@ -68,8 +68,16 @@ fn experts_are_read_once_by_all_rows_and_copied_where_memory_allows() {
     assert!(copied(&all, "blk.0.experts.down") && copied(&all, "blk.0.gated.out"));
     let fewer = plan(Some(device(&all) - 1));
     assert!(!copied(&fewer, "blk.0.experts.down") && copied(&fewer, "blk.0.gated.out"));
-    let none = plan(Some(device(&fewer) - 1));
+    // Then no copy is kept: weights are widened for one product after another, in the memory of one of them, as long as that fits.
+    let passing = plan(Some(device(&fewer) - 1));
+    assert!(!copied(&passing, "blk.0.experts.down") && copied(&passing, "blk.0.gated.out"));
+    let none = plan(Some(device(&passing) - 1));
     assert!(!copied(&none, "blk.0.experts.down") && !copied(&none, "blk.0.gated.out"));
+    assert_eq!(number(&passing["memory"], "weights"), number(&none["memory"], "weights"));
+    assert!(device(&passing) - device(&none) <= 2 * 8192 * 2816);
+    let refusals = &none["passes"].as_array().expect("passes").iter().find(|pass| pass["name"] == "widened-weights");
+    let reason = refusals.map(|pass| pass["refused"][0]["reason"].clone());
+    assert_eq!(reason, Some(Value::from("the budget of memory has no room for it")));
     // 128 experts, of which each row goes to 8: gate, up and down of 704 x 2816 values, of 4.5 bits in the file. The last of the
     // 30 layers works on the asked row alone.
     let values = 29 * 128 * 3 * 704 * 2816;
@@ -103,8 +111,12 @@ fn sequences_come_before_copies_and_blocks_fill_the_budget() {
     let smaller = plan(4, Some(device(&many) - 1));
     assert!(number(&smaller["memory"], "weights") < number(&many["memory"], "weights"));
     assert_eq!(smaller["kv_layout"], many["kv_layout"]);
+    // Then the memory into which weights are widened for one product after another.
+    let smallest = plan(4, Some(device(&smaller) - 1));
+    assert_eq!(number(&smallest["memory"], "weights"), number(&smaller["memory"], "weights"));
+    assert_eq!(smallest["kv_layout"], many["kv_layout"]);
     // Then blocks, as many as fill the budget.
-    let budget = device(&smaller) - 40 * block - 1;
+    let budget = device(&smallest) - 40 * block - 1;
     let least = plan(4, Some(budget));
     assert_eq!(number(&least["kv_layout"], "blocks"), 128 - 41);
     assert!(device(&least) <= budget && device(&least) + block > budget);

@@ -151,14 +151,15 @@ fn experts_of_many_rows_compute_the_same() {
     }
 }
 
-/// On a GPU of one SM a tiny model's tiles are many, so that bulk copies bring the operands of its products: the bits are those of weights decoded on the way, and of chunks of other sizes.
+/// On a GPU of one SM a tiny model's tiles are many, so that bulk copies bring the operands of its products, from copies that are kept and from weights that are widened for one product after another: the
+/// bits are those of weights decoded on the way, and of chunks of other sizes.
 #[test]
 fn products_by_bulk_copies_change_no_bit() {
     let place = Place::new();
     place.ok("synth tiny-e -q q8_0 --layers 3 -o model.gguf");
     let model = place.path("model.gguf");
     let gpu = [Target::of_arch(Arch::Sm90a).with_multiprocessors(1)];
-    let options = LowerOptions { context: Some(256), chunk: Some(160), ..LowerOptions::default() };
+    let options = LowerOptions { context: Some(256), chunk: Some(256), ..LowerOptions::default() };
     let plan = |options: &LowerOptions| lowered::plan_for(&model, options, &gpu);
     let by_bulk_copies = |plan: &Plan| {
         let program = &plan.cuda.as_ref().expect("a GPU plan").program;
@@ -166,9 +167,11 @@ fn products_by_bulk_copies_change_no_bit() {
         let steps = program.phases.iter().flat_map(|phase| &phase.steps);
         steps.filter(|step| is_one(step.launch.kernel)).count()
     };
-    let (decoding, copied) = (plan(&options), plan(&options.with_copies()));
+    let (decoding, widened) = (plan(&options.clone().without(&["widened-weights"])), plan(&options));
+    let copied = plan(&options.with_copies());
     // The per-layer projection is bf16 in every file.
     assert!(by_bulk_copies(&copied) > by_bulk_copies(&decoding) + 3);
+    assert!(by_bulk_copies(&widened) > by_bulk_copies(&decoding) + 3);
     let tokens = random_tokens(TOKENS, 150, copied.model.vocab_size);
     let rows = |plan: &Plan, pieces: &[usize]| {
         let feed = Feed { tokens: &tokens, pieces: pieces.to_vec(), asked: Asked::Last };
@@ -176,6 +179,7 @@ fn products_by_bulk_copies_change_no_bit() {
     };
     let expected = rows(&decoding, &[150]);
     assert!(expected.is_some() && rows(&copied, &[150]) == expected && rows(&copied, &[133, 17]) == expected);
+    assert!(rows(&widened, &[150]) == expected, "what is widened for one product is what a copy has");
 }
 
 /// Nothing fused at all: the plain kernels alone.

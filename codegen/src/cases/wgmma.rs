@@ -317,7 +317,7 @@ pub fn with_and_without_copy(dtype: DType) -> [Case; 5] {
 /// Every type to bf16, on a grid that goes round.
 pub fn widening() -> Vec<Case> {
     let of = |dtype: DType| {
-        let (rows, k) = (3, 768);
+        let (rows, k) = (11, 768);
         let planes = random_planes(dtype, rows, k, dtype as u64);
         let matrix = Repacked { dtype, rows, k, planes };
         let expected: Vec<BF16> = matrix.dequantise().into_iter().map(BF16::from_f32).collect();

@@ -106,7 +106,8 @@ impl PhaseBuilder<'_, '_> {
             warpgroups::grouped(self.graph(), weight, routing, self.rows(), geglu, source, target)
                 .ok_or_else(|| LowerError::NoValue { node: w.name.clone() })?;
         let (groups, order, state) = (sorted.groups, sorted.order, self.row_count(group));
-        let rest = WarpgroupOperands { x, groups, order, state, out, outputs, k, x_part: 0, part_columns: 0 };
+        let rest =
+            WarpgroupOperands { copy: None, x, groups, order, state, out, outputs, k, x_part: 0, part_columns: 0 };
         let (arguments, bytes) = self.by_warpgroups(&[weight], source, tile, rest)?;
         let read = bytes / experts as u64 * experts.min(pairs) as u64;
         let work = work(read, pairs, all, outputs, k, wgmma.out.size() as u64);

@@ -266,7 +266,7 @@ pub fn lower(model: Model<'_>, options: &Options, read: &ReadFloats<'_>) -> Resu
     let mut needed = 0;
     let has_copies = !options.disabled.iter().any(|name| name == target_passes::copies::PASS.name);
     let with_copies = [(Copies::All, &[][..]), (Copies::NoExperts, &[][..])];
-    let without = [(Copies::None, &[][..]), (Copies::None, &tables[..])];
+    let without = [(Copies::Passing, &[][..]), (Copies::None, &[][..]), (Copies::None, &tables[..])];
     for (copies, on_host) in with_copies.into_iter().filter(|_| has_copies).chain(without) {
         let lowered = lower_with(model, options, read, Extras { copies, on_host, room })?;
         needed = lowered.program.memory.device().unwrap_or(u64::MAX);
@@ -294,6 +294,8 @@ enum Copies {
     All,
     /// Of those that every row is multiplied by.
     NoExperts,
+    /// Of one product after another, for as long as it runs.
+    Passing,
     None,
 }
 
@@ -414,6 +416,7 @@ fn lower_with(
         target: options.target.clone(),
         copies: copies(&[Copies::All, Copies::NoExperts]),
         copies_of_experts: copies(&[Copies::All]),
+        widens: copies(&[Copies::All, Copies::NoExperts, Copies::Passing]),
     };
     let kv_layout = memory::kv_layout(graph, &can, extras.room);
     let mut common = Common {

@@ -85,6 +85,8 @@ pub struct PhaseBuilder<'p, 'a> {
     pub parts: HashMap<NodeId, PartsPlace>,
     /// Of a product of several rows, by its first matrix.
     pub prepared: HashMap<NodeId, PreparedRows>,
+    /// Weights of a product of many rows as bf16, by its first matrix.
+    pub widened: HashMap<NodeId, Span>,
     /// Of a value within several bounds, one copy behind the other: by the first of them, all of them and where they lie.
     pub stacks: HashMap<NodeId, (Vec<NodeId>, Span)>,
     /// Queries, keys or values of patches, as attention by warpgroups reads them.
@@ -98,7 +100,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
     pub fn new(common: &'p mut Common<'a>, schedule: &'p Schedule) -> Self {
         let (values, routing, sorts, parts) = (HashMap::new(), HashMap::new(), HashMap::new(), HashMap::new());
         let (buffers, drafts, prepared, stages) = (Vec::new(), Vec::new(), HashMap::new(), HashMap::new());
-        let (stacks, tiles) = (HashMap::new(), HashMap::new());
+        let (stacks, tiles, widened) = (HashMap::new(), HashMap::new(), HashMap::new());
         PhaseBuilder {
             common,
             schedule,
@@ -108,6 +110,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             sorts,
             parts,
             prepared,
+            widened,
             stacks,
             tiles,
             stages,
@@ -178,6 +181,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             Kind::PatchAttention { attention, clip } => self.patch_attention(group, *attention, *clip),
             Kind::Convert { value, form } => self.convert(group, *value, *form),
             Kind::RowsPrologue { of } => self.rows_prologue(group, *of),
+            Kind::WidenWeights { of } => self.widen_weights(*of),
             Kind::KeepRows { append } => self.keep_rows(group, *append),
         }
     }

@@ -19,10 +19,11 @@ use crate::kernels::product::team::product_team;
 use crate::kernels::product::tiles::product_tiles;
 use crate::kernels::product::warpgroups::{Source, WgmmaTile};
 use crate::kernels::product::wgmma::product_wgmma;
+use crate::kernels::product::widen;
 use crate::kernels::product::{self, Tile};
 use crate::kernels::{geglu, per_layer};
 use crate::passes::forms::{is_unbounded, leaves_int8};
-use crate::passes::{multiplies_exactly, warpgroups};
+use crate::passes::{multiplies_exactly, product_of, warpgroups};
 
 /// How the activations of a decoded row's product arrive.
 pub struct Arrival {
@@ -56,6 +57,8 @@ pub struct Decoded {
 
 /// What a product by warpgroups takes besides its weights.
 pub struct WarpgroupOperands {
+    /// The weights as bf16 where a launch has just made them so.
+    pub copy: Option<Span>,
     pub x: Span,
     /// Sorted pairs, where rows are pairs of a row and an expert.
     pub groups: Span,
@@ -362,11 +365,13 @@ impl PhaseBuilder<'_, '_> {
         let state = self.row_count(group);
         let (groups, order, x_part) = (Span::Unused, Span::Unused, if kind.part_columns > 0 { rows * k } else { 0 });
         let part_columns = kind.part_columns;
-        let rest = WarpgroupOperands { x, groups, order, state, out, outputs: stored, k, x_part, part_columns };
+        let copy = self.widened.get(&of.matmuls[0]).copied();
+        let rest = WarpgroupOperands { copy, x, groups, order, state, out, outputs: stored, k, x_part, part_columns };
         let (arguments, read) = self.by_warpgroups(weights, source, tile, rest)?;
         let bytes = read + rows as u64 * (k as u64 * 2 + stored as u64 * 4);
         let work = Work { bytes, flops: 2 * rows as u64 * all * k as u64 };
-        let why = format!("{rows} rows: warpgroups {}, {}", source.words(), tile.words());
+        let from = if copy.is_some() { "over weights that the launch before widened" } else { source.words() };
+        let why = format!("{rows} rows: warpgroups {from}, {}", tile.words());
         let why = Choice::because(why).over("warps over weight planes");
         let grid = kind.grid(tile, rows, stored, self.common.can.target.multiprocessors);
         self.launch(kind.instance(tile)?, grid, arguments, &group.nodes, work, why)?;
@@ -387,16 +392,16 @@ impl PhaseBuilder<'_, '_> {
         tile: WgmmaTile,
         rest: WarpgroupOperands,
     ) -> Result<(LaunchArguments<Span>, u64), LowerError> {
-        let WarpgroupOperands { x, groups, order, state, out, outputs, k, x_part, part_columns } = rest;
+        let WarpgroupOperands { copy, x, groups, order, state, out, outputs, k, x_part, part_columns } = rest;
         let matrix = self.common.weights.matrix(weights, &mut self.common.kernels)?;
         Ok(match source {
             Source::Copy if tile.bulk => {
-                let weights = self.common.weights.rounded(weights, &mut self.common.kernels)?;
+                let weights = self.copy_of(weights, copy)?;
                 let arguments = product_tiles::Arguments { weights, x, k, state, out, outputs };
                 (arguments.into(), matrix.rows * k as u64 * 2)
             }
             Source::Copy => {
-                let weights = self.common.weights.rounded(weights, &mut self.common.kernels)?;
+                let weights = self.copy_of(weights, copy)?;
                 let arguments = product_wgmma::Arguments {
                     weights,
                     x,
@@ -427,6 +432,35 @@ impl PhaseBuilder<'_, '_> {
                 (arguments.with_slot(product_decoding::slot::side, matrix.side()), matrix.bytes())
             }
         })
+    }
+
+    /// Weights as bf16: what a launch has just made, or the copy that the plan keeps.
+    fn copy_of(&mut self, weights: &[WeightId], copy: Option<Span>) -> Result<Span, LowerError> {
+        copy.map_or_else(|| self.common.weights.rounded(weights, &mut self.common.kernels), Ok)
+    }
+
+    /// The weights of a product as bf16, in memory that is free again after the product.
+    pub fn widen_weights(&mut self, of: NodeId) -> Result<(), LowerError> {
+        let owner = self.fused().group(of).clone();
+        let no_value = || LowerError::NoValue { node: self.graph().full_name(of) };
+        let product = product_of(self.graph(), &owner).ok_or_else(no_value)?;
+        let weights = self.weights_of(&product);
+        let matrix = self.common.weights.matrix(&weights, &mut self.common.kernels)?;
+        let units = widen::units(matrix.dtype, matrix.rows, matrix.k as u64)
+            .ok_or_else(|| self.no_kernel(&owner, &matrix, "it has too many values to be widened by one launch"))?;
+        let values = matrix.rows * matrix.k as u64;
+        let out = self.buffer(values * 2);
+        let arguments = widen::widen::Arguments { codes: matrix.codes(), out, units }
+            .with_slot(widen::widen::slot::side, matrix.side());
+        let work = Work { bytes: matrix.bytes() + values * 2, flops: 0 };
+        let why = format!(
+            "{} rows: bf16 weights for one product are made faster than decoded on its way",
+            self.rows_of(&owner)
+        );
+        let why = Choice::because(why).over("decoding by the product");
+        self.launch(widen::instance(matrix.dtype)?, widen::grid(matrix.dtype, units), arguments, &[], work, why)?;
+        self.widened.insert(of, out);
+        Ok(())
     }
 
     /// `gelu(gate) * up` of many rows, after the product that made them.

@@ -187,7 +187,7 @@ impl<'a> Weights<'a> {
             .with_slot(widen::widen::slot::side, matrix.side());
         let arguments = bind_fixed(arguments, &instance)?;
         let kernel = kernels.index(instance);
-        self.prepare.push(Launch { kernel, grid: widen::grid(units), arguments, programmatic: false });
+        self.prepare.push(Launch { kernel, grid: widen::grid(dtype, units), arguments, programmatic: false });
         self.rounded.push(Rounded { weights: weights.to_vec(), range });
         Ok(Span::Fixed(range))
     }

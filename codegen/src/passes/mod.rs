@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! graph passes (no GPU) ──► mixtures ──► absorb-norms ──► per-layer-step ──► attention-step ──► clusters ──► int8 ──► warpgroups
-//!                           ──► attention-warpgroups ──► bf16-copies ──► cut ──► forms ──► rows ──► persistent
+//!                           ──► attention-warpgroups ──► bf16-copies ──► cut ──► forms ──► rows ──► widened-weights ──► persistent
 //! ```
 //!
 //! All but three merge groups or mark them, and can be switched off. `cut` takes apart what no kernel computes in one launch,
@@ -23,6 +23,7 @@ pub mod persistent;
 pub mod rows;
 pub mod tower;
 pub mod warpgroups;
+pub mod widened;
 
 use std::collections::{HashMap, HashSet};
 
@@ -63,6 +64,7 @@ pub static PASSES: &[Pass] = &[
     cut::PASS,
     forms::PASS,
     rows::PASS,
+    widened::PASS,
     persistent::PASS,
 ];
 
@@ -101,6 +103,8 @@ pub struct Abilities {
     pub copies: Result<(), &'static str>,
     /// Of the experts too, which are many times larger; or why not.
     pub copies_of_experts: Result<(), &'static str>,
+    /// A phase may widen weights to bf16 for one product after another; or why not.
+    pub widens: Result<(), &'static str>,
 }
 
 impl Abilities {

@@ -17,6 +17,9 @@ use super::wgmma::product_wgmma;
 /// Values of K in a step: a row of a tile is 128 bytes, as far as the swizzle goes.
 const STEP: u32 = 64;
 
+/// Of an H200 that multiplies.
+const CLOCKS_A_MICROSECOND: f64 = 1830.0;
+
 /// What weights are read from. Both give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -268,14 +271,29 @@ impl WgmmaProduct {
         if !target.arch.has_wgmma() || rows == 0 || outputs == 0 || k == 0 || !whole {
             return None;
         }
-        let clocks = |tile: &&WgmmaTile| {
-            let each = tiles(tile).div_ceil(target.multiprocessors);
-            let blocks = each.min(self.source.resident(**tile));
-            let of_tile = k.div_ceil(STEP) * self.source.step_clocks(**tile, blocks) + self.source.store_clocks(**tile);
-            u64::from(each.div_ceil(blocks)) * u64::from(of_tile)
-        };
+        let clocks = |tile: &&WgmmaTile| self.clocks(**tile, tiles(tile), k, target);
         let of_sorted_rows = if self.pairs > 0 { self.source.fed_tiles() } else { &[] };
         self.source.tiles().iter().chain(of_sorted_rows).rev().filter(|tile| fits(tile)).min_by_key(clocks).copied()
+    }
+
+    /// Clocks that so many tiles take, about: those of two kernels that read the same compare.
+    fn clocks(&self, tile: WgmmaTile, tiles: u32, k: u32, target: &Target) -> u64 {
+        let each = tiles.div_ceil(target.multiprocessors);
+        let blocks = each.min(self.source.resident(tile));
+        let of_tile = k.div_ceil(STEP) * self.source.step_clocks(tile, blocks) + self.source.store_clocks(tile);
+        u64::from(each.div_ceil(blocks)) * u64::from(of_tile)
+    }
+
+    /// Microseconds that a product of rows takes, about, so that it compares with a launch that does something else. The clocks over bf16 weights are the least that there can be, and
+    /// those of small tiles that decode do not know how their blocks share an SM: whole prompts reach so much of them (BENCHMARKS.md).
+    pub fn microseconds(&self, tile: WgmmaTile, rows: u32, outputs: u32, k: u32, target: &Target) -> f64 {
+        let reached = match self.source {
+            Source::Copy => 0.6,
+            Source::Planes(_) if tile.columns == 64 && tile.team == 0 => 0.85,
+            Source::Planes(_) => 1.0,
+        };
+        let clocks = self.clocks(tile, self.tiles(tile, rows, outputs), k, target) as f64;
+        clocks / reached / CLOCKS_A_MICROSECOND
     }
 
     /// Rows of the matrix, or of each expert's.
