@@ -1,7 +1,7 @@
 //! Programmatic dependent launch: a kernel that is launched `dependent` starts while its predecessor still runs.
 
 use super::rows::intrinsic;
-use crate::sim::thread::{Stop, StopScope, Thread};
+use crate::sim::thread::{Cause, Stop, StopScope, Thread};
 
 intrinsic! {
     /// Waits until the predecessor's writes are visible. Every thread of a `dependent` kernel executes it, before it touches
@@ -10,7 +10,8 @@ intrinsic! {
         let thread = Thread::current();
         let link = &thread.launch().link;
         let what = || "its predecessor in the stream to end".to_string();
-        thread.wait_until("grid_dependency_wait", thread.line(), what, || link.predecessor_is_complete());
+        let happened = || link.predecessor_is_complete();
+        thread.wait_until(Cause::Predecessor, "grid_dependency_wait", thread.line(), what, happened);
         link.has_waited();
         thread.waited.set(true);
     }

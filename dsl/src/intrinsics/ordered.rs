@@ -11,7 +11,7 @@ use super::rows::{intrinsic, row};
 use crate::Element;
 use crate::sim::memory::{InOut, KernelIndex, Output, Raw};
 use crate::sim::shadow::Touch;
-use crate::sim::thread::Thread;
+use crate::sim::thread::{Cause, Thread};
 
 /// Global memory that may be written with relaxed accesses.
 pub trait RelaxedWritable: Copy {
@@ -172,7 +172,7 @@ pub fn atomic_wait_acquire(counter: InOut<u32>, index: impl KernelIndex, value: 
     let read = || counter.0.content(index, 1).iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte));
     let name = &counter.0.region().name;
     let what = || format!("`{name}[{index}]` to be at least {value} (it was {} when the wait began)", read());
-    thread.wait_until("atomic_wait_acquire", line, what, || read() >= value);
+    thread.wait_until(Cause::Threads, "atomic_wait_acquire", line, what, || read() >= value);
     let _: u32 = counter.0.get_by(index, Touch::RelaxedRead);
     thread.acquires(counter.0.address(index));
 }

@@ -12,7 +12,7 @@ use super::order::Order;
 use super::panics;
 use super::pending::{WARPGROUP, Warpgroup};
 use super::stacks::{self, ThreadStack};
-use super::thread::{Block, CURRENT, ClusterState, LANE_WORDS, Launch, Raised, Stop, StopScope, Thread, Warp};
+use super::thread::{Block, CURRENT, Cause, ClusterState, LANE_WORDS, Launch, Raised, Stop, StopScope, Thread, Warp};
 use corosensei::{Coroutine, CoroutineResult};
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -45,6 +45,28 @@ pub(crate) enum Turn {
     Done,
 }
 
+/// What threads did that went on.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    /// Some came to another place.
+    progress: bool,
+    /// Some still wait for an event,
+    blocked: bool,
+    /// and some of these for one that threads of the launch bring about.
+    on_threads: bool,
+    /// Some wait for an event, or let others go first.
+    gave_way: bool,
+}
+
+impl Seen {
+    fn join(&mut self, other: Seen) {
+        self.progress |= other.progress;
+        self.blocked |= other.blocked;
+        self.on_threads |= other.on_threads;
+        self.gave_way |= other.gave_way;
+    }
+}
+
 /// A cluster that has started, with its threads.
 pub(crate) struct Cluster<'a> {
     /// Finished or dropped before what they borrow.
@@ -65,6 +87,9 @@ pub(crate) struct Cluster<'a> {
     /// Threads that have returned, for each block.
     done: Vec<usize>,
     sequence: Vec<usize>,
+    /// Every thread that could go on waits for the end of the predecessor: until then a turn would find them all where they are.
+    awaits_predecessor: bool,
+    lets_others_go: bool,
 }
 
 impl Drop for Cluster<'_> {
@@ -153,6 +178,8 @@ impl<'a> Cluster<'a> {
             in_cluster: 0,
             done: vec![0; blocks.len()],
             sequence: (0..states.len()).collect(),
+            awaits_predecessor: false,
+            lets_others_go: false,
             launch,
             states,
             blocks,
@@ -160,36 +187,89 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// Lets every thread that can go on do so once. On a fault the result is `Err`, and the fault is stored in the launch.
+    /// Lets every thread that can go on do so, once or more. On a fault the result is `Err`, and the fault is stored in the launch.
+    ///
+    /// In a shuffled order every thread has one go. In the other two a warp goes on until it waits for other warps, and a block until it waits for
+    /// other blocks: more often than not a thread's stack is in the CPU's caches then, and a launch takes a tenth less. A block in which somebody
+    /// waits for an event lets the others go first, since they may bring it about.
     pub fn turn(&mut self, order: &mut Order) -> Result<Turn, Faulted> {
+        if self.awaits_predecessor && !self.launch.link.predecessor_is_complete() {
+            return Ok(Turn::Blocked);
+        }
         let mut sequence = std::mem::take(&mut self.sequence);
         order.arrange(&mut sequence);
-        let (mut progress, mut waits) = (false, false);
-        for &index in &sequence {
-            if matches!(self.status[index], Status::Waiting(_) | Status::Done) {
-                continue;
-            }
-            match self.resume(index)? {
-                Some(Stop { scope: StopScope::Event { again: true }, .. }) => waits = true,
-                Some(stop) => {
-                    progress = true;
-                    self.arrive(index, stop)?;
-                }
-                None => {
-                    progress = true;
-                    self.status[index] = Status::Done;
-                    self.check_end(index)?;
-                    self.returns(index)?;
+        let mut seen = Seen::default();
+        match order {
+            Order::Seeded(_) => self.pass(&sequence, &mut seen)?,
+            Order::Forward | Order::Reverse => {
+                for block in sequence.chunks(self.threads()) {
+                    self.block_turn(block, &mut seen)?;
                 }
             }
         }
         self.sequence = sequence;
-        match (progress, waits) {
+        self.awaits_predecessor = seen.blocked && !seen.progress && !seen.on_threads;
+        self.lets_others_go = seen.gave_way;
+        match seen {
             _ if self.all_done() == self.states.len() => Ok(Turn::Done),
-            (true, _) => Ok(Turn::Progress),
-            (false, true) => Ok(Turn::Blocked),
-            (false, false) => Err(self.report_divergence()),
+            Seen { progress: true, .. } => Ok(Turn::Progress),
+            Seen { blocked: true, .. } => Ok(Turn::Blocked),
+            _ => Err(self.report_divergence()),
         }
+    }
+
+    /// Whether a thread waited for an event, or let others go first, in the last turn.
+    pub fn lets_others_go(&self) -> bool {
+        self.lets_others_go
+    }
+
+    /// Lets the warps of a block go on until they wait for others than each other.
+    fn block_turn(&mut self, block: &[usize], all: &mut Seen) -> Result<(), Faulted> {
+        loop {
+            let mut seen = Seen::default();
+            for warp in block.chunks(32) {
+                loop {
+                    let mut of_warp = Seen::default();
+                    self.pass(warp, &mut of_warp)?;
+                    seen.join(of_warp);
+                    if !of_warp.progress || seen.gave_way {
+                        break;
+                    }
+                }
+            }
+            all.join(seen);
+            if !seen.progress || seen.gave_way {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Lets each of these threads go on once, if it can.
+    fn pass(&mut self, threads: &[usize], seen: &mut Seen) -> Result<(), Faulted> {
+        for &index in threads {
+            if matches!(self.status[index], Status::Waiting(_) | Status::Done) {
+                continue;
+            }
+            let Some(stop) = self.resume(index)? else {
+                seen.progress = true;
+                self.status[index] = Status::Done;
+                self.check_end(index)?;
+                self.returns(index)?;
+                continue;
+            };
+            seen.gave_way |= matches!(stop.scope, StopScope::Event { .. } | StopScope::Pause);
+            match stop.scope {
+                StopScope::Event { by, again: true } => {
+                    seen.blocked = true;
+                    seen.on_threads |= by == Cause::Threads;
+                }
+                _ => {
+                    seen.progress = true;
+                    self.arrive(index, stop)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Whether the successor need not wait for any of the blocks in order to start.

@@ -67,14 +67,19 @@ impl<'a> Grid<'a> {
     }
 
     /// Lets the first of these clusters that can go on do so.
+    ///
+    /// Where blocks exchange values their clusters take turns. In a chain all of a launch's clusters wait side by side, and one goes on as long as
+    /// it can before the next does: if they took turns, every thread's stack would have left the CPU's caches when it is needed.
     fn any_turn(&mut self, among: impl Fn(&Cluster<'a>) -> bool) -> Result<bool, Faulted> {
         for _ in 0..self.live.len() {
             let Some(mut cluster) = self.live.pop_front() else { break };
             let turn = if among(&cluster) { cluster.turn(&mut self.order)? } else { Turn::Blocked };
-            if turn != Turn::Done {
-                self.live.push_back(cluster);
+            match turn {
+                Turn::Done => return Ok(true),
+                Turn::Progress if self.launch.link.pauses && !cluster.lets_others_go() => self.live.push_front(cluster),
+                Turn::Progress | Turn::Blocked => self.live.push_back(cluster),
             }
-            if turn != Turn::Blocked {
+            if turn == Turn::Progress {
                 return Ok(true);
             }
         }

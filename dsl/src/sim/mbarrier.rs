@@ -11,7 +11,7 @@ use super::known::Known;
 use super::pending::{Flight, Mbarrier};
 use super::region::Region;
 use super::shadow::ASYNCHRONOUS;
-use super::thread::Thread;
+use super::thread::{Cause, Thread};
 use std::collections::BTreeMap;
 
 /// Bytes that a phase may expect.
@@ -92,7 +92,7 @@ pub(crate) fn wait(thread: &Thread, line: Line, address: usize, parity: u32) {
         thread.raise(FaultKind::Mbarrier, line, format!("waits for a phase of parity {parity}: it is 0 or 1"));
     }
     let what = || with(thread, line, address, |barrier| barrier.missing());
-    thread.wait_until("mbarrier_wait", line, what, || {
+    thread.wait_until(Cause::Threads, "mbarrier_wait", line, what, || {
         land(thread, line, address);
         with(thread, line, address, |barrier| barrier.phase % 2 != parity)
     });

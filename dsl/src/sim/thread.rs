@@ -55,12 +55,22 @@ pub(crate) enum StopScope {
         threads: u32,
     },
     Cluster,
-    /// Something that other threads, blocks or launches bring about. `again`: it had not happened a turn ago either.
+    /// Something that others bring about. `again`: it had not happened a turn ago either.
     Event {
+        by: Cause,
         again: bool,
     },
     /// Nothing: the thread lets others go first.
     Pause,
+}
+
+/// Who brings an event about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// Threads of the same launch.
+    Threads,
+    /// The launch's predecessor in the stream, by its end.
+    Predecessor,
 }
 
 /// State of one launch, shared by all its threads.
@@ -302,6 +312,7 @@ impl Thread {
     /// Lets the others run until `happened` holds. `what` is awaited: it is said if nobody brings it about.
     pub fn wait_until(
         &self,
+        by: Cause,
         operation: &'static str,
         line: Line,
         what: impl Fn() -> String,
@@ -312,7 +323,7 @@ impl Thread {
             if !again {
                 *self.awaits.borrow_mut() = what();
             }
-            self.suspend(Stop { scope: StopScope::Event { again }, operation, line });
+            self.suspend(Stop { scope: StopScope::Event { by, again }, operation, line });
             again = true;
         }
     }
@@ -325,7 +336,8 @@ impl Thread {
         self.polled.set(Polled { address, bits, times });
         if times > 0 {
             *self.awaits.borrow_mut() = "another value than it has read over and over".to_string();
-            self.suspend(Stop { scope: StopScope::Event { again: times > PATIENCE }, operation, line });
+            let scope = StopScope::Event { by: Cause::Threads, again: times > PATIENCE };
+            self.suspend(Stop { scope, operation, line });
         }
     }
 
