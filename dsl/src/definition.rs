@@ -102,10 +102,25 @@ pub struct LaunchContract {
     /// kernel does not use clusters.
     pub cluster: Option<fn(&Values) -> u32>,
     /// Launched with programmatic dependent launch (PDL): the kernel may start before its predecessor in the stream ends.
-    /// Every thread executes `grid_dependency_wait()` before it touches anything but weights.
+    /// Every thread executes `grid_dependency_wait()` before it touches anything but weights and what `early` names.
     pub dependent: bool,
+    /// It lets its successor start only after it has waited: when that starts, all launches before this one's predecessor, and that one, have ended.
+    pub waits_first: bool,
+    /// What it reads before it waits, though kernels write there. Whoever launches it sees to it that those have ended by then.
+    pub early: Option<Buffers>,
+    /// What it does not write, though the parameter would let it.
+    pub only_reads: Option<Buffers>,
     /// Shared arrays live in dynamic shared memory, whose size the launch must state.
     pub dynamic_shared: bool,
+}
+
+/// Buffers of which something holds for some instances of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffers {
+    /// Whether it holds for an instance.
+    pub when: fn(&Values) -> bool,
+    /// By name.
+    pub params: &'static [&'static str],
 }
 
 /// Function that a body calls, found when a source text is assembled.

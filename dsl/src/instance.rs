@@ -1,7 +1,7 @@
 //! Instances: a kernel with its compile-time parameters, element types and slots chosen. Its source text: `source.rs`.
 
 use crate::definition::{
-    Callee, ConstantDef, DeviceDef, Intrinsic, KernelDef, ParamDef, ParamKind, RegistersDef, Scope, SlotDef,
+    Buffers, Callee, ConstantDef, DeviceDef, Intrinsic, KernelDef, ParamDef, ParamKind, RegistersDef, Scope, SlotDef,
 };
 use crate::elements::ElementType;
 use crate::values::{Constant, ConstantValue, Values};
@@ -251,6 +251,28 @@ impl Instance {
     /// Blocks in a cluster; 1 for a kernel without clusters.
     pub fn cluster(&self) -> u32 {
         self.def.launch.cluster.map_or(1, |blocks| blocks(&self.values))
+    }
+
+    /// Whether the kernel reads that parameter's memory before the dependency wait, though kernels write there.
+    pub fn reads_early(&self, param: &str) -> bool {
+        self.names(self.def.launch.early, param)
+    }
+
+    /// Whether the kernel writes to a parameter's memory.
+    pub fn writes(&self, param: &InstanceParam) -> bool {
+        match param.def.kind {
+            ParamKind::Memory { access, .. } => access.writes() && !self.only_reads(&param.name),
+            ParamKind::Scalar(_) | ParamKind::Local => false,
+        }
+    }
+
+    /// Whether the kernel leaves that parameter's memory alone, though its role would let it write there.
+    pub(crate) fn only_reads(&self, param: &str) -> bool {
+        self.names(self.def.launch.only_reads, param)
+    }
+
+    fn names(&self, buffers: Option<Buffers>, param: &str) -> bool {
+        buffers.is_some_and(|buffers| (buffers.when)(&self.values) && buffers.params.contains(&param))
     }
 
     /// Bytes of shared memory that the kernel's own arrays take, as laid out in dynamic shared memory.

@@ -65,7 +65,10 @@
 //! error of rustc. A device function that takes more than a slot's values has `Arguments`, too.
 //!
 //! - **The head.** `block` is the number of threads, an expression over compile-time parameters. `dependent`: launched with
-//!   programmatic dependent launch, so every thread executes `grid_dependency_wait()`. `min_blocks`, also an
+//!   programmatic dependent launch, so every thread executes `grid_dependency_wait()`. `waits_first`: it does so before `grid_launch_dependents()`, so that
+//!   the launches before its predecessor have ended when its successor starts. `early(CONDITION, a, …)`: where the condition over compile-time parameters
+//!   holds, the buffers a, … are read before the wait; a plan with such a launch must show that whoever writes there has ended. `only_reads(CONDITION, a, …)`: the buffers a, … are not
+//!   written then, whatever their role. `min_blocks`, also an
 //!   expression: the second operand of `__launch_bounds__`. `cluster`, also an expression: the number of blocks, consecutive along y,
 //!   that wait for each other and read each other's shared memory (`cluster_barrier`, `load_peer`); 1 if not given. `dynamic_shared`: shared
 //!   arrays live in dynamic shared memory (needed above 48 KiB, and in clusters); the launch states [`Instance::shared_bytes`]. `slots(…)`: named places, called like functions.
@@ -159,8 +162,8 @@ mod values;
 
 pub use arguments::{ArgumentError, ArgumentValue, Filled, LaunchArguments, SlotKey};
 pub use definition::{
-    Access, Callee, ConstantDef, DeviceDef, KernelDef, LaunchContract, ParamDef, ParamKind, Registers, RegistersDef,
-    SharedDef, SlotDef,
+    Access, Buffers, Callee, ConstantDef, DeviceDef, KernelDef, LaunchContract, ParamDef, ParamKind, Registers,
+    RegistersDef, SharedDef, SlotDef,
 };
 pub use elements::{BF16, Element, ElementType, F16, F32x2, F32x4, Float, I32x4, U32x2, U32x4};
 pub use gemma4c_dsl_macros::{device, kernel, registers};

@@ -69,6 +69,8 @@ mod tests {
             shared: 0,
             written: 0,
             waits: false,
+            waits_first: false,
+            early: 0,
         };
         assert_eq!(labels(&instances.iter().map(kernel).collect::<Vec<_>>()), expected);
     }

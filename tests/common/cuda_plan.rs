@@ -149,7 +149,16 @@ fn kernel(instance: &str) -> Kernel {
     let name = instance.split('[').next().expect("a name").to_owned();
     // Its second argument, and attention also the keys and values behind it.
     let written = if name == "attention" { 0b110 } else { 0b10 };
-    Kernel { name, instance: instance.into(), block: 128, shared: 0, written, waits: true }
+    Kernel {
+        name,
+        instance: instance.into(),
+        block: 128,
+        shared: 0,
+        written,
+        waits: true,
+        waits_first: false,
+        early: 0,
+    }
 }
 
 /// Every matrix repacked, the rest copied.

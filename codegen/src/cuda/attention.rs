@@ -215,7 +215,8 @@ impl PhaseBuilder<'_, '_> {
                     1 => "merged through memory".to_owned(),
                     peers => format!("merged in clusters of {peers} blocks"),
                 };
-                (layer.step(own, out)?, layer.step_grid(rows), arguments, how)
+                let early = layer.starts_early() && self.is_settled(&[state, k_cache, v_cache]);
+                (layer.step(own, early, out)?, layer.step_grid(rows), arguments, how)
             }
         };
         let bytes = self.visible_bytes(cache) * rows as u64;

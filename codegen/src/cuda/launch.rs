@@ -3,7 +3,7 @@
 //! A lowering fills the struct that a kernel derives for its arguments (`matvec::Arguments`) with [`Span`]s and scalars. What the kernel's
 //! slots want besides is checked here, when [`bind`] puts all of it in launch order.
 
-use gemma4c_dsl::{ArgumentValue, Instance, InstanceParam, LaunchArguments, ParamKind};
+use gemma4c_dsl::{ArgumentValue, Instance, InstanceParam, LaunchArguments};
 use gemma4c_plan::cuda::{Argument, Kernel, KernelIndex, Range, Region};
 
 use super::LowerError;
@@ -146,20 +146,18 @@ impl Kernels {
             instance: name.clone(),
             block: instance.block(),
             shared: if instance.def.launch.dynamic_shared { instance.shared_bytes() as u32 } else { 0 },
-            written: written(instance),
+            written: bits(instance, |param| instance.writes(param)),
             waits: instance.def.launch.dependent,
+            waits_first: instance.def.launch.waits_first,
+            early: bits(instance, |param| instance.reads_early(&param.name)),
         };
         self.instances.iter().zip(&self.names).map(describe).collect()
     }
 }
 
-/// A bit for each parameter that is memory the kernel writes to.
-fn written(instance: &Instance) -> u64 {
-    let is_written = |param: &InstanceParam| match param.def.kind {
-        ParamKind::Memory { access, .. } => access.writes(),
-        ParamKind::Scalar(_) | ParamKind::Local => false,
-    };
-    let bits = instance.params().iter().enumerate().filter(|(_, param)| is_written(param)).map(|(index, _)| 1 << index);
+/// A bit for each parameter of a kind.
+fn bits(instance: &Instance, is_meant: impl Fn(&InstanceParam) -> bool) -> u64 {
+    let bits = instance.params().iter().enumerate().filter(|(_, param)| is_meant(param)).map(|(index, _)| 1 << index);
     bits.fold(0, |all, bit: u64| all | bit)
 }
 

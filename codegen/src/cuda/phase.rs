@@ -94,6 +94,8 @@ pub struct PhaseBuilder<'p, 'a> {
     /// Keys and values of a chunk that are not in their ring yet.
     pub stages: HashMap<CacheId, [Span; 2]>,
     drafts: Vec<Draft>,
+    /// The launch with which the asked part of a chunk begins.
+    asked_from: Option<usize>,
 }
 
 impl<'p, 'a> PhaseBuilder<'p, 'a> {
@@ -115,6 +117,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             tiles,
             stages,
             drafts,
+            asked_from: None,
         }
     }
 
@@ -133,10 +136,9 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
 
     /// Lowers every group, and says with which launch the asked part begins.
     pub fn lower(&mut self) -> Result<usize, LowerError> {
-        let mut asked_from = None;
         for group in self.schedule.ordered() {
             if !self.schedule.decodes && self.schedule.is_asked(&group) {
-                asked_from.get_or_insert(self.drafts.len());
+                self.asked_from.get_or_insert(self.drafts.len());
             }
             let before = self.drafts.len();
             self.lower_group(&group)?;
@@ -147,7 +149,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             }
         }
         // Decoded rows are asked for, all of them.
-        Ok(if self.schedule.decodes { 0 } else { asked_from.unwrap_or(self.drafts.len()) })
+        Ok(if self.schedule.decodes { 0 } else { self.asked_from.unwrap_or(self.drafts.len()) })
     }
 
     fn lower_group(&mut self, group: &Group) -> Result<(), LowerError> {
@@ -394,6 +396,36 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         let (nodes, choice) = (nodes.to_vec(), choice.into().on(&self.common.can.target));
         self.drafts.push(Draft { kernel, grid, arguments, dependent, nodes, outputs, work, choice });
         Ok(())
+    }
+
+    /// Whether whoever writes to this memory, which is the loop's or a cache's, has ended when the next launch starts: it may be read before the wait.
+    pub fn is_settled(&self, spans: &[Span]) -> bool {
+        let is_same = |a: &Range, b: &Range| match (a.region, b.region) {
+            // Pages of different caches lie between each other.
+            (Region::Kv, Region::Kv) => a.offset == b.offset,
+            (one, other) => one == other && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes,
+        };
+        let is_read = |span: &Span| match span {
+            Span::Fixed(written) => {
+                spans.iter().any(|span| matches!(span, Span::Fixed(read) if is_same(read, written)))
+            }
+            Span::Buffer { .. } | Span::Unused => false,
+        };
+        // The launches that may still run, from the last on: the first that waits before it lets others start, and those behind it.
+        for (at, draft) in self.drafts.iter().enumerate().rev() {
+            if self.asked_from == Some(at + 1) {
+                return true;
+            }
+            let instance = &self.common.kernels.instances[draft.kernel as usize];
+            let written = instance.params().iter().zip(&draft.arguments).filter(|(param, _)| instance.writes(param));
+            if written.into_iter().any(|(_, to)| matches!(to, BoundArgument::Memory(span) if is_read(span))) {
+                return false;
+            }
+            if instance.def.launch.waits_first {
+                return true;
+            }
+        }
+        true
     }
 
     /// Says what the last launch leaves in memory, so that it can be compared with its meaning.

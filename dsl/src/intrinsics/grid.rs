@@ -1,11 +1,12 @@
 //! Programmatic dependent launch: a kernel that is launched `dependent` starts while its predecessor still runs.
 
 use super::rows::intrinsic;
+use crate::sim::FaultKind;
 use crate::sim::thread::{Cause, Stop, StopScope, Thread};
 
 intrinsic! {
     /// Waits until the predecessor's writes are visible. Every thread of a `dependent` kernel executes it, before it touches
-    /// anything but weights.
+    /// anything but weights and what its head says that it reads `early`.
     Grid fn grid_dependency_wait() {
         let thread = Thread::current();
         let link = &thread.launch().link;
@@ -27,6 +28,10 @@ intrinsic! {
     Grid fn grid_launch_dependents() {
         let thread = Thread::current();
         let link = &thread.launch().link;
+        if thread.launch().instance.def.launch.waits_first && !thread.waited.get() {
+            let message = "lets its successor start before it has waited, which `waits_first` denies".to_string();
+            thread.raise(FaultKind::MissingDependencyWait, thread.line(), message);
+        }
         if !thread.block().released.replace(true) {
             link.releases(thread.waited.get());
         }

@@ -189,6 +189,8 @@ pub(crate) fn bind<'a>(
                     bytes: view.bytes,
                     checked: false,
                     after_wait: must_wait && access != Access::Weights,
+                    early: instance.reads_early(&param.name),
+                    only_read: instance.only_reads(&param.name),
                     shadow: None,
                     history: binding.histories.and_then(|all| all.get(&memory.position(view.allocation)).cloned()),
                     shadow_start: view.offset,
@@ -218,7 +220,7 @@ pub(crate) fn bind<'a>(
         attach_shadows(&mut regions, memory);
     }
     for (_, region) in regions.iter_mut().flatten() {
-        region.checked = region.shadow.is_some() || region.history.is_some() || region.after_wait;
+        region.checked = region.shadow.is_some() || region.history.is_some() || region.after_wait || region.only_read;
     }
     let launch = Launch {
         instance,
@@ -304,6 +306,8 @@ impl Launch<'_> {
                 bytes,
                 checked: shadow.is_some(),
                 after_wait: false,
+                early: false,
+                only_read: false,
                 shadow,
                 history: None,
                 shadow_start: 0,

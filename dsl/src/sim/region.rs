@@ -22,6 +22,10 @@ pub(crate) struct Region {
     pub checked: bool,
     /// May be touched only after the dependency wait.
     pub after_wait: bool,
+    /// But may be read before.
+    pub early: bool,
+    /// May not be written, whatever its role.
+    pub only_read: bool,
     pub shadow: Option<Rc<RefCell<Shadow>>>,
     /// Who touched it in a chain of launches.
     pub history: Option<Rc<RefCell<History>>>,

@@ -395,10 +395,14 @@ impl Thread {
     /// Checks an access to memory that needs more than a bound.
     pub fn check(&self, region: &Region, at: usize, bytes: usize, touch: Touch, line: Line) {
         let launch = self.launch();
-        if region.after_wait && !self.waited.get() {
+        if region.after_wait && !self.waited.get() && (touch.writes() || !region.early) {
             let message =
                 format!("touches `{}` before grid_dependency_wait(): its producer may still be running", region.name);
             self.raise(FaultKind::MissingDependencyWait, line, message);
+        }
+        if region.only_read && touch.writes() {
+            let message = format!("writes `{}`, which the kernel's head says that it only reads", region.name);
+            self.raise(FaultKind::OutOfBounds, line, message);
         }
         if let Some(shadow) = &region.shadow {
             let accessor = self.accessor(line);

@@ -281,6 +281,68 @@ fn an_activation_is_not_read_before_the_dependency_wait() {
     assert!(found.message.contains("`x`"), "{}", found.message);
 }
 
+#[kernel(block = 32, dependent, early(EARLY, x))]
+fn reads_early<const EARLY: bool>(x: InOut<f32>, out: Output<f32>) {
+    let i = thread_idx();
+    let value = x[i];
+    grid_dependency_wait();
+    x[i] = 0.0;
+    out[i] = value;
+}
+
+#[test]
+fn a_kernel_may_say_what_it_reads_before_the_dependency_wait() {
+    let case = |early: bool| {
+        let instance = Instance::of(reads_early::DEF).constant("EARLY", early).build().expect("an instance");
+        let case = Case::new("early", instance).buffer("x", vec![1.0f32; 32]);
+        case.expect("x", vec![0.0f32; 32], Bound::Exact).expect("out", vec![1.0f32; 32], Bound::Exact)
+    };
+    case(true).check().unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(fault(&case(false)).kind, FaultKind::MissingDependencyWait);
+}
+
+#[kernel(block = 32, dependent, early(true, x))]
+fn writes_early(x: InOut<f32>) {
+    x[thread_idx()] = 1.0;
+    grid_dependency_wait();
+}
+
+#[test]
+fn what_is_read_before_the_dependency_wait_is_not_written_there() {
+    let found = fault(&case(writes_early::DEF).buffer("x", vec![0.0f32; 32]));
+    assert_eq!(found.kind, FaultKind::MissingDependencyWait);
+}
+
+#[kernel(block = 32, only_reads(KEEPS, x))]
+fn writes_nothing<const KEEPS: bool>(x: InOut<f32>) {
+    x[thread_idx()] = 1.0;
+}
+
+#[test]
+fn what_a_kernel_says_that_it_only_reads_is_not_written() {
+    let instance =
+        |keeps: bool| Instance::of(writes_nothing::DEF).constant("KEEPS", keeps).build().expect("an instance");
+    let case = |keeps| Case::new("keeps", instance(keeps)).buffer("x", vec![0.0f32; 32]);
+    case(false).expect("x", vec![1.0f32; 32], Bound::Exact).check().unwrap_or_else(|error| panic!("{error}"));
+    assert!(fault(&case(true)).message.contains("only reads"));
+    let writes = |keeps| instance(keeps).writes(&instance(keeps).params()[0]);
+    assert!(writes(false) && !writes(true));
+}
+
+#[kernel(block = 32, dependent, waits_first)]
+fn lets_go_too_early(out: Output<f32>) {
+    grid_launch_dependents();
+    grid_dependency_wait();
+    out[thread_idx()] = 1.0;
+}
+
+#[test]
+fn a_kernel_that_waits_first_lets_nobody_start_before() {
+    let found = fault(&case(lets_go_too_early::DEF).expect("out", vec![1.0f32; 32], Bound::Exact));
+    assert_eq!(found.kind, FaultKind::MissingDependencyWait);
+    assert!(found.message.contains("waits_first"), "{}", found.message);
+}
+
 #[kernel(block = 32, dependent)]
 fn never_waits(w: Weights<f32>, n: u32) {
     let _weight = w[n - 1];

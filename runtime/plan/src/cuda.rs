@@ -213,9 +213,18 @@ pub struct Kernel {
     pub written: u64,
     /// It waits for its predecessor itself, in every thread, before it touches what others write (PDL).
     pub waits: bool,
+    /// It lets its successor start only once it has waited (PDL): what came before it has ended when that starts.
+    pub waits_first: bool,
+    /// A bit for each parameter, set where the kernel reads the memory it is given before it waits, though launches write there (PDL).
+    pub early: u64,
 }
 
 impl Kernel {
+    /// Whether it reads the memory that this argument is before it waits.
+    pub const fn reads_early(&self, argument: usize) -> bool {
+        argument < 64 && self.early >> argument & 1 == 1
+    }
+
     /// Whether it writes to the memory that this argument is.
     pub const fn writes_to(&self, argument: usize) -> bool {
         argument < 64 && self.written >> argument & 1 == 1

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! magic      8 bytes  "gemma4c\0"
-//! version    u32      8
+//! version    u32
 //! sections   u32
 //! length     u64      of all this, to the end of the last body
 //! checksum   u64      xxh3 of all that precedes and of the table
@@ -25,7 +25,7 @@ use crate::{Plan, Weight, validate};
 
 const MAGIC: &[u8; 8] = b"gemma4c\0";
 /// The format this build reads and writes.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// Bytes of the header.
 pub const START: usize = 32;
 const ENTRY: usize = 32;

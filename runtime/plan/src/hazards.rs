@@ -3,10 +3,13 @@
 //!
 //! What a launch touches is what its arguments say; which of them it writes is what its kernel says. Weights and tables on the host are
 //! never written by a phase, so nothing waits for them.
+//!
+//! A kernel may read some of its arguments before it waits for its predecessor (programmatic dependent launch). Whoever writes there must have ended when
+//! the launch starts, which is less than what has ended when its wait returns ([`Order::started`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::cuda::{Argument, Kernel, Launch, Range, Region};
+use crate::cuda::{Argument, Kernel, KvLayout, Launch, Range, Region};
 
 /// Pieces of memory that are looked at for one phase, at most: a hundred times what the largest model has. A plan from elsewhere may
 /// cut its memory into anything.
@@ -72,6 +75,59 @@ impl Order {
         let word = self.ended[step as usize].get(earlier as usize / 64);
         word.is_some_and(|bits| bits >> (earlier % 64) & 1 == 1)
     }
+
+    /// For each step, the one with which all that had ended when it ran has ended when this one starts, before it waits for anybody. A step that
+    /// may not overlap starts when it runs. Another starts when its predecessor lets it: if that waits first, then after all that it waited for; if not,
+    /// it may be waiting still.
+    pub fn started(edges: &[Vec<u32>], launches: &[&Launch], kernels: &[Kernel]) -> Vec<u32> {
+        let mut started: Vec<u32> = Vec::with_capacity(launches.len());
+        for (at, launch) in launches.iter().enumerate() {
+            started.push(match edges[at][..] {
+                [before] if launch.programmatic => {
+                    let waits_first = kernels[launches[before as usize].kernel as usize].waits_first;
+                    if waits_first { before } else { started[before as usize] }
+                }
+                _ => at as u32,
+            });
+        }
+        started
+    }
+}
+
+/// The first of the launches before one that may still be running when it starts, and that write where it reads before it waits.
+pub fn disturbed(
+    at: usize,
+    launches: &[&Launch],
+    kernels: &[Kernel],
+    layout: &KvLayout,
+    has_ended: impl Fn(u32) -> bool,
+) -> Option<u32> {
+    let memory = |of: &'_ Launch, chosen: &dyn Fn(&Kernel, usize) -> bool| -> Vec<Range> {
+        let kernel = &kernels[of.kernel as usize];
+        let each = of.arguments.iter().enumerate();
+        let ranges = each.filter_map(|(index, argument)| match argument {
+            Argument::Memory(range) if chosen(kernel, index) => Some(*range),
+            _ => None,
+        });
+        ranges.collect()
+    };
+    let reads = memory(launches[at], &Kernel::reads_early);
+    let writes_there = |step: &u32| {
+        let written = memory(launches[*step as usize], &Kernel::writes_to);
+        written.iter().any(|range| reads.iter().any(|read| share_bytes(read, range, layout)))
+    };
+    if reads.is_empty() { None } else { (0..at as u32).filter(|step| !has_ended(*step)).find(writes_there) }
+}
+
+/// Whether two ranges have bytes in common. Those of different caches overlap, page by page in turn, and have none.
+fn share_bytes(a: &Range, b: &Range, layout: &KvLayout) -> bool {
+    let overlap = a.region == b.region
+        && a.offset < b.offset.saturating_add(b.bytes)
+        && b.offset < a.offset.saturating_add(a.bytes);
+    let pages = |range: &Range| layout.whole_pages(range.offset, range.bytes);
+    let are_others = a.region == Region::Kv
+        && matches!((pages(a), pages(b)), (Some(pages_of_a), Some(pages_of_b)) if pages_of_a != pages_of_b);
+    overlap && !are_others
 }
 
 /// Who touched which bytes last.
@@ -145,14 +201,23 @@ fn split(pieces: &mut BTreeMap<u64, Piece>, at: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::KvCache;
 
     /// From one byte to another.
     type Bytes = (u64, u64);
 
     /// Launches of kernels that read their first argument and write their second.
     fn needs_of(accesses: &[(Bytes, Bytes)]) -> Vec<Vec<u32>> {
-        let kernel =
-            Kernel { name: "k".into(), instance: "k".into(), block: 32, shared: 0, written: 0b10, waits: true };
+        let kernel = Kernel {
+            name: "k".into(),
+            instance: "k".into(),
+            block: 32,
+            shared: 0,
+            written: 0b10,
+            waits: true,
+            waits_first: false,
+            early: 0,
+        };
         let range =
             |(start, end): Bytes| Argument::Memory(Range { region: Region::Arena, offset: start, bytes: end - start });
         let launch = |(read, write): &(Bytes, Bytes)| Launch {
@@ -194,9 +259,70 @@ mod tests {
     }
 
     #[test]
+    fn what_is_read_before_the_wait_was_written_before_the_launch_started() {
+        let of_kernel = |written, waits_first, early| Kernel {
+            name: "k".into(),
+            instance: "k".into(),
+            block: 32,
+            shared: 0,
+            written,
+            waits: true,
+            waits_first,
+            early,
+        };
+        // One that writes and lets its successor start at once, one that waits first, and one that reads early.
+        let kernels = [of_kernel(0b1, false, 0), of_kernel(0b1, true, 0), of_kernel(0, false, 0b1)];
+        let launch = |kernel, region, offset, bytes| Launch {
+            kernel,
+            grid: [1; 3],
+            arguments: vec![Argument::Memory(Range { region, offset, bytes })],
+            programmatic: true,
+        };
+        let layout = KvLayout {
+            slots: 2,
+            rings: 2,
+            ring_bytes: 64,
+            caches: [0, 32].map(|keys| KvCache { keys, values: keys + 16, rows: 1, window: Some(1) }).to_vec(),
+            ..KvLayout::default()
+        };
+        let disturbed_last = |launches: &[Launch]| {
+            let edges: Vec<Vec<u32>> =
+                (0..launches.len() as u32).map(|at| at.checked_sub(1).into_iter().collect()).collect();
+            let (launches, order, at) = (launches.iter().collect::<Vec<_>>(), Order::of(&edges), launches.len() - 1);
+            let started = Order::started(&edges, &launches, &kernels);
+            disturbed(at, &launches, &kernels, &layout, |step| order.is_before(step, started[at]))
+        };
+        let arena = |kernel, offset| launch(kernel, Region::Arena, offset, 8);
+        // Its predecessor writes there, or what was let start by one that had not waited.
+        assert_eq!(disturbed_last(&[arena(0, 0), arena(2, 4)]), Some(0));
+        assert_eq!(disturbed_last(&[arena(0, 0), arena(0, 16), arena(0, 16), arena(2, 4)]), Some(0));
+        assert_eq!(disturbed_last(&[arena(0, 8), arena(0, 16), arena(2, 0)]), None);
+        // One between them that waits first has let nobody start before the writer had ended; but it may be the writer.
+        assert_eq!(disturbed_last(&[arena(0, 0), arena(1, 16), arena(0, 16), arena(2, 4)]), None);
+        assert_eq!(disturbed_last(&[arena(0, 16), arena(1, 0), arena(0, 16), arena(2, 4)]), Some(1));
+        // A launch that may not overlap has nobody beside it.
+        let alone = Launch { programmatic: false, ..arena(2, 4) };
+        assert_eq!(disturbed_last(&[arena(0, 0), alone]), None);
+        // Pages of caches lie between each other.
+        let pages = |kernel, offset| launch(kernel, Region::Kv, offset, 64 + 16);
+        assert_eq!(disturbed_last(&[pages(0, 0), pages(2, 32)]), None);
+        assert_eq!(disturbed_last(&[pages(0, 0), pages(2, 16)]), None);
+        assert_eq!(disturbed_last(&[pages(0, 32), pages(2, 32)]), Some(0));
+        assert_eq!(disturbed_last(&[launch(0, Region::Kv, 8, 64 + 16), pages(2, 32)]), Some(0));
+    }
+
+    #[test]
     fn memory_in_more_pieces_than_any_plan_has_is_given_up() {
-        let kernel =
-            Kernel { name: "k".into(), instance: "k".into(), block: 32, shared: 0, written: 0b1, waits: false };
+        let kernel = Kernel {
+            name: "k".into(),
+            instance: "k".into(),
+            block: 32,
+            shared: 0,
+            written: 0b1,
+            waits: false,
+            waits_first: false,
+            early: 0,
+        };
         let reader = Kernel { written: 0, ..kernel.clone() };
         let launch = |kernel, offset, bytes| Launch {
             kernel,

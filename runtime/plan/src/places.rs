@@ -70,6 +70,23 @@ impl KvLayout {
         }
     }
 
+    /// The cache, and whether it is its values, whose pages a range is, from the first to the last: it has bytes of other caches between them.
+    pub fn whole_pages(&self, offset: u64, bytes: u64) -> Option<(usize, bool)> {
+        let sides = self
+            .caches
+            .iter()
+            .enumerate()
+            .flat_map(|(index, cache)| [(index, cache, false, cache.keys), (index, cache, true, cache.values)]);
+        let is_it = |cache: &KvCache, from: u64| {
+            let (start, count, stride) = self.pages(cache);
+            // Keys and values have pages of one size.
+            let most = (count as u64).saturating_sub(1).saturating_mul(stride);
+            let most = most.saturating_add(cache.values.abs_diff(cache.keys));
+            Some(offset) == start.checked_add(from) && bytes <= most
+        };
+        sides.into_iter().find(|(_, cache, _, from)| is_it(cache, *from)).map(|(index, _, values, _)| (index, values))
+    }
+
     /// Where the pages of a cache start, their number, and the bytes from one to the next.
     pub const fn pages(&self, cache: &KvCache) -> (u64, u32, u64) {
         match cache.window {

@@ -306,6 +306,13 @@ fn check_edges(program: &CudaProgram, phase: &Phase) -> Result<(), String> {
             return Err(format!("step {at} of {name} does not wait for step {needed}, whose memory it uses"));
         }
     }
+    let started = Order::started(&edges, &launches, &program.kernels);
+    for (at, before) in started.iter().enumerate() {
+        let has_ended = |step| order.is_before(step, *before);
+        if let Some(writer) = hazards::disturbed(at, &launches, &program.kernels, &program.kv_layout, has_ended) {
+            return Err(format!("step {at} of {name} reads what step {writer} may still write when it starts"));
+        }
+    }
     Ok(())
 }
 

@@ -40,7 +40,7 @@ impl Company {
     pub fn case(&self, out: StepOut) -> Case {
         let one = self.any();
         let (layer, splits, count) = (&one.scene.layer, one.scene.splits, self.rows.len());
-        let instance = layer.step(one.own, out).expect("heads of whole tiles");
+        let instance = layer.step(one.own, false, out).expect("heads of whole tiles");
         let case = Case::new(format!("step of {count} rows, {}", self.name), instance)
             .grid([layer.kv_heads, splits, count as u32])
             .scalar("grouped", one.grouped);

@@ -132,7 +132,9 @@ impl Step {
     fn launch(&self, name: &str, out: StepOut) -> Case {
         let Scene { layer, splits, segment, .. } = &self.scene;
         let own = if self.own { "" } else { ", cache of another layer" };
-        let instance = layer.step(self.own, out).expect("heads of whole tiles");
+        // Both ways of launching it have cases.
+        let early = out != StepOut::Partials;
+        let instance = layer.step(self.own, early, out).expect("heads of whole tiles");
         let each = groups(*splits, self.grouped) + layer.peers();
         let counters = vec![0u32; (layer.kv_heads * each) as usize];
         let case = Case::new(format!("step{name}, {}{own}", self.scene.name), instance)
@@ -268,7 +270,7 @@ pub fn steps() -> Vec<Step> {
     use KvType::{BF16, F16, F32, Fp8, Q8_0};
     let small = layer(128, 2, F16);
     let windowed = |window, capacity| Attention { window: Some(window), capacity, ..small };
-    let clustered = |layer| Attention { cluster: 16, ..layer };
+    let clustered = |layer| Attention { cluster: 16, shared_bytes: SHARED_BYTES[0], ..layer };
     let step = |name, layer, position| Step::new(Scene::new(name, layer, position, 1), true);
     let shared = |name, layer, position| Step::new(Scene::new(name, layer, position, 1), false);
     let split = |step: Step, splits, grouped| Step { scene: step.scene.splits(splits), grouped, ..step };

@@ -20,7 +20,7 @@ use super::tensor::{leave_tensor, leave_totals, load_queries, mix_tensor, score_
 use crate::measured::{H200, Question};
 
 /// Shared memory of a block that has an SM for itself, and its threads where it has much to merge.
-const ROOMY: usize = 200 * 1024;
+pub(super) const ROOMY: usize = 200 * 1024;
 const ROOMY_THREADS: u32 = H200.fastest(Question::AttentionThreads);
 /// Blocks of a full layer's cluster: with one key-value head, and with several.
 const FULL_PEERS: [u32; 2] = [H200.fastest(Question::PeersOfOneHead), H200.fastest(Question::PeersOfHeads)];
@@ -107,7 +107,8 @@ pub fn patch_tile<const D: u32, const THREADS: u32, const VECTOR: u32, KV: Float
 
 /// The attention of a split, whose first segment starts at `start`; the keys and the values of its first tile are
 /// on their way already, each as a group of copies. `stored` is the number of positions that the cache holds: the last may be in `new_key` and `new_value`
-/// instead. `work` has the queries, rows of D + 8, and in the end their sums; `largest` and `totals` what goes with them.
+/// instead or, with `is_patched`, in its place in the first tile, if it is of that. `work` has the queries, rows of D + 8, and in the end their sums; `largest` and `totals` what goes with them.
+/// `parts` has room for scores: `work`'s or, with `is_patched`, its own, so that nobody waits between queries and scores.
 #[device]
 pub fn attend<
     const D: u32,
@@ -121,6 +122,7 @@ pub fn attend<
     KV: Float,
 >(
     work: Shared<f32>,
+    parts: Shared<f32>,
     keys: Shared<KV>,
     mixed: Shared<KV>,
     new_key: Shared<KV>,
@@ -144,10 +146,14 @@ pub fn attend<
     window: u32,
     max_pages: u32,
     page_stride: u32,
+    is_patched: bool,
 ) {
     if thread_idx() < G {
         largest[thread_idx()] = f32::NEG_INFINITY;
         totals[thread_idx()] = 0.0;
+    }
+    if is_patched {
+        cp_async_wait(1);
     }
     barrier();
     let mut fragments = regs(U32x4::ZERO, D * 2 / THREADS * SETS);
@@ -164,13 +170,16 @@ pub fn attend<
         limit = next_limit(at, limit, segment, splits);
         let next_end = tile_end(next, position, limit);
         let next_page = page_start(pages, slot, next.min(position), window, max_pages, page_stride);
-        cp_async_wait(1);
-        if end > stored {
-            patch_tile(keys, new_key, stored - at);
+        let is_ready = is_patched && at == start;
+        if !is_ready {
+            cp_async_wait(1);
+            if end > stored {
+                patch_tile(keys, new_key, stored - at);
+            }
+            barrier();
         }
-        barrier();
         if TENSOR {
-            score_tensor(&mut fragments, keys, work);
+            score_tensor(&mut fragments, keys, parts);
         } else {
             score_floats(work, keys, scores);
         }
@@ -181,12 +190,12 @@ pub fn attend<
         // An empty group too: the waits count groups.
         cp_async_commit();
         if TENSOR {
-            weigh_tensor(work, weights, largest, &mut of_lanes, factors, end - at);
+            weigh_tensor(parts, weights, largest, &mut of_lanes, factors, end - at);
         } else {
             weigh_floats(scores, largest, totals, factors, end - at);
         }
         cp_async_wait(1);
-        if end > stored {
+        if end > stored && !is_ready {
             patch_tile(mixed, new_value, stored - at);
         }
         barrier();
@@ -195,8 +204,9 @@ pub fn attend<
         } else {
             mix_floats(scores, factors, mixed, &mut sums);
         }
-        barrier();
         if next <= position {
+            // All have used the values.
+            barrier();
             copy_tile(mixed, v_head.offset(next_page), next, next_end, stored, kv_row, capacity);
         }
         cp_async_commit();
@@ -304,8 +314,9 @@ pub fn attend_narrow<
         }
         barrier();
         mix_codes(operands, weights, factors, codes.offset(values), &mut sums);
-        barrier();
         if third <= position {
+            // All have used the values.
+            barrier();
             copy_codes(codes.offset(values), v_head.offset(third_page), third, third_end, stored, kv_row, capacity);
         }
         cp_async_commit();
@@ -441,6 +452,7 @@ pub fn attention_decode<
     } else {
         attend(
             work,
+            work,
             keys,
             mixed,
             keys,
@@ -464,6 +476,7 @@ pub fn attention_decode<
             window,
             max_pages,
             page_stride,
+            false,
         );
     }
     for i in (thread_idx() * 4..G * D).by(THREADS * 4) {

@@ -32,7 +32,7 @@ use crate::kernels::heads::cos_sin;
 /// The attention of rows that have a record each. Parameters are those of `attention_step`; a row's keys are cut into `splits`, of which
 /// PEERS * TURNS are merged at once. `clusters` of PEERS blocks take the groups of a row's head in turn. `extrema` and `values` are scratch, one place for each
 /// group. `counters` are zero before and after. The grid is (key-value heads, PEERS, clusters * rows), the first clusters of all rows first.
-#[kernel(block = THREADS, min_blocks = RESIDENT, cluster = PEERS, dependent, dynamic_shared, slots(
+#[kernel(block = THREADS, min_blocks = RESIDENT, cluster = PEERS, dependent, waits_first, dynamic_shared, slots(
     keep(value: F32x4, at: u32) -> F32x4,
     narrow(bits: u32) -> u32,
     operands(eight: U32x4) -> U32x4

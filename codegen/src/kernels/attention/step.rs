@@ -19,7 +19,7 @@ use gemma4c_plan::cuda::KvType;
 use super::Attention;
 use super::address::{page_start, record_of};
 use super::combine::{merge_four, run_of, weigh_parts};
-use super::decode::{attend, attend_narrow, copy_tile, tile_end};
+use super::decode::{ROOMY, attend, attend_narrow, copy_tile, tile_end};
 use super::floats::add_scaled;
 use super::narrow::{code_row, copy_codes, head_len, narrow_slot, operands_slot};
 use super::plain::first_visible;
@@ -109,8 +109,9 @@ pub fn merge_clusters<const D: u32, const G: u32>(values: Input<f32>, share: f32
 /// MERGE they are scratch, and each four values of the output go through `keep`, else they are the result. More than `grouped`
 /// splits are merged in groups of as many. `counters` are zero before and after. With PEERS more than 1, splits are clusters of as
 /// many blocks. The grid is (key-value heads, splits, rows), and every row has its own scratch and counters. The blocks of a row that
-/// is free return at once.
-#[kernel(block = THREADS, min_blocks = RESIDENT, cluster = PEERS, dependent, dynamic_shared, slots(
+/// is free return at once. With EARLY records and caches are read before the wait: nobody writes there who may still run.
+#[kernel(block = THREADS, min_blocks = RESIDENT, cluster = PEERS, dependent, waits_first,
+    early(EARLY, state, k_cache, v_cache), only_reads(!OWN, k_cache, v_cache), dynamic_shared, slots(
     keep(value: F32x4, at: u32) -> F32x4,
     narrow(bits: u32) -> u32,
     operands(eight: U32x4) -> U32x4
@@ -131,6 +132,8 @@ pub fn attention_step<
     const PEERS: u32,
     const NARROW: bool,
     const SCALED: bool,
+    const EARLY: bool,
+    const APART: bool,
     KV: Float,
 >(
     q: Input<f32>,
@@ -162,11 +165,13 @@ pub fn attention_step<
     require!(PEERS >= 1 && PEERS <= 16 && (MERGE || PEERS == 1));
     // A tile of a full layer lies in one page.
     require!(256 % KEYS == 0);
-    let work = shared::<f32>(if TENSOR && THREADS / 32 * (KEYS + 8) > D + 8 {
+    // The queries, and in the end their sums. The parts of scores take the queries' place or, with APART, one of their own.
+    let work = shared::<f32>(if TENSOR && !APART && THREADS / 32 * (KEYS + 8) > D + 8 {
         G * (THREADS / 32) * (KEYS + 8)
     } else {
         G * (D + 8)
     });
+    let apart = shared::<f32>(if TENSOR && APART { G * (THREADS / 32) * (KEYS + 8) } else { 1 });
     // Keys, and values; of 8 bits, the codes of both of one tile, and of another.
     let keys = shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { KEYS * (D + 8) });
     let mixed = shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { KEYS * (D + 8) });
@@ -193,20 +198,28 @@ pub fn attention_step<
         frequencies[n] = inverse_frequencies[(thread_idx() + n * THREADS).min(D / 2 - 1)];
     }
 
-    grid_dependency_wait();
-    grid_launch_dependents();
-    // The heads are on their way before the position is known: a split that sees nothing asks for them in vain.
     let row = block_idx_z();
     let head = block_idx() * G;
     let mut low = regs(0.0f32, ROUNDS * D / 64);
     let mut high = regs(0.0f32, ROUNDS * D / 64);
+    let q_raw = q.offset(row * q_stride + head * D);
     let k_raw = k.offset(row * k_stride + block_idx() * D);
     let v_raw = v.offset(row * v_stride + block_idx() * D);
-    load_heads(q.offset(row * q_stride + head * D), k_raw, v_raw, &mut low, &mut high);
+    // Without EARLY the heads are on their way before the position is known: a split that sees nothing asks for them in vain. With it the first tile is on
+    // its way before the heads are there.
+    if !EARLY {
+        grid_dependency_wait();
+        grid_launch_dependents();
+        load_heads(q_raw, k_raw, v_raw, &mut low, &mut high);
+    }
     let splits = grid_dim_y();
     let record = record_of(state, row, 16);
     // A row that is free: its whole clusters leave.
     if record.y == 0 {
+        if EARLY {
+            grid_dependency_wait();
+            grid_launch_dependents();
+        }
         return;
     }
     let position = record.x;
@@ -224,6 +237,10 @@ pub fn attention_step<
     let leader = block_idx_y() - rank;
     let sees = block_idx_y() < used;
     if leader >= used || (used == 1 && !sees) {
+        if EARLY {
+            grid_dependency_wait();
+            grid_launch_dependents();
+        }
         if !MERGE && thread_idx() < G {
             extrema[slot + thread_idx() * splits] = f32x2(f32::NEG_INFINITY, 0.0);
         }
@@ -235,6 +252,7 @@ pub fn attention_step<
     let kv_row = grid_dim() * head_len(D);
     let k_head = read_only(k_cache).offset(block_idx() * head_len(D));
     let v_head = read_only(v_cache).offset(block_idx() * head_len(D));
+    let new_page = if fresh { page_start(pages, record.w, position, window, max_pages, page_stride) } else { 0u64 };
     if sees {
         let end = tile_end(at, position, at + segment);
         let page = page_start(pages, record.w, at, window, max_pages, page_stride);
@@ -250,7 +268,15 @@ pub fn attention_step<
             copy_tile(mixed, v_head.offset(page), at, end, stored, kv_row, capacity);
         }
         cp_async_commit();
-
+    }
+    if EARLY {
+        grid_dependency_wait();
+        grid_launch_dependents();
+        if sees {
+            load_heads(q_raw, k_raw, v_raw, &mut low, &mut high);
+        }
+    }
+    if sees {
         #[unroll]
         for n in 0..(D / 2 + THREADS - 1) / THREADS {
             if thread_idx() + n * THREADS < D / 2 {
@@ -258,12 +284,27 @@ pub fn attention_step<
             }
         }
         barrier();
-        let new_page = if fresh { page_start(pages, record.w, position, window, max_pages, page_stride) } else { 0u64 };
         let new_row = (position % capacity) * kv_row + block_idx() * head_len(D);
         let k_row = k_cache.offset(new_page).offset(new_row);
         let v_row = v_cache.offset(new_page).offset(new_row);
+        // The new key and value: in their places in the first tile, or for a later one.
+        let in_place = APART && fresh && position - at < KEYS;
+        let fresh_key = if in_place { keys.offset((position - at) * (D + 8)) } else { new_key };
+        let fresh_value = if in_place { mixed.offset((position - at) * (D + 8)) } else { new_value };
         prepare_heads(
-            narrow, &mut low, &mut high, norms, turns, work, mixed, new_key, new_value, k_row, v_row, fresh, epsilon,
+            narrow,
+            &mut low,
+            &mut high,
+            norms,
+            turns,
+            work,
+            mixed,
+            fresh_key,
+            fresh_value,
+            k_row,
+            v_row,
+            fresh,
+            epsilon,
         );
         if NARROW {
             attend_narrow(
@@ -295,6 +336,7 @@ pub fn attention_step<
         } else {
             attend(
                 work,
+                if APART { apart } else { work },
                 keys,
                 mixed,
                 new_key,
@@ -318,6 +360,7 @@ pub fn attention_step<
                 window,
                 max_pages,
                 page_stride,
+                APART,
             );
         }
     }
@@ -434,8 +477,8 @@ pub enum StepOut {
 }
 
 impl Attention {
-    /// One launch for decoded rows. `own`: the layer has keys and values of its own.
-    pub fn step(&self, own: bool, out: StepOut) -> Result<Instance, InstanceError> {
+    /// One launch for decoded rows. `own`: the layer has keys and values of its own. `early`: records and caches are read before the wait.
+    pub fn step(&self, own: bool, early: bool, out: StepOut) -> Result<Instance, InstanceError> {
         let keep = match out {
             StepOut::Int8 => vec![keep_int8::DEF],
             StepOut::Floats => vec![keep_floats::DEF],
@@ -458,12 +501,20 @@ impl Attention {
             PEERS: if out == StepOut::Partials { 1 } else { self.peers() },
             NARROW: self.kv.is_narrow(),
             SCALED: self.kv == KvType::Q8_0,
+            EARLY: early,
+            APART: !self.kv.is_narrow() && self.group <= 8 && self.shared_bytes >= ROOMY,
             KV: self.element(),
             keep,
             narrow: narrow_slot(self.kv),
             operands: operands_slot(self.kv),
         }
         .build()
+    }
+
+    /// Whether it pays to read before the wait. A window that takes more than half of the SMs reads as much then as the product before it, which has to end first:
+    /// measured, such a launch is no shorter once the window is full. A full layer's blocks are few until the context is long.
+    pub fn starts_early(&self) -> bool {
+        self.window.is_none() || self.kv_heads * self.splits() <= self.multiprocessors / 2
     }
 
     pub fn step_grid(&self, rows: u32) -> [u32; 3] {

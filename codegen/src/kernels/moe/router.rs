@@ -43,7 +43,7 @@ pub fn four_products(a: F32x4, b: F32x4, sum: f32) -> f32 {
 /// The matrix is a megabyte, which one SM would read too slowly: with SPLIT, ROWS rows have any number of
 /// blocks, of which the last to finish chooses, and a word of `counter`. Without, a block takes ROWS rows with all experts. Either way it reads the matrix once for all of
 /// them, and norms TOGETHER of them at a time. A logit and a choice have the same bits however many rows there are.
-#[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared)]
+#[kernel(block = WARPS * 32, min_blocks = 1, dependent, waits_first, dynamic_shared)]
 pub fn route<
     const WIDTH: u32,
     const EXPERTS: u32,

@@ -2,7 +2,7 @@
 //! same name ([`modules`]), so that `use kernels::matvec;` brings the function, `matvec::DEF` and `matvec::Arguments`.
 
 use super::errors::Errors;
-use super::function::{Attribute, DeviceAttribute, Function, Param, Slot};
+use super::function::{Attribute, Buffers, DeviceAttribute, Function, Param, Slot};
 use super::heads::{device_text, documentation, kernel_text, launch_bounds};
 use super::instrument::instrument;
 use super::modules;
@@ -36,6 +36,7 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
             "a cluster's blocks share dynamic shared memory alone: write `cluster = N, dynamic_shared`",
         );
     }
+    check_buffers(&attribute, &function, &errors);
     let mut printer = Printer::new(&function, &attribute.slots, true, &structs, &errors);
     printer.dynamic_shared = attribute.dynamic_shared;
     printer.body(&item.block, false);
@@ -306,6 +307,29 @@ fn dispatch(function: &Function, name: &Ident) -> TokenStream {
     }
 }
 
+/// Buffers of which the head says something are parameters.
+fn check_buffers(attribute: &Attribute, function: &Function, errors: &Errors) {
+    for name in [&attribute.early, &attribute.only_reads].into_iter().flatten().flat_map(|buffers| &buffers.params) {
+        if !function.params.iter().any(|param| param.name == *name) {
+            errors.refuse(name, "no such parameter");
+        }
+    }
+    for name in attribute.early.iter().filter(|_| !attribute.dependent).flat_map(|early| &early.params) {
+        errors.refuse(name, "only a `dependent` kernel reads something before it waits");
+    }
+}
+
+/// The definition's value for what the head says of buffers.
+fn buffers_row(buffers: &Option<Buffers>, bindings: &TokenStream) -> TokenStream {
+    let Some(Buffers { when, params }) = buffers else { return quote!(None) };
+    let names = params.iter().map(ToString::to_string);
+    quote! {{
+        #[allow(non_snake_case, unused_variables)]
+        fn when(__values: &::gemma4c_dsl::Values) -> bool { #bindings #when }
+        Some(::gemma4c_dsl::Buffers { when, params: &[#(#names),*] })
+    }}
+}
+
 fn kernel_items(
     function: &Function,
     attribute: &Attribute,
@@ -328,7 +352,8 @@ fn kernel_items(
         documentation(&function.item.attrs).join("\n"),
         source_text(function.item, &function.item.attrs),
     );
-    let (dependent, dynamic) = (attribute.dependent, attribute.dynamic_shared);
+    let (dependent, waits_first, dynamic) = (attribute.dependent, attribute.waits_first, attribute.dynamic_shared);
+    let (early, only_reads) = (buffers_row(&attribute.early, &bindings), buffers_row(&attribute.only_reads, &bindings));
     let cluster = match &attribute.cluster {
         Some(blocks) => quote! {{
             #[allow(non_snake_case, unused_variables, clippy::unnecessary_cast)]
@@ -359,6 +384,9 @@ fn kernel_items(
                 },
                 cluster: #cluster,
                 dependent: #dependent,
+                waits_first: #waits_first,
+                early: #early,
+                only_reads: #only_reads,
                 dynamic_shared: #dynamic,
             },
             callees: #callees,

@@ -9,15 +9,36 @@ use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::{Expr, FnArg, GenericParam, ItemFn, Pat, ReturnType, Token, Type};
 
-/// `#[kernel(block = 256, min_blocks = 2, cluster = 8, dependent, dynamic_shared, slots(epilogue(value: f32, row: u32) -> f32))]`
+/// `#[kernel(block = 256, min_blocks = 2, cluster = 8, dependent, waits_first, early(K > 1, state), only_reads(!OWN, cache), dynamic_shared,
+/// slots(epilogue(value: f32, row: u32) -> f32))]`
 #[derive(Default)]
 pub struct Attribute {
     pub block: Option<Expr>,
     pub min_blocks: Option<Expr>,
     pub cluster: Option<Expr>,
     pub dependent: bool,
+    pub waits_first: bool,
+    pub early: Option<Buffers>,
+    pub only_reads: Option<Buffers>,
     pub dynamic_shared: bool,
     pub slots: Vec<Slot>,
+}
+
+/// Buffers of which something holds where a condition over compile-time parameters does.
+pub struct Buffers {
+    pub when: Expr,
+    pub params: Vec<Ident>,
+}
+
+impl Parse for Buffers {
+    fn parse(input: ParseStream) -> syn::Result<Self> {
+        let content;
+        syn::parenthesized!(content in input);
+        let when = content.parse()?;
+        content.parse::<Token![,]>()?;
+        let params = Punctuated::<Ident, Token![,]>::parse_terminated(&content)?;
+        Ok(Self { when, params: params.into_iter().collect() })
+    }
 }
 
 /// A named place that an instance fills with device functions.
@@ -46,6 +67,9 @@ impl Parse for Attribute {
                     attribute.cluster = Some(input.parse()?);
                 }
                 "dependent" => attribute.dependent = true,
+                "waits_first" => attribute.waits_first = true,
+                "early" => attribute.early = Some(input.parse()?),
+                "only_reads" => attribute.only_reads = Some(input.parse()?),
                 "dynamic_shared" => attribute.dynamic_shared = true,
                 "slots" => attribute.slots = parse_slots(input)?,
                 other => {
@@ -53,7 +77,9 @@ impl Parse for Attribute {
                         key.span(),
                         format!(
                             "unknown key `{other}`: #[kernel] takes `block = N`, `min_blocks = N`, `cluster = N`, \
-                             `dependent`, `dynamic_shared` and `slots(name(a: T, …) -> T)`"
+                             `dependent`, `waits_first`, `early(CONDITION, a, …)`, \
+                             `only_reads(CONDITION, a, …)`, `dynamic_shared` and \
+                             `slots(name(a: T, …) -> T)`"
                         ),
                     ));
                 }

@@ -27,6 +27,8 @@ pub fn with_cuda(plan: Plan) -> Plan {
         shared: if *name == "layer" { 65536 } else { 0 },
         written: *written,
         waits: *name != "repack",
+        waits_first: false,
+        early: 0,
     };
     let code = |name: &&str| Code { source: format!("void {name}() {{}}\n"), image: Image(name.as_bytes().to_vec()) };
     let vocab = plan.model.vocab_size as u64;

@@ -120,7 +120,7 @@ pub const CONTRADICTIONS: [(&str, Edit); 60] = [
 ];
 
 /// More of them, of the phases.
-pub const PHASES: [(&str, Edit); 23] = [
+pub const PHASES: [(&str, Edit); 24] = [
     ("more rows of a sequence than are decoded", |p| program(p).verified_rows = 9),
     ("launches of a drafter that there is not", |p| {
         let phase = program(p).phases[0].clone();
@@ -159,6 +159,7 @@ pub const PHASES: [(&str, Edit); 23] = [
     ("a step that waits for one twice", |p| step(p).after = vec![0, 0]),
     ("a step that may overlap with two others", |p| program(p).phases[1].steps[2].after = vec![0, 1]),
     ("a kernel that starts early and does not wait", |p| program(p).kernels[2].waits = false),
+    ("a step that reads before it waits what its predecessor writes", |p| program(p).kernels[2].early = 0b100),
     ("a step that writes to weights", |p| program(p).kernels[2].written |= 1),
 ];
 

@@ -70,6 +70,8 @@ pub fn crowds() -> Vec<(&'static str, Vec<u8>)> {
             shared: 0,
             written: 0,
             waits: false,
+            waits_first: false,
+            early: 0,
         });
     });
     let refusal = Refusal { node: String::new(), reason: String::new() };
