@@ -190,8 +190,8 @@ impl<'a> Cluster<'a> {
     /// Lets every thread that can go on do so, once or more. On a fault the result is `Err`, and the fault is stored in the launch.
     ///
     /// In a shuffled order every thread has one go. In the other two a warp goes on until it waits for other warps, and a block until it waits for
-    /// other blocks: more often than not a thread's stack is in the CPU's caches then, and a launch takes a tenth less. A block in which somebody
-    /// waits for an event lets the others go first, since they may bring it about.
+    /// other blocks: more often than not a thread's stack is in the CPU's caches then, and a launch takes up to a tenth less time. A block in which
+    /// somebody waits for an event lets the others go first, since they may bring it about.
     pub fn turn(&mut self, order: &mut Order) -> Result<Turn, Faulted> {
         if self.awaits_predecessor && !self.launch.link.predecessor_is_complete() {
             return Ok(Turn::Blocked);
