@@ -1,6 +1,6 @@
 // A stand-in for the CUDA driver: memory is the host's, launches do nothing, and every call is held to its contract.
 //
-// It ends the process where the real driver would corrupt memory or hang: a copy or a pointer argument outside a live allocation, an
+// It ends the process where the real driver would corrupt memory or hang: a copy, a tensor map or a pointer argument outside a live allocation, an
 // impossible launch shape, an edge between nodes of two graphs or a programmatic one from what is no kernel. What happened goes to $DRIVER_LOG when the context is released.
 // $DRIVER_FAIL=call:n:code makes the n-th such call fail; $DRIVER_VERSION, $DRIVER_GPUS and $DRIVER_MEMORY say what there is.
 
@@ -180,6 +180,18 @@ int cuGraphAddKernelNode_v2(void** node, void* graph, void** after, size_t count
     *node = add_node((Graph*)graph, true);
     kernel_nodes++;
     for (size_t i = 0; i < count; i++) add_edge((Graph*)graph, (Node*)after[i], (Node*)*node);
+    return SUCCESS;
+}
+// Two dimensions of 16-bit values, as product_tiles has them: the rows must lie in a live allocation, aligned as bulk copies need it.
+int cuTensorMapEncodeTiled(
+    void* map, int, unsigned rank, void* address, const uint64_t* dims, const uint64_t* strides, const unsigned* box,
+    const unsigned*, int, int, int, int
+) {
+    CALLED(cuTensorMapEncodeTiled)
+    bool is_aligned = (Address)address % 16 == 0 && strides[0] % 16 == 0 && (Address)map % 64 == 0;
+    if (rank != 2 || !is_aligned || dims[0] * 2 > strides[0] || box[0] * 2 != 128 || box[1] > 256) refuse("a tensor map that is none");
+    if (!is_live((Address)address, dims[1] * strides[0])) refuse("a tensor map of nowhere");
+    memset(map, 0, 128);
     return SUCCESS;
 }
 int cuGraphAddEventRecordNode(void** node, void* graph, void** after, size_t count, void*) {
