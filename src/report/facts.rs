@@ -127,6 +127,19 @@ impl<'a> PhaseFacts<'a> {
         self.phase.kind == PhaseKind::Prefill && step == self.phase.asked_from as usize
     }
 
+    /// What a step waits for, where that is not the step before it alone.
+    pub fn waits_for(&self, step: usize) -> Option<String> {
+        let after = &self.steps[step].step.after;
+        let before: Vec<u32> = step.checked_sub(1).map(|before| before as u32).into_iter().collect();
+        let names: Vec<String> = after.iter().map(u32::to_string).collect();
+        match &names[..] {
+            _ if *after == before => None,
+            [] => Some("waits for no step".into()),
+            [one] => Some(format!("waits for step {one}")),
+            several => Some(format!("waits for steps {}", several.join(" and "))),
+        }
+    }
+
     pub fn launches(&self) -> usize {
         self.steps.len() + self.picks
     }

@@ -209,6 +209,9 @@ pub fn steps(facts: &Facts<'_>, phase: &PhaseFacts<'_>, gpu: &Target) -> String 
             let _ = writeln!(out, "             = {}", step.nodes.join(", "));
         }
         let _ = writeln!(out, "             {}", step.step.reason);
+        if let Some(waits) = phase.waits_for(at) {
+            let _ = writeln!(out, "             {waits}");
+        }
         if let Some(other) = step.runner_up() {
             let _ = writeln!(out, "             instead of: {other}");
         }

@@ -6,6 +6,7 @@ use gemma4c::launched::Plan;
 use gemma4c::launched::recipes::{of_types, with_passes_off};
 use gemma4c_blocks::DType;
 use gemma4c_codegen::arch::Arch;
+use gemma4c_codegen::target::Target;
 use gemma4c_dsl::{Access, ParamKind};
 use gemma4c_plan::PlanError;
 use gemma4c_plan::cuda::{Argument, CudaProgram, Launch, Phase, Region};
@@ -101,4 +102,49 @@ fn a_plan_that_lacks_an_edge_is_refused() {
     });
     let expected = "step 5 of decode does not wait for step 4, whose memory it uses";
     assert_eq!(lacking.unwrap_err(), PlanError::Invalid(expected.into()));
+}
+
+/// Weights are widened beside the chain, into two places that take turns. The plan says so, and without one of these edges it is none.
+#[test]
+fn a_product_waits_for_the_launch_that_widens_its_weights() {
+    let place = Place::new();
+    place.ok("synth tiny-e -q q8_0 --layers 3 -o model.gguf");
+    let options = LowerOptions { context: Some(256), chunk: Some(256), ..LowerOptions::default() };
+    let gpu = [Target::of_arch(Arch::Sm90a).with_multiprocessors(1)];
+    let plan = lowered::plan_for(&place.path("model.gguf"), &options, &gpu);
+    let program = &plan.cuda.as_ref().expect("a GPU plan").program;
+    let phase = program.phases.last().expect("a phase");
+    let is_widening = |at: &usize| program.kernels[phase.steps[*at].launch.kernel as usize].name == "widen";
+    let widening: Vec<usize> = (0..phase.steps.len()).filter(is_widening).collect();
+    let reader = |at: usize| (at + 1..).find(|later| phase.steps[*later].after.contains(&(at as u32)));
+    let readers: Vec<usize> = widening.iter().filter_map(|at| reader(*at)).collect();
+    assert!(widening.len() > 3 && readers.len() == widening.len());
+    // From the third turn on, whoever read the place before the last turn is all that is waited for.
+    for (turn, at) in widening.iter().enumerate().skip(2) {
+        assert_eq!(phase.steps[*at].after, [readers[turn - 2] as u32]);
+        assert_eq!(phase.steps[readers[turn]].after, [*at as u32 - 1, *at as u32]);
+        assert!(!phase.steps[readers[turn]].launch.programmatic);
+    }
+
+    let refused = |at: usize, after: Vec<u32>| {
+        let mut plan = plan.clone();
+        let phase = plan.cuda.as_mut().expect("a GPU plan").program.phases.last_mut().expect("a phase");
+        phase.steps[at].after = after;
+        plan.to_bytes().expect_err("an edge is missing")
+    };
+    let (widens, reads, before) = (widening[3], readers[3], readers[1]);
+    let missing = |at: usize, needed: usize| {
+        PlanError::Invalid(format!("step {at} of prefill 256 does not wait for step {needed}, whose memory it uses"))
+    };
+    assert_eq!(refused(reads, vec![reads as u32 - 2]), missing(reads, widens));
+    assert_eq!(refused(widens, vec![]), missing(widens, widening[1]));
+    assert_eq!(refused(widens, vec![widening[1] as u32]), missing(widens, before));
+
+    place.write("plan.bin", plan.to_bytes().expect("a plan"));
+    let waits = format!("waits for steps {} and {widens}", reads - 2);
+    assert!(place.ok("inspect plan.bin --phase 'prefill 256'").contains(&format!("\n             {waits}\n")));
+    place.ok("inspect plan.bin --html plan.html");
+    let page = String::from_utf8(place.read("plan.html")).expect("text");
+    assert!(page.contains(&format!("<small>{waits}</small>")));
+    assert!(page.contains(&format!("<small>waits for step {before}</small>")));
 }

@@ -180,6 +180,34 @@ fn products_by_bulk_copies_change_no_bit() {
     let expected = rows(&decoding, &[150]);
     assert!(expected.is_some() && rows(&copied, &[150]) == expected && rows(&copied, &[133, 17]) == expected);
     assert!(rows(&widened, &[150]) == expected, "what is widened for one product is what a copy has");
+    let early = with_weights_widened_early(&widened);
+    assert!(phases(&early) != phases(&widened), "nothing runs beside the chain");
+    assert!(rows(&early, &[150]) == expected, "weights are widened as early as the edges allow");
+}
+
+/// The same launches, each that widens weights right behind the last step that it waits for.
+fn with_weights_widened_early(plan: &Plan) -> Plan {
+    let mut plan = plan.clone();
+    let program = &mut plan.cuda.as_mut().expect("a GPU plan").program;
+    for phase in &mut program.phases {
+        let mut order: Vec<usize> = Vec::new();
+        for (at, step) in phase.steps.iter().enumerate() {
+            let is_early = program.kernels[step.launch.kernel as usize].name == "widen";
+            let last =
+                step.after.iter().filter_map(|before| order.iter().position(|placed| *placed == *before as usize));
+            let behind = last.max().map_or(0, |last| last + 1);
+            order.insert(if is_early { behind } else { at }, at);
+        }
+        let moved = |at: u32| order.iter().position(|placed| *placed == at as usize).map_or(at, |to| to as u32);
+        let step = |at: &usize| {
+            let mut step = phase.steps[*at].clone();
+            step.after.iter_mut().for_each(|before| *before = moved(*before));
+            step.after.sort_unstable();
+            step
+        };
+        phase.steps = order.iter().map(step).collect();
+    }
+    plan
 }
 
 /// Nothing fused at all: the plain kernels alone.

@@ -122,6 +122,8 @@ pub enum LowerError {
     NoValue { node: String },
     #[error("internal: phase {phase} puts buffers {a} and {b} in the same place")]
     Overlap { phase: String, a: usize, b: usize },
+    #[error("internal: phase {phase} cuts memory into too many pieces")]
+    Pieces { phase: String },
     #[error("internal: {0}")]
     Instance(#[from] InstanceError),
     #[error("internal: {0}")]

@@ -63,6 +63,8 @@ pub struct Draft {
     outputs: Vec<(NodeId, Form, Span)>,
     work: Work,
     choice: Choice,
+    /// It runs beside the chain of the others (`edges`).
+    beside: bool,
 }
 
 /// What a launch costs at least.
@@ -77,6 +79,9 @@ pub struct PhaseBuilder<'p, 'a> {
     pub common: &'p mut Common<'a>,
     pub schedule: &'p Schedule,
     buffers: Vec<u64>,
+    /// Two buffers that take turns, and how many turns there were.
+    in_turn: [Option<BufferId>; 2],
+    turns: usize,
     values: HashMap<NodeId, Vec<(Form, Place)>>,
     routing: HashMap<NodeId, RoutingPlace>,
     /// Of a routing, for groups of a height.
@@ -107,6 +112,8 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             common,
             schedule,
             buffers,
+            in_turn: [None; 2],
+            turns: 0,
             values,
             routing,
             sorts,
@@ -280,6 +287,19 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         Span::Buffer { buffer: BufferId(self.buffers.len() - 1), offset: 0, bytes }
     }
 
+    /// Memory for what a launch beside the chain makes for the launch after it in the chain. Two buffers take turns, as large as the largest of their turns. They are nobody else's from the first turn to the
+    /// last, so that such a launch waits for nobody but the reader of the turn before the last.
+    pub fn buffer_in_turn(&mut self, bytes: u64) -> Span {
+        let buffers = &mut self.buffers;
+        let buffer = *self.in_turn[self.turns % 2].get_or_insert_with(|| {
+            buffers.push(0);
+            BufferId(buffers.len() - 1)
+        });
+        buffers[buffer.0] = buffers[buffer.0].max(bytes);
+        self.turns += 1;
+        Span::Buffer { buffer, offset: 0, bytes }
+    }
+
     /// Memory for a node's rows in a form; the graph's result has its own place.
     pub fn alloc_value(&mut self, node: NodeId, form: Form, rows: u32) -> Span {
         let width = self.graph().node(node).ty.width;
@@ -394,8 +414,15 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         let kernel = self.common.kernels.index(instance);
         let outputs = Vec::new();
         let (nodes, choice) = (nodes.to_vec(), choice.into().on(&self.common.can.target));
-        self.drafts.push(Draft { kernel, grid, arguments, dependent, nodes, outputs, work, choice });
+        self.drafts.push(Draft { kernel, grid, arguments, dependent, nodes, outputs, work, choice, beside: false });
         Ok(())
+    }
+
+    /// Lets the last launch run beside the chain of the others: it waits only for those that touched its memory, and only those wait for it that touch what it wrote.
+    pub fn run_beside(&mut self) {
+        if let Some(draft) = self.drafts.last_mut() {
+            draft.beside = true;
+        }
     }
 
     /// Whether whoever writes to this memory, which is the loop's or a cache's, has ended when the next launch starts: it may be read before the wait.
@@ -469,12 +496,13 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         };
         let graph = self.graph();
         let index = |id: &NodeId| self.common.value_index.get(&graph.full_name(*id)).copied();
-        let step = |(at, draft): (usize, &Draft)| CudaStep {
+        let step = |draft: &Draft| CudaStep {
             launch: Launch {
                 kernel: draft.kernel,
                 grid: draft.grid,
                 arguments: draft.arguments.iter().map(|argument| argument.placed(range)).collect(),
-                programmatic: draft.dependent && at != 0 && at != asked_from,
+                // As far as its edges allow it.
+                programmatic: draft.dependent,
             },
             after: Vec::new(),
             nodes: draft.nodes.iter().filter_map(index).collect(),
@@ -491,8 +519,10 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
             reason: draft.choice.reason.clone(),
             runner_up: draft.choice.runner_up.clone(),
         };
-        let mut steps: Vec<CudaStep> = self.drafts.iter().enumerate().map(step).collect();
-        edges::connect(&mut steps);
+        let mut steps: Vec<CudaStep> = self.drafts.iter().map(step).collect();
+        let beside: Vec<bool> = self.drafts.iter().map(|draft| draft.beside).collect();
+        edges::connect(&mut steps, &beside, asked_from, &self.common.kernels.described())
+            .ok_or_else(|| LowerError::Pieces { phase: name.clone() })?;
         Ok(Phase {
             name,
             kind: self.kind(),

@@ -23,6 +23,7 @@ use crate::kernels::product::widen;
 use crate::kernels::product::{self, Tile};
 use crate::kernels::{geglu, per_layer};
 use crate::passes::forms::{is_unbounded, leaves_int8};
+use crate::passes::widened::runs_beside;
 use crate::passes::{multiplies_exactly, product_of, warpgroups};
 
 /// How the activations of a decoded row's product arrive.
@@ -370,7 +371,7 @@ impl PhaseBuilder<'_, '_> {
         let (arguments, read) = self.by_warpgroups(weights, source, tile, rest)?;
         let bytes = read + rows as u64 * (k as u64 * 2 + stored as u64 * 4);
         let work = Work { bytes, flops: 2 * rows as u64 * all * k as u64 };
-        let from = if copy.is_some() { "over weights that the launch before widened" } else { source.words() };
+        let from = if copy.is_some() { "over weights that a launch before widened" } else { source.words() };
         let why = format!("{rows} rows: warpgroups {from}, {}", tile.words());
         let why = Choice::because(why).over("warps over weight planes");
         let grid = kind.grid(tile, rows, stored, self.common.can.target.multiprocessors);
@@ -439,7 +440,7 @@ impl PhaseBuilder<'_, '_> {
         copy.map_or_else(|| self.common.weights.rounded(weights, &mut self.common.kernels), Ok)
     }
 
-    /// The weights of a product as bf16, in memory that is free again after the product.
+    /// The weights of a product as bf16, in memory that is free again after the product: beside the launches before it where there are not too many of them.
     pub fn widen_weights(&mut self, of: NodeId) -> Result<(), LowerError> {
         let owner = self.fused().group(of).clone();
         let no_value = || LowerError::NoValue { node: self.graph().full_name(of) };
@@ -449,16 +450,24 @@ impl PhaseBuilder<'_, '_> {
         let units = widen::units(matrix.dtype, matrix.rows, matrix.k as u64)
             .ok_or_else(|| self.no_kernel(&owner, &matrix, "it has too many values to be widened by one launch"))?;
         let values = matrix.rows * matrix.k as u64;
-        let out = self.buffer(values * 2);
+        let is_beside = runs_beside(values);
+        let (out, grid) = if is_beside {
+            let multiprocessors = self.common.can.target.multiprocessors;
+            (self.buffer_in_turn(values * 2), widen::grid_beside(matrix.dtype, units, multiprocessors))
+        } else {
+            (self.buffer(values * 2), widen::grid(matrix.dtype, units))
+        };
         let arguments = widen::widen::Arguments { codes: matrix.codes(), out, units }
             .with_slot(widen::widen::slot::side, matrix.side());
         let work = Work { bytes: matrix.bytes() + values * 2, flops: 0 };
-        let why = format!(
-            "{} rows: bf16 weights for one product are made faster than decoded on its way",
-            self.rows_of(&owner)
-        );
+        let way = if is_beside { ", beside the launches before it" } else { "" };
+        let rows = self.rows_of(&owner);
+        let why = format!("{rows} rows: bf16 weights for one product are made faster than decoded on its way{way}");
         let why = Choice::because(why).over("decoding by the product");
-        self.launch(widen::instance(matrix.dtype)?, widen::grid(matrix.dtype, units), arguments, &[], work, why)?;
+        self.launch(widen::instance(matrix.dtype)?, grid, arguments, &[], work, why)?;
+        if is_beside {
+            self.run_beside();
+        }
         self.widened.insert(of, out);
         Ok(())
     }

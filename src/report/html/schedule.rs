@@ -141,9 +141,10 @@ fn all(facts: &Facts<'_>, phase: &PhaseFacts<'_>, hues: &Hues, gpu: &Target) -> 
         }
         let mut outputs: Vec<&str> = step.step.outputs.iter().map(|o| values[o.value as usize].name.as_str()).collect();
         outputs.dedup();
+        let waits = phase.waits_for(at).map_or(String::new(), |waits| format!("<small>{waits}</small>"));
         let _ = write!(
             out,
-            "<tr title=\"{}\"><td class=\"n\">{at}</td><td class=\"n\">{}</td><td><i class=\"dot h{}\"></i><code>{}</code></td><td class=\"does\">{}</td>\
+            "<tr title=\"{}\"><td class=\"n\">{at}</td><td class=\"n\">{}</td><td><i class=\"dot h{}\"></i><code>{}</code></td><td class=\"does\">{}{waits}</td>\
              <td class=\"n\">{} × {}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n fl\" {}</td></tr>",
             escape(&step.nodes.join(", ")),
             step.layer.map_or(String::new(), |layer| layer.to_string()),

@@ -1,4 +1,4 @@
-//! Repacked weights to bf16, once, when a model has been loaded: what the product by warpgroups multiplies with.
+//! Repacked weights to bf16, once, when a model has been loaded, or before each product that reads them: what the product by warpgroups multiplies with.
 //!
 //! Made on the device from the planes that decode reads anyway, so that no file holds such a copy and nothing is read twice. Values
 //! are those of the blocks, rounded once, to the nearest, ties to even.
@@ -58,4 +58,10 @@ pub fn units(dtype: DType, rows: u64, k: u64) -> Option<u32> {
 pub fn grid(dtype: DType, units: u32) -> [u32; 3] {
     let pieces = units * (format(dtype).unit / 8).max(1);
     [pieces.div_ceil(1024).clamp(1, 8192), 1, 1]
+}
+
+/// Blocks of a launch that runs beside others: one an SM. With more, the blocks of a product find no room beside them and start late.
+pub fn grid_beside(dtype: DType, units: u32, multiprocessors: u32) -> [u32; 3] {
+    let [blocks, ..] = grid(dtype, units);
+    [blocks.min(multiprocessors), 1, 1]
 }
