@@ -3,6 +3,7 @@
 use super::function::{self, Function, Param, Slot};
 use super::printer::{Body, Printer};
 use super::scope::spelling;
+use super::types::{KernelType, length_of};
 use syn::{Attribute, Expr, ItemFn};
 
 /// The lines of an item's documentation.
@@ -54,8 +55,12 @@ pub fn kernel_text(function: &Function, attribute: &function::Attribute, bounds:
 
 pub fn device_text(function: &Function, slots: &[Slot], body: &Body) -> String {
     let classes = slots.iter().map(|slot| slot_class(&slot.name.to_string()));
-    let classes: Vec<_> = function.types.iter().cloned().chain(classes).map(|class| format!("class {class}")).collect();
-    let template = if classes.is_empty() { String::new() } else { format!("template <{}>\n", classes.join(", ")) };
+    let classes = function.types.iter().cloned().chain(classes).map(|class| format!("class {class}"));
+    // A register array comes with its length: whoever takes it may pass it on to what asks for that.
+    let arrays = function.params.iter().filter(|param| matches!(param.ty, KernelType::Registers { .. }));
+    let lengths = arrays.map(|param| format!("u32 {}", length_of(&spelling(&param.name.to_string()))));
+    let taken: Vec<_> = classes.chain(lengths).collect();
+    let template = if taken.is_empty() { String::new() } else { format!("template <{}>\n", taken.join(", ")) };
     let of_slots = slots.iter().map(|Slot { name, .. }| format!("{} {name}", slot_class(&name.to_string())));
     let parameters: Vec<_> = of_slots.chain(declarations(&function.params)).collect();
     let before =

@@ -74,11 +74,16 @@ impl KernelType {
             Self::Memory { role: Role::Input, element } => format!("const {element}* {name}"),
             Self::Memory { role: Role::Tiles, element } => format!("__grid_constant__ const tiles<{element}> {name}"),
             Self::Memory { element, .. } => format!("{element}* {name}"),
-            Self::Registers { element, mutable: true } => format!("{element}* {name}"),
-            Self::Registers { element, mutable: false } => format!("const {element}* {name}"),
+            Self::Registers { element, mutable: true } => format!("{element} (&{name})[{}]", length_of(name)),
+            Self::Registers { element, mutable: false } => format!("const {element} (&{name})[{}]", length_of(name)),
             Self::Reference { value } => format!("{value}& {name}"),
         }
     }
+}
+
+/// The template parameter that is the length of a register array: `SUMS_LENGTH` of `sums`.
+pub fn length_of(array: &str) -> String {
+    format!("{}_LENGTH", array.to_uppercase())
 }
 
 /// The structs of registers that a function names, each once. That they are such structs is for rustc to check.
