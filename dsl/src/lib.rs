@@ -90,7 +90,8 @@
 //! - **Structs of registers**: `#[registers] struct Unit { codes: U32x4, number: u32 }` is a plain `Copy` struct of value types, and a
 //!   struct in C++. It is a local, a parameter, a result, an element of `regs(Unit::ZERO, N)`, and behind `&mut`; never an element of memory. A
 //!   literal `Unit { codes, number: 1 }` writes all fields in the order of declaration. A slot may take one, and gives a number or a vector.
-//! - **Device functions** are inlined. They take values, handles, `&mut value` and `&mut Regs<T>`, and return a value or nothing.
+//! - **Device functions** are inlined. They take values, handles, `&mut value` and `&mut Regs<T>`, and return a value or nothing. In CUDA a register
+//!   array is a reference with its length, so that they may pass it on to `wgmma`.
 //! - **Device functions with slots**: `#[device(slots(fetch(at: u32) -> U32x4))]`. Whoever calls one passes a function for each slot before the
 //!   other arguments: a slot of its own, or a device function by name, `pipeline(fetch, dot_q8_0, &mut ahead, …)`. In Rust a slot is an `impl
 //!   Fn`; in CUDA the function is a template, and a kernel's slot is passed as a lambda over its launch arguments, `fetch_slot`.

@@ -129,7 +129,8 @@ fn the_text_reads_like_templates_and_structs() {
         "template <class FetchSlot>\n__device__ __forceinline__ Pair fetched(FetchSlot fetch, u32 at, f32 weight) {\n    \
          return Pair{fetch(at), weight, 0};\n}\n",
         "__device__ __forceinline__ void mark(Pair& pair) {\n    pair.used += 1;\n}\n",
-        "__device__ __forceinline__ f32 pipeline(FetchSlot fetch, FoldSlot fold, Pair* ahead, u32 first, f32 weight) {\n",
+        "template <class FetchSlot, class FoldSlot, u32 AHEAD_LENGTH>\n__device__ __forceinline__ f32 pipeline(\n    \
+         FetchSlot fetch,\n    FoldSlot fold,\n    Pair (&ahead)[AHEAD_LENGTH],\n    u32 first,\n    f32 weight) {\n",
         "    auto fetch_slot = [=](u32 at) { return fetch(at FETCH_ARGS); };\n    \
          auto fold_slot = [=](Pair pair, u32 at, f32 total) { return fold(pair, at, total FOLD_ARGS); };\n",
         "    Pair ahead[DEPTH] = {};\n",

@@ -181,6 +181,38 @@ pub fn store_value<const PAIRS: u32, O: Float>(
     }
 }
 
+/// Stores the sums of a product that was made on its side: a thread has neighbouring rows of two columns, or of a gate and what it gates.
+#[device(slots(epilogue(value: f32, at: u32) -> f32))]
+pub fn store_across<const ROWS: u32, const GEGLU: bool, const PAIRS: u32, O: Float>(
+    sums: &mut Regs<f32>,
+    out: Output<O>,
+    order: Input<u32>,
+    groups: Input<U32x4>,
+    place: U32x2,
+    of_tile: u32,
+    rows: u32,
+    outputs: u32,
+) {
+    let part = tile_rows(place.x, ROWS, rows, outputs, groups);
+    let column = place.y * of_tile + warp_id() * if GEGLU { 8u32 } else { 16u32 } + lane_id() / 4;
+    #[unroll]
+    for i in (0u32..ROWS / 2).by(4) {
+        #[unroll]
+        for e in 0u32..2 {
+            let row = part.x + i * 2 + lane_id() % 4 * 2 + e;
+            // A group of pairs may end before the tile does, and before the next group's first.
+            let end = part.y.min(part.x + ROWS);
+            if GEGLU {
+                let value = gelu_by_exp(sums[i + e]) * sums[i + 2 + e];
+                store_value(epilogue, out, order, row, end, column, outputs, value);
+            } else {
+                store_value(epilogue, out, order, row, end, column, outputs, sums[i + e]);
+                store_value(epilogue, out, order, row, end, column + 8, outputs, sums[i + 2 + e]);
+            }
+        }
+    }
+}
+
 /// `out = x · Wᵀ`, of bf16 activations and repacked weights. A block makes tiles of ROWS rows and 64 * WARPGROUPS columns, every so many of them as there are
 /// blocks; half as many columns where GEGLU gates them. `k` is a multiple of 64.
 #[kernel(block = WARPGROUPS * 128, min_blocks = 1, dynamic_shared, slots(
@@ -368,24 +400,6 @@ pub fn product_decoding<
         }
         wgmma_wait(0, &mut sums);
 
-        let place = tile_place(tile, tiles);
-        let part = tile_rows(place.x, ROWS, rows, outputs, groups);
-        let column = place.y * of_tile + warp_id() * if GEGLU { 8u32 } else { 16u32 } + lane_id() / 4;
-        #[unroll]
-        for i in (0u32..ROWS / 2).by(4) {
-            #[unroll]
-            for e in 0u32..2 {
-                let row = part.x + i * 2 + lane_id() % 4 * 2 + e;
-                // A group of pairs may end before the tile does, and before the next group's first.
-                let end = part.y.min(part.x + ROWS);
-                if GEGLU {
-                    let value = gelu_by_exp(sums[i + e]) * sums[i + 2 + e];
-                    store_value(epilogue, out, order, row, end, column, outputs, value);
-                } else {
-                    store_value(epilogue, out, order, row, end, column, outputs, sums[i + e]);
-                    store_value(epilogue, out, order, row, end, column + 8, outputs, sums[i + 2 + e]);
-                }
-            }
-        }
+        store_across(epilogue, &mut sums, out, order, groups, tile_place(tile, tiles), of_tile, rows, outputs);
     }
 }

@@ -16,7 +16,8 @@
 
 use gemma4c_dsl::prelude::*;
 
-use super::wgmma::{store_results, tile_place, tile_rows};
+use super::ring::multiply_ring;
+use super::wgmma::{store_part, tile_place, tile_rows};
 
 /// Where thread `own` of a decoder copies a tile's activations from, 16 bytes of every 16th row, and its rows of the matrix, in units of 64 values. Columns past the end repeat
 /// the last one. Returns the tile's rows.
@@ -193,49 +194,20 @@ pub fn product_fed<
             let part = tile_rows(place.x, ROWS, rows, outputs, groups);
             let multiplies = part.x + own_rows < part.y;
             if multiplies {
-                #[unroll]
-                for i in 0..COLUMNS / 2 {
-                    sums[i] = 0.0;
-                }
-                let mut last = STAGES;
-                for step in 0..steps {
-                    mbarrier_wait(full, stage, parity);
-                    let x_tile = x_ring.offset(stage * ROWS * 64 + own_rows * 64);
-                    let w_tile = w_ring.offset(stage * COLUMNS * 64);
-                    wgmma_fence(&mut sums);
-                    #[unroll]
-                    for i in 0u32..4 {
-                        wgmma_bf16(&mut sums, x_tile.offset(i * 16), w_tile.offset(i * 16));
-                    }
-                    wgmma_commit();
-                    wgmma_wait(1, &mut sums);
-                    // The products of the step before have read their operands.
-                    warp_barrier();
-                    if lane_id() == 0 && last < STAGES {
-                        mbarrier_arrive(empty, last);
-                    }
-                    last = stage;
-                    stage += 1;
-                    if stage == STAGES {
-                        stage = 0;
-                        parity = 1 - parity;
-                    }
-                }
-                wgmma_wait(0, &mut sums);
-                warp_barrier();
-                if lane_id() == 0 {
-                    mbarrier_arrive(empty, last);
-                }
-                let first_row = part.x + warp_id() * 16 + lane_id() / 4;
-                let mut to = regs(0u32, 2);
-                #[unroll]
-                for lower in 0u32..2 {
-                    to[lower] = first_row + lower * 8;
-                    if PAIRS > 0 && first_row + lower * 8 < part.y {
-                        to[lower] = order[first_row + lower * 8];
-                    }
-                }
-                store_results(epilogue, &mut sums, out, first_row, part.y, &mut to, place.y * columns, outputs);
+                multiply_ring(
+                    &mut sums,
+                    COLUMNS / 2,
+                    &mut stage,
+                    &mut parity,
+                    steps,
+                    x_ring.offset(own_rows * 64),
+                    ROWS * 64,
+                    w_ring,
+                    COLUMNS * 64,
+                    full,
+                    empty,
+                );
+                store_part(epilogue, &mut sums, out, order, part, place.y * columns, outputs);
             } else {
                 for step in 0..steps {
                     mbarrier_wait(full, stage, parity);

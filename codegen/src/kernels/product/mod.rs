@@ -16,6 +16,7 @@ pub mod decode;
 pub mod decoding;
 pub mod fed;
 pub mod fragments;
+pub mod ring;
 pub mod team;
 pub mod tiles;
 pub mod warpgroups;

@@ -20,10 +20,10 @@ use gemma4c_dsl::DeviceDef;
 use gemma4c_dsl::prelude::*;
 
 use super::decode::{decode, part_nibbles, part_words};
-use super::decoding::store_value;
+use super::decoding::store_across;
 use super::fragments::raw_pair;
+use super::ring::multiply_ring;
 use super::wgmma::{tile_place, tile_rows};
-use crate::kernels::gelu::gelu_by_exp;
 use crate::kernels::matvec::formats::half_in;
 
 /// Eight bytes as bf16, `(byte - zero) * factor`, one fma each.
@@ -225,61 +225,21 @@ pub fn product_team<
         let mut sums = regs(0.0f32, ROWS / 2);
         let mut stage = 0u32;
         let mut parity = 0u32;
-        let mut last = STAGES;
         for tile in (block_idx()..tiles.x * tiles.y).by(grid_dim()) {
-            #[unroll]
-            for i in 0..ROWS / 2 {
-                sums[i] = 0.0;
-            }
-            for step in 0..steps {
-                mbarrier_wait(full, stage, parity);
-                let w_tile = w_ring.offset(stage * 4096);
-                let x_tile = x_ring.offset(stage * ROWS * 64);
-                wgmma_fence(&mut sums);
-                #[unroll]
-                for i in 0u32..4 {
-                    wgmma_bf16(&mut sums, w_tile.offset(i * 16), x_tile.offset(i * 16));
-                }
-                wgmma_commit();
-                wgmma_wait(1, &mut sums);
-                // The products of the step before have read their operands.
-                warp_barrier();
-                if lane_id() == 0 && last < STAGES {
-                    mbarrier_arrive(empty, last);
-                }
-                last = stage;
-                stage += 1;
-                if stage == STAGES {
-                    stage = 0;
-                    parity = 1 - parity;
-                }
-            }
-            wgmma_wait(0, &mut sums);
-            warp_barrier();
-            if lane_id() == 0 {
-                mbarrier_arrive(empty, last);
-            }
-            last = STAGES;
-
-            let place = tile_place(tile, tiles);
-            let part = tile_rows(place.x, ROWS, rows, outputs, groups);
-            let column = place.y * of_tile + warp_id() * if GEGLU { 8u32 } else { 16u32 } + lane_id() / 4;
-            #[unroll]
-            for i in (0u32..ROWS / 2).by(4) {
-                #[unroll]
-                for e in 0u32..2 {
-                    let row = part.x + i * 2 + lane_id() % 4 * 2 + e;
-                    // A group of pairs may end before the tile does, and before the next group's first.
-                    let end = part.y.min(part.x + ROWS);
-                    if GEGLU {
-                        let value = gelu_by_exp(sums[i + e]) * sums[i + 2 + e];
-                        store_value(epilogue, out, order, row, end, column, outputs, value);
-                    } else {
-                        store_value(epilogue, out, order, row, end, column, outputs, sums[i + e]);
-                        store_value(epilogue, out, order, row, end, column + 8, outputs, sums[i + 2 + e]);
-                    }
-                }
-            }
+            multiply_ring(
+                &mut sums,
+                ROWS / 2,
+                &mut stage,
+                &mut parity,
+                steps,
+                w_ring,
+                4096,
+                x_ring,
+                ROWS * 64,
+                full,
+                empty,
+            );
+            store_across(epilogue, &mut sums, out, order, groups, tile_place(tile, tiles), of_tile, rows, outputs);
         }
     }
 }

@@ -13,6 +13,7 @@
 
 use gemma4c_dsl::prelude::*;
 
+use super::ring::multiply_ring;
 use super::wgmma::{store_results, tile_place};
 
 /// `out = x · Wᵀ`, both bf16. A block makes tiles of 128 rows and COLUMNS columns, every so many of them as there are blocks; half as many columns where GEGLU gates them. `k` is a
@@ -83,42 +84,21 @@ pub fn product_tiles<const COLUMNS: u32, const STAGES: u32, const GEGLU: bool, O
     let mut sums = regs(0.0f32, COLUMNS / 2);
     let mut stage = 0u32;
     let mut parity = 0u32;
-    let mut last = STAGES;
+    let own_rows = x_ring.offset(warp_id() / 4 * 4096);
     for tile in (block_idx()..tiles.x * tiles.y).by(grid_dim()) {
-        #[unroll]
-        for i in 0..COLUMNS / 2 {
-            sums[i] = 0.0;
-        }
-        for step in 0..steps {
-            mbarrier_wait(full, stage, parity);
-            let x_tile = x_ring.offset(stage * 8192 + warp_id() / 4 * 4096);
-            let w_tile = w_ring.offset(stage * COLUMNS * 64);
-            wgmma_fence(&mut sums);
-            #[unroll]
-            for i in 0u32..4 {
-                wgmma_bf16(&mut sums, x_tile.offset(i * 16), w_tile.offset(i * 16));
-            }
-            wgmma_commit();
-            wgmma_wait(1, &mut sums);
-            // The products of the step before have read their operands.
-            warp_barrier();
-            if lane_id() == 0 && last < STAGES {
-                mbarrier_arrive(empty, last);
-            }
-            last = stage;
-            stage += 1;
-            if stage == STAGES {
-                stage = 0;
-                parity = 1 - parity;
-            }
-        }
-        wgmma_wait(0, &mut sums);
-        warp_barrier();
-        if lane_id() == 0 {
-            mbarrier_arrive(empty, last);
-        }
-        last = STAGES;
-
+        multiply_ring(
+            &mut sums,
+            COLUMNS / 2,
+            &mut stage,
+            &mut parity,
+            steps,
+            own_rows,
+            8192,
+            w_ring,
+            COLUMNS * 64,
+            full,
+            empty,
+        );
         let place = tile_place(tile, tiles);
         let first_row = place.x * 128 + warp_id() * 16 + lane_id() / 4;
         let mut to = regs(0u32, 2);

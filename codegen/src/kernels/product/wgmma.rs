@@ -183,6 +183,28 @@ pub fn store_results<const COLUMNS: u32, const GEGLU: bool, O: Float>(
     }
 }
 
+/// Stores what a thread has of a tile whose rows are those of `part`: at its own rows or, of sorted pairs, at those that they come from.
+#[device(slots(epilogue(value: f32, at: u32) -> f32))]
+pub fn store_part<const COLUMNS: u32, const GEGLU: bool, const PAIRS: u32, O: Float>(
+    sums: &mut Regs<f32>,
+    out: Output<O>,
+    order: Input<u32>,
+    part: U32x4,
+    first_column: u32,
+    outputs: u32,
+) {
+    let first_row = part.x + warp_id() * 16 + lane_id() / 4;
+    let mut to = regs(0u32, 2);
+    #[unroll]
+    for lower in 0u32..2 {
+        to[lower] = first_row + lower * 8;
+        if PAIRS > 0 && first_row + lower * 8 < part.y {
+            to[lower] = order[first_row + lower * 8];
+        }
+    }
+    store_results(epilogue, sums, out, first_row, part.y, &mut to, first_column, outputs);
+}
+
 /// `out = x · Wᵀ`, both bf16. A block makes tiles of 64 * WARPGROUPS rows and COLUMNS columns, every so many of them as there
 /// are blocks; half as many columns where GEGLU gates them. `k` is a multiple of 64, or of 8 where it is RAGGED, `outputs` of 4.
 #[kernel(block = WARPGROUPS * 128, min_blocks = 1, dynamic_shared, slots(epilogue(value: f32, at: u32) -> f32))]
@@ -315,15 +337,6 @@ pub fn product_wgmma<
 
         let place = tile_place(tile, tiles);
         let part = tile_rows(place.x, WARPGROUPS * 64, rows, outputs, groups);
-        let first_row = part.x + warp_id() * 16 + lane_id() / 4;
-        let mut to = regs(0u32, 2);
-        #[unroll]
-        for lower in 0u32..2 {
-            to[lower] = first_row + lower * 8;
-            if PAIRS > 0 && first_row + lower * 8 < part.y {
-                to[lower] = order[first_row + lower * 8];
-            }
-        }
-        store_results(epilogue, &mut sums, out, first_row, part.y, &mut to, place.y * columns, outputs);
+        store_part(epilogue, &mut sums, out, order, part, place.y * columns, outputs);
     }
 }
