@@ -11,6 +11,7 @@ use gemma4c_runtime::{Asked, End, ModelLocation, Request, RuntimeError, Sampler,
 
 use crate::common::lowered::{self, LowerOptions};
 use crate::common::{Tensors, golden};
+use crate::simulated::generate;
 
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
 const SAMPLED: Sampling = Sampling { temperature: 1.0, top_k: 8, top_p: 0.95 };
@@ -115,28 +116,6 @@ fn every_step_agrees_with_the_reference() {
         }
         assert!(compared > pair.positions.len(), "{}: {compared} steps", pair.drafter);
     }
-}
-
-fn generate(
-    session: &mut Session,
-    prompt: &[u32],
-    most: u32,
-    sampling: Sampling,
-    drafts: Option<&mut Speculation>,
-) -> Vec<u32> {
-    session.reset();
-    let (mut sampler, mut tokens) = (Sampler::new(sampling, 3, Vec::new()).expect("a rule"), Vec::new());
-    let request = Request { prompt, most, stop: &[] };
-    let each: &mut dyn FnMut(u32) -> Result<(), RuntimeError> = &mut |token| {
-        tokens.push(token);
-        Ok(())
-    };
-    let ended = match drafts {
-        None => session.generate(request, &mut sampler, each),
-        Some(drafts) => session.generate_speculating(request, &mut sampler, drafts, each),
-    };
-    ended.expect("it runs");
-    tokens
 }
 
 /// Drafts that are the text.

@@ -1,4 +1,4 @@
-//! Plans of tiny models in the simulator: tokens in, rows of logits out.
+//! Plans of tiny models in the simulator: tokens in, rows of logits or more tokens out.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use gemma4c::simulate;
-use gemma4c_plan::Plan;
-use gemma4c_runtime::{Asked, ModelLocation, Session};
+use gemma4c_plan::{Plan, Sampling};
+use gemma4c_runtime::{Asked, ModelLocation, Request, RuntimeError, Sampler, Session, Speculation};
 
 /// Where a plan's model is: the plan names it.
 fn location(model: &Path) -> ModelLocation {
@@ -106,4 +106,27 @@ pub fn each<T: Sync>(jobs: &[T], work: impl Fn(&T) -> Result<(), String> + Sync)
 /// Whether `GEMMA4C_EXHAUSTIVE` asks for every row to be compared.
 pub fn exhaustive() -> bool {
     std::env::var_os("GEMMA4C_EXHAUSTIVE").is_some()
+}
+
+/// The tokens after a prompt, by a rule with a fixed seed, with drafts or without.
+pub fn generate(
+    session: &mut Session,
+    prompt: &[u32],
+    most: u32,
+    sampling: Sampling,
+    drafts: Option<&mut Speculation>,
+) -> Vec<u32> {
+    session.reset();
+    let (mut sampler, mut tokens) = (Sampler::new(sampling, 3, Vec::new()).expect("a rule"), Vec::new());
+    let request = Request { prompt, most, stop: &[] };
+    let each: &mut dyn FnMut(u32) -> Result<(), RuntimeError> = &mut |token| {
+        tokens.push(token);
+        Ok(())
+    };
+    let ended = match drafts {
+        None => session.generate(request, &mut sampler, each),
+        Some(drafts) => session.generate_speculating(request, &mut sampler, drafts, each),
+    };
+    ended.expect("it runs");
+    tokens
 }

@@ -7,10 +7,11 @@ use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_dsl::sim::Interleaving;
 use gemma4c_plan::Sampling;
 use gemma4c_plan::cuda::KvType;
-use gemma4c_runtime::{ModelLocation, Request, RuntimeError, Sampler, Session, Source, Speculation};
+use gemma4c_runtime::{ModelLocation, Session, Source, Speculation};
 
 use crate::common::lowered::{self, LowerOptions};
 use crate::common::{Place, random_tokens};
+use crate::simulated::generate;
 
 fn session(model: &Path, options: &LowerOptions, target: Gpu, chained: bool) -> Session {
     let plan = lowered::plan_for(model, options, &[target]);
@@ -23,25 +24,13 @@ fn session(model: &Path, options: &LowerOptions, target: Gpu, chained: bool) -> 
 }
 
 /// The tokens after a prompt, and the bits of the logits of one token more.
-fn generate(
+fn with_logits(
     session: &mut Session,
     prompt: &[u32],
-    most: u32,
-    sampling: Sampling,
+    case: &Case,
     drafts: Option<&mut Speculation>,
 ) -> (Vec<u32>, Vec<u32>) {
-    session.reset();
-    let (mut sampler, mut tokens) = (Sampler::new(sampling, 3, Vec::new()).expect("a rule"), Vec::new());
-    let request = Request { prompt, most, stop: &[] };
-    let each: &mut dyn FnMut(u32) -> Result<(), RuntimeError> = &mut |token| {
-        tokens.push(token);
-        Ok(())
-    };
-    let ended = match drafts {
-        None => session.generate(request, &mut sampler, each),
-        Some(drafts) => session.generate_speculating(request, &mut sampler, drafts, each),
-    };
-    ended.expect("it runs");
+    let tokens = generate(session, prompt, case.most, case.sampling, drafts);
     let mut logits = Vec::new();
     session
         .decode(tokens[tokens.len() - 1], |row| logits = row.iter().map(|x| x.to_bits()).collect())
@@ -85,9 +74,9 @@ fn check(case: &Case) {
     };
     let mut session = session(&place.path("model.gguf"), &options, case.target.clone(), case.chained);
     let prompt = random_tokens(2, case.prompt, 256);
-    let plain = generate(&mut session, &prompt, case.most, case.sampling, None);
+    let plain = with_logits(&mut session, &prompt, case, None);
     let mut drafts = forced([&prompt[..], &plain.0].concat(), case.pattern, case.drafts);
-    let drafted = generate(&mut session, &prompt, case.most, case.sampling, Some(&mut drafts));
+    let drafted = with_logits(&mut session, &prompt, case, Some(&mut drafts));
     assert_eq!(drafted.0, plain.0, "{}: tokens", case.synth);
     assert!(drafted.1 == plain.1, "{}: logits behind them differ", case.synth);
     assert!(drafts.counts.accepted > 0 && drafts.counts.drafted > drafts.counts.accepted, "{:?}", drafts.counts);

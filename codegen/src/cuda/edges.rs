@@ -141,6 +141,7 @@ mod tests {
         ];
         assert_eq!(edges(&accesses, &[2, 4, 6]), expected);
     }
+
     /// The chain goes on into the asked part, but by a full edge, with whichever step of the chain that part begins. What is made beside the chain before it may be read in it.
     #[test]
     fn the_asked_part_starts_when_all_before_it_has_ended() {

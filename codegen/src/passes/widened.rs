@@ -26,7 +26,7 @@ pub const PASS: Pass = Pass {
 /// Microseconds that a launch takes besides its bytes, and how much of the memory's rate widening reaches: measured (BENCHMARKS.md).
 const LAUNCH: f64 = 2.0;
 const REACHED: f64 = 0.88;
-/// The share of such a launch's time that the rule counts where it runs beside others, which hide the rest: so much of it still shows on an H200. With 0.3 12B would widen more, and lose 4 % at 512 rows.
+/// The share of such a launch's time that the rule counts where it runs beside others, which hide the rest: estimated from what E4B gains by it on an H200. With 0.3 12B would widen more, and lose 4 % at 512 rows (BENCHMARKS.md).
 const SHOWS: f64 = 0.6;
 /// Bytes of a bf16 matrix up to which it is widened beside other launches. E4B's gate and up have 100 MiB and gain by it; 12B and 31B, whose largest matrices have 112.5 MiB and more, gained nothing (BENCHMARKS.md), and
 /// these would take twice their memory.

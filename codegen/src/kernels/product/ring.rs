@@ -1,4 +1,7 @@
 //! What a warpgroup does that multiplies and does nothing else: other warps fill a ring of stages, and mbarriers say which of them are full.
+//!
+//! Who fills the ring differs: bulk copies ([`tiles`](super::tiles)), warpgroups that decode for one ([`team`](super::team)) or for several ([`fed`](super::fed)). What follows does not, so it is
+//! here. Not here: filling, storing the sums, and products whose warpgroups copy or decode for themselves.
 
 use gemma4c_dsl::prelude::*;
 
