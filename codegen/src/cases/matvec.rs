@@ -157,10 +157,13 @@ impl Layer {
             .buffer("next_norm", given(normed, &self.norm));
         match product.prologue {
             Prologue::Int8 => {
-                let int8 = Int8::of(&self.x);
-                case.buffer("ready_xq", int8.codes)
+                let (whole, loose) = self.x.split_at((product.k - product.loose) as usize);
+                let int8 = Int8::of(whole);
+                let case = case
+                    .buffer("ready_xq", int8.codes)
                     .buffer("ready_group_xscale", int8.scales)
-                    .buffer("ready_group_xsum", int8.sums)
+                    .buffer("ready_group_xsum", int8.sums);
+                if loose.is_empty() { case } else { case.buffer("input_x", loose.to_vec()) }
             }
             Prologue::Plain => case.buffer("input_x", self.x.clone()),
             Prologue::Norm => case.buffer("input_x", self.x.clone()).buffer("next_norm", self.norm.clone()),
@@ -275,6 +278,9 @@ impl Problem {
         if self.product.leaves_int8 {
             name += ", left as int8";
         }
+        if self.product.loose > 0 {
+            name += &format!(", the last {} as floats", self.product.loose);
+        }
         if unbounded && prologue != Prologue::Residual {
             name += ", unbounded";
         }
@@ -310,19 +316,25 @@ impl Problem {
     }
 
     /// What comes out: floats, or int8 within a step of them.
-    fn results(&self, case: Case) -> Case {
+    fn results(&self, case: Case, loose: u32) -> Case {
         if !self.product.leaves_int8 {
             return case.expect("out", self.expected.clone(), self.bound);
         }
+        let (whole, loose) = self.expected.split_at(self.expected.len() - loose as usize);
         // A code is off by one where a sum is off by its rounding.
-        let int8 = Int8::of(&self.expected);
+        let int8 = Int8::of(whole);
         let codes: Vec<i8> = int8.codes.iter().flat_map(|word| word.to_le_bytes()).map(|byte| byte as i8).collect();
         let step = |absolute| Bound::Within { absolute, relative: 0.0 };
         let scales = Bound::Within { absolute: 1e-9, relative: 5e-3 };
-        case.buffer("out", Vec::<f32>::new())
-            .expect("keep_xq", codes, step(1.0))
-            .expect("keep_xscale", int8.scales, scales)
-            .expect("keep_xsum", int8.sums, step(32.0))
+        let case = match loose.is_empty() {
+            true => case.buffer("out", Vec::<f32>::new()),
+            false => case.expect("out", loose.to_vec(), self.bound),
+        };
+        case.expect("keep_xq", codes, step(1.0)).expect("keep_xscale", int8.scales, scales).expect(
+            "keep_xsum",
+            int8.sums,
+            step(32.0),
+        )
     }
 
     pub fn fast(&self, shape: LaunchShape) -> Case {
@@ -330,7 +342,8 @@ impl Problem {
         let LaunchShape { lanes, rows, depth, warps, blocks, .. } = shape;
         let name = format!("{}, {lanes} lanes, {rows} rows, {depth} deep, {blocks} x {warps} warps", self.name());
         let instance = self.product.instance(shape).expect("a shape that fits the kernel");
-        let case = self.results(self.weights(Case::new(name, instance).grid([blocks, 1, 1])));
+        let case = Case::new(name, instance).grid([blocks, 1, 1]);
+        let case = self.results(self.weights(case), shape.loose(self.product.outputs));
         self.layer.give(&self.product, case)
     }
 
@@ -342,7 +355,7 @@ impl Problem {
             true => int8.codes,
             false => x.iter().map(|x| x.to_bits()).collect(),
         };
-        self.results(self.weights(Case::new(format!("plain, {}", self.name()), instance)))
+        self.results(self.weights(Case::new(format!("plain, {}", self.name()), instance)), 0)
             .grid([self.product.outputs.div_ceil(64), 1, 1])
             .buffer("x", words)
             .buffer("xscale", int8.scales)
@@ -442,10 +455,20 @@ pub fn fusions() -> Vec<Case> {
     let mut cases: Vec<Case> =
         products.into_iter().map(|product| Problem::new(product).fast(shape(8, 2, 2, 2, 2))).collect();
     cases.push(Problem::new(geglu(of(DType::Q4_1, 128, Prologue::Int8))).plain());
-    // A group a block; and two, of which the last block has one.
-    for (outputs, share, by) in [(64, 32, shape(32, 4, 2, 3, 2)), (160, 64, shape(16, 2, 2, 2, 3))] {
+    // A group a block; two, of which the last block has one; one for each of three, and one or two that all of them share out.
+    for (outputs, share, by) in [
+        (64, 32, shape(32, 4, 2, 3, 2)),
+        (160, 64, shape(16, 2, 2, 2, 3)),
+        (128, 32, shape(32, 4, 2, 3, 3)),
+        (160, 32, shape(32, 2, 2, 2, 3)),
+    ] {
         let product = Product::new(DType::Q8_0, outputs, 256, Prologue::ResidualNorm);
         cases.push(Problem::new(Product { leaves_int8: true, ..geglu(product) }).fast(LaunchShape { share, ..by }));
+    }
+    // What such products leave: more floats than a block has threads for, and few.
+    for (dtype, k, loose) in [(DType::Q8_0, 704, 352), (DType::Q4_0, 704, 32)] {
+        let product = Product { loose, ..of(dtype, k, Prologue::Int8) };
+        cases.push(Problem::new(product).fast(shape(8, 2, 2, 2, 2)));
     }
     cases
 }

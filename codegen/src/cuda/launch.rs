@@ -73,6 +73,26 @@ impl Int8Span {
     }
 }
 
+/// Activations of which whole groups are in int8, and those behind them floats.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MixedSpan {
+    pub whole: Int8Span,
+    pub loose: Span,
+}
+
+impl MixedSpan {
+    /// Bytes of so many values, of which the last `loose` are floats.
+    pub fn bytes(elements: u64, loose: u64) -> u64 {
+        (elements - loose) / 32 * 40 + loose * 4
+    }
+
+    /// The int8 of all whole groups, then the floats.
+    pub fn of(start: Span, elements: u64, loose: u64) -> MixedSpan {
+        let whole = elements - loose;
+        MixedSpan { whole: Int8Span::of(start, whole), loose: start.skip(whole / 32 * 40).take(loose * 4) }
+    }
+}
+
 /// An argument of a kind that a plan has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum BoundArgument {

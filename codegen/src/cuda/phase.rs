@@ -16,7 +16,7 @@ use gemma4c_plan::cuda::{
 
 use super::choice::Choice;
 use super::edges;
-use super::launch::{BoundArgument, BufferId, NOTHING, Span, bind};
+use super::launch::{BoundArgument, BufferId, MixedSpan, NOTHING, Span, bind};
 use super::rows::PreparedRows;
 use super::{Common, LowerError};
 use crate::passes::Schedule;
@@ -313,6 +313,7 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
                 Form::Kv => elements * self.common.can.kv.bytes(),
                 // Codes, then scales, then sums.
                 Form::Int8 => elements + elements / 32 * 8,
+                Form::Mixed { loose } => MixedSpan::bytes(elements, rows as u64 * loose as u64),
             })
         };
         self.bind_location(node, form, Place { start, stride: width, part: None });
@@ -363,6 +364,14 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
 
     pub fn find(&self, node: NodeId, form: Form) -> Option<Place> {
         self.values.get(&node)?.iter().find(|(known, _)| *known == form).map(|(_, place)| *place)
+    }
+
+    /// A node whose values are int8 but for the last ones, and how many these are.
+    pub fn find_mixed(&self, node: NodeId) -> Option<(Place, u32)> {
+        self.values.get(&node)?.iter().find_map(|(form, place)| match form {
+            Form::Mixed { loose } => Some((*place, *loose)),
+            _ => None,
+        })
     }
 
     pub fn has(&self, node: NodeId, form: Form) -> bool {

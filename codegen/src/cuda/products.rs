@@ -6,7 +6,7 @@ use gemma4c_plan::cuda::Form;
 
 use super::LowerError;
 use super::choice::{self, Choice};
-use super::launch::{Int8Span, Span};
+use super::launch::{Int8Span, MixedSpan, Span};
 use super::phase::{PhaseBuilder, Place, Work};
 use super::weights::Matrix;
 use crate::kernels::matvec::formats::format;
@@ -118,8 +118,19 @@ impl PhaseBuilder<'_, '_> {
             Some(place) => place.start,
             None => self.alloc_value(residual.sum, Form::F32, rows),
         });
+        let mut loose = 0;
         let arrival = match &of.norm {
             Some(norm) => self.arrival_through_norm(norm, sum)?,
+            None if let Some((place, floats)) = self.find_mixed(of.input) => {
+                loose = floats;
+                let x = MixedSpan::of(place.start, matrix.k as u64, loose as u64);
+                let codes = slots::ready_codes::Arguments { xq: x.whole.codes };
+                let scales = slots::ready_scale::Arguments { xscale: x.whole.scales, xsum: x.whole.sums };
+                let floats = slots::four_of::Arguments { x: x.loose };
+                let filled =
+                    vec![(slot::ready, codes.into()), (slot::ready_group, scales.into()), (slot::input, floats.into())];
+                Arrival::without_norms(Prologue::Int8, filled)
+            }
             None if integer && !unbounded && self.has(of.input, Form::Int8) => {
                 let values = rows as u64 * matrix.k as u64;
                 let x = Int8Span::of(self.location(of.input, Form::Int8)?.start, values);
@@ -141,6 +152,7 @@ impl PhaseBuilder<'_, '_> {
             branches: residual.is_some_and(|residual| residual.branch.is_some()),
             leaves_residual: left.is_some(),
             leaves_int8: leaves_int8(self.schedule, &self.common.can, group, of),
+            loose,
             unbounded,
             epsilon: of.norm.map_or(crate::kernels::NORM_EPSILON, |norm| norm.eps),
             epilogue: epilogue.iter().map(|filled| filled.function).collect(),
@@ -152,13 +164,21 @@ impl PhaseBuilder<'_, '_> {
 
     fn product_of_one_row(&mut self, group: &Group, of: &Product) -> Result<(), LowerError> {
         let Decoded { choice, matrix, arrival, epilogue, left } = self.decoded(group, of)?;
-        let (outputs, form) = (choice.outputs, if choice.leaves_int8 { Form::Int8 } else { Form::F32 });
         let (shape, mut why) = choice::product(&choice, &self.common.can.target);
+        let (outputs, loose) = (choice.outputs, shape.loose(choice.outputs));
+        let form = match choice.leaves_int8 {
+            true if loose > 0 => Form::Mixed { loose },
+            true => Form::Int8,
+            false => Form::F32,
+        };
         if of.norm.is_some() {
             why.reason += "; every block computes the norm before it, which is a launch less";
         }
+        if loose > 0 {
+            why.reason += &format!("; all blocks share out the last {loose} outputs, which leave as floats");
+        }
         let out = match (form, group.last()) {
-            (Form::Int8, Some(joined)) => self.alloc_value(joined, Form::Int8, 1),
+            (Form::Int8 | Form::Mixed { .. }, Some(joined)) => self.alloc_value(joined, form, 1),
             _ => self.product_output(group, of, outputs, 1),
         };
         let mut arguments: LaunchArguments<Span> = matvec::matvec::Arguments {
@@ -167,7 +187,11 @@ impl PhaseBuilder<'_, '_> {
             branch_norm: arrival.branch_norm,
             post_norm: arrival.post_norm,
             next_norm: arrival.next_norm,
-            out: if form == Form::Int8 { Span::Unused } else { out },
+            out: match form {
+                Form::Int8 => Span::Unused,
+                Form::Mixed { .. } => MixedSpan::of(out, outputs as u64, loose as u64).loose,
+                _ => out,
+            },
             rows: outputs,
         }
         .with_slot(slot::side, matrix.side());
@@ -175,8 +199,8 @@ impl PhaseBuilder<'_, '_> {
         for (slot, filled) in arrival.slots.into_iter().chain(of_epilogue) {
             arguments = arguments.with_slot(slot, filled);
         }
-        if form == Form::Int8 {
-            let Int8Span { codes, scales, sums } = Int8Span::of(out, outputs as u64);
+        if choice.leaves_int8 {
+            let Int8Span { codes, scales, sums } = MixedSpan::of(out, outputs as u64, loose as u64).whole;
             let kept = slots::leave_codes::Arguments { xq: codes, xscale: scales, xsum: sums };
             arguments = arguments.with_slot(slot::keep, kept);
         }
@@ -188,7 +212,7 @@ impl PhaseBuilder<'_, '_> {
             self.record_output(residual, Form::F32, sum);
         }
         match (form, group.last()) {
-            (Form::Int8, Some(joined)) => self.record_output(joined, Form::Int8, out),
+            (Form::Int8 | Form::Mixed { .. }, Some(joined)) => self.record_output(joined, form, out),
             _ => self.record_product_outputs(group, of, out),
         }
         Ok(())

@@ -70,14 +70,32 @@ fn every_product_of_every_model_gets_a_shape_that_fits() {
 
 #[test]
 fn whole_groups_pay_unless_many_sms_have_none() {
-    // Gate and up of E2B, E4B, 12B and 31B in Q8_0, and of 31B in Q4_0.
-    let bytes = |outputs: u64, k: u64, of_32: u64| outputs * 2 * k / 32 * of_32;
-    for (outputs, k) in [(6144, 1536), (10240, 2560), (15360, 3840)] {
-        assert!(whole_groups_pay(outputs, bytes(outputs.into(), k, 34), 132), "{outputs}");
+    // Gate and up of E2B, E4B, 12B and 31B.
+    for (outputs, k) in [(6144, 1536), (10240, 2560), (15360, 3840), (21504, 5376)] {
+        for of_32 in [18, 34] {
+            assert!(whole_groups_pay(outputs, u64::from(outputs) * 2 * k / 32 * of_32, 132), "{outputs}");
+        }
     }
-    assert!(whole_groups_pay(21504, bytes(21504, 5376, 18), 132));
-    assert!(!whole_groups_pay(21504, bytes(21504, 5376, 34), 132));
+    assert!(!whole_groups_pay(1024, 40 << 20, 132), "three of four SMs have no group");
     assert!(!whole_groups_pay(100, 1, 132), "the last group is not whole");
+}
+
+#[test]
+fn groups_behind_the_last_full_round_are_spread_where_many_bytes_are_theirs() {
+    let gate_and_up = |dtype, outputs, k| {
+        let product = Product::new(dtype, outputs, k, Prologue::ResidualNorm);
+        Product { geglu: true, leaves_int8: true, ..product }
+    };
+    for (dtype, outputs, k, share, blocks, loose) in [
+        (DType::Q8_0, 10240, 2560, 64, 132, 1792),
+        (DType::Q4_0, 21504, 5376, 160, 132, 384),
+        (DType::Q4_0, 15360, 3840, 128, 120, 0),
+        (DType::Q8_0, 12288, 1536, 96, 128, 0),
+        (DType::Q8_0, 6144, 1536, 64, 96, 0),
+    ] {
+        let shape = gate_and_up(dtype, outputs, k).shape(132);
+        assert_eq!((shape.share, shape.blocks, shape.loose(outputs)), (share, blocks, loose), "{dtype}, {outputs}");
+    }
 }
 
 #[test]
@@ -96,22 +114,34 @@ fn the_largest_products_keep_memory_busy() {
     }
 }
 
-#[test]
-fn int8_activations_are_refused_for_float_weights() {
-    let product = Product::new(DType::BF16, 4, 32, Prologue::Int8);
-    let instance =
-        product.instance(LaunchShape { lanes: 8, rows: 2, depth: 1, warps: 1, blocks: 1, share: 0 }).unwrap();
-    let case = Case::new("floats by int8", instance)
-        .buffer("codes", Data::new(ElementType::U32x4, vec![0; 4 * 32 * 2]))
-        .buffer("update_norm", Vec::<f32>::new())
-        .buffer("branch_norm", Vec::<f32>::new())
-        .buffer("post_norm", Vec::<f32>::new())
-        .buffer("next_norm", Vec::<f32>::new())
-        .buffer("ready_xq", vec![0u32; 8])
-        .buffer("ready_group_xscale", vec![0.0f32])
-        .buffer("ready_group_xsum", vec![0i32])
+/// Why four outputs of such a product cannot be simulated.
+fn refusal(product: &Product, give: impl FnOnce(Case) -> Case) -> String {
+    let shape = LaunchShape { lanes: 8, rows: 2, depth: 1, warps: 1, blocks: 1, share: 0 };
+    let none = Vec::<f32>::new;
+    let case = Case::new("refused", product.instance(shape).unwrap())
+        .buffer("codes", Data::new(ElementType::U32x4, vec![0; 4 * 64 * 2]))
+        .buffer("update_norm", none())
+        .buffer("branch_norm", none())
+        .buffer("post_norm", none())
+        .buffer("next_norm", none())
         .scalar("rows", 4u32)
         .expect("out", vec![0.0f32; 4], Bound::Exact);
-    let error = case.check_on(&Simulator(Order::Forward)).unwrap_err().to_string();
+    give(case).check_on(&Simulator(Order::Forward)).unwrap_err().to_string()
+}
+
+#[test]
+fn int8_activations_are_refused_for_float_weights() {
+    let error = refusal(&Product::new(DType::BF16, 4, 32, Prologue::Int8), |case| {
+        case.buffer("ready_xq", vec![0u32; 8])
+            .buffer("ready_group_xscale", vec![0.0f32])
+            .buffer("ready_group_xsum", vec![0i32])
+    });
     assert!(error.contains("require!(!READY || INTEGER)"), "{error}");
+}
+
+#[test]
+fn loose_values_are_refused_where_nothing_is_int8() {
+    let product = Product { loose: 32, ..Product::new(DType::Q8_0, 4, 64, Prologue::Plain) };
+    let error = refusal(&product, |case| case.buffer("side_scales", vec![0u32; 4]).buffer("input_x", vec![0.0f32; 64]));
+    assert!(error.contains("LOOSE == 0 || READY"), "{error}");
 }

@@ -341,6 +341,10 @@ pub enum Form {
     BF16,
     /// int8 codes, with a scale and a sum for each quantisation block of 32.
     Int8,
+    /// The same of all but the last `loose` values, and behind it these as f32.
+    Mixed {
+        loose: u32,
+    },
     /// The type of keys and values: rows of a chunk on their way into a ring.
     Kv,
     /// Of a routing: the ids of the experts a row goes to, as u32.

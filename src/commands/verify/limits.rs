@@ -20,7 +20,7 @@ pub fn alone(content: Content, rounding: Rounding) -> f64 {
         Content::Numbers(Numbers::F32) => 0.0,
         Content::Numbers(Numbers::F16) => 1e-3,
         Content::Numbers(Numbers::BF16) => 5e-3,
-        Content::Numbers(Numbers::Int8) => 0.015,
+        Content::Numbers(Numbers::Int8 | Numbers::Mixed { .. }) => 0.015,
         // Of values that are spread evenly: half a code of 127, and half a bit of three.
         Content::Numbers(Numbers::Narrow { kv: KvType::Fp8, .. }) => 0.04,
         Content::Numbers(Numbers::Narrow { .. }) => 0.015,

@@ -98,6 +98,8 @@ impl<'a> Meaning<'a> {
                     [part(0, live * width), part(all, groups), part(all + all / 32 * 4, groups)].into_iter().collect();
                 (Content::Numbers(Numbers::Int8), parts)
             }
+            // One row alone is left so, its parts one behind the other.
+            Form::Mixed { loose } => (Content::Numbers(Numbers::Mixed { loose }), vec![place]),
             Form::Kv => {
                 let appended =
                     |step: &&Step| matches!(step.op, Op::KvAppend { .. }) && step.inputs.contains(&output.value);

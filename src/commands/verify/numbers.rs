@@ -15,6 +15,10 @@ pub enum Numbers {
     F16,
     /// One code for each value; then the scales of the quantisation blocks; then the sums of their codes.
     Int8,
+    /// The same of all but the last `loose` values, and behind it these as f32.
+    Mixed {
+        loose: u32,
+    },
     /// Keys or values in 8 bits, heads of so many values: codes, and after them the scales of q8_0.
     Narrow {
         kv: KvType,
@@ -54,6 +58,7 @@ impl Numbers {
             Numbers::BF16 => "bf16",
             Numbers::F16 => "f16",
             Numbers::Int8 => "int8",
+            Numbers::Mixed { .. } => "int8 and f32",
             Numbers::Narrow { kv, .. } => kv.name(),
         }
     }
@@ -73,7 +78,7 @@ impl Numbers {
         match self {
             Numbers::F32 => 4,
             Numbers::BF16 | Numbers::F16 => 2,
-            Numbers::Int8 | Numbers::Narrow { .. } => 1,
+            Numbers::Int8 | Numbers::Mixed { .. } | Numbers::Narrow { .. } => 1,
         }
     }
 
@@ -85,6 +90,7 @@ impl Numbers {
             Numbers::BF16 => bytes.chunks_exact(2).map(|b| bf16::from_bits(two(b)).to_f32()).collect(),
             Numbers::F16 => bytes.chunks_exact(2).map(|b| f16::from_bits(two(b)).to_f32()).collect(),
             Numbers::Int8 => return decode_int8(bytes),
+            Numbers::Mixed { loose } => return decode_mixed(loose as usize, bytes),
             Numbers::Narrow { kv, head_dim } => return decode_narrow(kv, head_dim, bytes),
         };
         let width = self.bytes() as usize;
@@ -99,6 +105,10 @@ impl Numbers {
             Numbers::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
             Numbers::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
             Numbers::Int8 => encode_int8(values),
+            Numbers::Mixed { loose } => {
+                let (whole, loose) = values.split_at(values.len() - loose as usize);
+                [encode_int8(whole), Numbers::F32.encode(loose)].concat()
+            }
             Numbers::Narrow { kv, head_dim } => {
                 values.chunks_exact(head_dim as usize).flat_map(|head| kv.narrow_head(head)).flatten().collect()
             }
@@ -127,6 +137,18 @@ fn decode_int8(bytes: &[u8]) -> Decoded {
         }
     }
     Decoded { values, scales, fault }
+}
+
+fn decode_mixed(loose: usize, bytes: &[u8]) -> Decoded {
+    let (whole, loose) = bytes.split_at(bytes.len() - loose * 4);
+    let (mut decoded, loose) = (decode_int8(whole), Numbers::F32.decode(loose));
+    let behind = |fault| match fault {
+        Fault::NotWritten(index) => Fault::NotWritten(decoded.values.len() + index),
+        sum => sum,
+    };
+    decoded.fault = decoded.fault.clone().or(loose.fault.map(behind));
+    decoded.values.extend(loose.values);
+    decoded
 }
 
 /// Codes of all ones are a number of int8 and none of e4m3; scales of all ones are none.
@@ -188,6 +210,7 @@ mod tests {
             (Numbers::BF16, 1.0 / 256.0),
             (Numbers::F16, 1.0 / 2048.0),
             (Numbers::Int8, 0.0),
+            (Numbers::Mixed { loose: 32 }, 0.0),
             (Numbers::of_cache(KvType::Q8_0, 32), 1.0 / 2048.0),
             (Numbers::of_cache(KvType::Fp8, 32), 1.0 / 16.0),
         ] {
@@ -212,6 +235,10 @@ mod tests {
         }
         let untouched = vec![0xff; 3 * 40];
         assert_eq!(Numbers::Int8.decode(&untouched).fault, Some(Fault::NotWritten(0)));
+        let mixed = Numbers::Mixed { loose: 32 };
+        let mut bytes = mixed.encode(&some_values());
+        bytes[2 * 40 + 5 * 4..2 * 40 + 6 * 4].fill(0xff);
+        assert_eq!(mixed.decode(&bytes).fault, Some(Fault::NotWritten(64 + 5)));
         for kv in [KvType::Q8_0, KvType::Fp8] {
             let numbers = Numbers::of_cache(kv, 32);
             let mut bytes = numbers.encode(&some_values());

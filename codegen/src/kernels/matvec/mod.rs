@@ -13,26 +13,26 @@
 //! One kernel serves all: a weight format ([`formats`]), a prologue (how activations arrive) and an epilogue ([`slots`]) are
 //! device functions in its slots. Several matrices that share their input and their type are one matrix, stacked; with PAIRED
 //! the upper half of the rows is joined to the lower, as gate and up are. How many of everything is [`shape`]'s choice.
+//!
+//! Results that leave as int8 are rounded by blocks that have whole groups of 32. Where groups do not divide evenly among the SMs, all SMs have as many as each can have (SPREADS). What is left leaves as
+//! floats, and the product that reads it rounds those (LOOSE). So every SM reads weights for as long, and nobody waits for another block.
 
 pub mod formats;
 pub mod parts;
+mod product;
 pub mod prologue;
 pub mod shape;
 pub mod slots;
 
-use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
-use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
 
-use crate::kernels::NORM_EPSILON;
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
-use formats::format;
 use parts::{
     Unit, UnitActivations, activations_at, chunk_slots, dot_fine, fetch, inverse_rms_of_chunks, keep_codes, keep_fine,
     part_at, plain_activations, second_part_at,
 };
+pub use product::{Product, Prologue};
 use prologue::{add_update, copy_norms, weigh};
-use shape::{LaunchShape, ranked_shapes};
 use slots::as_words;
 
 /// Units of a stretch: whole steps of its lanes, of at most four stretches. The last may be shorter or empty. A row that is not STRETCHED is one.
@@ -80,6 +80,19 @@ pub fn unit_of<
     let output = (first + if PAIRED { r / 2 } else { r }).min(rows - 1);
     let row = if PAIRED { output + r % 2 * rows } else { output };
     row * units + if is_exact() { at } else { at.min(units - 1) }
+}
+
+/// The output that a block's own of that number is. Whole groups go to blocks in turn, so that these read one stretch of memory together, then the next. With SPREADS a block's groups are neighbours,
+/// and its loose outputs lie `gap` further on.
+#[device]
+pub fn output_at<const SHARE: u32, const SPREADS: bool>(own: u32, gap: u32) -> u32 {
+    if SHARE == 0 {
+        own
+    } else if SPREADS {
+        own + if own < SHARE { block_idx() * SHARE } else { gap }
+    } else {
+        (own / 32 * grid_dim() + block_idx()) * 32 + own % 32
+    }
 }
 
 /// The sum over the lanes of a row, for the first of them: a tree, or a tree for each stretch and then the stretches in order. JOINED lanes are pairs of which both have the same.
@@ -145,6 +158,8 @@ pub fn matvec<
     const JOINED: bool,
     const SHARES_ROWS: bool,
     const SHARE: u32,
+    const SPREADS: bool,
+    const LOOSE: u32,
     const EPSILON: f32,
 >(
     codes: Weights<U32x4>,
@@ -163,7 +178,8 @@ pub fn matvec<
     // Lanes with fine codes go ways of their own, so they cannot be joined.
     require!(!FINE || INTEGER && !READY && !JOINED);
     require!(!SHARES_ROWS || JOINED && ROWS % 2 == 0);
-    require!(SHARE % 32 == 0);
+    require!(SHARE % 32 == 0 && (!SPREADS || SHARE > 0));
+    require!(LOOSE % 32 == 0 && LOOSE < K && (LOOSE == 0 || READY));
     require!(!STRETCHED || INTEGER && LANES % 8 == 0 && (LANES == 32 || K / UNIT <= LANES));
     // With FINE the second digits of all values, then the third ones, follow the first.
     let x_words = shared::<u32>(if FINE {
@@ -194,12 +210,18 @@ pub fn matvec<
     let lane = lane_id() % LANES;
     let outputs = if PAIRED { ROWS / 2 } else { ROWS };
     let warp_outputs = 32 / LANES * outputs;
-    // All warps share out all outputs; or a block takes SHARE neighbouring ones, so that whole int8 groups are its own.
-    let first = if SHARE > 0 { block_idx() * SHARE } else { 0 };
-    let end = if SHARE > 0 { (first + SHARE).min(rows) } else { rows };
+    // All warps share out all outputs; or a block has whole int8 groups, and its outputs are numbered from 0. With SPREADS all blocks have equally many groups, and what is left of the outputs
+    // leaves as floats: a block's part of that follows its groups.
+    let loose_first = grid_dim() * SHARE;
+    let loose_tasks = if SPREADS { (rows - loose_first) / warp_outputs } else { 0 };
+    let loose_from = loose_tasks * block_idx() / grid_dim();
+    let loose_to = loose_tasks * (block_idx() + 1) / grid_dim();
+    let gap = if SPREADS { loose_first + loose_from * warp_outputs - SHARE } else { 0 };
+    let own_groups = if SPREADS { SHARE / 32 } else { (rows / 32 + grid_dim() - 1 - block_idx()) / grid_dim() };
+    let end = if SHARE > 0 { own_groups * 32 + (loose_to - loose_from) * warp_outputs } else { rows };
     let own_warp = if SHARE > 0 { warp_id() } else { block_idx() * WARPS + warp_id() };
     let all_warps = if SHARE > 0 { WARPS } else { grid_dim() * WARPS };
-    let mut base = first + own_warp * warp_outputs;
+    let mut base = own_warp * warp_outputs;
     let own = lane_id() / LANES * outputs;
     let start = first_unit();
     let stop = (start - start % step_units() + stretch_units()).min(units);
@@ -212,7 +234,8 @@ pub fn matvec<
         for d in 0..DEPTH {
             #[unroll]
             for r in 0..ROWS {
-                ahead[d * ROWS + r] = fetch(side, codes, unit_of(base + own, r, at + d * step_units(), rows));
+                ahead[d * ROWS + r] =
+                    fetch(side, codes, unit_of(output_at(base, gap) + own, r, at + d * step_units(), rows));
             }
         }
     }
@@ -224,13 +247,27 @@ pub fn matvec<
     grid_launch_dependents();
     grid_dependency_wait();
     if READY {
+        let whole = K - LOOSE;
+        let mut loose = regs(F32x4::ZERO, LOOSE / (WARPS * 128) + 1);
+        #[unroll]
+        for p in 0..(LOOSE / 4).div_ceil(threads) {
+            loose[p] = input((thread_idx() + p * threads).min(LOOSE / 4 - 1) * 4);
+        }
         #[unroll(8)]
-        for part in (thread_idx()..K / 16).by(threads) {
+        for part in (thread_idx()..whole / 16).by(threads) {
             store(x_words, part_at(part, units), ready(part));
         }
         #[unroll(4)]
-        for group in (thread_idx()..K / 32).by(threads) {
+        for group in (thread_idx()..whole / 32).by(threads) {
             x_scales[group] = ready_group(group);
+        }
+        #[unroll]
+        for p in 0..(LOOSE / 4).div_ceil(threads) {
+            let four = quantise4(loose[p]);
+            let place = whole / 4 + thread_idx() + p * threads;
+            if place < places {
+                keep_codes(four, part_at(place / 4, units) + place % 4, place, x_words, x_scales);
+            }
         }
     } else {
         // Whole warps, because to quantise is a collective: the lanes past the end repeat the last piece, which is not kept.
@@ -278,6 +315,8 @@ pub fn matvec<
         let row_ends = at - start + step_units() * DEPTH >= stretch_units();
         let next_at = if row_ends { start } else { at + step_units() * DEPTH };
         let next_base = if row_ends { base + all_warps * warp_outputs } else { base };
+        let here = output_at(base, gap);
+        let next_there = output_at(next_base, gap);
         #[unroll]
         for d in 0..DEPTH {
             // Without an end to mind, all places are one register and a constant.
@@ -291,7 +330,7 @@ pub fn matvec<
                 let own_row = lane_id() % 2;
                 #[unroll]
                 for p in 0..ROWS / 2 {
-                    let of_row = unit_of(base + own, p * 2 + own_row, at + d * step_units(), rows);
+                    let of_row = unit_of(here + own, p * 2 + own_row, at + d * step_units(), rows);
                     let first = ahead[d * ROWS + p * 2];
                     let total = two_dots(first, ahead[d * ROWS + p * 2 + 1], of_row, x, sums[p]);
                     if is_exact() || at + d * step_units() < stop {
@@ -301,7 +340,7 @@ pub fn matvec<
                 if next_base < end {
                     #[unroll]
                     for r in 0..ROWS {
-                        let next = unit_of(next_base + own, r, next_at + d * step_units(), rows);
+                        let next = unit_of(next_there + own, r, next_at + d * step_units(), rows);
                         ahead[d * ROWS + r] = fetch(side, codes, next);
                     }
                 }
@@ -309,7 +348,7 @@ pub fn matvec<
                 #[unroll]
                 for r in 0..ROWS {
                     let held = ahead[d * ROWS + r];
-                    let of_row = unit_of(base + own, r, at + d * step_units(), rows);
+                    let of_row = unit_of(here + own, r, at + d * step_units(), rows);
                     let mut total = dot(held, of_row, x, sums[r]);
                     if is_fine {
                         let second = second_part_at(unit, units);
@@ -320,7 +359,7 @@ pub fn matvec<
                         sums[r] = total;
                     }
                     if next_base < end {
-                        let next = unit_of(next_base + own, r, next_at + d * step_units(), rows);
+                        let next = unit_of(next_there + own, r, next_at + d * step_units(), rows);
                         ahead[d * ROWS + r] = fetch(side, codes, next);
                     }
                 }
@@ -356,11 +395,14 @@ pub fn matvec<
                     sums[r] = 0.0;
                 }
             }
-            let row = base + own + lane;
-            if lane < outputs && row < end {
+            let place = base + own + lane;
+            if lane < outputs && place < end {
+                let row = here + own + lane;
                 let result = epilogue(join(value * after, up * after), row);
-                if SHARE > 0 {
-                    results[row - first] = result;
+                if SPREADS && place >= SHARE {
+                    out[row - loose_first] = result;
+                } else if SHARE > 0 {
+                    results[place] = result;
                 } else {
                     out[row] = result;
                 }
@@ -372,9 +414,9 @@ pub fn matvec<
     if SHARE > 0 {
         barrier();
         // A warp takes a group: eight lanes four values each.
-        for group in (warp_id()..(end - first) / 32).by(WARPS) {
+        for group in (warp_id()..own_groups).by(WARPS) {
             let place = group * 32 + lane_id() % 8 * 4;
-            keep(load::<F32x4>(results, place), first + place);
+            keep(load::<F32x4>(results, place), output_at(place, gap));
         }
     }
 }
@@ -409,172 +451,5 @@ pub fn matvec_plain<const K: u32, const UNIT: u32, const INTEGER: bool, const PA
             }
         }
         out[row] = epilogue(join(value, up), row);
-    }
-}
-
-/// How the activations arrive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Prologue {
-    /// Quantised by an earlier kernel: integer formats alone.
-    Int8,
-    /// f32; integer formats quantise them.
-    Plain,
-    /// The RMS norm of f32.
-    Norm,
-    /// A residual that is still to take a layer's normed part, and its scale if the product is `scaled`.
-    Residual,
-    /// The RMS norm of such a residual.
-    ResidualNorm,
-}
-
-impl Prologue {
-    pub fn adds_residual(self) -> bool {
-        matches!(self, Self::Residual | Self::ResidualNorm)
-    }
-
-    fn is_normed(self) -> bool {
-        matches!(self, Self::Norm | Self::ResidualNorm)
-    }
-}
-
-/// A product: everything that decides its instance.
-#[derive(Clone, Debug)]
-pub struct Product {
-    pub dtype: DType,
-    /// Values that come out.
-    pub outputs: u32,
-    /// Values of a row.
-    pub k: u32,
-    /// The matrix has two rows for each output: all the first ones, then all the second. They are joined by GeGLU.
-    pub geglu: bool,
-    pub prologue: Prologue,
-    /// The residual of the prologue is multiplied by a weight of one element.
-    pub scaled: bool,
-    /// What it takes is the sum of two normed branches: the halves of a mixture.
-    pub branches: bool,
-    /// The residual of the prologue is left in memory: by one product of those that compute it.
-    pub leaves_residual: bool,
-    /// The activations are the residual itself or an embedding: no norm has damped massive channels. Integer formats quantise
-    /// them with fine codes.
-    pub unbounded: bool,
-    /// The result is left as int8, by blocks that have whole groups of it.
-    pub leaves_int8: bool,
-    /// Of the prologue's norms.
-    pub epsilon: f32,
-    /// Applied in order to each output.
-    pub epilogue: Vec<&'static DeviceDef>,
-}
-
-/// Fours of activations on their way to a thread, where it need not hold all of them.
-const MOST_PIECES: u32 = 5;
-
-impl Product {
-    pub fn new(dtype: DType, outputs: u32, k: u32, prologue: Prologue) -> Self {
-        let epsilon = NORM_EPSILON;
-        let (geglu, scaled, branches, leaves_residual) = (false, false, false, prologue.adds_residual());
-        let unbounded = prologue == Prologue::Residual;
-        let (epilogue, leaves_int8) = (Vec::new(), false);
-        Self {
-            dtype,
-            outputs,
-            k,
-            geglu,
-            prologue,
-            scaled,
-            branches,
-            leaves_residual,
-            unbounded,
-            leaves_int8,
-            epsilon,
-            epilogue,
-        }
-    }
-
-    /// Rows of the matrix.
-    pub fn rows(&self) -> u64 {
-        u64::from(self.outputs) * if self.geglu { 2 } else { 1 }
-    }
-
-    fn join(&self) -> Vec<&'static DeviceDef> {
-        if self.geglu { vec![slots::geglu::DEF] } else { vec![] }
-    }
-
-    /// The shape for a GPU of that many SMs.
-    pub fn shape(&self, multiprocessors: u32) -> LaunchShape {
-        ranked_shapes(self, multiprocessors)[0].shape
-    }
-
-    /// Fours of activations that a thread holds at once: all of its own where there is a norm.
-    pub fn pieces(&self, shape: LaunchShape) -> u32 {
-        let own = (self.k / 4).div_ceil(shape.warps * 32);
-        if self.prologue.adds_residual() || self.prologue.is_normed() { own } else { own.min(MOST_PIECES) }
-    }
-
-    /// Two lanes share a block of 32 values, and add their dots as integers.
-    pub fn is_joined(&self) -> bool {
-        format(self.dtype).joined && !self.unbounded
-    }
-
-    /// The order of its sums is the one that tensor cores can keep.
-    pub fn is_stretched(&self) -> bool {
-        format(self.dtype).integer && !self.unbounded
-    }
-
-    /// The fast kernel, launched on `[shape.blocks]`.
-    pub fn instance(&self, shape: LaunchShape) -> Result<Instance, InstanceError> {
-        let format = format(self.dtype);
-        let (ready, residual) = (self.prologue == Prologue::Int8, self.prologue.adds_residual());
-        let (normed, branches) = (self.prologue.is_normed(), residual && self.branches);
-        matvec::Chosen {
-            K: self.k,
-            UNIT: format.unit,
-            INTEGER: format.integer,
-            LANES: shape.lanes,
-            ROWS: shape.rows,
-            DEPTH: shape.depth,
-            WARPS: shape.warps,
-            PIECES: self.pieces(shape),
-            PAIRED: self.geglu,
-            READY: ready,
-            RESIDUAL: residual,
-            BRANCHED: branches,
-            NORMED: normed,
-            FINE: self.unbounded && format.integer,
-            STRETCHED: self.is_stretched(),
-            JOINED: self.is_joined(),
-            SHARES_ROWS: self.is_joined() && shape.rows.is_multiple_of(2),
-            SHARE: shape.share,
-            EPSILON: self.epsilon,
-            side: format.side,
-            dot: if self.is_joined() { format.lane_dot } else { format.dot },
-            two_dots: format.two_dots,
-            ready: if ready { slots::ready_codes::DEF } else { slots::no_part::DEF },
-            ready_group: if ready { slots::ready_scale::DEF } else { slots::no_group::DEF },
-            input: if ready { slots::no_four::DEF } else { slots::four_of::DEF },
-            update: if residual { slots::four_of::DEF } else { slots::no_four::DEF },
-            branch: if branches { slots::four_of::DEF } else { slots::no_four::DEF },
-            scale: if residual && self.scaled { vec![slots::scaled_by::DEF] } else { vec![] },
-            residual: if residual && self.leaves_residual { vec![slots::leave_residual::DEF] } else { vec![] },
-            join: self.join(),
-            epilogue: self.epilogue.clone(),
-            keep: if self.leaves_int8 { vec![slots::leave_codes::DEF] } else { vec![] },
-        }
-        .build()
-    }
-
-    /// The plain kernel, launched on `[outputs.div_ceil(64)]`. It takes activations as they are, whatever the prologue.
-    pub fn plain_instance(&self) -> Result<Instance, InstanceError> {
-        let format = format(self.dtype);
-        matvec_plain::Chosen {
-            K: self.k,
-            UNIT: format.unit,
-            INTEGER: format.integer,
-            PAIRED: self.geglu,
-            side: format.side,
-            dot: format.dot,
-            join: self.join(),
-            epilogue: self.epilogue.clone(),
-        }
-        .build()
     }
 }

@@ -27,6 +27,11 @@ pub struct LaunchShape {
 }
 
 impl LaunchShape {
+    /// Outputs behind the whole groups of all blocks, which these share out one by one and leave as floats.
+    pub fn loose(&self, outputs: u32) -> u32 {
+        if self.share > 0 { outputs.saturating_sub(self.blocks * self.share) } else { 0 }
+    }
+
     /// `32 lanes, 4 rows, 3 ahead, 132 blocks of 20 warps`.
     pub fn describe(&self) -> String {
         let LaunchShape { lanes, rows, depth, warps, blocks, share } = self;
@@ -39,24 +44,49 @@ impl LaunchShape {
 const FEWEST_WARPS: u32 = H200.fastest(Question::FewestWarps);
 /// Warps of a block whose grid does not cover the matrix at once, and at most where it does.
 const MANY_WARPS: [u32; 3] = [H200.fastest(Question::Warps), 16, 12];
-/// How full a block's rounds over whole int8 groups are at least: measured on E2B, E4B, 12B and 31B, more warps are better, unless
-/// a tenth of them is idle.
+/// How full rounds are at least: measured on E2B, E4B, 12B and 31B, more warps are better, unless a tenth of them is idle.
 const FULL_ROUNDS: f32 = 0.9;
-/// Bytes of weights that the SMs without a group would have read, at most. On the H200, 31B gains from whole groups at 20 MB of them (Q4_0) and
-/// loses at 37 MB (Q8_0): what the reader saves does not grow with the matrix.
-const MOST_IDLE_BYTES: f64 = 28e6;
+/// The share of its time that a busy SM has work: more makes no difference.
+const FULL: f32 = 0.97;
 /// Rows of a lane, and units of each on their way: many rows share what they read of the activations, few make finer tasks.
 const ROWS_AND_DEPTH: [(u32, u32); 3] = [(4, 3), (2, 6), (1, 10)];
 /// Registers of an SM, those of a lane that are not for units on their way, and the most that are.
 const REGISTERS: (u32, u32, u32) = (65536, 50, 60);
-/// Bytes on their way to an SM beyond which more do not help.
-const ENOUGH_BYTES: u32 = 72 << 10;
+/// Bytes on their way to an SM beyond which more do not help: rows that share activations do.
+const ENOUGH_BYTES: u32 = 56 << 10;
+
+/// Bytes of weights that SMs without a group would have read, from which on the outputs behind the last full round are spread over all SMs. Measured on the H200: E4B Q8_0 gains at 11 MB and 31B Q4_0
+/// at 20; 12B Q4_0 gains nothing at 6 and E2B Q8_0 loses at 5, because their reader must round what is spread.
+const WORTH_SPREADING: f64 = 8e6;
+/// The same where a matrix has fewer groups than there are SMs: beyond this its results leave as floats.
+const MOST_IDLE_BYTES: f64 = 28e6;
+
+/// How whole int8 groups of a result are shared out among blocks.
+struct WholeGroups {
+    /// Outputs of a block, and the blocks.
+    share: u32,
+    blocks: u32,
+    /// Bytes of weights that the SMs without work would have read.
+    idle: f64,
+}
+
+impl WholeGroups {
+    /// As many groups to a block as it takes, or as many as every SM can have, and the rest is spread.
+    fn of(outputs: u32, bytes: u64, multiprocessors: u32) -> WholeGroups {
+        let (groups, multiprocessors) = (outputs / 32, multiprocessors.max(1));
+        let most = groups.div_ceil(multiprocessors).max(1);
+        let idle = bytes as f64 * (1.0 - f64::from(groups) / f64::from(most * multiprocessors));
+        if most > 1 && idle >= WORTH_SPREADING {
+            WholeGroups { share: (most - 1) * 32, blocks: multiprocessors, idle: 0.0 }
+        } else {
+            WholeGroups { share: most * 32, blocks: groups.div_ceil(most), idle }
+        }
+    }
+}
 
 /// Whether the result of a matrix of that many bytes should be left as int8: in whole groups, and not at the price of too many SMs that have none.
 pub fn whole_groups_pay(outputs: u32, bytes: u64, multiprocessors: u32) -> bool {
-    let groups = outputs / 32;
-    let busy = f64::from(groups) / f64::from(groups.div_ceil(multiprocessors.max(1)) * multiprocessors.max(1)).max(1.0);
-    outputs.is_multiple_of(32) && bytes as f64 * (1.0 - busy) <= MOST_IDLE_BYTES
+    outputs.is_multiple_of(32) && WholeGroups::of(outputs, bytes, multiprocessors).idle <= MOST_IDLE_BYTES
 }
 
 /// A shape, and what the rule says of it.
@@ -72,7 +102,7 @@ pub struct Ranked {
 impl Ranked {
     /// What the rule goes by: the bytes on their way, as far as more of them help, for the share of time that they are.
     pub fn score(&self) -> f32 {
-        self.busy * self.in_flight.min(ENOUGH_BYTES) as f32
+        self.busy.min(FULL) * self.in_flight.min(ENOUGH_BYTES) as f32
     }
 }
 
@@ -95,19 +125,24 @@ pub fn ranked_shapes(product: &Product, multiprocessors: u32) -> Vec<Ranked> {
     let (outputs, paired, lanes) = (product.outputs, product.geglu, lanes(product));
     let units = (product.k / format.unit).max(1);
     let steps = units.div_ceil(lanes);
-    let share = if product.leaves_int8 { (outputs / 32).div_ceil(multiprocessors).max(1) * 32 } else { 0 };
+    let bytes = product.dtype.row_bytes(product.k.into()).unwrap_or(0) * product.rows();
+    let groups = product.leaves_int8.then(|| WholeGroups::of(outputs, bytes, multiprocessors));
+    let share = groups.as_ref().map_or(0, |groups| groups.share);
     let shape = |(rows, reach): (u32, u32)| {
         let lane_outputs = if paired { rows / 2 } else { rows };
         // Steps of a whole warp that make all outputs.
         let tiles = outputs.div_ceil(32 / lanes * lane_outputs).max(1);
-        // Warps that share them out, and how many there are of those groups.
-        let (of_block, blocks) = match share {
-            0 => (tiles, 1),
-            _ => (share / (32 / lanes * lane_outputs), outputs.div_ceil(share)),
+        // Those that a block's warps share out, or all warps of the grid.
+        let shared_out = match &groups {
+            None => tiles,
+            Some(WholeGroups { share, blocks, .. }) => {
+                let most = if share * blocks < outputs { outputs.div_ceil(*blocks) } else { *share };
+                most.div_ceil(32 / lanes * lane_outputs)
+            }
         };
         let busy = |warps: u32| {
             let all = if share > 0 { warps } else { warps * multiprocessors };
-            of_block as f32 / (of_block.div_ceil(all) * all) as f32
+            shared_out as f32 / (shared_out.div_ceil(all) * all) as f32
         };
         let warps = match tiles.div_ceil(multiprocessors) {
             _ if share > 0 => {
@@ -116,21 +151,28 @@ pub fn ranked_shapes(product: &Product, multiprocessors: u32) -> Vec<Ranked> {
                     .unwrap_or(FEWEST_WARPS)
             }
             few if few <= MANY_WARPS[0] => few.max(FEWEST_WARPS),
-            _ => MANY_WARPS.into_iter().max_by(|a, b| busy(*a).total_cmp(&busy(*b))).unwrap_or(FEWEST_WARPS),
+            _ => {
+                let fullest = |of: &mut dyn Iterator<Item = u32>| of.max_by(|a, b| busy(*a).total_cmp(&busy(*b)));
+                let usual = fullest(&mut MANY_WARPS.into_iter()).filter(|warps| busy(*warps) >= FULL_ROUNDS);
+                usual.or_else(|| fullest(&mut (10..=MANY_WARPS[0]))).unwrap_or(FEWEST_WARPS)
+            }
         };
         let ahead = (REGISTERS.0 / (warps * 32)).saturating_sub(REGISTERS.1).min(REGISTERS.2);
         // The next row's units are asked for as this one's are used, so a whole row may be on its way. Of depths that
         // waste the fewest loads behind a row's end, the largest.
-        let reach = reach.min(ahead / (4 + format.side_words) / rows).max(1);
+        let reach = reach.min(steps).min(ahead / (4 + format.side_words) / rows).max(1);
         let loads = |depth: u32| steps.div_ceil(depth) * depth;
         let depth = (reach.div_ceil(2)..=reach).rev().min_by_key(|depth| loads(*depth)).unwrap_or(1);
-        let blocks = if share > 0 { blocks } else { tiles.div_ceil(warps).min(multiprocessors) };
+        let blocks = groups.as_ref().map_or(tiles.div_ceil(warps).min(multiprocessors), |groups| groups.blocks);
         let in_flight = tiles.min(blocks * warps) * 32 * rows * depth * 16 / multiprocessors;
-        let busy = busy(warps).max(tiles as f32 / (blocks * warps) as f32 * 0.9).min(1.0);
+        // Of one round, SMs without a block cost little: the others' weights are all on their way at once.
+        let one_round = if tiles <= blocks * warps { tiles as f32 / (blocks * warps) as f32 * 0.9 } else { 0.0 };
+        let busy = busy(warps).max(one_round);
         Ranked { shape: LaunchShape { lanes, rows, depth, warps, blocks, share }, in_flight, busy }
     };
-    // A pair is two rows, so it cannot be split further. Of equals the one with the most rows.
-    let fits = |(rows, _): &(u32, u32)| *rows <= lanes && (!paired || *rows >= 2);
+    // A pair is two rows, so it cannot be split further. Blocks that norm first should have more than a row a warp. Of equals the one with the most rows.
+    let fewest = if paired || product.prologue.is_normed() { 2 } else { 1 };
+    let fits = |(rows, _): &(u32, u32)| *rows <= lanes && *rows >= fewest;
     let mut ranked: Vec<Ranked> = ROWS_AND_DEPTH.into_iter().filter(fits).map(shape).collect();
     ranked.sort_by(|a, b| b.score().total_cmp(&a.score()));
     if ranked.is_empty() {

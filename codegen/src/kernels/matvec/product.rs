@@ -1,0 +1,181 @@
+//! A matrix-vector product as plans ask for it: its type and sizes, how its activations arrive, what becomes of its results. From that follow its launch shape and its instance.
+
+use gemma4c_blocks::DType;
+use gemma4c_dsl::{DeviceDef, Instance, InstanceError};
+
+use super::formats::format;
+use super::shape::{LaunchShape, ranked_shapes};
+use super::{matvec, matvec_plain, slots};
+use crate::kernels::NORM_EPSILON;
+
+/// How the activations arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prologue {
+    /// Quantised by an earlier kernel: integer formats alone.
+    Int8,
+    /// f32; integer formats quantise them.
+    Plain,
+    /// The RMS norm of f32.
+    Norm,
+    /// A residual that is still to take a layer's normed part, and its scale if the product is `scaled`.
+    Residual,
+    /// The RMS norm of such a residual.
+    ResidualNorm,
+}
+
+impl Prologue {
+    pub fn adds_residual(self) -> bool {
+        matches!(self, Self::Residual | Self::ResidualNorm)
+    }
+
+    pub fn is_normed(self) -> bool {
+        matches!(self, Self::Norm | Self::ResidualNorm)
+    }
+}
+
+/// A product: everything that decides its instance.
+#[derive(Clone, Debug)]
+pub struct Product {
+    pub dtype: DType,
+    /// Values that come out.
+    pub outputs: u32,
+    /// Values of a row.
+    pub k: u32,
+    /// The matrix has two rows for each output: all the first ones, then all the second. They are joined by GeGLU.
+    pub geglu: bool,
+    pub prologue: Prologue,
+    /// The residual of the prologue is multiplied by a weight of one element.
+    pub scaled: bool,
+    /// What it takes is the sum of two normed branches: the halves of a mixture.
+    pub branches: bool,
+    /// The residual of the prologue is left in memory: by one product of those that compute it.
+    pub leaves_residual: bool,
+    /// The activations are the residual itself or an embedding: no norm has damped massive channels. Integer formats quantise
+    /// them with fine codes.
+    pub unbounded: bool,
+    /// The result is left as int8, by blocks that have whole groups of it.
+    pub leaves_int8: bool,
+    /// Of an int8 input, the values behind the whole groups, which arrive as floats.
+    pub loose: u32,
+    /// Of the prologue's norms.
+    pub epsilon: f32,
+    /// Applied in order to each output.
+    pub epilogue: Vec<&'static DeviceDef>,
+}
+
+/// Fours of activations on their way to a thread, where it need not hold all of them.
+const MOST_PIECES: u32 = 5;
+
+impl Product {
+    pub fn new(dtype: DType, outputs: u32, k: u32, prologue: Prologue) -> Self {
+        let epsilon = NORM_EPSILON;
+        let (geglu, scaled, branches, leaves_residual) = (false, false, false, prologue.adds_residual());
+        let unbounded = prologue == Prologue::Residual;
+        let (epilogue, leaves_int8, loose) = (Vec::new(), false, 0);
+        Self {
+            dtype,
+            outputs,
+            k,
+            geglu,
+            prologue,
+            scaled,
+            branches,
+            leaves_residual,
+            unbounded,
+            leaves_int8,
+            loose,
+            epsilon,
+            epilogue,
+        }
+    }
+
+    /// Rows of the matrix.
+    pub fn rows(&self) -> u64 {
+        u64::from(self.outputs) * if self.geglu { 2 } else { 1 }
+    }
+
+    fn join(&self) -> Vec<&'static DeviceDef> {
+        if self.geglu { vec![slots::geglu::DEF] } else { vec![] }
+    }
+
+    /// The shape for a GPU of that many SMs.
+    pub fn shape(&self, multiprocessors: u32) -> LaunchShape {
+        ranked_shapes(self, multiprocessors)[0].shape
+    }
+
+    /// Fours of activations that a thread holds at once: all of its own where there is a norm.
+    pub fn pieces(&self, shape: LaunchShape) -> u32 {
+        let own = (self.k / 4).div_ceil(shape.warps * 32);
+        if self.prologue.adds_residual() || self.prologue.is_normed() { own } else { own.min(MOST_PIECES) }
+    }
+
+    /// Two lanes share a block of 32 values, and add their dots as integers.
+    pub fn is_joined(&self) -> bool {
+        format(self.dtype).joined && !self.unbounded
+    }
+
+    /// The order of its sums is the one that tensor cores can keep.
+    pub fn is_stretched(&self) -> bool {
+        format(self.dtype).integer && !self.unbounded
+    }
+
+    /// The fast kernel, launched on `[shape.blocks]`.
+    pub fn instance(&self, shape: LaunchShape) -> Result<Instance, InstanceError> {
+        let format = format(self.dtype);
+        let (ready, residual) = (self.prologue == Prologue::Int8, self.prologue.adds_residual());
+        let (normed, branches) = (self.prologue.is_normed(), residual && self.branches);
+        matvec::Chosen {
+            K: self.k,
+            UNIT: format.unit,
+            INTEGER: format.integer,
+            LANES: shape.lanes,
+            ROWS: shape.rows,
+            DEPTH: shape.depth,
+            WARPS: shape.warps,
+            PIECES: self.pieces(shape),
+            PAIRED: self.geglu,
+            READY: ready,
+            RESIDUAL: residual,
+            BRANCHED: branches,
+            NORMED: normed,
+            FINE: self.unbounded && format.integer,
+            STRETCHED: self.is_stretched(),
+            JOINED: self.is_joined(),
+            SHARES_ROWS: self.is_joined() && shape.rows.is_multiple_of(2),
+            SHARE: shape.share,
+            SPREADS: shape.loose(self.outputs) > 0,
+            LOOSE: self.loose,
+            EPSILON: self.epsilon,
+            side: format.side,
+            dot: if self.is_joined() { format.lane_dot } else { format.dot },
+            two_dots: format.two_dots,
+            ready: if ready { slots::ready_codes::DEF } else { slots::no_part::DEF },
+            ready_group: if ready { slots::ready_scale::DEF } else { slots::no_group::DEF },
+            input: if ready && self.loose == 0 { slots::no_four::DEF } else { slots::four_of::DEF },
+            update: if residual { slots::four_of::DEF } else { slots::no_four::DEF },
+            branch: if branches { slots::four_of::DEF } else { slots::no_four::DEF },
+            scale: if residual && self.scaled { vec![slots::scaled_by::DEF] } else { vec![] },
+            residual: if residual && self.leaves_residual { vec![slots::leave_residual::DEF] } else { vec![] },
+            join: self.join(),
+            epilogue: self.epilogue.clone(),
+            keep: if self.leaves_int8 { vec![slots::leave_codes::DEF] } else { vec![] },
+        }
+        .build()
+    }
+
+    /// The plain kernel, launched on `[outputs.div_ceil(64)]`. It takes activations as they are, whatever the prologue.
+    pub fn plain_instance(&self) -> Result<Instance, InstanceError> {
+        let format = format(self.dtype);
+        matvec_plain::Chosen {
+            K: self.k,
+            UNIT: format.unit,
+            INTEGER: format.integer,
+            PAIRED: self.geglu,
+            side: format.side,
+            dot: format.dot,
+            join: self.join(),
+            epilogue: self.epilogue.clone(),
+        }
+        .build()
+    }
+}
