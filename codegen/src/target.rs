@@ -110,7 +110,7 @@ fn keys() -> String {
     GPUS.iter().map(|gpu| gpu.key.as_ref()).collect::<Vec<_>>().join(", ")
 }
 
-/// The GPU of an architecture whose number of SMs is nearest. Bandwidth and compute, which only reports are about, are taken from it.
+/// The GPU of an architecture whose number of SMs is nearest. Bandwidth and compute are taken from it.
 fn nearest(arch: Arch, multiprocessors: u32) -> Target {
     let same = GPUS.iter().filter(|gpu| gpu.arch == arch);
     let nearest = same.min_by_key(|gpu| gpu.multiprocessors.abs_diff(multiprocessors));

@@ -9,6 +9,7 @@ use crate::common::lowered::{self, LowerOptions, header};
 use gemma4c_blocks::DType;
 use gemma4c_codegen::nvrtc::Toolchain;
 use gemma4c_models::synth::Preset;
+use gemma4c_plan::cuda::{Argument, CudaStep, Form, Range};
 use serde_json::Value;
 
 /// `inspect --json` of the plan of a full size.
@@ -22,6 +23,43 @@ fn inspected(place: &Place, preset: Preset, dtype: DType, options: &LowerOptions
 
 fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("{key} of {value}"))
+}
+
+/// Gate and up leave the outputs behind the last full round of groups as floats; down finds all four parts where they were left.
+#[test]
+fn spread_outputs_are_read_where_they_were_left() {
+    let place = Place::new();
+    let model = place.path("model.gguf");
+    for (preset, dtype, width, floats, layers) in
+        [(Preset::E4b, DType::Q8_0, 10_240, 1792, 42), (Preset::Dense31b, DType::Q4_0, 21_504, 384, 60)]
+    {
+        header(&model, preset, dtype);
+        let decode = lowered::plan(&model, &LowerOptions::default()).cuda.expect("a GPU plan").program.phases.remove(0);
+        let mixed = |step: &CudaStep| {
+            step.outputs.iter().find_map(|output| match output.form {
+                Form::Mixed { loose } => Some((loose, output.place)),
+                _ => None,
+            })
+        };
+        let left: Vec<_> = decode.steps.windows(2).filter_map(|pair| Some((mixed(&pair[0])?, pair))).collect();
+        assert_eq!(left.len(), layers, "one in every layer");
+        for ((loose, place), pair) in left {
+            assert_eq!(loose, floats);
+            let whole = width - u64::from(loose);
+            let part = |offset: u64, bytes: u64| Range { offset: place.offset + offset, bytes, ..place };
+            let groups = whole / 32 * 4;
+            let parts = [
+                part(0, whole),
+                part(whole, groups),
+                part(whole + groups, groups),
+                part(whole + 2 * groups, u64::from(loose) * 4),
+            ];
+            assert_eq!(parts[3].offset + parts[3].bytes, place.offset + place.bytes);
+            for (step, part) in pair.iter().flat_map(|step| parts.map(|part| (step, part))) {
+                assert!(step.launch.arguments.contains(&Argument::Memory(part)), "{part:?} of {place:?}");
+            }
+        }
+    }
 }
 
 /// Decode is bound by launches as much as by bytes: a budget that a change must not break unnoticed.

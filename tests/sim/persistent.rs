@@ -29,11 +29,8 @@ fn one_launch_has_the_bits_of_many() {
         assert_eq!((runs(&one), runs(&many)), (*expected, 0), "{synth}");
         let tokens = random_tokens(7, 6, one.model.vocab_size);
         let feed = Feed { tokens: &tokens, pieces: vec![4], asked: Asked::Last };
-        let rows = |plan: Plan| -> Vec<Vec<u32>> {
-            let rows = feed.rows(&mut on_simulator(plan, &model));
-            rows.into_iter().map(|(_, row)| row.into_iter().map(f32::to_bits).collect()).collect()
-        };
-        match rows(one) == rows(many) {
+        let bits = |plan: Plan| feed.bits(&mut on_simulator(plan, &model));
+        match bits(one) == bits(many) {
             true => Ok(()),
             false => Err(format!("{synth}: other bits")),
         }

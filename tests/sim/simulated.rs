@@ -37,6 +37,12 @@ impl Feed<'_> {
         }
         rows
     }
+
+    /// The bits of those rows.
+    pub fn bits(&self, session: &mut Session) -> Vec<Vec<u32>> {
+        let bits = |(_, row): (usize, Vec<f32>)| row.into_iter().map(f32::to_bits).collect();
+        self.rows(session).into_iter().map(bits).collect()
+    }
 }
 
 /// The launches of a plan, in the simulator.

@@ -48,7 +48,7 @@ impl From<String> for Choice {
 
 /// How a decoded row's product is launched: as the rule of launch shapes ranks it.
 pub fn product(of: &Product, target: &Target) -> (LaunchShape, Choice) {
-    let ranked = ranked_shapes(of, target.multiprocessors);
+    let ranked = ranked_shapes(of, target);
     let best = ranked[0];
     let reason = format!(
         "one row: a matrix-vector product of {} x {} {}, shaped for {} SMs: {}",

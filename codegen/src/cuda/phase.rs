@@ -366,9 +366,10 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         self.values.get(&node)?.iter().find(|(known, _)| *known == form).map(|(_, place)| *place)
     }
 
-    /// A node whose values are int8 but for the last ones, and how many these are.
-    pub fn find_mixed(&self, node: NodeId) -> Option<(Place, u32)> {
+    /// A node whose values are int8, and how many of them, the last ones, are floats instead.
+    pub fn find_int8(&self, node: NodeId) -> Option<(Place, u32)> {
         self.values.get(&node)?.iter().find_map(|(form, place)| match form {
+            Form::Int8 => Some((*place, 0)),
             Form::Mixed { loose } => Some((*place, *loose)),
             _ => None,
         })

@@ -121,22 +121,18 @@ impl PhaseBuilder<'_, '_> {
         let mut loose = 0;
         let arrival = match &of.norm {
             Some(norm) => self.arrival_through_norm(norm, sum)?,
-            None if let Some((place, floats)) = self.find_mixed(of.input) => {
+            None if integer
+                && !unbounded
+                && let Some((place, floats)) = self.find_int8(of.input) =>
+            {
                 loose = floats;
-                let x = MixedSpan::of(place.start, matrix.k as u64, loose as u64);
+                let x = MixedSpan::of(place.start, rows as u64 * matrix.k as u64, loose as u64);
                 let codes = slots::ready_codes::Arguments { xq: x.whole.codes };
                 let scales = slots::ready_scale::Arguments { xscale: x.whole.scales, xsum: x.whole.sums };
-                let floats = slots::four_of::Arguments { x: x.loose };
-                let filled =
-                    vec![(slot::ready, codes.into()), (slot::ready_group, scales.into()), (slot::input, floats.into())];
-                Arrival::without_norms(Prologue::Int8, filled)
-            }
-            None if integer && !unbounded && self.has(of.input, Form::Int8) => {
-                let values = rows as u64 * matrix.k as u64;
-                let x = Int8Span::of(self.location(of.input, Form::Int8)?.start, values);
-                let codes = slots::ready_codes::Arguments { xq: x.codes };
-                let scales = slots::ready_scale::Arguments { xscale: x.scales, xsum: x.sums };
-                let filled = vec![(slot::ready, codes.into()), (slot::ready_group, scales.into())];
+                let mut filled = vec![(slot::ready, codes.into()), (slot::ready_group, scales.into())];
+                if loose > 0 {
+                    filled.push((slot::input, slots::four_of::Arguments { x: x.loose }.into()));
+                }
                 Arrival::without_norms(Prologue::Int8, filled)
             }
             None => {

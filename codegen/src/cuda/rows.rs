@@ -35,7 +35,7 @@ impl PhaseBuilder<'_, '_> {
         let rows = self.rows_of(group);
         let Decoded { choice, arrival, .. } = self.decoded(&owner, &product)?;
         let kind = rows::Product::new(choice, rows, self.schedule.sum_order(of));
-        let mut one = kind.one.shape(self.common.can.target.multiprocessors);
+        let mut one = kind.one.shape(&self.common.can.target);
         if per_layer_step::is_step_of_one_row(self.schedule, &self.common.can, &product) {
             // One row has this norm in another kernel; with as many warps here, though bits no longer depend on them.
             one.warps = step::BLOCK_WARPS;

@@ -182,7 +182,7 @@ pub fn leaves_int8(schedule: &Schedule, can: &Abilities, group: &Group, product:
     let graph = schedule.graph();
     let weight = |id: &NodeId| graph.node(*id).op.weight().and_then(|weight| graph.weight(weight).bytes());
     let bytes = product.matmuls.iter().filter_map(weight).sum();
-    let pays = |last: NodeId| whole_groups_pay(graph.node(last).ty.width, bytes, can.target.multiprocessors);
+    let pays = |last: NodeId| whole_groups_pay(graph.node(last).ty.width, bytes, &can.target);
     let last = group.last().filter(|last| product.geglu && !can.exact && pays(*last));
     last.is_some_and(|last| wanted(schedule, can, last) == Outputs::INT8)
 }

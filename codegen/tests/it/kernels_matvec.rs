@@ -5,6 +5,7 @@ use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::cases::matvec;
 use gemma4c_codegen::kernels::matvec::shape::{LaunchShape, whole_groups_pay};
 use gemma4c_codegen::kernels::matvec::{Product, Prologue};
+use gemma4c_codegen::target::Target;
 use gemma4c_dsl::ElementType;
 use gemma4c_dsl::harness::{Bound, Case, Data, Simulator};
 use gemma4c_dsl::sim::Order;
@@ -40,6 +41,10 @@ fn massive_channels_cost_their_neighbours_nothing() {
 const WIDTHS: &[u32] =
     &[256, 704, 1536, 2048, 2112, 2560, 2816, 3840, 4096, 5376, 6144, 8192, 10240, 12288, 15360, 16384, 21504];
 
+fn h200() -> Target {
+    Target::of_arch(Arch::Sm90a)
+}
+
 #[test]
 fn every_product_of_every_model_gets_a_shape_that_fits() {
     for dtype in DType::ALL {
@@ -48,7 +53,7 @@ fn every_product_of_every_model_gets_a_shape_that_fits() {
             for (outputs, geglu) in products {
                 let leaves_int8 = outputs == 6144;
                 let product = Product { geglu, leaves_int8, ..Product::new(dtype, outputs, k, Prologue::Plain) };
-                let shape = product.shape(132);
+                let shape = product.shape(&h200());
                 let LaunchShape { lanes, rows, depth, warps, blocks, share } = shape;
                 let what = format!("{dtype}, {outputs} x {k}: {shape:?}");
                 assert!([8, 16, 32].contains(&lanes) && rows <= lanes && depth >= 1, "{what}");
@@ -73,11 +78,11 @@ fn whole_groups_pay_unless_many_sms_have_none() {
     // Gate and up of E2B, E4B, 12B and 31B.
     for (outputs, k) in [(6144, 1536), (10240, 2560), (15360, 3840), (21504, 5376)] {
         for of_32 in [18, 34] {
-            assert!(whole_groups_pay(outputs, u64::from(outputs) * 2 * k / 32 * of_32, 132), "{outputs}");
+            assert!(whole_groups_pay(outputs, u64::from(outputs) * 2 * k / 32 * of_32, &h200()), "{outputs}");
         }
     }
-    assert!(!whole_groups_pay(1024, 40 << 20, 132), "three of four SMs have no group");
-    assert!(!whole_groups_pay(100, 1, 132), "the last group is not whole");
+    assert!(!whole_groups_pay(1024, 40 << 20, &h200()), "three of four SMs have no group");
+    assert!(!whole_groups_pay(100, 1, &h200()), "the last group is not whole");
 }
 
 #[test]
@@ -93,7 +98,7 @@ fn groups_behind_the_last_full_round_are_spread_where_many_bytes_are_theirs() {
         (DType::Q8_0, 12288, 1536, 96, 128, 0),
         (DType::Q8_0, 6144, 1536, 64, 96, 0),
     ] {
-        let shape = gate_and_up(dtype, outputs, k).shape(132);
+        let shape = gate_and_up(dtype, outputs, k).shape(&h200());
         assert_eq!((shape.share, shape.blocks, shape.loose(outputs)), (share, blocks, loose), "{dtype}, {outputs}");
     }
 }
@@ -106,7 +111,7 @@ fn the_largest_products_keep_memory_busy() {
     {
         for dtype in [DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q6K] {
             let product = Product { geglu, ..Product::new(dtype, outputs, k, Prologue::ResidualNorm) };
-            let LaunchShape { rows, depth, warps, blocks, .. } = product.shape(132);
+            let LaunchShape { rows, depth, warps, blocks, .. } = product.shape(&h200());
             let unit_bytes = if dtype == DType::Q6K { 24 } else { 16 };
             let bytes = blocks * warps * 32 * rows * depth * unit_bytes / 132;
             assert!(bytes >= 40 << 10, "{outputs} x {k}, {dtype}: {bytes} bytes on their way");

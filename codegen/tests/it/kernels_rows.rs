@@ -90,7 +90,7 @@ fn products_of_real_models_compile_without_spills() {
     for (product, arch) in both {
         let target = Target::of_arch(arch);
         let (shape, why, _) = product.choose(&target);
-        let prepared = product.prepare(product.one.shape(target.multiprocessors), shape).unwrap();
+        let prepared = product.prepare(product.one.shape(&target), shape).unwrap();
         for instance in prepared.into_iter().chain([product.instance(shape).unwrap()]) {
             let what = format!("{instance}: {why}");
             assert!(instance.shared_bytes() as u32 <= target.shared_bytes_per_block, "{what}");
@@ -167,7 +167,7 @@ fn every_product_of_every_model_gets_a_shape_that_fits() {
             for k in [256, 704, 2112, 2560, 5376, 10240, 21504].into_iter().filter(|k| dtype.row_bytes(*k).is_some()) {
                 for (outputs, geglu) in [(256, false), (2560, false), (21504, true), (262_144, false)] {
                     let one = OneRow { geglu, ..OneRow::new(dtype, outputs, k as u32, Prologue::Plain) };
-                    let lanes = one.shape(target.multiprocessors).lanes;
+                    let lanes = one.shape(&target).lanes;
                     for rows in [2, 3, 4, 8, 16, 32, 64, 128] {
                         let product = Product::new(one.clone(), rows, SumOrder::Matvec);
                         let (shape, why, _) = product.choose(&target);

@@ -7,6 +7,7 @@ use super::formats::format;
 use super::shape::{LaunchShape, ranked_shapes};
 use super::{matvec, matvec_plain, slots};
 use crate::kernels::NORM_EPSILON;
+use crate::target::Target;
 
 /// How the activations arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,9 +99,9 @@ impl Product {
         if self.geglu { vec![slots::geglu::DEF] } else { vec![] }
     }
 
-    /// The shape for a GPU of that many SMs.
-    pub fn shape(&self, multiprocessors: u32) -> LaunchShape {
-        ranked_shapes(self, multiprocessors)[0].shape
+    /// The shape for a GPU.
+    pub fn shape(&self, target: &Target) -> LaunchShape {
+        ranked_shapes(self, target)[0].shape
     }
 
     /// Fours of activations that a thread holds at once: all of its own where there is a norm.

@@ -8,6 +8,7 @@
 use super::Product;
 use super::formats::format;
 use crate::measured::{H200, Question};
+use crate::target::Target;
 
 /// The compile-time parameters of a product, and its grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,27 +56,28 @@ const REGISTERS: (u32, u32, u32) = (65536, 50, 60);
 /// Bytes on their way to an SM beyond which more do not help: rows that share activations do.
 const ENOUGH_BYTES: u32 = 56 << 10;
 
-/// Bytes of weights that SMs without a group would have read, from which on the outputs behind the last full round are spread over all SMs. Measured on the H200: E4B Q8_0 gains at 11 MB and 31B Q4_0
-/// at 20; 12B Q4_0 gains nothing at 6 and E2B Q8_0 loses at 5, because their reader must round what is spread.
-const WORTH_SPREADING: f64 = 8e6;
+/// Seconds of the memory's time that SMs without a group leave unused, from which on the outputs behind the last full round are spread over all SMs. Measured on the H200: E4B Q8_0 gains at 2.4 us and
+/// 31B Q4_0 at 4.5; 12B Q4_0 gains nothing at 1.4 and E2B Q8_0 loses at 1.2, because their reader must round what is spread.
+const WORTH_SPREADING: f64 = 1.8e-6;
 /// The same where a matrix has fewer groups than there are SMs: beyond this its results leave as floats.
-const MOST_IDLE_BYTES: f64 = 28e6;
+const MOST_IDLE: f64 = 6.4e-6;
 
 /// How whole int8 groups of a result are shared out among blocks.
 struct WholeGroups {
     /// Outputs of a block, and the blocks.
     share: u32,
     blocks: u32,
-    /// Bytes of weights that the SMs without work would have read.
+    /// Seconds of the memory's time that the SMs without work leave unused.
     idle: f64,
 }
 
 impl WholeGroups {
     /// As many groups to a block as it takes, or as many as every SM can have, and the rest is spread.
-    fn of(outputs: u32, bytes: u64, multiprocessors: u32) -> WholeGroups {
-        let (groups, multiprocessors) = (outputs / 32, multiprocessors.max(1));
+    fn of(outputs: u32, bytes: u64, target: &Target) -> WholeGroups {
+        let (groups, multiprocessors) = (outputs / 32, target.multiprocessors.max(1));
         let most = groups.div_ceil(multiprocessors).max(1);
-        let idle = bytes as f64 * (1.0 - f64::from(groups) / f64::from(most * multiprocessors));
+        let busy = f64::from(groups) / f64::from(most * multiprocessors);
+        let idle = bytes as f64 / target.bandwidth * (1.0 - busy);
         if most > 1 && idle >= WORTH_SPREADING {
             WholeGroups { share: (most - 1) * 32, blocks: multiprocessors, idle: 0.0 }
         } else {
@@ -85,8 +87,8 @@ impl WholeGroups {
 }
 
 /// Whether the result of a matrix of that many bytes should be left as int8: in whole groups, and not at the price of too many SMs that have none.
-pub fn whole_groups_pay(outputs: u32, bytes: u64, multiprocessors: u32) -> bool {
-    outputs.is_multiple_of(32) && WholeGroups::of(outputs, bytes, multiprocessors).idle <= MOST_IDLE_BYTES
+pub fn whole_groups_pay(outputs: u32, bytes: u64, target: &Target) -> bool {
+    outputs.is_multiple_of(32) && WholeGroups::of(outputs, bytes, target).idle <= MOST_IDLE
 }
 
 /// A shape, and what the rule says of it.
@@ -120,13 +122,13 @@ pub fn lanes(product: &Product) -> u32 {
 ///
 /// One block for each SM, as large as it takes: every block reads all activations and computes their norms, so more of
 /// them would read more than the weights are. A product that leaves int8 has blocks with whole int8 groups of neighbouring outputs.
-pub fn ranked_shapes(product: &Product, multiprocessors: u32) -> Vec<Ranked> {
-    let (format, multiprocessors) = (format(product.dtype), multiprocessors.max(1));
+pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
+    let (format, multiprocessors) = (format(product.dtype), target.multiprocessors.max(1));
     let (outputs, paired, lanes) = (product.outputs, product.geglu, lanes(product));
     let units = (product.k / format.unit).max(1);
     let steps = units.div_ceil(lanes);
     let bytes = product.dtype.row_bytes(product.k.into()).unwrap_or(0) * product.rows();
-    let groups = product.leaves_int8.then(|| WholeGroups::of(outputs, bytes, multiprocessors));
+    let groups = product.leaves_int8.then(|| WholeGroups::of(outputs, bytes, target));
     let share = groups.as_ref().map_or(0, |groups| groups.share);
     let shape = |(rows, reach): (u32, u32)| {
         let lane_outputs = if paired { rows / 2 } else { rows };

@@ -242,7 +242,7 @@ impl Shape {
 
 /// The shape of a product on a GPU, and the next best where there are two.
 pub fn choose(product: &Product, target: &Target) -> (Shape, Option<Shape>) {
-    let one = product.one.shape(target.multiprocessors);
+    let one = product.one.shape(target);
     let one = if product.order == SumOrder::Matvec { one } else { LaunchShape { lanes: 32, ..one } };
     let cores = Shape::Cores(Cores::choose(product, one, target));
     let tensor = match product.order {
