@@ -12,7 +12,7 @@
 //!
 //! One kernel serves all: a weight format ([`formats`]), a prologue (how activations arrive) and an epilogue ([`slots`]) are
 //! device functions in its slots. Several matrices that share their input and their type are one matrix, stacked; with PAIRED
-//! the upper half of the rows is joined to the lower, as gate and up are. How many of everything is [`shape`]'s choice.
+//! the upper half of the rows is joined to the lower, as gate and up are. [`Product`] is what a plan asks for; how many of everything is [`shape`]'s choice.
 //!
 //! Results that leave as int8 are rounded by blocks that have whole groups of 32. Where groups do not divide evenly among the SMs, all SMs have as many as each can have (SPREADS). What is left leaves as
 //! floats, and the product that reads it rounds those (LOOSE). So every SM reads weights for as long, and nobody waits for another block.

@@ -23,7 +23,7 @@ pub struct LaunchShape {
     pub warps: u32,
     /// Blocks of the grid.
     pub blocks: u32,
-    /// Neighbouring outputs of a block, whole int8 groups; 0 where all warps share out all outputs.
+    /// Outputs of a block in whole int8 groups; 0 where all warps share out all outputs.
     pub share: u32,
 }
 
@@ -45,6 +45,8 @@ impl LaunchShape {
 const FEWEST_WARPS: u32 = H200.fastest(Question::FewestWarps);
 /// Warps of a block whose grid does not cover the matrix at once, and at most where it does.
 const MANY_WARPS: [u32; 3] = [H200.fastest(Question::Warps), 16, 12];
+/// Where none of these fills its rounds, any number from this on may.
+const FEWEST_IN_ROUNDS: u32 = 10;
 /// How full rounds are at least: measured on E2B, E4B, 12B and 31B, more warps are better, unless a tenth of them is idle.
 const FULL_ROUNDS: f32 = 0.9;
 /// The share of its time that a busy SM has work: more makes no difference.
@@ -146,19 +148,15 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
             let all = if share > 0 { warps } else { warps * multiprocessors };
             shared_out as f32 / (shared_out.div_ceil(all) * all) as f32
         };
+        let is_full = |warps: &u32| busy(*warps) >= FULL_ROUNDS;
+        let fullest = |of: &mut dyn Iterator<Item = u32>| of.max_by(|a, b| busy(*a).total_cmp(&busy(*b)));
+        let fullest_of_many = || fullest(&mut MANY_WARPS.into_iter());
         let warps = match tiles.div_ceil(multiprocessors) {
-            _ if share > 0 => {
-                let full = MANY_WARPS.into_iter().find(|warps| busy(*warps) >= FULL_ROUNDS);
-                full.or_else(|| MANY_WARPS.into_iter().max_by(|a, b| busy(*a).total_cmp(&busy(*b))))
-                    .unwrap_or(FEWEST_WARPS)
-            }
-            few if few <= MANY_WARPS[0] => few.max(FEWEST_WARPS),
-            _ => {
-                let fullest = |of: &mut dyn Iterator<Item = u32>| of.max_by(|a, b| busy(*a).total_cmp(&busy(*b)));
-                let usual = fullest(&mut MANY_WARPS.into_iter()).filter(|warps| busy(*warps) >= FULL_ROUNDS);
-                usual.or_else(|| fullest(&mut (10..=MANY_WARPS[0]))).unwrap_or(FEWEST_WARPS)
-            }
+            _ if share > 0 => MANY_WARPS.into_iter().find(is_full).or_else(fullest_of_many),
+            few if few <= MANY_WARPS[0] => Some(few.max(FEWEST_WARPS)),
+            _ => fullest_of_many().filter(is_full).or_else(|| fullest(&mut (FEWEST_IN_ROUNDS..=MANY_WARPS[0]))),
         };
+        let warps = warps.unwrap_or(FEWEST_WARPS);
         let ahead = (REGISTERS.0 / (warps * 32)).saturating_sub(REGISTERS.1).min(REGISTERS.2);
         // The next row's units are asked for as this one's are used, so a whole row may be on its way. Of depths that
         // waste the fewest loads behind a row's end, the largest.
