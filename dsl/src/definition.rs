@@ -107,9 +107,9 @@ pub struct LaunchContract {
     /// It lets its successor start only after it has waited: when that starts, all launches before this one's predecessor, and that one, have ended.
     pub waits_first: bool,
     /// What it reads before it waits, though kernels write there. Whoever launches it sees to it that those have ended by then.
-    pub early: Option<Buffers>,
+    pub early: &'static [Buffers],
     /// What it does not write, though the parameter would let it.
-    pub only_reads: Option<Buffers>,
+    pub only_reads: &'static [Buffers],
     /// Shared arrays live in dynamic shared memory, whose size the launch must state.
     pub dynamic_shared: bool,
 }

@@ -271,8 +271,8 @@ impl Instance {
         self.names(self.def.launch.only_reads, param)
     }
 
-    fn names(&self, buffers: Option<Buffers>, param: &str) -> bool {
-        buffers.is_some_and(|buffers| (buffers.when)(&self.values) && buffers.params.contains(&param))
+    fn names(&self, buffers: &[Buffers], param: &str) -> bool {
+        buffers.iter().any(|buffers| (buffers.when)(&self.values) && buffers.params.contains(&param))
     }
 
     /// Bytes of shared memory that the kernel's own arrays take, as laid out in dynamic shared memory.

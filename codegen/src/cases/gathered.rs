@@ -49,7 +49,7 @@ fn no_floats(_: &[f32]) -> Data {
 
 fn gate_up(of: GatheredGateUp) -> Case {
     let GatheredGateUp { dtype, hidden, k, top, dense, rows, quantised, multiprocessors, .. } = of;
-    let one = GateUp { dtype, hidden, k, top, from: Activations::F32, dense, multiprocessors };
+    let one = GateUp { dtype, hidden, k, top, from: Activations::F32, dense, known: false, multiprocessors };
     let [alone, _] = moe::gate_up(one, [rows as usize; 2]);
     let expected = simulated(vec![alone.clone()], "out");
     let x = buffer(&alone, "arrive_x");
@@ -92,7 +92,7 @@ fn dense_activations(case: Case, x: &[f32], integer: bool) -> Case {
 
 fn down(of: GatheredDown) -> Case {
     let GatheredDown { dtype, outputs, k, top, dense, rows, multiprocessors, .. } = of;
-    let one = Down { dtype, outputs, k, top, dense, multiprocessors };
+    let one = Down { dtype, outputs, k, top, dense, early: false, multiprocessors };
     let [alone, _] = moe::down(one, [rows as usize; 2]);
     let x = buffer(&alone, "x");
     let instance = of.instance().expect("a shape that fits");

@@ -64,6 +64,8 @@ pub fn entries() -> Vec<Case> {
     let of = |width, experts, top, outputs| Router {
         epsilon: EPSILON,
         enters: Some(outputs),
+        known: true,
+        peers: 16,
         ..Router::new(width, experts, top)
     };
     let (floats, bf16, int8) = (Outputs::FLOATS, Outputs::BF16, Outputs::INT8);
@@ -170,6 +172,8 @@ fn routing(router: Router, rows: usize, active: usize, blocks: u32) -> Case {
 
 /// `massive`: the size of a channel that comes with the first row and that the update cancels.
 fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massive: Option<f32>) -> Case {
+    // Blocks are clusters where there are as many as the router asks for.
+    let router = Router { peers: if blocks == router.split_blocks() { router.peers } else { 1 }, ..router };
     let (width, experts, top) = (router.width as usize, router.experts as usize, router.top as usize);
     let mut random = Random::new((width * experts) as u64);
     let mut matrix = random.floats(experts * width, -1.0, 1.0);
@@ -230,11 +234,11 @@ fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massiv
         0 => ("plain, ", router.plain_instance(), [1, 1, 1]),
         1 => {
             let tile = router.many_rows(rows as u32, 1, SHARED_BYTES);
-            ("", router.instance(tile), [1, (rows as u32).div_ceil(tile), 1])
+            ("", router.instance(tile), [(rows as u32).div_ceil(tile), 1, 1])
         }
         _ => {
             let instance = router.split_instance(rows as u32, few_sms);
-            ("split, ", instance, [blocks, (rows as u32).div_ceil(router.split_rows(rows as u32, few_sms)), 1])
+            ("split, ", instance, [(rows as u32).div_ceil(router.split_rows(rows as u32, few_sms)), blocks, 1])
         }
     };
     let mut name = format!("{name}{top} of {experts} experts, {active} of {rows} rows of {width}, {blocks} blocks");
@@ -252,7 +256,7 @@ fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massiv
     if blocks == 0 {
         case = case.buffer("ids", vec![0u32; rows * top]).buffer("weights", vec![0.0f32; rows * top]);
     } else {
-        let counters = vec![0u32; grid[1] as usize];
+        let counters = vec![0u32; grid[0] as usize];
         case = case.buffer("counter", counters.clone()).expect("counter", counters, Bound::Exact);
         case = match router.enters {
             Some(outputs) => entered(case, outputs, &x, [rows, active, width], (update, post), close, &mut random),
@@ -478,8 +482,8 @@ pub(super) fn down(down: Down, rows: [usize; 2]) -> [Case; 2] {
 pub fn types() -> Vec<Case> {
     let of = |dtype: DType| {
         let from = if format(dtype).integer { Activations::Int8 } else { Activations::F32 };
-        let up = GateUp { dtype, hidden: 5, k: 256, top: 2, from, dense: 7, multiprocessors: 132 };
-        let back = Down { dtype, outputs: 18, k: 256, top: 2, dense: 256, multiprocessors: 132 };
+        let up = GateUp { dtype, hidden: 5, k: 256, top: 2, from, dense: 7, known: true, multiprocessors: 132 };
+        let back = Down { dtype, outputs: 18, k: 256, top: 2, dense: 256, early: true, multiprocessors: 132 };
         gate_up(up, [1, 1]).into_iter().chain(down(back, [1, 1]))
     };
     DType::ALL.into_iter().flat_map(of).collect()
@@ -489,8 +493,18 @@ pub fn types() -> Vec<Case> {
 /// arrival.
 pub fn shapes() -> Vec<Case> {
     use Activations::{F32, Int8};
-    let up = |dtype, hidden, k, top, from, dense| GateUp { dtype, hidden, k, top, from, dense, multiprocessors: 132 };
-    let back = |dtype, outputs, k, top, dense| Down { dtype, outputs, k, top, dense, multiprocessors: 132 };
+    let up = |dtype, hidden, k, top, from, dense| GateUp {
+        dtype,
+        hidden,
+        k,
+        top,
+        from,
+        dense,
+        known: false,
+        multiprocessors: 132,
+    };
+    let back =
+        |dtype, outputs, k, top, dense| Down { dtype, outputs, k, top, dense, early: false, multiprocessors: 132 };
     let cases = [
         gate_up(up(DType::Q4_0, 3, 3168, 1, F32, 0), [1, 1]),
         gate_up(up(DType::Q8_0, 35, 96, 3, Int8, 40), [3, 2]),

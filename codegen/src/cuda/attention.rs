@@ -16,7 +16,7 @@ use crate::kernels::attention::flash::attention_flash;
 use crate::kernels::attention::keep::keep_rows;
 use crate::kernels::attention::plain::{attention_plain, picture_end};
 use crate::kernels::attention::rows::attention_rows;
-use crate::kernels::attention::step::{StepOut, attention_step, keep_floats, keep_int8};
+use crate::kernels::attention::step::{Early, StepOut, attention_step, keep_floats, keep_int8};
 use crate::kernels::attention::warpgroups::attention_warpgroups;
 use crate::kernels::heads;
 use crate::passes::cache_of;
@@ -215,7 +215,11 @@ impl PhaseBuilder<'_, '_> {
                     1 => "merged through memory".to_owned(),
                     peers => format!("merged in clusters of {peers} blocks"),
                 };
-                let early = layer.starts_early() && self.is_settled(&[state, k_cache, v_cache]);
+                let early = match layer.starts_early() && self.is_settled(&[k_cache, v_cache]) {
+                    _ if !self.is_settled(&[state]) => Early::Nothing,
+                    true => Early::Caches,
+                    false => Early::Records,
+                };
                 (layer.step(own, early, out)?, layer.step_grid(rows), arguments, how)
             }
         };

@@ -84,7 +84,14 @@ impl PhaseBuilder<'_, '_> {
         let (rows, state) = (self.rows_of(group), self.row_count(group));
         let (experts, top) = experts_of(self.graph(), node);
         let width = self.graph().node(of.input).ty.width;
-        let kind = router::Router { epsilon: of.eps, enters: entry.forms, ..router::Router::new(width, experts, top) };
+        let known = self.is_settled(&[state]);
+        let kind = router::Router {
+            epsilon: of.eps,
+            enters: entry.forms,
+            known,
+            peers: self.common.can.cluster,
+            ..router::Router::new(width, experts, top)
+        };
         if of.factor != 1.0 / (width as f32).sqrt() && of.factor != (width as f32).powf(-0.5) {
             return Err(LowerError::NoValue {
                 node: format!("{}: a factor of {}", self.graph().full_name(node), of.factor),
@@ -126,12 +133,12 @@ impl PhaseBuilder<'_, '_> {
         let (instance, grid, how) = match split {
             true => {
                 let tile = kind.split_rows(rows, multiprocessors);
-                let grid = [kind.split_blocks(), rows.div_ceil(tile), 1];
+                let grid = [rows.div_ceil(tile), kind.split_blocks(), 1];
                 (kind.split_instance(rows, multiprocessors)?, grid, "decoded rows: experts shared out among blocks")
             }
             false => {
                 let tile = kind.many_rows(rows, multiprocessors, shared_bytes_per_block);
-                (kind.instance(tile)?, [1, rows.div_ceil(tile), 1], "many rows: a block for a few")
+                (kind.instance(tile)?, [rows.div_ceil(tile), 1, 1], "many rows: a block for a few")
             }
         };
         let why = Choice { reason: format!("{how}; {}", why.reason), ..why };
@@ -167,7 +174,8 @@ impl PhaseBuilder<'_, '_> {
         let from = if format(matrix.dtype).integer && is_int8 { Activations::Int8 } else { Activations::F32 };
         let dense = beside.as_ref().map_or(0, |beside| (beside.matrix.rows / 2) as u32);
         let multiprocessors = self.common.can.target.multiprocessors;
-        let kind = GateUp { dtype: matrix.dtype, hidden, k: matrix.k, top, from, dense, multiprocessors };
+        let known = self.is_settled(&[state]);
+        let kind = GateUp { dtype: matrix.dtype, hidden, k: matrix.k, top, from, dense, known, multiprocessors };
         let elements = rows as u64 * matrix.k as u64;
         let out = self.alloc_value(node, Form::F32, rows);
         let dense_out = beside.as_ref().map(|beside| self.alloc_value(beside.output, Form::F32, rows));
@@ -217,6 +225,7 @@ impl PhaseBuilder<'_, '_> {
             k: matrix.k,
             top,
             dense,
+            early: self.is_settled(&[state, place.ids, place.weights]),
             multiprocessors: self.common.can.target.multiprocessors,
         };
         let scale = self.expert_scale(scale, experts)?;

@@ -435,18 +435,19 @@ impl<'p, 'a> PhaseBuilder<'p, 'a> {
         }
     }
 
-    /// Whether whoever writes to this memory, which is the loop's or a cache's, has ended when the next launch starts: it may be read before the wait.
+    /// Whether whoever writes to this memory has ended when the next launch starts: it may be read before the wait.
     pub fn is_settled(&self, spans: &[Span]) -> bool {
         let is_same = |a: &Range, b: &Range| match (a.region, b.region) {
             // Pages of different caches lie between each other.
             (Region::Kv, Region::Kv) => a.offset == b.offset,
             (one, other) => one == other && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes,
         };
-        let is_read = |span: &Span| match span {
-            Span::Fixed(written) => {
-                spans.iter().any(|span| matches!(span, Span::Fixed(read) if is_same(read, written)))
-            }
-            Span::Buffer { .. } | Span::Unused => false,
+        let is_read = |written: &Span| {
+            spans.iter().any(|read| match (read, written) {
+                (Span::Fixed(read), Span::Fixed(written)) => is_same(read, written),
+                (Span::Buffer { buffer: read, .. }, Span::Buffer { buffer: written, .. }) => read == written,
+                _ => false,
+            })
         };
         // The launches that may still run, from the last on: the first that waits before it lets others start, and those behind it.
         for (at, draft) in self.drafts.iter().enumerate().rev() {

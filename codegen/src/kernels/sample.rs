@@ -193,32 +193,51 @@ pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
     let counts = shared::<u32>(64);
     let sorted = shared::<u64>(KEPT);
     let weights = shared::<f32>(KEPT);
+    let never = shared::<u32>(THREADS);
     let me = thread_idx();
+    if me < suppressed {
+        never[me] = suppress[me];
+    }
     grid_launch_dependents();
     grid_dependency_wait();
     let row = block_idx_y();
     let mut record = records.offset(row * 16);
-    // The first row's logits are on their way before its record is here.
-    if row > 0 && record[1u32] == 0 {
+    // All of the record at once, and the first row's logits with it: nothing is asked for later that could be asked for now.
+    let of_row = load::<U32x4>(record, 0u32);
+    let of_pick = load::<U32x4>(record, 4u32);
+    let of_seed = load::<U32x4>(record, 8u32);
+    if row > 0 && of_row.y == 0 {
         return;
     }
     let row_logits = logits.offset(row as u64 * vocabulary as u64);
     let row_mask = masks.offset(row * mask_words);
-    let is_masked = record[10u32] != 0;
+    let is_masked = of_seed.z != 0;
     let mut row_largest = largest.offset(row * grid_dim() * KEPT);
+    let mut values = regs(0.0f32, PER);
+    #[unroll]
+    for i in 0..PER {
+        values[i] = row_logits[((block_idx() * PER + i) * THREADS + me).min(vocabulary - 1)];
+    }
     let mut keys = regs(0u64, PER);
     #[unroll]
     for i in 0..PER {
         let token = (block_idx() * PER + i) * THREADS + me;
         let mut allowed = token < vocabulary;
-        for s in 0..suppressed {
-            allowed = allowed && suppress[s] != token;
-        }
         if is_masked && allowed {
             allowed = row_mask[token / 32] >> (token % 32) & 1 == 1;
         }
         if allowed {
-            keys[i] = key_of(transform(row_logits[token], token), token);
+            keys[i] = key_of(transform(values[i], token), token);
+        }
+    }
+    barrier();
+    for s in 0..suppressed {
+        let place = never[s].wrapping_sub(block_idx() * PER * THREADS);
+        #[unroll]
+        for i in 0..PER {
+            if place == i * THREADS + me {
+                keys[i] = 0;
+            }
         }
     }
     keep_largest(&keys, kept, count, counts);
@@ -226,7 +245,7 @@ pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
         row_largest[block_idx() * KEPT + rank_of(kept, me)] = kept[me];
     }
     // The whole block leaves: another one will finish.
-    if !last_block_of(counters, row, grid_dim()) || record[1u32] == 0 {
+    if !last_block_of(counters, row, grid_dim()) || of_row.y == 0 {
         return;
     }
 
@@ -244,27 +263,27 @@ pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
     }
     barrier();
 
-    let temperature = f32::from_bits(record[5u32]);
+    let temperature = f32::from_bits(of_pick.y);
     if me < KEPT {
         let difference = logit_of(sorted[me]) - logit_of(sorted[0u32]);
         weights[me] = if sorted[me] == 0 { 0.0 } else { (difference / temperature).exp() };
     }
     barrier();
     if me == 0 {
-        let top_k = record[6u32];
-        let position = record[0u32] + record[1u32];
-        let tick = record[4u32];
+        let top_k = of_pick.z;
+        let position = of_row.x + of_row.y;
+        let tick = of_pick.x;
         let mut place = 0u32;
         if KEPT > 1 && temperature > 0.0 {
-            let uniform = philox_uniform(record[8u32], record[9u32], position);
+            let uniform = philox_uniform(of_seed.x, of_seed.y, position);
             let most = if top_k == 0 { KEPT } else { top_k.min(KEPT) };
-            place = place_of_pick(weights, most, f32::from_bits(record[7u32]), uniform);
+            place = place_of_pick(weights, most, f32::from_bits(of_pick.w), uniform);
         }
         let token = token_of(sorted[place]);
         record[0u32] = position;
         record[2u32] = token;
         record[4u32] = tick + 1;
-        history[tick % history_len * history_rows + row + record[11u32]] = token;
+        history[tick % history_len * history_rows + row + of_seed.w] = token;
     }
 }
 

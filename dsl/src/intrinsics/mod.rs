@@ -46,6 +46,6 @@ table! {
     math: rsqrt recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast exp2_flushed;
     tensor: ldmatrix_x1 ldmatrix_x2 ldmatrix_x4 ldmatrix_x2_trans ldmatrix_x4_trans mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k16_s8 mma_m16n8k32_s8;
     warpgroup: wgmma_bf16 wgmma_bf16_held wgmma_b16 wgmma_b16_held_across wgmma_fence wgmma_commit wgmma_wait fence_proxy_async;
-    cluster: cluster_rank cluster_barrier load_peer;
+    cluster: cluster_rank cluster_barrier cluster_arrive cluster_wait load_peer;
     grid: grid_dependency_wait grid_launch_dependents;
 }

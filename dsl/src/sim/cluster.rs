@@ -326,8 +326,11 @@ impl<'a> Cluster<'a> {
         self.in_cluster = 0;
         let waiting: Vec<usize> =
             (0..self.states.len()).filter(|index| matches!(self.status[*index], Status::Waiting(_))).collect();
-        let Some(Status::Waiting(stop)) = waiting.first().map(|first| &self.status[*first]) else { return Ok(()) };
-        self.release(waiting.iter().copied(), *stop)?;
+        let Some(&Status::Waiting(stop)) = waiting.first().map(|first| &self.status[*first]) else { return Ok(()) };
+        self.release(waiting.iter().copied(), stop)?;
+        if stop.scope == StopScope::Meeting {
+            return Ok(());
+        }
         let now = self.launch.tick();
         for state in waiting.iter().map(|index| &self.states[*index]) {
             state.last_cluster_barrier.set(now);
@@ -422,7 +425,10 @@ impl<'a> Cluster<'a> {
                     let threads = block * self.threads()..(block + 1) * self.threads();
                     self.release(threads.clone(), stop)?;
                     let now = self.launch.tick();
-                    self.states[threads.clone()].iter().for_each(|state| state.last_block_barrier.set(now));
+                    self.states[threads.clone()].iter().for_each(|state| {
+                        state.last_block_barrier.set(now);
+                        state.last_full_barrier.set(now);
+                    });
                     share_knowledge(self.states[threads].iter());
                 }
             }
@@ -436,7 +442,7 @@ impl<'a> Cluster<'a> {
                     self.gather_knowledge(part);
                 }
             }
-            StopScope::Cluster => {
+            StopScope::Cluster | StopScope::Meeting => {
                 self.in_cluster += 1;
                 self.release_cluster()?;
             }
@@ -476,14 +482,14 @@ impl<'a> Cluster<'a> {
                 (start..start + self.threads(), "all threads of a block")
             }
             StopScope::Part { threads } => (self.part(first, threads), "all threads of the warps it names"),
-            StopScope::Cluster => (0..self.status.len(), "all threads of a cluster"),
+            StopScope::Cluster | StopScope::Meeting => (0..self.status.len(), "all threads of a cluster"),
             StopScope::Event { .. } | StopScope::Pause => (first..first + 1, "the thread alone"),
         };
         let elsewhere = group.into_iter().find_map(|other| match waiting(other) {
             Some(at) if at.is_at(&stop) => None,
             Some(at) => Some(format!("{} waits at `{}`, {}", self.called(other), at.operation, spelled(at.line))),
             // A cluster barrier does not wait for blocks that have returned.
-            None if stop.scope == StopScope::Cluster => None,
+            None if matches!(stop.scope, StopScope::Cluster | StopScope::Meeting) => None,
             None => Some(format!("{} has returned", self.called(other))),
         });
         let message = format!(
@@ -512,6 +518,12 @@ impl<'a> Cluster<'a> {
             let message =
                 "returns without grid_dependency_wait(): its successor would not wait for its predecessor".to_string();
             return Err(self.raise(index, FaultKind::MissingDependencyWait, None, message));
+        }
+        if state.arrived.get() {
+            let message =
+                "returns after `cluster_arrive` without `cluster_wait`: a peer may still read its shared memory"
+                    .to_string();
+            return Err(self.raise(index, FaultKind::Divergence, None, message));
         }
         let open = state.open_copies.borrow().first().map(|copy| copy.line);
         let pending = state.copy_groups.borrow().iter().flatten().next().map(|copy| copy.line);

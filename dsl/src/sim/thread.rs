@@ -55,6 +55,8 @@ pub(crate) enum StopScope {
         threads: u32,
     },
     Cluster,
+    /// All of a cluster, of which it orders no memory.
+    Meeting,
     /// Something that others bring about. `again`: it had not happened a turn ago either.
     Event {
         by: Cause,
@@ -167,8 +169,12 @@ pub(crate) struct Thread {
     pub yielder: Cell<*const Yielder<(), Stop>>,
     pub last_cluster_barrier: Cell<u32>,
     pub last_block_barrier: Cell<u32>,
+    /// The last that ordered all memory.
+    pub last_full_barrier: Cell<u32>,
     pub last_warp_barrier: Cell<u32>,
     pub waited: Cell<bool>,
+    /// Between the halves of a meeting of the cluster.
+    pub arrived: Cell<bool>,
     /// What the thread waits for, when it waits for an event: for the report of a deadlock.
     pub awaits: RefCell<String>,
     /// What the thread knows of others through counters.
@@ -210,8 +216,10 @@ impl Thread {
             yielder: Cell::new(std::ptr::null()),
             last_cluster_barrier: Cell::new(start),
             last_block_barrier: Cell::new(start),
+            last_full_barrier: Cell::new(start),
             last_warp_barrier: Cell::new(start),
             waited: Cell::new(false),
+            arrived: Cell::new(false),
             awaits: RefCell::default(),
             known: RefCell::default(),
             polled: Cell::default(),
@@ -351,12 +359,8 @@ impl Thread {
         let now = launch.tick();
         let mut all = self.known.borrow().as_deref().cloned().unwrap_or_default();
         all.thread(self.number(), now);
-        all.warp(self.number() / 32, self.last_warp_barrier.get().max(self.last_block_barrier.get()));
-        all.block(block.linear, self.last_block_barrier.get());
-        for rank in 0..launch.cluster {
-            let peer = block.linear + rank * launch.grid[0] - block.rank * launch.grid[0];
-            all.block(peer, self.last_cluster_barrier.get());
-        }
+        all.warp(self.number() / 32, self.last_warp_barrier.get().max(self.last_full_barrier.get()));
+        all.block(block.linear, self.last_full_barrier.get());
         all
     }
 
@@ -405,7 +409,11 @@ impl Thread {
             self.raise(FaultKind::OutOfBounds, line, message);
         }
         if let Some(shadow) = &region.shadow {
-            let accessor = self.accessor(line);
+            let mut accessor = self.accessor(line);
+            if region.access != Access::Shared {
+                // A cluster's barrier orders shared memory alone.
+                (accessor.last_cluster_barrier, accessor.last_block_barrier) = (0, self.last_full_barrier.get());
+            }
             let result = shadow.borrow_mut().touch(region.shadow_start + at, bytes, touch, &accessor);
             if let Err((kind, why)) = result {
                 let element = at / region.element.size();

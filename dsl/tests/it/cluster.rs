@@ -123,6 +123,81 @@ fn a_peer_that_has_returned_cannot_be_read() {
 }
 
 #[kernel(block = 32, cluster = 2, dynamic_shared)]
+fn reads_a_peer_that_may_go(out: Output<f32>) {
+    let own = shared::<f32>(32);
+    own[thread_idx()] = 1.0;
+    cluster_barrier();
+    cluster_arrive();
+    out[block_idx_y() * 32 + thread_idx()] = load_peer::<f32>(own, thread_idx(), 1 - cluster_rank());
+    cluster_wait();
+}
+
+#[kernel(block = 32, cluster = 2, dynamic_shared)]
+fn takes_a_meeting_for_a_barrier(out: Output<f32>) {
+    let own = shared::<f32>(32);
+    own[thread_idx()] = 1.0;
+    cluster_arrive();
+    cluster_wait();
+    out[block_idx_y() * 32 + thread_idx()] = load_peer::<f32>(own, thread_idx(), 1 - cluster_rank());
+    cluster_barrier();
+}
+
+#[kernel(block = 32, cluster = 2, dynamic_shared)]
+fn reads_a_peers_output(out: InOut<f32>) {
+    out[block_idx_y() * 32 + thread_idx()] = 1.0;
+    cluster_barrier();
+    let read = out[(1 - block_idx_y()) * 32 + thread_idx()];
+    cluster_barrier();
+    out[block_idx_y() * 32 + thread_idx()] = read;
+}
+
+#[test]
+fn a_barrier_orders_shared_memory_alone() {
+    let instance = Instance::of(reads_a_peers_output::DEF).build().expect("an instance without parameters");
+    let case = Case::new("planted", instance).grid([1, 2, 1]).buffer("out", vec![0.0f32; 64]);
+    let error = case.expect("out", vec![1.0f32; 64], Bound::Exact).check().expect_err("a race").to_string();
+    assert!(error.contains("RaceBetweenBlocks"), "{error}");
+}
+
+#[kernel(block = 32, cluster = 2, dynamic_shared)]
+fn arrives_and_returns(out: Output<f32>) {
+    let own = shared::<f32>(32);
+    own[thread_idx()] = 1.0;
+    cluster_barrier();
+    out[block_idx_y() * 32 + thread_idx()] = load_peer::<f32>(own, thread_idx(), 1 - cluster_rank());
+    cluster_arrive();
+}
+
+#[kernel(block = 32, cluster = 2, dynamic_shared)]
+fn waits_without_arriving(out: Output<f32>) {
+    out[block_idx_y() * 32 + thread_idx()] = 1.0;
+    cluster_wait();
+}
+
+#[kernel(block = 32, cluster = 2, dynamic_shared)]
+fn arrives_twice(out: Output<f32>) {
+    out[block_idx_y() * 32 + thread_idx()] = 1.0;
+    cluster_arrive();
+    cluster_barrier();
+    cluster_wait();
+}
+
+#[test]
+fn the_halves_of_a_meeting_belong_together() {
+    for (kernel, kind, says) in [
+        (reads_a_peer_that_may_go::DEF, FaultKind::OutOfBounds, "after `cluster_arrive`"),
+        (takes_a_meeting_for_a_barrier::DEF, FaultKind::RaceBetweenBlocks, "with no cluster_barrier between"),
+        (arrives_and_returns::DEF, FaultKind::Divergence, "without `cluster_wait`"),
+        (waits_without_arriving::DEF, FaultKind::Divergence, "without a `cluster_arrive`"),
+        (arrives_twice::DEF, FaultKind::Divergence, "between `cluster_arrive` and `cluster_wait`"),
+    ] {
+        let found = fault(kernel);
+        assert_eq!(found.kind, kind, "{found}");
+        assert!(found.message.contains(says), "{found}");
+    }
+}
+
+#[kernel(block = 32, cluster = 2, dynamic_shared)]
 fn reads_past_the_cluster(out: Output<f32>) {
     let own = shared::<f32>(32);
     own[thread_idx()] = 1.0;

@@ -9,7 +9,7 @@ use super::{Scene, cache, cache_data, layer};
 use crate::kernels::attention::Attention;
 use crate::kernels::attention::address::RECORD_WORDS;
 use crate::kernels::attention::rows::Sharing;
-use crate::kernels::attention::step::{StepOut, groups};
+use crate::kernels::attention::step::{Early, StepOut, groups};
 
 /// Rows of one layer, `None` where a row is free. Each has pages of its own in one cache.
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ impl Company {
     pub fn case(&self, out: StepOut) -> Case {
         let one = self.any();
         let (layer, splits, count) = (&one.scene.layer, one.scene.splits, self.rows.len());
-        let instance = layer.step(one.own, false, out).expect("heads of whole tiles");
+        let instance = layer.step(one.own, Early::Records, out).expect("heads of whole tiles");
         let case = Case::new(format!("step of {count} rows, {}", self.name), instance)
             .grid([layer.kv_heads, splits, count as u32])
             .scalar("grouped", one.grouped);

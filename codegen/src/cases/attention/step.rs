@@ -11,7 +11,7 @@ use super::{Scene, cache, cache_data, layer};
 use crate::cases::heads::rotated;
 use crate::cases::norm::normed;
 use crate::cases::quantise::Int8;
-use crate::kernels::attention::step::{StepOut, groups};
+use crate::kernels::attention::step::{Early, StepOut, groups};
 use crate::kernels::attention::{Attention, SHARED_BYTES};
 use crate::kernels::heads::{Heads, inverse_frequencies};
 
@@ -133,7 +133,7 @@ impl Step {
         let Scene { layer, splits, segment, .. } = &self.scene;
         let own = if self.own { "" } else { ", cache of another layer" };
         // Both ways of launching it have cases.
-        let early = out != StepOut::Partials;
+        let early = if out == StepOut::Partials { Early::Nothing } else { Early::Caches };
         let instance = layer.step(self.own, early, out).expect("heads of whole tiles");
         let each = groups(*splits, self.grouped) + layer.peers();
         let counters = vec![0u32; (layer.kv_heads * each) as usize];

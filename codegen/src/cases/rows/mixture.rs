@@ -63,7 +63,16 @@ fn shapes(dtype: DType) -> Vec<Shape> {
 }
 
 fn gate_up(dtype: DType, dense: u32, k: u32) -> Vec<Case> {
-    let kind = GateUp { dtype, hidden: 2, k, top: 2, from: Activations::F32, dense, multiprocessors: MULTIPROCESSORS };
+    let kind = GateUp {
+        dtype,
+        hidden: 2,
+        k,
+        top: 2,
+        from: Activations::F32,
+        dense,
+        known: false,
+        multiprocessors: MULTIPROCESSORS,
+    };
     let [both, _] = moe::gate_up(kind, [ROWS as usize; 2]);
     let expected = simulated(vec![both.clone()], "dense_out");
     let x = buffer(&both, "dense_arrive_x");
@@ -74,7 +83,7 @@ fn gate_up(dtype: DType, dense: u32, k: u32) -> Vec<Case> {
 }
 
 fn down(dtype: DType, outputs: u32, k: u32, dense: u32) -> Vec<Case> {
-    let kind = Down { dtype, outputs, k, top: 3, dense, multiprocessors: MULTIPROCESSORS };
+    let kind = Down { dtype, outputs, k, top: 3, dense, early: false, multiprocessors: MULTIPROCESSORS };
     let [both, _] = moe::down(kind, [ROWS as usize; 2]);
     let expected = simulated(vec![both.clone()], "dense_out");
     let x = buffer(&both, "dense_x");

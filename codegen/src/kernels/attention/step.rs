@@ -109,9 +109,9 @@ pub fn merge_clusters<const D: u32, const G: u32>(values: Input<f32>, share: f32
 /// MERGE they are scratch, and each four values of the output go through `keep`, else they are the result. More than `grouped`
 /// splits are merged in groups of as many. `counters` are zero before and after. With PEERS more than 1, splits are clusters of as
 /// many blocks. The grid is (key-value heads, splits, rows), and every row has its own scratch and counters. The blocks of a row that
-/// is free return at once. With EARLY records and caches are read before the wait: nobody writes there who may still run.
+/// is free return at once. With KNOWN records are read before the wait, with EARLY caches too: nobody writes there who may still run.
 #[kernel(block = THREADS, min_blocks = RESIDENT, cluster = PEERS, dependent, waits_first,
-    early(EARLY, state, k_cache, v_cache), only_reads(!OWN, k_cache, v_cache), dynamic_shared, slots(
+    early(KNOWN, state), early(EARLY, k_cache, v_cache), only_reads(!OWN, k_cache, v_cache), dynamic_shared, slots(
     keep(value: F32x4, at: u32) -> F32x4,
     narrow(bits: u32) -> u32,
     operands(eight: U32x4) -> U32x4
@@ -132,6 +132,7 @@ pub fn attention_step<
     const PEERS: u32,
     const NARROW: bool,
     const SCALED: bool,
+    const KNOWN: bool,
     const EARLY: bool,
     const APART: bool,
     KV: Float,
@@ -162,6 +163,7 @@ pub fn attention_step<
 ) {
     require!(KEYS * D % (THREADS * VECTOR) == 0 && G <= 16 && D % 128 == 0);
     require!(ROUNDS * THREADS / 32 >= if OWN { G + 2 } else { G });
+    require!(KNOWN || !EARLY);
     require!(PEERS >= 1 && PEERS <= 16 && (MERGE || PEERS == 1));
     // A tile of a full layer lies in one page.
     require!(256 % KEYS == 0);
@@ -205,15 +207,20 @@ pub fn attention_step<
     let q_raw = q.offset(row * q_stride + head * D);
     let k_raw = k.offset(row * k_stride + block_idx() * D);
     let v_raw = v.offset(row * v_stride + block_idx() * D);
-    // Without EARLY the heads are on their way before the position is known: a split that sees nothing asks for them in vain. With it the first tile is on
-    // its way before the heads are there.
+    // Without EARLY a split that sees nothing asks for its heads in vain. With it the first tile is on its way before the heads are there.
+    let mut record = U32x4::ZERO;
+    if KNOWN {
+        record = record_of(state, row, 16);
+    }
     if !EARLY {
         grid_dependency_wait();
         grid_launch_dependents();
         load_heads(q_raw, k_raw, v_raw, &mut low, &mut high);
     }
     let splits = grid_dim_y();
-    let record = record_of(state, row, 16);
+    if !KNOWN {
+        record = record_of(state, row, 16);
+    }
     // A row that is free: its whole clusters leave.
     if record.y == 0 {
         if EARLY {
@@ -269,6 +276,14 @@ pub fn attention_step<
         }
         cp_async_commit();
     }
+    if sees {
+        #[unroll]
+        for n in 0..(D / 2 + THREADS - 1) / THREADS {
+            if thread_idx() + n * THREADS < D / 2 {
+                turns[thread_idx() + n * THREADS] = cos_sin(position as f32 * frequencies[n]);
+            }
+        }
+    }
     if EARLY {
         grid_dependency_wait();
         grid_launch_dependents();
@@ -277,12 +292,6 @@ pub fn attention_step<
         }
     }
     if sees {
-        #[unroll]
-        for n in 0..(D / 2 + THREADS - 1) / THREADS {
-            if thread_idx() + n * THREADS < D / 2 {
-                turns[thread_idx() + n * THREADS] = cos_sin(position as f32 * frequencies[n]);
-            }
-        }
         barrier();
         let new_row = (position % capacity) * kv_row + block_idx() * head_len(D);
         let k_row = k_cache.offset(new_page).offset(new_row);
@@ -378,24 +387,37 @@ pub fn attention_step<
         let results = (row * grid_dim() + block_idx()) * (splits / PEERS) * (G * D);
         cluster_barrier();
         // A warp takes 128 values, all of one head.
-        for i in ((warp_id() * PEERS + rank) * 128..G * D).by(PEERS * THREADS * 4) {
-            let part = peer_part(largest.offset(i / D), totals.offset(i / D), here);
-            let top = warp_max(part.x);
-            let factor = (part.x - top).exp();
-            let total = warp_sum(part.y.mul_add(factor, 0.0));
-            let four = work.offset(i / D * (D + 8) + i % D + lane_id() * 4);
-            if clusters == 1 {
-                keep(merge_peers(four, factor / total, here), out_head * D + i + lane_id() * 4);
-            } else {
+        let mut merged = regs(F32x4::ZERO, (G * D + PEERS * THREADS * 4 - 1) / (PEERS * THREADS * 4));
+        let mut of_parts = regs(F32x2::ZERO, (G * D + PEERS * THREADS * 4 - 1) / (PEERS * THREADS * 4));
+        #[unroll]
+        for n in 0..(G * D + PEERS * THREADS * 4 - 1) / (PEERS * THREADS * 4) {
+            let i = ((n * (THREADS / 32) + warp_id()) * PEERS + rank) * 128;
+            if i < G * D {
+                let part = peer_part(largest.offset(i / D), totals.offset(i / D), here);
+                let top = warp_max(part.x);
+                let factor = (part.x - top).exp();
+                let total = warp_sum(part.y.mul_add(factor, 0.0));
+                let four = work.offset(i / D * (D + 8) + i % D + lane_id() * 4);
+                merged[n] = merge_peers(four, if clusters == 1 { factor / total } else { factor }, here);
+                of_parts[n] = f32x2(top, total);
+            }
+        }
+        cluster_arrive();
+        #[unroll]
+        for n in 0..(G * D + PEERS * THREADS * 4 - 1) / (PEERS * THREADS * 4) {
+            let i = ((n * (THREADS / 32) + warp_id()) * PEERS + rank) * 128;
+            if i < G * D && clusters == 1 {
+                keep(merged[n], out_head * D + i + lane_id() * 4);
+            } else if i < G * D {
                 let to = results + leader / PEERS * (G * D) + i;
-                store(values, to + lane_id() * 4, merge_peers(four, factor, here));
+                store(values, to + lane_id() * 4, merged[n]);
                 if lane_id() == 0 {
-                    extrema[to / 128] = f32x2(top, total);
+                    extrema[to / 128] = of_parts[n];
                 }
             }
         }
         // What the others still read must not go.
-        cluster_barrier();
+        cluster_wait();
         if clusters > 1 && last_block_of(counters, (row * grid_dim() + block_idx()) * PEERS + rank, clusters) {
             for i in ((warp_id() * PEERS + rank) * 128..G * D).by(PEERS * THREADS * 4) {
                 let from = results + i;
@@ -476,9 +498,19 @@ pub enum StepOut {
     Partials,
 }
 
+/// What is read before the wait: whoever writes there has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Early {
+    Nothing,
+    /// The rows' records.
+    Records,
+    /// Records, keys and values.
+    Caches,
+}
+
 impl Attention {
-    /// One launch for decoded rows. `own`: the layer has keys and values of its own. `early`: records and caches are read before the wait.
-    pub fn step(&self, own: bool, early: bool, out: StepOut) -> Result<Instance, InstanceError> {
+    /// One launch for decoded rows. `own`: the layer has keys and values of its own.
+    pub fn step(&self, own: bool, early: Early, out: StepOut) -> Result<Instance, InstanceError> {
         let keep = match out {
             StepOut::Int8 => vec![keep_int8::DEF],
             StepOut::Floats => vec![keep_floats::DEF],
@@ -501,7 +533,8 @@ impl Attention {
             PEERS: if out == StepOut::Partials { 1 } else { self.peers() },
             NARROW: self.kv.is_narrow(),
             SCALED: self.kv == KvType::Q8_0,
-            EARLY: early,
+            KNOWN: early != Early::Nothing,
+            EARLY: early == Early::Caches,
             APART: !self.kv.is_narrow() && self.group <= 8 && self.shared_bytes >= ROOMY,
             KV: self.element(),
             keep,
@@ -511,7 +544,7 @@ impl Attention {
         .build()
     }
 
-    /// Whether it pays to read before the wait. A window that takes more than half of the SMs reads as much then as the product before it, which has to end first:
+    /// Whether it pays to read keys and values before the wait. A window that takes more than half of the SMs reads as much then as the product before it, which has to end first:
     /// measured, such a launch is no shorter once the window is full. A full layer's blocks are few until the context is long.
     pub fn starts_early(&self) -> bool {
         self.window.is_none() || self.kv_heads * self.splits() <= self.multiprocessors / 2

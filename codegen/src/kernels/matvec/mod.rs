@@ -227,7 +227,11 @@ pub fn matvec<
     let stop = (start - start % step_units() + stretch_units()).min(units);
     let mut at = start;
 
-    // The first weights are on their way before the activations are there.
+    // The first weights are on their way before the activations are there, and before them what is little and comes first.
+    let threads = WARPS * 32;
+    let places = K / 4;
+    copy_norms(posts, nexts, update_norm, branch_norm, post_norm, next_norm);
+    let by = scale(1.0);
     let mut ahead = regs(Unit::ZERO, ROWS * DEPTH);
     if base < end {
         #[unroll]
@@ -240,26 +244,39 @@ pub fn matvec<
         }
     }
 
-    // Those of the norms too.
-    let threads = WARPS * 32;
-    let places = K / 4;
-    copy_norms(posts, nexts, update_norm, branch_norm, post_norm, next_norm);
     grid_launch_dependents();
     grid_dependency_wait();
     if READY {
+        // All of a thread's loads, then all of its stores: a store waits for its load, and loads behind it would wait too.
         let whole = K - LOOSE;
+        let mut parts = regs(U32x4::ZERO, (K - LOOSE) / (WARPS * 512) + 1);
+        let mut groups = regs(U32x2::ZERO, (K - LOOSE) / (WARPS * 1024) + 1);
         let mut loose = regs(F32x4::ZERO, LOOSE / (WARPS * 128) + 1);
+        #[unroll]
+        for p in 0..(whole / 16).div_ceil(threads) {
+            parts[p] = ready((thread_idx() + p * threads).min(whole / 16 - 1));
+        }
+        #[unroll]
+        for p in 0..(whole / 32).div_ceil(threads) {
+            groups[p] = ready_group((thread_idx() + p * threads).min(whole / 32 - 1));
+        }
         #[unroll]
         for p in 0..(LOOSE / 4).div_ceil(threads) {
             loose[p] = input((thread_idx() + p * threads).min(LOOSE / 4 - 1) * 4);
         }
-        #[unroll(8)]
-        for part in (thread_idx()..whole / 16).by(threads) {
-            store(x_words, part_at(part, units), ready(part));
+        #[unroll]
+        for p in 0..(whole / 16).div_ceil(threads) {
+            let part = thread_idx() + p * threads;
+            if part < whole / 16 {
+                store(x_words, part_at(part, units), parts[p]);
+            }
         }
-        #[unroll(4)]
-        for group in (thread_idx()..whole / 32).by(threads) {
-            x_scales[group] = ready_group(group);
+        #[unroll]
+        for p in 0..(whole / 32).div_ceil(threads) {
+            let group = thread_idx() + p * threads;
+            if group < whole / 32 {
+                x_scales[group] = groups[p];
+            }
         }
         #[unroll]
         for p in 0..(LOOSE / 4).div_ceil(threads) {
@@ -280,7 +297,7 @@ pub fn matvec<
             }
             if RESIDUAL {
                 let leaves = block_idx() == 0;
-                add_update(update, branch, scale, residual, &mut held, 0, 0, 0, leaves, posts, of_branches, of_updates);
+                add_update(update, branch, residual, &mut held, by, 0, 0, 0, leaves, posts, of_branches, of_updates);
             }
             if NORMED {
                 weigh(&mut held, nexts, of_residual);

@@ -95,15 +95,15 @@ pub fn add_branch<const K: u32, const PIECES: u32, const WARPS: u32, const EPSIL
 }
 
 /// Adds a layer's normed part to the residual that the threads hold, and leaves it at `to` where this block is to. Rows of the update and
-/// of the other branch start at `update_from` and `branch_from`. A collective of the block.
+/// of the other branch start at `update_from` and `branch_from`; `by` is the layer's scale. A collective of the block.
 #[device(slots(
     update(at: u32) -> F32x4,
     branch(at: u32) -> F32x4,
-    scale(value: f32) -> f32,
     residual(value: F32x4, at: u32) -> F32x4
 ))]
 pub fn add_update<const K: u32, const PIECES: u32, const WARPS: u32, const BRANCHED: bool, const EPSILON: f32>(
     held: &mut Regs<F32x4>,
+    by: f32,
     update_from: u32,
     branch_from: u32,
     to: u32,
@@ -126,7 +126,6 @@ pub fn add_update<const K: u32, const PIECES: u32, const WARPS: u32, const BRANC
     barrier();
     cp_async_wait(0);
     let factor = inverse_rms_of_chunks(of_updates, K);
-    let by = scale(1.0);
     #[unroll]
     for p in 0..PIECES {
         let place = thread_idx() + p * threads;

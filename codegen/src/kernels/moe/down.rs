@@ -69,8 +69,10 @@ pub fn sum_of_choices<const TOP: u32, const LANES: u32>(products: &mut Regs<f32>
 /// A choice's product is complete before its factor multiplies it: several rows compute it for all that chose the same expert
 /// ([`gathered`](super::gathered)), and have the same bits.
 ///
+/// With EARLY the choice is read before the wait, and the experts' weights are on their way as the dense half's are: whoever chose has ended.
+///
 /// PIECES float4 vectors of activations a thread are loaded before the first is used.
-#[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
+#[kernel(block = WARPS * 32, min_blocks = 1, dependent, early(EARLY, ids, weights, state), dynamic_shared, slots(
     side(unit: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
     dense_side(unit: u32) -> U32x4
@@ -85,6 +87,7 @@ pub fn expert_down<
     const DEPTH: u32,
     const WARPS: u32,
     const PIECES: u32,
+    const EARLY: bool,
 >(
     codes: Weights<U32x4>,
     dense_codes: Weights<U32x4>,
@@ -124,10 +127,16 @@ pub fn expert_down<
             ahead[d] = fetch(dense_side, dense_codes, output * before + lane_id() + d * 32);
         }
     }
-    grid_launch_dependents();
-    grid_dependency_wait();
+    if !EARLY {
+        grid_launch_dependents();
+        grid_dependency_wait();
+    }
     // The whole block leaves: there is no such row.
     if row >= state[1u32] {
+        if EARLY {
+            grid_launch_dependents();
+            grid_dependency_wait();
+        }
         return;
     }
     let mut experts = regs(0u32, (TOP * LANES + 31) / 32);
@@ -146,6 +155,14 @@ pub fn expert_down<
         }
     }
 
+    if thread_idx() < TOP {
+        factors[thread_idx()] = weights[row * TOP + thread_idx()] * expert_scale[ids[row * TOP + thread_idx()]];
+    }
+    if EARLY {
+        grid_launch_dependents();
+        grid_dependency_wait();
+    }
+
     let mut held = regs(F32x4::ZERO, PIECES);
     #[unroll]
     for p in 0..PIECES {
@@ -155,9 +172,6 @@ pub fn expert_down<
         } else if value < DENSE + TOP * K {
             held[p] = load::<F32x4>(x, row * TOP * K + value - DENSE);
         }
-    }
-    if thread_idx() < TOP {
-        factors[thread_idx()] = weights[row * TOP + thread_idx()] * expert_scale[ids[row * TOP + thread_idx()]];
     }
     #[unroll]
     for p in 0..PIECES {
@@ -301,6 +315,8 @@ pub struct Down {
     pub top: u32,
     /// Hidden values of a dense half of the same type, which comes along; 0 where none does.
     pub dense: u32,
+    /// Whoever chose has ended when it starts.
+    pub early: bool,
     /// SMs of the GPU.
     pub multiprocessors: u32,
 }
@@ -339,6 +355,7 @@ impl Down {
             DEPTH: steps.min(depth(format, 1, values / format.unit, spread) + 1),
             WARPS: spread.warps,
             PIECES: values.div_ceil(spread.warps * 128),
+            EARLY: self.early,
             side: format.side,
             dot: format.dot,
             dense_side: if self.dense > 0 { format.side } else { nothing_beside::DEF },

@@ -46,8 +46,9 @@ pub fn keep_piece<const K: u32, const UNIT: u32, const INTEGER: bool>(
 
 /// `GeGLU(W[ids[j]] · x)` for each choice j of a row, an expert's first HIDDEN rows gates, the others ups; and with DENSE, that
 /// many values of `GeGLU(dense · dense_x)`. Blocks `[b, row]` share out the outputs of a row: a warp takes one at a time, both
-/// its rows, with DEPTH units of each on their way to a lane, and goes on to the next without a pause.
-#[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
+/// its rows, with DEPTH units of each on their way to a lane, and goes on to the next without a pause. With KNOWN the number of rows is read before the wait: nobody
+/// writes it who may still run.
+#[kernel(block = WARPS * 32, min_blocks = 1, dependent, waits_first, early(KNOWN, state), dynamic_shared, slots(
     side(unit: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
     arrive(piece: u32) -> U32x4,
@@ -63,6 +64,7 @@ pub fn expert_geglu<
     const DENSE: u32,
     const DEPTH: u32,
     const WARPS: u32,
+    const KNOWN: bool,
 >(
     codes: Weights<U32x4>,
     dense_codes: Weights<U32x4>,
@@ -96,10 +98,17 @@ pub fn expert_geglu<
             }
         }
     }
-    grid_launch_dependents();
+    let mut rows = 0u32;
+    if KNOWN {
+        rows = state[1u32];
+    }
     grid_dependency_wait();
+    grid_launch_dependents();
+    if !KNOWN {
+        rows = state[1u32];
+    }
     // The whole block leaves: there is no such row.
-    if row >= state[1u32] {
+    if row >= rows {
         return;
     }
     let mut first = 0u32;
@@ -239,6 +248,8 @@ pub struct GateUp {
     pub from: Activations,
     /// Hidden values of a dense half of the same type, which comes along; 0 where none does.
     pub dense: u32,
+    /// Whoever writes the number of rows has ended when it starts.
+    pub known: bool,
     /// SMs of the GPU.
     pub multiprocessors: u32,
 }
@@ -266,6 +277,7 @@ impl GateUp {
             DENSE: self.dense,
             DEPTH: depth(format, 2, self.k / format.unit, spread),
             WARPS: spread.warps,
+            KNOWN: self.known,
             side: format.side,
             dot: format.dot,
             arrive: self.from.arrive(),

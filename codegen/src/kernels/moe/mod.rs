@@ -10,6 +10,7 @@
 //! the matrix-vector product. For several rows these kernels are right, but read an expert once for each row that chose it:
 //! decoded rows are [`gathered`], with the same bits. In prefill [`group`] sorts rows by expert, and the products are those of prefill.
 
+pub mod choose;
 pub mod down;
 pub mod gate_up;
 pub mod gathered;

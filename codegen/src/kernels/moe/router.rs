@@ -6,6 +6,7 @@
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
+use super::choose::{choose, choose_together};
 use crate::kernels::NORM_EPSILON;
 use crate::kernels::matvec::parts::{inverse_rms_of_warps, leave_squares};
 use crate::kernels::matvec::slots::{square_sum, weighted, with_update};
@@ -35,15 +36,15 @@ pub fn four_products(a: F32x4, b: F32x4, sum: f32) -> f32 {
 }
 
 /// The routing of each row: `router · (RMS norm of x * FACTOR * scale)`, the TOP largest logits (of equal ones the lower
-/// expert), and the softmax over these. Block `[b, rows]` takes every `[blocks]`-th expert.
+/// expert), and the softmax over these. Block `[rows, b]` takes every `[blocks]`-th expert.
 ///
 /// Where the mixture ENTERS here, x is still to take what attention made: `x + norm(update) * post_norm`. That sum is left as
 /// the residual, and both halves of the mixture get their inputs: it has one norm, with weights for each of them.
 ///
 /// The matrix is a megabyte, which one SM would read too slowly: with SPLIT, ROWS rows have any number of
-/// blocks, of which the last to finish chooses, and a word of `counter`. Without, a block takes ROWS rows with all experts. Either way it reads the matrix once for all of
-/// them, and norms TOGETHER of them at a time. A logit and a choice have the same bits however many rows there are.
-#[kernel(block = WARPS * 32, min_blocks = 1, dependent, waits_first, dynamic_shared)]
+/// blocks, of which the last to finish chooses, and a word of `counter`; or a cluster of PEERS blocks, of which the first chooses. Without, a block takes ROWS rows with all experts. Either way it reads the matrix once for all of
+/// them, and norms TOGETHER of them at a time. With KNOWN the number of rows is read before the wait: nobody writes it who may still run. A logit and a choice have the same bits however many rows there are.
+#[kernel(block = WARPS * 32, min_blocks = 1, dependent, waits_first, cluster = PEERS, early(KNOWN, state), dynamic_shared)]
 pub fn route<
     const WIDTH: u32,
     const EXPERTS: u32,
@@ -55,6 +56,8 @@ pub fn route<
     const ROWS: u32,
     const TOGETHER: u32,
     const SPLIT: bool,
+    const PEERS: u32,
+    const KNOWN: bool,
     const ENTERS: bool,
     const FLOATS: bool,
     const ROUNDED: bool,
@@ -89,21 +92,26 @@ pub fn route<
     require!(WIDTH % 4 == 0 && WIDTH <= PIECES * WARPS * 128 && TOP <= 32 && TOP <= EXPERTS);
     require!(!QUANTISED || WIDTH % 32 == 0);
     require!(TOGETHER <= ROWS);
+    // A block of a cluster has one expert for each of its warps.
+    require!(PEERS >= 1 && (PEERS == 1 || SPLIT && AT_ONCE == 1 && PEERS * WARPS >= EXPERTS));
     // Without the norm's factor: it is the same for a row's values, so a logit takes it.
     let weighted_rows = shared::<f32>(ROWS * WIDTH);
     // Sums of squares, one a warp: of the update, and of each row after it.
     let of_update = shared::<f32>(if ENTERS { TOGETHER * WARPS } else { 1 });
     let of_rows = shared::<f32>(ROWS * WARPS);
+    // Logits: those of the block, and in the end all, and their order.
+    let found = shared::<f32>(if SPLIT { ROWS * EXPERTS } else { 1 });
     let keys = shared::<u32>(if SPLIT { ROWS * EXPERTS } else { 1 });
     let best = shared::<f32>(if SPLIT { ROWS * TOP } else { 1 });
-    let first_row = block_idx_y() * ROWS;
+    let first_row = block_idx() * ROWS;
     let vectors = WIDTH / 4;
-    let first_expert = (block_idx() * WARPS + warp_id()) * AT_ONCE;
+    let first_expert = (block_idx_y() * WARPS + warp_id()) * AT_ONCE;
 
-    // The first weights are on their way before the activations are there.
+    // The first weights are on their way before the activations are there. A cluster lies in one GPC, whose way to memory they would fill: of those half, and the others behind the activations.
+    let first_ahead = if PEERS > 1 { DEPTH / 2 } else { DEPTH };
     let mut ahead = regs(f32x4(0.0, 0.0, 0.0, 0.0), DEPTH * AT_ONCE);
     #[unroll]
-    for d in 0..DEPTH {
+    for d in 0u32..first_ahead {
         let at = (lane_id() + d * 32).min(vectors - 1);
         #[unroll]
         for e in 0..AT_ONCE {
@@ -123,9 +131,9 @@ pub fn route<
         }
     }
     // Every block knows everything: three of them share out what is left behind. What they need for it is on its way, too.
-    let leaves_residual = ENTERS && block_idx() == 0;
-    let leaves_dense = ENTERS && block_idx() == 1 % grid_dim();
-    let leaves_expert = ENTERS && block_idx() == 2 % grid_dim();
+    let leaves_residual = ENTERS && block_idx_y() == 0;
+    let leaves_dense = ENTERS && block_idx_y() == 1 % grid_dim_y();
+    let leaves_expert = ENTERS && block_idx_y() == 2 % grid_dim_y();
     let mut dense_norms = regs(F32x4::ZERO, if ENTERS { PIECES } else { 1 });
     let mut expert_norms = regs(F32x4::ZERO, if ENTERS { PIECES } else { 1 });
     if ENTERS {
@@ -141,9 +149,16 @@ pub fn route<
         }
     }
 
+    let mut rows = 0u32;
+    if KNOWN {
+        rows = state[1u32];
+    }
     grid_dependency_wait();
     grid_launch_dependents();
-    let end = state[1u32].min(first_row + ROWS);
+    if !KNOWN {
+        rows = state[1u32];
+    }
+    let end = rows.min(first_row + ROWS);
     // The whole block leaves: there is no such row.
     if first_row >= end {
         return;
@@ -165,6 +180,13 @@ pub fn route<
                         updates[t * PIECES + p] = load::<F32x4>(update, row * WIDTH + place * 4);
                     }
                 }
+            }
+        }
+        if PEERS > 1 && start == first_row {
+            #[unroll]
+            for d in first_ahead..DEPTH {
+                let at = (lane_id() + d * 32).min(vectors - 1);
+                ahead[d] = load::<F32x4>(router, first_expert.min(EXPERTS - 1) * WIDTH + at * 4);
             }
         }
         // Places past the end hold zeros.
@@ -238,7 +260,7 @@ pub fn route<
         // Rows past the end repeat the last one.
         factors[r] = inverse_rms_of_warps(of_rows.offset(r.min(end - first_row - 1) * WARPS), WIDTH) * FACTOR;
     }
-    for expert in (first_expert..EXPERTS).by(grid_dim() * WARPS * AT_ONCE) {
+    for expert in (first_expert..EXPERTS).by(grid_dim_y() * WARPS * AT_ONCE) {
         let mut sums = regs(0.0f32, ROWS * AT_ONCE);
         for start in (0..vectors).by(DEPTH * 32) {
             #[unroll]
@@ -257,7 +279,7 @@ pub fn route<
                     }
                 }
                 let row_ends = start + DEPTH * 32 >= vectors;
-                let next_expert = if row_ends { expert + grid_dim() * WARPS * AT_ONCE } else { expert };
+                let next_expert = if row_ends { expert + grid_dim_y() * WARPS * AT_ONCE } else { expert };
                 let next = if row_ends { lane_id() + d * 32 } else { at + DEPTH * 32 };
                 if next_expert < EXPERTS {
                     #[unroll]
@@ -275,139 +297,41 @@ pub fn route<
                 let sum = warp_sum(sums[r * AT_ONCE + e]);
                 if lane_id() == 0 && first_row + r < end && expert + e < EXPERTS {
                     logits[(first_row + r) * EXPERTS + expert + e] = sum * factors[r];
+                    if PEERS > 1 {
+                        found[r * EXPERTS + expert + e] = sum * factors[r];
+                    }
                 }
             }
         }
     }
 
-    if SPLIT {
-        if last_block_of(counter, block_idx_y(), grid_dim()) {
-            choose_together(first_row, end - first_row, logits, ids, weights, keys, best);
+    let places = (end - first_row) * EXPERTS;
+    if PEERS > 1 {
+        cluster_barrier();
+        let chooses = cluster_rank() == 0;
+        if chooses {
+            for place in (thread_idx()..places).by(WARPS * 32) {
+                found[place] = load_peer::<f32>(found, place, place % EXPERTS / WARPS);
+            }
+        }
+        // The others may go as soon as they have been read.
+        cluster_arrive();
+        if chooses {
+            choose_together(first_row, end - first_row, ids, weights, found, keys, best);
+        }
+        cluster_wait();
+    } else if SPLIT {
+        if last_block_of(counter, block_idx(), grid_dim_y()) {
+            for place in (thread_idx()..places).by(WARPS * 32) {
+                found[place] = logits[first_row * EXPERTS + place];
+            }
+            choose_together(first_row, end - first_row, ids, weights, found, keys, best);
         }
     } else {
         barrier();
         for row in (first_row + warp_id()..end).by(WARPS) {
             choose(row, logits, ids, weights);
         }
-    }
-}
-
-/// A word that is larger where the float is. What is not a number has a place in that order too.
-#[device]
-pub fn order_key(x: f32) -> u32 {
-    // A zero has one sign.
-    let bits = (x + 0.0).to_bits();
-    if bits >> 31 == 1 { bits ^ 0xffffffff } else { bits | 0x80000000 }
-}
-
-/// The float of an [`order_key`].
-#[device]
-pub fn float_of_key(key: u32) -> f32 {
-    f32::from_bits(if key >> 31 == 1 { key ^ 0x80000000 } else { key ^ 0xffffffff })
-}
-
-/// [`choose`] for `rows` rows by a whole block, which is faster where they are few: every expert counts those that come before it, and so knows its place.
-#[device]
-pub fn choose_together<const EXPERTS: u32, const TOP: u32, const WARPS: u32>(
-    first_row: u32,
-    rows: u32,
-    logits: InOut<f32>,
-    ids: Output<u32>,
-    weights: Output<f32>,
-    keys: Shared<u32>,
-    best: Shared<f32>,
-) {
-    for place in (thread_idx()..rows * EXPERTS).by(WARPS * 32) {
-        keys[place] = order_key(logits[first_row * EXPERTS + place]);
-    }
-    barrier();
-    for place in (thread_idx()..rows * EXPERTS).by(WARPS * 32) {
-        let own = keys[place];
-        let row = place / EXPERTS;
-        let expert = place % EXPERTS;
-        let mut before = 0u32;
-        #[unroll(8)]
-        for other in 0..EXPERTS {
-            let key = keys[row * EXPERTS + other];
-            if key > own || key == own && other < expert {
-                before = before + 1;
-            }
-        }
-        if before < TOP {
-            ids[(first_row + row) * TOP + before] = expert;
-            best[row * TOP + before] = logits[first_row * EXPERTS + place];
-        }
-    }
-    barrier();
-    for row in (warp_id()..rows).by(WARPS) {
-        let mut share = 0.0f32;
-        if lane_id() < TOP {
-            share = (best[row * TOP + lane_id()] - best[row * TOP]).exp();
-        }
-        let sum = warp_sum(share);
-        if lane_id() < TOP {
-            weights[(first_row + row) * TOP + lane_id()] = share / sum;
-        }
-    }
-}
-
-/// One warp picks the largest logits one after the other; lane j keeps the j-th. Whatever is chosen is an expert, also of logits that are not numbers.
-#[device]
-pub fn choose<const EXPERTS: u32, const TOP: u32>(
-    row: u32,
-    logits: InOut<f32>,
-    ids: Output<u32>,
-    weights: Output<f32>,
-) {
-    // Words, because the largest of a warp's is one instruction. What was chosen, and what is not there, has the smallest.
-    let mut own = regs(0u32, (EXPERTS + 31) / 32);
-    #[unroll]
-    for i in 0..(EXPERTS + 31) / 32 {
-        if lane_id() + i * 32 < EXPERTS {
-            own[i] = order_key(logits[row * EXPERTS + lane_id() + i * 32]);
-        }
-    }
-    let mut largest = 0u32;
-    let mut kept = 0u32;
-    let mut kept_id = 0u32;
-    for j in 0..TOP {
-        let mut best = 0u32;
-        let mut id = EXPERTS - 1;
-        // From the back, so that the lower of two equals stays.
-        #[unroll]
-        for back in 0..(EXPERTS + 31) / 32 {
-            let i = (EXPERTS + 31) / 32 - 1 - back;
-            if own[i] >= best {
-                best = own[i];
-                id = lane_id() + i * 32;
-            }
-        }
-        let winner = warp_largest(best);
-        // The lowest expert of those with it is the farthest from the end.
-        let from_end = warp_largest(if best == winner { EXPERTS - 1 - id.min(EXPERTS - 1) } else { 0 });
-        let chosen = EXPERTS - 1 - from_end;
-        #[unroll]
-        for i in 0..(EXPERTS + 31) / 32 {
-            if lane_id() + i * 32 == chosen {
-                own[i] = 0;
-            }
-        }
-        if j == 0 {
-            largest = winner;
-        }
-        if lane_id() == j {
-            kept = winner;
-            kept_id = chosen;
-        }
-    }
-    let mut share = 0.0f32;
-    if lane_id() < TOP {
-        share = (float_of_key(kept) - float_of_key(largest)).exp();
-    }
-    let sum = warp_sum(share);
-    if lane_id() < TOP {
-        ids[row * TOP + lane_id()] = kept_id;
-        weights[row * TOP + lane_id()] = share / sum;
     }
 }
 
@@ -471,18 +395,27 @@ pub struct Router {
     pub epsilon: f32,
     /// It ends attention, and leaves the inputs of both halves of the mixture in these forms.
     pub enters: Option<Outputs>,
+    /// Whoever writes the number of rows has ended when it starts.
+    pub known: bool,
+    /// Blocks that may be a cluster.
+    pub peers: u32,
 }
 
 impl Router {
     pub fn new(width: u32, experts: u32, top: u32) -> Self {
-        Self { width, experts, top, epsilon: NORM_EPSILON, enters: None }
+        Self { width, experts, top, epsilon: NORM_EPSILON, enters: None, known: false, peers: 1 }
     }
 
     fn factor(&self) -> f32 {
         1.0 / (self.width as f32).sqrt()
     }
 
-    /// For decoded rows, on any grid `[blocks, row tiles]`.
+    /// Blocks of a cluster, of decoded rows: all of a tile, which then choose without a way through memory; or 1.
+    fn split_peers(&self) -> u32 {
+        if self.split_blocks() <= self.peers { self.split_blocks() } else { 1 }
+    }
+
+    /// For decoded rows, on a grid `[row tiles, blocks]`: of any number of blocks, unless they are clusters.
     pub fn split_instance(&self, rows: u32, multiprocessors: u32) -> Result<Instance, InstanceError> {
         self.fast(self.split_rows(rows, multiprocessors), true)
     }
@@ -506,7 +439,7 @@ impl Router {
         rows.div_ceil(multiprocessors.max(1)).next_power_of_two().min(most)
     }
 
-    /// For many rows, so many to a block, on a grid `[1, row tiles]`.
+    /// For many rows, so many to a block, on a grid `[row tiles]`.
     pub fn instance(&self, rows: u32) -> Result<Instance, InstanceError> {
         self.fast(rows, false)
     }
@@ -531,6 +464,8 @@ impl Router {
             ROWS: rows,
             TOGETHER: rows.min(together),
             SPLIT: split,
+            PEERS: if split { self.split_peers() } else { 1 },
+            KNOWN: self.known,
             ENTERS: self.enters.is_some(),
             FLOATS: outputs.floats,
             ROUNDED: outputs.bf16,

@@ -2,8 +2,8 @@
 //! part, `gelu(gate · residual) * input`, and the projection of that.
 //!
 //! Both matrices are small, and as two launches they are nothing but the way in and out of a kernel. One cluster does both: its
-//! blocks share the rows of each matrix out, and read each other's gated values from shared memory. All weights are on their way
-//! before the first activation is there.
+//! blocks share the rows of each matrix out, and read each other's gated values from shared memory. The gate's weights are on their way
+//! before the first activation is there, the projection's right behind it.
 
 use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
@@ -81,6 +81,11 @@ pub fn per_layer_step<
     let lane_unit = lane_id() % LANES;
     // The first of the block's rows, or groups of rows, in a round.
     let first = cluster_rank() * WARPS + warp_id();
+    let mut posts = regs(F32x4::ZERO, PIECES);
+    #[unroll]
+    for p in 0..PIECES {
+        posts[p] = load::<F32x4>(post_norm, (thread_idx() + p * (WARPS * 32)).min(K / 4 - 1) * 4);
+    }
     let mut gate_ahead = regs(Unit::ZERO, GATE_ROUNDS * GATE_DEPTH);
     #[unroll]
     for r in 0..GATE_ROUNDS {
@@ -91,20 +96,15 @@ pub fn per_layer_step<
             gate_ahead[r * GATE_DEPTH + d] = fetch(gate_side, gate_codes, unit);
         }
     }
-    let mut posts = regs(F32x4::ZERO, PIECES);
-    #[unroll]
-    for p in 0..PIECES {
-        posts[p] = load::<F32x4>(post_norm, (thread_idx() + p * (WARPS * 32)).min(K / 4 - 1) * 4);
-    }
-    let mut ahead = regs(Unit::ZERO, ROUNDS);
-    #[unroll]
-    for r in 0..ROUNDS {
-        let row = ((r * (PEERS * WARPS) + first) * (32 / LANES) + lane_id() / LANES).min(K - 1);
-        ahead[r] = fetch(side, codes, row * LANES + lane_unit);
-    }
 
     grid_launch_dependents();
     grid_dependency_wait();
+    // What a gate is multiplied by is asked for with the residual, not when the gate is there.
+    let mut times = regs(0.0f32, GATE_ROUNDS);
+    #[unroll]
+    for r in 0..GATE_ROUNDS {
+        times[r] = by[of_row * by_stride + (r * (PEERS * WARPS) + first).min(N - 1)];
+    }
     // The residual, in every block.
     let mut held = regs(F32x4::ZERO, PIECES);
     let mut updates = regs(F32x4::ZERO, PIECES);
@@ -113,6 +113,13 @@ pub fn per_layer_step<
         let place = (thread_idx() + p * (WARPS * 32)).min(K / 4 - 1);
         held[p] = load::<F32x4>(x, of_row * K + place * 4);
         updates[p] = load::<F32x4>(update, of_row * K + place * 4);
+    }
+    // The projection is last, and so are its weights: the cluster lies in one GPC, whose way to memory they would fill.
+    let mut ahead = regs(Unit::ZERO, ROUNDS);
+    #[unroll]
+    for r in 0..ROUNDS {
+        let row = ((r * (PEERS * WARPS) + first) * (32 / LANES) + lane_id() / LANES).min(K - 1);
+        ahead[r] = fetch(side, codes, row * LANES + lane_unit);
     }
     leave_chunks(&updates, K / 4, totals);
     barrier();
@@ -163,7 +170,7 @@ pub fn per_layer_step<
         }
         sum = warp_sum(sum);
         if lane_id() == 0 && row < N {
-            gated[r * WARPS + warp_id()] = gelu(sum) * by[of_row * by_stride + row];
+            gated[r * WARPS + warp_id()] = gelu(sum) * times[r];
         }
     }
     cluster_barrier();
@@ -176,6 +183,7 @@ pub fn per_layer_step<
             keep_codes(quantised, place, place, words, scales);
         }
     }
+    cluster_arrive();
     barrier();
 
     let x_unit = in_order(lane_unit, UNIT, words, scales);
@@ -190,13 +198,14 @@ pub fn per_layer_step<
         }
     }
     // What the others still read must not go.
-    cluster_barrier();
+    cluster_wait();
 }
 
 /// Blocks of the cluster, at most: each brings its own way to memory.
 pub const MOST_PEERS: u32 = H200.fastest(Question::PerLayerBlocks);
-/// Warps of a block; the norm before products of several rows has as many.
+/// Warps of a block, and as many of the norm before products of several rows; at most where each thread then holds one piece of the residual and not two.
 pub const BLOCK_WARPS: u32 = 16;
+const MANY_WARPS: u32 = 20;
 
 /// Everything that decides an instance.
 #[derive(Clone, Copy, Debug)]
@@ -230,10 +239,15 @@ impl Step {
         [1, self.peers, rows]
     }
 
+    fn warps(&self) -> u32 {
+        let of_one_piece = self.width.div_ceil(128).next_multiple_of(4);
+        if of_one_piece <= MANY_WARPS { of_one_piece.max(BLOCK_WARPS) } else { BLOCK_WARPS }
+    }
+
     pub fn instance(&self) -> Result<Instance, InstanceError> {
         let (gate, projection) = (format(self.gate), format(self.projection));
         let lanes = self.inputs / projection.unit;
-        let warps = self.peers * BLOCK_WARPS;
+        let warps = self.peers * self.warps();
         per_layer_step::Chosen {
             K: self.width,
             N: self.inputs,
@@ -244,8 +258,8 @@ impl Step {
             LANES: lanes,
             JOINED: projection.joined,
             ROUNDS: (self.width * lanes).div_ceil(warps * 32),
-            PIECES: self.width.div_ceil(BLOCK_WARPS * 128),
-            WARPS: BLOCK_WARPS,
+            PIECES: self.width.div_ceil(self.warps() * 128),
+            WARPS: self.warps(),
             PEERS: self.peers,
             EPSILON: self.epsilon,
             gate_side: gate.side,

@@ -6,7 +6,7 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
-use crate::kernels::moe::router::choose;
+use crate::kernels::moe::choose::choose;
 use crate::kernels::values::value;
 
 /// The TOP largest of each row's logits, of equal ones the lower expert, and the softmax over these. A warp takes a row.

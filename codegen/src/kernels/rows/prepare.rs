@@ -68,6 +68,7 @@ pub fn prepare_rows<
     let places = K / 4;
 
     copy_norms(posts, nexts, update_norm, branch_norm, post_norm, next_norm);
+    let by = scale(1.0);
     grid_launch_dependents();
     grid_dependency_wait();
     // Whole warps, because to quantise is a collective: the lanes past the end repeat the last piece, which is not kept.
@@ -84,9 +85,9 @@ pub fn prepare_rows<
             add_update(
                 update,
                 branch,
-                scale,
                 residual,
                 &mut held,
+                by,
                 update_from,
                 branch_from,
                 to,

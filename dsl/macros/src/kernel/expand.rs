@@ -309,7 +309,7 @@ fn dispatch(function: &Function, name: &Ident) -> TokenStream {
 
 /// Buffers of which the head says something are parameters.
 fn check_buffers(attribute: &Attribute, function: &Function, errors: &Errors) {
-    for name in [&attribute.early, &attribute.only_reads].into_iter().flatten().flat_map(|buffers| &buffers.params) {
+    for name in attribute.early.iter().chain(&attribute.only_reads).flat_map(|buffers| &buffers.params) {
         if !function.params.iter().any(|param| param.name == *name) {
             errors.refuse(name, "no such parameter");
         }
@@ -319,14 +319,13 @@ fn check_buffers(attribute: &Attribute, function: &Function, errors: &Errors) {
     }
 }
 
-/// The definition's value for what the head says of buffers.
-fn buffers_row(buffers: &Option<Buffers>, bindings: &TokenStream) -> TokenStream {
-    let Some(Buffers { when, params }) = buffers else { return quote!(None) };
+/// The definition's value for something that the head says of buffers.
+fn buffers_row(Buffers { when, params }: &Buffers, bindings: &TokenStream) -> TokenStream {
     let names = params.iter().map(ToString::to_string);
     quote! {{
         #[allow(non_snake_case, unused_variables)]
         fn when(__values: &::gemma4c_dsl::Values) -> bool { #bindings #when }
-        Some(::gemma4c_dsl::Buffers { when, params: &[#(#names),*] })
+        ::gemma4c_dsl::Buffers { when, params: &[#(#names),*] }
     }}
 }
 
@@ -353,7 +352,8 @@ fn kernel_items(
         source_text(function.item, &function.item.attrs),
     );
     let (dependent, waits_first, dynamic) = (attribute.dependent, attribute.waits_first, attribute.dynamic_shared);
-    let (early, only_reads) = (buffers_row(&attribute.early, &bindings), buffers_row(&attribute.only_reads, &bindings));
+    let early = attribute.early.iter().map(|buffers| buffers_row(buffers, &bindings));
+    let only_reads = attribute.only_reads.iter().map(|buffers| buffers_row(buffers, &bindings));
     let cluster = match &attribute.cluster {
         Some(blocks) => quote! {{
             #[allow(non_snake_case, unused_variables, clippy::unnecessary_cast)]
@@ -385,8 +385,8 @@ fn kernel_items(
                 cluster: #cluster,
                 dependent: #dependent,
                 waits_first: #waits_first,
-                early: #early,
-                only_reads: #only_reads,
+                early: &[#(#early),*],
+                only_reads: &[#(#only_reads),*],
                 dynamic_shared: #dynamic,
             },
             callees: #callees,

@@ -18,7 +18,7 @@ pub struct Attribute {
     pub cluster: Option<Expr>,
     pub dependent: bool,
     pub waits_first: bool,
-    pub early: Option<Buffers>,
+    pub early: Vec<Buffers>,
     pub only_reads: Option<Buffers>,
     pub dynamic_shared: bool,
     pub slots: Vec<Slot>,
@@ -68,7 +68,7 @@ impl Parse for Attribute {
                 }
                 "dependent" => attribute.dependent = true,
                 "waits_first" => attribute.waits_first = true,
-                "early" => attribute.early = Some(input.parse()?),
+                "early" => attribute.early.push(input.parse()?),
                 "only_reads" => attribute.only_reads = Some(input.parse()?),
                 "dynamic_shared" => attribute.dynamic_shared = true,
                 "slots" => attribute.slots = parse_slots(input)?,
