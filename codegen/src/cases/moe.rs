@@ -228,8 +228,9 @@ fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massiv
     // Beside what sums of f32 are off by, what an f32 as large as the massive channel is.
     let off = 2e-5 + massive.unwrap_or(0.0) * 2e-7;
     let close = Bound::Within { absolute: off, relative: off };
-    // So few that a block has four rows, where there are so many.
-    let few_sms = (rows as u32 * router.split_blocks()).div_ceil(4);
+    // So many that all blocks may be clusters; or so few that a block has four rows, where there are so many.
+    let all_blocks = rows as u32 * router.split_blocks();
+    let multiprocessors = if router.peers > 1 { all_blocks * 2 } else { all_blocks.div_ceil(4) };
     let (name, instance, grid) = match blocks {
         0 => ("plain, ", router.plain_instance(), [1, 1, 1]),
         1 => {
@@ -237,8 +238,12 @@ fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massiv
             ("", router.instance(tile), [(rows as u32).div_ceil(tile), 1, 1])
         }
         _ => {
-            let instance = router.split_instance(rows as u32, few_sms);
-            ("split, ", instance, [(rows as u32).div_ceil(router.split_rows(rows as u32, few_sms)), blocks, 1])
+            let instance = router.split_instance(rows as u32, multiprocessors);
+            (
+                if router.peers > 1 { "cluster, " } else { "split, " },
+                instance,
+                [(rows as u32).div_ceil(router.split_rows(rows as u32, multiprocessors)), blocks, 1],
+            )
         }
     };
     let mut name = format!("{name}{top} of {experts} experts, {active} of {rows} rows of {width}, {blocks} blocks");

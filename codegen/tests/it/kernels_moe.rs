@@ -4,6 +4,7 @@ use gemma4c_blocks::DType;
 use gemma4c_codegen::cases::{gathered, grouped, moe};
 use gemma4c_codegen::kernels::moe::gathered::down::GatheredDown;
 use gemma4c_codegen::kernels::moe::gathered::gate_up::GatheredGateUp;
+use gemma4c_codegen::kernels::moe::router::Router;
 use gemma4c_dsl::harness::Case;
 
 fn check(cases: Vec<Case>) {
@@ -16,6 +17,14 @@ fn check(cases: Vec<Case>) {
 #[test]
 fn the_router_chooses_and_weighs() {
     check(moe::routers());
+}
+
+#[test]
+fn the_router_of_few_rows_is_a_cluster() {
+    let router = Router { peers: 16, ..Router::new(2816, 128, 8) };
+    let cluster = |router: Router, rows| router.split_instance(rows, 132).expect("any router fits").cluster();
+    assert_eq!([1, 2, 4, 8, 32].map(|rows| cluster(router, rows)), [16, 16, 16, 1, 1]);
+    assert_eq!(cluster(Router { peers: 8, ..router }, 1), 1, "the GPU has no clusters of 16");
 }
 
 #[test]
