@@ -188,6 +188,8 @@ const FIRST_WITH_FP8: u32 = 89;
 const HISTORY: u32 = 1024;
 /// Tokens that the device can be told never to pick: those of other media, and a few that a model's authors may add.
 const SUPPRESSED: u32 = 16;
+// A pick's block holds them, a thread each, and has 64 threads at least.
+const _: () = assert!(SUPPRESSED <= 64);
 /// Every fixed place starts at a multiple of this.
 const ALIGNMENT: u64 = 256;
 /// Rows of the prefill phases: each serves chunks up to its size.
