@@ -1,9 +1,8 @@
 //! Mixture of experts: the router, and for one row the products of the experts it chose, over repacked weights of any type.
 //!
 //! The experts' matrices lie one behind the other as one tall matrix, so expert e's rows start at `e * rows`. Which experts
-//! a row goes to is known on the device alone: the products read their numbers from the router's output, and so cannot
-//! fetch those weights ahead of their predecessor. What they can do is have many on their way at once, and fetch the weights
-//! of the dense half ahead, which they take along.
+//! a row goes to is known on the device alone, when the router has ended. Gate and up follow it, so that they cannot fetch those weights ahead: they have
+//! many on their way at once, and fetch the weights of the dense half ahead, which they take along. Down reads the choice while gate and up run, and fetches all of its weights ahead.
 //!
 //! A mixture is three launches: [`router`] ends attention's part, norms the residual for both halves and chooses; [`gate_up`]
 //! gives each choice its hidden values, [`down`] brings all choices of a row back together. Weight formats are those of

@@ -203,8 +203,9 @@ pub fn per_layer_step<
 
 /// Blocks of the cluster, at most: each brings its own way to memory.
 pub const MOST_PEERS: u32 = H200.fastest(Question::PerLayerBlocks);
-/// Warps of a block, and as many of the norm before products of several rows; at most where each thread then holds one piece of the residual and not two.
+/// Warps of a block; the norm before products of several rows has as many.
 pub const BLOCK_WARPS: u32 = 16;
+/// Warps of a block, at most, where each thread then holds one piece of the residual and not two.
 const MANY_WARPS: u32 = 20;
 
 /// Everything that decides an instance.
