@@ -58,8 +58,10 @@ pub fn product(of: &Product, target: &Target) -> (LaunchShape, Choice) {
         target.multiprocessors,
         ranking(&best)
     );
-    let runner_up =
-        ranked.get(1).map(|next| format!("{}, {:.2} of the score", ranking(next), next.score() / best.score()));
+    let runner_up = ranked.get(1).map(|next| match best.suits && !next.suits {
+        true => format!("{}, but two rows a warp are enough", ranking(next)),
+        false => format!("{}, {:.2} of the score", ranking(next), next.score() / best.score()),
+    });
     (best.shape, Choice::because(reason).over(runner_up.unwrap_or_default()))
 }
 

@@ -16,7 +16,7 @@ use super::codes::{leave_columns, load_code_queries, mix_codes, score_codes};
 use super::floats::{leave_floats, mix_floats, score_floats, weigh_floats};
 use super::narrow::{code_row, copy_codes, head_len, operands_slot, patch_codes};
 use super::plain::first_visible;
-use super::tensor::{leave_tensor, leave_totals, load_queries, mix_tensor, score_tensor, weigh_tensor};
+use super::tensor::{clear_weights, leave_tensor, leave_totals, load_queries, mix_tensor, score_tensor, weigh_tensor};
 use crate::measured::{H200, Question};
 
 /// Shared memory of a block that has an SM for itself, and its threads where it has much to merge.
@@ -108,7 +108,7 @@ pub fn patch_tile<const D: u32, const THREADS: u32, const VECTOR: u32, KV: Float
 /// The attention of a split, whose first segment starts at `start`; the keys and the values of its first tile are
 /// on their way already, each as a group of copies. `stored` is the number of positions that the cache holds: the last may be in `new_key` and `new_value`
 /// instead or, with `is_patched`, in its place in the first tile, if it is of that. `work` has the queries, rows of D + 8, and in the end their sums; `largest` and `totals` what goes with them.
-/// `parts` has room for scores: `work`'s or, with `is_patched`, its own, so that nobody waits between queries and scores.
+/// `parts` has room for scores: `work`'s or, with `is_patched`, its own, so that nobody waits between queries and scores. On tensor cores `weights` have been cleared.
 #[device]
 pub fn attend<
     const D: u32,
@@ -159,7 +159,7 @@ pub fn attend<
     let mut fragments = regs(U32x4::ZERO, D * 2 / THREADS * SETS);
     let mut sums = regs(F32x4::ZERO, if TENSOR { D * 4 / THREADS } else { G });
     if TENSOR {
-        load_queries(work, weights, &mut fragments);
+        load_queries(work, &mut fragments);
     }
     let mut of_lanes = regs(0.0f32, (G * 32 + THREADS - 1) / THREADS);
     let mut at = start;
@@ -421,6 +421,9 @@ pub fn attention_decode<
     cp_async_commit();
     for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
         store(work, i / D * (D + 8) + i % D, load::<F32x4>(q, head * D + i));
+    }
+    if TENSOR && !NARROW {
+        clear_weights(weights);
     }
     if NARROW {
         attend_narrow(

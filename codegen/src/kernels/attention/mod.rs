@@ -24,6 +24,7 @@ pub mod flash;
 pub mod floats;
 pub mod keep;
 pub mod narrow;
+pub mod peers;
 pub mod plain;
 pub mod prepare;
 pub mod rows;

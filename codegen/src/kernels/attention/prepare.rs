@@ -73,33 +73,48 @@ pub fn prepare_heads<
             squares = add_squares(squares, low[round * D / 64 + p], high[round * D / 64 + p]);
         }
         let factor = head_factor(squares, D, epsilon);
+        // Queries, the new key and the new value go the same way up to their stores, so that all of a warp's reads of shared memory are under way at once. A value is not rotated.
+        let is_value = OWN && head == G + 1;
+        let weights = norms.offset(if OWN && head == G { D } else { 0 });
+        let mut first = regs(0.0f32, D / 64);
+        let mut second = regs(0.0f32, D / 64);
         #[unroll]
         for p in 0..D / 64 {
             let i = lane_id() + 32 * p;
             let x = low[round * D / 64 + p] * factor;
             let y = high[round * D / 64 + p] * factor;
-            if head < G {
-                let turned = rotated(x * norms[i], y * norms[i + D / 2], turns[i]);
-                queries[head * (D + 8) + i] = turned.x;
-                queries[head * (D + 8) + i + D / 2] = turned.y;
-            } else if NARROW && OWN && fresh && head == G {
-                let turned = rotated(x * norms[D + i], y * norms[D + i + D / 2], turns[i]);
-                store(room, i * 2, turned.x);
-                store(room, (i + D / 2) * 2, turned.y);
-            } else if NARROW && OWN && fresh && head == G + 1 {
-                store(room, (D + i) * 2, x);
-                store(room, (D + i + D / 2) * 2, y);
-            } else if OWN && fresh && head == G {
-                let turned = rotated(x * norms[D + i], y * norms[D + i + D / 2], turns[i]);
-                new_key[i] = KV::from_f32(turned.x);
-                new_key[i + D / 2] = KV::from_f32(turned.y);
-                k_row[i] = KV::from_f32(turned.x);
-                k_row[i + D / 2] = KV::from_f32(turned.y);
-            } else if OWN && fresh && head == G + 1 {
-                new_value[i] = KV::from_f32(x);
-                new_value[i + D / 2] = KV::from_f32(y);
-                v_row[i] = KV::from_f32(x);
-                v_row[i + D / 2] = KV::from_f32(y);
+            let turned = rotated(x * weights[i], y * weights[i + D / 2], turns[i]);
+            first[p] = if is_value { x } else { turned.x };
+            second[p] = if is_value { y } else { turned.y };
+        }
+        if head < G {
+            #[unroll]
+            for p in 0..D / 64 {
+                let i = lane_id() + 32 * p;
+                queries[head * (D + 8) + i] = first[p];
+                queries[head * (D + 8) + i + D / 2] = second[p];
+            }
+        } else if NARROW && OWN && fresh && head < G + 2 {
+            #[unroll]
+            for p in 0..D / 64 {
+                let i = (head - G) * D + lane_id() + 32 * p;
+                store(room, i * 2, first[p]);
+                store(room, (i + D / 2) * 2, second[p]);
+            }
+        } else if OWN && fresh && head < G + 2 {
+            let kept = if is_value { new_value } else { new_key };
+            #[unroll]
+            for p in 0..D / 64 {
+                let i = lane_id() + 32 * p;
+                store(kept, i, KV::from_f32(first[p]));
+                store(kept, i + D / 2, KV::from_f32(second[p]));
+                if is_value {
+                    v_row[i] = KV::from_f32(first[p]);
+                    v_row[i + D / 2] = KV::from_f32(second[p]);
+                } else {
+                    k_row[i] = KV::from_f32(first[p]);
+                    k_row[i + D / 2] = KV::from_f32(second[p]);
+                }
             }
         }
     }

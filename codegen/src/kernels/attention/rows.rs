@@ -22,10 +22,11 @@ use super::address::{page_start, record_of};
 use super::codes::load_code_queries;
 use super::decode::clustered_multiprocessors;
 use super::narrow::{head_len, narrow_slot, operands_slot};
+use super::peers::merge_clusters;
 use super::plain::first_visible;
 use super::prepare::{load_heads, prepare_heads};
-use super::step::{keep_floats, keep_int8, merge_clusters};
-use super::tensor::load_queries;
+use super::step::{keep_floats, keep_int8};
+use super::tensor::{clear_weights, load_queries};
 use super::turns::{Seen, attend_split, merge_group, split_part, split_start, start_both, start_tile, wait_for_peers};
 use crate::kernels::heads::cos_sin;
 
@@ -183,6 +184,9 @@ pub fn attention_rows<
                 turns[thread_idx() + n * THREADS] = cos_sin(position as f32 * frequencies[n]);
             }
         }
+        if TENSOR && !NARROW {
+            clear_weights(weights);
+        }
         barrier();
         let newest = (segments - 1) % splits;
         let fresh = OWN && newest / (PEERS * TURNS) % clusters == cluster && newest % PEERS == rank;
@@ -197,7 +201,7 @@ pub fn attention_rows<
         if NARROW {
             load_code_queries(work, weights, &mut fragments, &mut offsets);
         } else if TENSOR {
-            load_queries(work, weights, &mut fragments);
+            load_queries(work, &mut fragments);
         }
     }
 

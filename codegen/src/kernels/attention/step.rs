@@ -22,8 +22,10 @@ use super::combine::{merge_four, run_of, weigh_parts};
 use super::decode::{ROOMY, attend, attend_narrow, copy_tile, tile_end};
 use super::floats::add_scaled;
 use super::narrow::{code_row, copy_codes, head_len, narrow_slot, operands_slot};
+use super::peers::{load_peers, merge_clusters, merge_peers, peer_part};
 use super::plain::first_visible;
 use super::prepare::{load_heads, prepare_heads};
+use super::tensor::clear_weights;
 use crate::kernels::heads::cos_sin;
 use crate::kernels::quantise::{codes_per_unit, int8_codes, largest_of};
 
@@ -55,53 +57,39 @@ pub fn keep_int8(value: F32x4, at: u32, xq: Output<u32>, xscale: Output<f32>, xs
     value
 }
 
-/// Lane p: the largest score and the total that block p of the cluster has found for a head, the first element of both.
+/// Starts to copy a split's first tile: keys and values each as a group of copies.
 #[device]
-pub fn peer_part(largest: Shared<f32>, totals: Shared<f32>, peers: u32) -> F32x2 {
-    let mut part = f32x2(f32::NEG_INFINITY, 0.0);
-    if lane_id() < peers {
-        part = f32x2(load_peer::<f32>(largest, 0u32, lane_id()), load_peer::<f32>(totals, 0u32, lane_id()));
+pub fn copy_first<
+    const D: u32,
+    const KEYS: u32,
+    const THREADS: u32,
+    const VECTOR: u32,
+    const NARROW: bool,
+    const SCALED: bool,
+    KV: Float,
+>(
+    keys: Shared<KV>,
+    mixed: Shared<KV>,
+    k_head: Input<KV>,
+    v_head: Input<KV>,
+    at: u32,
+    end: u32,
+    stored: u32,
+    kv_row: u32,
+    capacity: u32,
+) {
+    if NARROW {
+        copy_codes(keys, k_head, at, end, stored, kv_row, capacity);
+    } else {
+        copy_tile(keys, k_head, at, end, stored, kv_row, capacity);
     }
-    part
-}
-
-/// Four values of a head, merged from the blocks of the cluster, in the order of `combine.rs`. A collective of the warp.
-#[device]
-pub fn merge_peers<const PEERS: u32>(four: Shared<f32>, share: f32, peers: u32) -> F32x4 {
-    let mut parts = regs(F32x4::ZERO, PEERS);
-    #[unroll]
-    for peer in 0..PEERS {
-        if peer < peers {
-            parts[peer] = load_peer::<F32x4>(four, 0u32, peer);
-        }
+    cp_async_commit();
+    if NARROW {
+        copy_codes(keys.offset(KEYS * code_row()), v_head, at, end, stored, kv_row, capacity);
+    } else {
+        copy_tile(mixed, v_head, at, end, stored, kv_row, capacity);
     }
-    let mut sum = F32x4::ZERO;
-    #[unroll]
-    for peer in 0..PEERS {
-        sum = add_scaled(sum, 1.0, add_scaled(F32x4::ZERO, shfl_idx(share, peer), parts[peer]));
-    }
-    sum
-}
-
-/// Four values of a head, merged from what clusters have left, in their order. Lane c has the share of cluster c. A collective
-/// of the warp.
-#[device]
-pub fn merge_clusters<const D: u32, const G: u32>(values: Input<f32>, share: f32, clusters: u32) -> F32x4 {
-    let mut sum = F32x4::ZERO;
-    for first in (0..clusters).by(8) {
-        let mut parts = regs(F32x4::ZERO, 8);
-        #[unroll]
-        for i in 0u32..8 {
-            if first + i < clusters {
-                parts[i] = load::<F32x4>(values, (first + i) * (G * D));
-            }
-        }
-        #[unroll]
-        for i in 0u32..8 {
-            sum = add_scaled(sum, shfl_idx(share, first + i), parts[i]);
-        }
-    }
-    sum
+    cp_async_commit();
 }
 
 /// The attention of rows that have a record each. `q`, `k` and `v` are the projections as they come; without OWN the layer
@@ -207,23 +195,16 @@ pub fn attention_step<
     let q_raw = q.offset(row * q_stride + head * D);
     let k_raw = k.offset(row * k_stride + block_idx() * D);
     let v_raw = v.offset(row * v_stride + block_idx() * D);
-    // Without EARLY a split that sees nothing asks for its heads in vain. With it the first tile is on its way before the heads are there.
-    let mut record = U32x4::ZERO;
-    if KNOWN {
-        record = record_of(state, row, 16);
-    }
-    if !EARLY {
+    // What follows from a record comes before the wait where the record is known: places, cosines and, with EARLY, the first tile.
+    if !KNOWN {
         grid_dependency_wait();
         grid_launch_dependents();
-        load_heads(q_raw, k_raw, v_raw, &mut low, &mut high);
     }
+    let record = record_of(state, row, 16);
     let splits = grid_dim_y();
-    if !KNOWN {
-        record = record_of(state, row, 16);
-    }
     // A row that is free: its whole clusters leave.
     if record.y == 0 {
-        if EARLY {
+        if KNOWN {
             grid_dependency_wait();
             grid_launch_dependents();
         }
@@ -244,7 +225,7 @@ pub fn attention_step<
     let leader = block_idx_y() - rank;
     let sees = block_idx_y() < used;
     if leader >= used || (used == 1 && !sees) {
-        if EARLY {
+        if KNOWN {
             grid_dependency_wait();
             grid_launch_dependents();
         }
@@ -260,21 +241,10 @@ pub fn attention_step<
     let k_head = read_only(k_cache).offset(block_idx() * head_len(D));
     let v_head = read_only(v_cache).offset(block_idx() * head_len(D));
     let new_page = if fresh { page_start(pages, record.w, position, window, max_pages, page_stride) } else { 0u64 };
-    if sees {
-        let end = tile_end(at, position, at + segment);
-        let page = page_start(pages, record.w, at, window, max_pages, page_stride);
-        if NARROW {
-            copy_codes(keys, k_head.offset(page), at, end, stored, kv_row, capacity);
-        } else {
-            copy_tile(keys, k_head.offset(page), at, end, stored, kv_row, capacity);
-        }
-        cp_async_commit();
-        if NARROW {
-            copy_codes(keys.offset(KEYS * code_row()), v_head.offset(page), at, end, stored, kv_row, capacity);
-        } else {
-            copy_tile(mixed, v_head.offset(page), at, end, stored, kv_row, capacity);
-        }
-        cp_async_commit();
+    let page = if sees { page_start(pages, record.w, at, window, max_pages, page_stride) } else { 0u64 };
+    let end = tile_end(at, position, at + segment);
+    if EARLY && sees {
+        copy_first(keys, mixed, k_head.offset(page), v_head.offset(page), at, end, stored, kv_row, capacity);
     }
     if sees {
         #[unroll]
@@ -283,12 +253,20 @@ pub fn attention_step<
                 turns[thread_idx() + n * THREADS] = cos_sin(position as f32 * frequencies[n]);
             }
         }
+        if TENSOR && !NARROW {
+            clear_weights(weights);
+        }
     }
-    if EARLY {
+    if KNOWN {
         grid_dependency_wait();
-        grid_launch_dependents();
-        if sees {
-            load_heads(q_raw, k_raw, v_raw, &mut low, &mut high);
+        if EARLY || !sees {
+            grid_launch_dependents();
+        }
+    }
+    if sees {
+        load_heads(q_raw, k_raw, v_raw, &mut low, &mut high);
+        if !EARLY {
+            copy_first(keys, mixed, k_head.offset(page), v_head.offset(page), at, end, stored, kv_row, capacity);
         }
     }
     if sees {
@@ -315,6 +293,10 @@ pub fn attention_step<
             fresh,
             epsilon,
         );
+        // The successor asks for its weights at once: what this block waits for itself has been asked for by now.
+        if KNOWN && !EARLY {
+            grid_launch_dependents();
+        }
         if NARROW {
             attend_narrow(
                 operands,
@@ -393,12 +375,14 @@ pub fn attention_step<
         for n in 0..(G * D + PEERS * THREADS * 4 - 1) / (PEERS * THREADS * 4) {
             let i = ((n * (THREADS / 32) + warp_id()) * PEERS + rank) * 128;
             if i < G * D {
+                let four = work.offset(i / D * (D + 8) + i % D + lane_id() * 4);
                 let part = peer_part(largest.offset(i / D), totals.offset(i / D), here);
+                let mut parts = regs(F32x4::ZERO, PEERS);
+                load_peers(four, here, &mut parts);
                 let top = warp_max(part.x);
                 let factor = (part.x - top).exp();
                 let total = warp_sum(part.y.mul_add(factor, 0.0));
-                let four = work.offset(i / D * (D + 8) + i % D + lane_id() * 4);
-                merged[n] = merge_peers(four, if clusters == 1 { factor / total } else { factor }, here);
+                merged[n] = merge_peers(&mut parts, if clusters == 1 { factor / total } else { factor });
                 of_parts[n] = f32x2(top, total);
             }
         }

@@ -23,27 +23,24 @@ pub fn split_pair<const BF: bool>(a: f32, b: f32) -> U32x2 {
 /// Two neighbouring values of a query in parts; zero where there is no such head.
 #[device]
 pub fn query_parts<const D: u32, const G: u32, const BF: bool>(queries: Shared<f32>, head: u32, at: u32) -> U32x2 {
-    let mut parts = U32x2::ZERO;
-    if head < G {
-        let pair = load::<F32x2>(queries, head * (D + 8) + at);
-        parts = split_pair(pair.x, pair.y);
-    }
-    parts
+    // Without a branch, so that all of a lane's reads are under way at once.
+    let pair = load::<F32x2>(queries, head.min(G - 1) * (D + 8) + at);
+    let parts = split_pair(pair.x, pair.y);
+    if head < G { parts } else { U32x2::ZERO }
 }
 
-/// The queries as operands of the warp's part of the depth, and weights of zero for heads that are not there.
+/// Weights of zero for heads that are not there: nobody writes them later.
 #[device]
-pub fn load_queries<
-    const D: u32,
-    const G: u32,
-    const KEYS: u32,
-    const THREADS: u32,
-    const SETS: u32,
-    const BF: bool,
-    KV: Float,
->(
+pub fn clear_weights<const KEYS: u32, const THREADS: u32, const SETS: u32, KV: Float>(weights: Shared<KV>) {
+    for i in (thread_idx() * 8..SETS * 16 * (KEYS + 8)).by(THREADS * 8) {
+        store(weights, i, U32x4::ZERO);
+    }
+}
+
+/// The queries as operands of the warp's part of the depth.
+#[device]
+pub fn load_queries<const D: u32, const G: u32, const THREADS: u32, const BF: bool>(
     queries: Shared<f32>,
-    weights: Shared<KV>,
     fragments: &mut Regs<U32x4>,
 ) {
     let head = lane_id() / 4;
@@ -60,9 +57,6 @@ pub fn load_queries<
             fragments[step * 2] = u32x4(near.x, lower_near.x, far.x, lower_far.x);
             fragments[step * 2 + 1] = u32x4(near.y, lower_near.y, far.y, lower_far.y);
         }
-    }
-    for i in (thread_idx()..SETS * 16 * (KEYS + 8)).by(THREADS) {
-        weights[i] = KV::from_f32(0.0);
     }
 }
 

@@ -43,6 +43,9 @@ impl LaunchShape {
 
 /// Warps of a block, at least: fewer would take too long over the activations.
 const FEWEST_WARPS: u32 = H200.fastest(Question::FewestWarps);
+/// The same where there is less to do: a warp for each 128 activations that are normed, or activations that are ready and one or two rows a warp. E2B Q4_0, q, k, v with 20 and 12 warps: 1,200 and 1,209 tokens a second;
+/// E2B Q8_0, down and global output projections with 20, 16 and 12: 957, 989 and 1,004; 12B Q4_0, down with 20, 16 and 14, which are two rounds: 437, 441 and 415.
+const FEWEST_OF_FEW: u32 = 12;
 /// Warps of a block whose grid does not cover the matrix at once, and at most where it does.
 const MANY_WARPS: [u32; 3] = [H200.fastest(Question::Warps), 16, 12];
 /// Where none of these fills its rounds, any number from this on may.
@@ -55,6 +58,11 @@ const FULL: f32 = 0.97;
 const ROWS_AND_DEPTH: [(u32, u32); 3] = [(4, 3), (2, 6), (1, 10)];
 /// Registers of an SM, those of a lane that are not for units on their way, and the most that are.
 const REGISTERS: (u32, u32, u32) = (65536, 50, 60);
+/// Seconds of the memory's time up to which a product is short: all of it is on its way while it waits for its activations.
+const SHORT: f64 = 2.6e-6;
+/// Of how many SMs a short product should leave one to its successor, which starts to read there while the product still waits. The output projection of E4B Q8_0 on 128 SMs: 579 tokens a second, on 107,
+/// 92, 80 and 64: 593, 603, 597 and 595; Q4_0 on 128, 92, 80 and 64: 751, 789, 792 and 784.
+const LEFT_BY_SHORT: u32 = 3;
 /// Bytes on their way to an SM beyond which more do not help: rows that share activations do.
 const ENOUGH_BYTES: u32 = 56 << 10;
 
@@ -101,6 +109,8 @@ pub struct Ranked {
     pub in_flight: u32,
     /// The share of its time that an SM has work.
     pub busy: f32,
+    /// It has as many rows a warp as its product should have, if that is known: such shapes come before the others, whatever their score.
+    pub suits: bool,
 }
 
 impl Ranked {
@@ -130,6 +140,18 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
     let units = (product.k / format.unit).max(1);
     let steps = units.div_ceil(lanes);
     let bytes = product.dtype.row_bytes(product.k.into()).unwrap_or(0) * product.rows();
+    let is_normed = product.prologue.is_normed();
+    // A norm keeps the successor waiting anyway, and its blocks should be many.
+    let is_short = !is_normed && !paired && bytes as f64 <= SHORT * target.bandwidth;
+    let taken_by_short = multiprocessors - multiprocessors / LEFT_BY_SHORT;
+    let fewest_warps = |rows: u32| match is_normed {
+        true => (product.k / 128).clamp(FEWEST_OF_FEW, FEWEST_WARPS),
+        false if rows <= 2 => FEWEST_OF_FEW,
+        false => FEWEST_WARPS,
+    };
+    // Rows a warp of short products, and of those that norm first and are done with two: more would leave too much to do when the activations are there.
+    let of_two_rows = 2 * (32 / lanes) * MANY_WARPS[0] * multiprocessors;
+    let two_are_enough = is_short || is_normed && !paired && outputs <= of_two_rows;
     let groups = product.leaves_int8.then(|| WholeGroups::of(outputs, bytes, target));
     let share = groups.as_ref().map_or(0, |groups| groups.share);
     let shape = |(rows, reach): (u32, u32)| {
@@ -153,8 +175,11 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
         let fullest_of_many = || fullest(&mut MANY_WARPS.into_iter());
         let warps = match tiles.div_ceil(multiprocessors) {
             _ if share > 0 => MANY_WARPS.into_iter().find(is_full).or_else(fullest_of_many),
-            few if few <= MANY_WARPS[0] => Some(few.max(FEWEST_WARPS)),
-            _ => fullest_of_many().filter(is_full).or_else(|| fullest(&mut (FEWEST_IN_ROUNDS..=MANY_WARPS[0]))),
+            few if few > MANY_WARPS[0] => {
+                fullest_of_many().filter(is_full).or_else(|| fullest(&mut (FEWEST_IN_ROUNDS..=MANY_WARPS[0])))
+            }
+            _ if is_short => Some(tiles.div_ceil(taken_by_short).clamp(FEWEST_OF_FEW, MANY_WARPS[0])),
+            few => Some(few.max(fewest_warps(rows))),
         };
         let warps = warps.unwrap_or(FEWEST_WARPS);
         let ahead = (REGISTERS.0 / (warps * 32)).saturating_sub(REGISTERS.1).min(REGISTERS.2);
@@ -165,19 +190,22 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
         let depth = (reach.div_ceil(2)..=reach).rev().min_by_key(|depth| loads(*depth)).unwrap_or(1);
         let blocks = groups.as_ref().map_or(tiles.div_ceil(warps).min(multiprocessors), |groups| groups.blocks);
         let in_flight = tiles.min(blocks * warps) * 32 * rows * depth * 16 / multiprocessors;
-        // Of one round, SMs without a block cost little: the others' weights are all on their way at once.
-        let one_round = if tiles <= blocks * warps { tiles as f32 / (blocks * warps) as f32 * 0.9 } else { 0.0 };
+        // Of one round, SMs without a block cost little: the others' weights are all on their way at once. Of a short product they cost nothing.
+        let of_one_round = if is_short && blocks <= taken_by_short { 1.0 } else { 0.9 };
+        let is_one_round = tiles <= blocks * warps;
+        let one_round = if is_one_round { tiles as f32 / (blocks * warps) as f32 * of_one_round } else { 0.0 };
         let busy = busy(warps).max(one_round);
-        Ranked { shape: LaunchShape { lanes, rows, depth, warps, blocks, share }, in_flight, busy }
+        let suits = rows == 2 || !two_are_enough;
+        Ranked { shape: LaunchShape { lanes, rows, depth, warps, blocks, share }, in_flight, busy, suits }
     };
     // A pair is two rows, so it cannot be split further. Blocks that norm first should have more than a row a warp. Of equals the one with the most rows.
-    let fewest = if paired || product.prologue.is_normed() { 2 } else { 1 };
-    let fits = |(rows, _): &(u32, u32)| *rows <= lanes && *rows >= fewest;
+    let fewest = if paired || is_normed { 2 } else { 1 };
+    let fits = |(rows, _): &(u32, u32)| (fewest..=lanes).contains(rows);
     let mut ranked: Vec<Ranked> = ROWS_AND_DEPTH.into_iter().filter(fits).map(shape).collect();
-    ranked.sort_by(|a, b| b.score().total_cmp(&a.score()));
+    ranked.sort_by(|a, b| b.suits.cmp(&a.suits).then(b.score().total_cmp(&a.score())));
     if ranked.is_empty() {
         let shape = LaunchShape { lanes, rows: 2, depth: 1, warps: FEWEST_WARPS, blocks: multiprocessors, share };
-        ranked.push(Ranked { shape, in_flight: 0, busy: 0.0 });
+        ranked.push(Ranked { shape, in_flight: 0, busy: 0.0, suits: false });
     }
     ranked
 }
