@@ -21,4 +21,5 @@ pub mod measured;
 pub mod nvrtc;
 pub mod passes;
 pub mod resources;
+pub mod stamps;
 pub mod target;

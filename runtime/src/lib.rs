@@ -29,7 +29,7 @@ mod weights;
 
 pub use backend::{Backend, MemoryUse, Pick, Run};
 pub use choose::{choose, named};
-pub use cuda::OnGpu;
+pub use cuda::{Chained, OnGpu, Span};
 pub use embedded::EmbeddedWeights;
 pub use engine::Guess;
 pub use error::RuntimeError;

@@ -32,3 +32,4 @@ mod launch_arguments;
 mod nvrtc;
 mod nvrtc_parts;
 mod planes;
+mod stamps;

@@ -15,6 +15,7 @@ mod list;
 mod model;
 mod places;
 mod program;
+pub mod stamps;
 mod tower;
 mod validate;
 mod validate_cuda;

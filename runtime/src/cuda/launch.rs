@@ -104,6 +104,28 @@ fn parameters(function: sys::CUfunction, count: usize) -> Vec<usize> {
     (0..count).map_while(size).collect()
 }
 
+impl Function {
+    /// The words of a variable that the kernel's module has under this name, at most `count`; `None` where it has none.
+    pub(super) fn variable(&self, name: &str, count: usize) -> Result<Option<Vec<u64>>, CudaError> {
+        let doing = || CudaError::driver(format!("reading {name} of kernel {}", self.name));
+        self.module.context.enter()?;
+        let symbol = CString::new(name).unwrap_or_default();
+        let (mut at, mut bytes) = (0, 0);
+        // SAFETY: a live module and a string that ends; writes two numbers.
+        #[allow(unsafe_code)]
+        let found = unsafe { sys::cuModuleGetGlobal_v2(&mut at, &mut bytes, self.module.module, symbol.as_ptr()) };
+        if found == sys::CUresult::CUDA_ERROR_NOT_FOUND {
+            return Ok(None);
+        }
+        found.result().map_err(doing())?;
+        let mut words = vec![0u64; count.min(bytes / 8)];
+        // SAFETY: no more bytes than the variable has, into memory that is as large.
+        #[allow(unsafe_code)]
+        unsafe { sys::cuMemcpyDtoH_v2(words.as_mut_ptr().cast(), at, words.len() * 8) }.result().map_err(doing())?;
+        Ok(Some(words))
+    }
+}
+
 impl Drop for Module {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {

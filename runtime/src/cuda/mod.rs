@@ -16,6 +16,7 @@ mod mailbox;
 mod pinned;
 mod profile;
 mod regions;
+mod stamps;
 mod streams;
 mod words;
 
@@ -25,4 +26,5 @@ pub use graph::{Graph, GraphBuilder, Node};
 pub use launch::{Argument, Function, Launch, Module};
 pub use pinned::Pinned;
 pub use profile::Profile;
+pub use stamps::{Chained, Span};
 pub use streams::{Event, Stream};

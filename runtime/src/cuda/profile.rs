@@ -2,11 +2,15 @@
 //!
 //! Two measurements, because neither is enough. Replayed as usual, launches overlap, so none has a time of its own. Serialised,
 //! with an event between each two, each has a time, but their sum is more than the whole. Both are CUDA graphs, so the host
-//! is in neither.
+//! is in neither. Stamped kernels tell of the first what the second cannot: when their blocks started, waited and ended.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use gemma4c_plan::cuda::{PhaseKind, RECORD_WORDS, Range, Region};
 
 use super::backend::Queued;
+use super::stamps::{self, Chained};
 use super::{CudaBackend, CudaError, Event, Graph};
 use crate::RuntimeError;
 use crate::backend::{Backend, Run};
@@ -18,6 +22,8 @@ pub struct Profile {
     pub whole: f64,
     /// Each launch, after the one before it has ended: steps first, then the pick.
     pub launches: Vec<f64>,
+    /// The same launches as their blocks saw them when the run was last replayed as usual; `None` for those whose kernels are not stamped, or keep no times so far back.
+    pub chain: Vec<Option<Chained>>,
 }
 
 /// Replays that do not count.
@@ -50,6 +56,7 @@ impl CudaBackend {
                 whole.push(time);
             }
         }
+        let chain = self.chain(run)?;
         let (graph, events) = self.build_apart(run)?;
         let mut launches = vec![Vec::with_capacity(repeat); events.len().saturating_sub(1)];
         for i in 0..WARM_UP + repeat {
@@ -64,7 +71,30 @@ impl CudaBackend {
         }
         self.write(state, &words)?;
         self.wait()?;
-        Ok(Profile { whole: middle(whole), launches: launches.into_iter().map(middle).collect() })
+        Ok(Profile { whole: middle(whole), launches: launches.into_iter().map(middle).collect(), chain })
+    }
+
+    /// What stamped kernels have left of the last replay: the last launches of a kernel are the last of those that the run has of it.
+    fn chain(&mut self, run: Run) -> Result<Vec<Option<Chained>>, RuntimeError> {
+        self.wait()?;
+        let launches = self.launches(run)?;
+        let mut left: HashMap<u32, Vec<Chained>> = HashMap::new();
+        for Queued { launch, .. } in &launches {
+            if let Entry::Vacant(place) = left.entry(launch.kernel) {
+                let words = stamps::read(&self.functions[launch.kernel as usize])?;
+                place.insert(words.map_or(Vec::new(), |words| stamps::launches(&words)));
+            }
+        }
+        let mut chain: Vec<_> = launches
+            .iter()
+            .rev()
+            .map(|Queued { launch, .. }| {
+                let found = left.get_mut(&launch.kernel)?.pop();
+                found.filter(|found| found.blocks == launch.grid.iter().product::<u32>())
+            })
+            .collect();
+        chain.reverse();
+        Ok(chain)
     }
 
     fn time_whole(&mut self, run: Run) -> Result<f64, RuntimeError> {

@@ -26,7 +26,7 @@ pub struct Ceilings {
 
 impl Ceilings {
     /// Microseconds that so much takes at least.
-    fn floor(&self, bytes: f64, flops: f64) -> f64 {
+    pub fn floor(&self, bytes: f64, flops: f64) -> f64 {
         (bytes / self.gigabytes / 1e3).max(flops / self.teraflops / 1e6)
     }
 }
