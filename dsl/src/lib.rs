@@ -67,7 +67,7 @@
 //! - **The head.** `block` is the number of threads, an expression over compile-time parameters. `dependent`: launched with
 //!   programmatic dependent launch, so every thread executes `grid_dependency_wait()`. `waits_first`: it does so before `grid_launch_dependents()`, so that
 //!   the launches before its predecessor have ended when its successor starts. `early(CONDITION, a, …)`: where the condition over compile-time parameters
-//!   holds, the buffers a, … are read before the wait; a plan with such a launch must show that whoever writes there has ended. `only_reads(CONDITION, a, …)`: the buffers a, … are not
+//!   holds, the buffers a, … are read before the wait; a plan with such a launch must show that whoever writes there has ended. It may stand several times. `only_reads(CONDITION, a, …)`: the buffers a, … are not
 //!   written then, whatever their role. `min_blocks`, also an
 //!   expression: the second operand of `__launch_bounds__`. `cluster`, also an expression: the number of blocks, consecutive along y,
 //!   that wait for each other and read each other's shared memory (`cluster_barrier`, `load_peer`); 1 if not given. `dynamic_shared`: shared
@@ -139,7 +139,7 @@
 //! (`mbarrier_init mbarrier_arrive mbarrier_arrive_expect cp_async_arrive mbarrier_wait`) and [`intrinsics::bulk`] (`bulk_load bulk_store bulk_commit
 //! bulk_wait_read bulk_wait`: Hopper and later, as mbarriers), [`intrinsics::tiles`] (`tile_load`), [`intrinsics::tensor`] (`ldmatrix_x1 …
 //! mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k16_s8 mma_m16n8k32_s8`), [`intrinsics::warpgroup`] (`wgmma_bf16 wgmma_bf16_held wgmma_b16 wgmma_b16_held_across wgmma_fence wgmma_commit wgmma_wait
-//! fence_proxy_async`: Hopper only), [`intrinsics::grid`] (`grid_dependency_wait grid_launch_dependents`).
+//! fence_proxy_async`: Hopper only), [`intrinsics::cluster`] (`cluster_rank cluster_barrier cluster_arrive cluster_wait load_peer`: Hopper and later), [`intrinsics::grid`] (`grid_dependency_wait grid_launch_dependents`).
 //! Warp, warpgroup and block intrinsics need all their threads at the same line; shuffles and reductions of a warp do not order memory.
 
 pub use gemma4c_dsl_macros::dataflow;
