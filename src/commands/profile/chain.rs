@@ -42,7 +42,7 @@ pub fn table(launched: &[Launched], chain: &[Option<Chained>], ceilings: &Ceilin
     let told: Vec<(&Launched, &Chained)> =
         told.filter_map(|(launch, chained)| Some((launch, chained.as_ref()?))).collect();
     let Some(earliest) = told.first() else {
-        return "\nNo kernel of the phase has left times: none of them waits for another.\n".into();
+        return "\nNo launch of the last layers has left its times.\n".into();
     };
     let zero = before.map_or(earliest.1.started.first, |before| before.ended.last);
     let since = |time: u64| (time as f64 - zero as f64) / 1e3;
@@ -110,6 +110,6 @@ mod tests {
     #[test]
     fn a_phase_without_times_says_so() {
         let text = table(&[launch(Some(0), "q")], &[None], &Ceilings { gigabytes: 1.0, teraflops: 1.0 });
-        assert!(text.contains("No kernel of the phase has left times"));
+        assert!(text.contains("No launch of the last layers has left its times"));
     }
 }
