@@ -12,10 +12,10 @@ fn a_kernel_that_waits_notes_its_start_its_wait_and_its_end() {
     let text = "// Doubles.\nextern \"C\" __global__ void twice(\n    float* x) {\n    grid_dependency_wait();\n    x[0] *= 2;\n}\n";
     let found = stamped(&Source { name: "twice".into(), text: text.into() }).expect("it waits");
     insta::with_settings!({
-        snapshot_path => "../../../snapshots/kernels",
+        snapshot_path => "../../../snapshots/cli",
         prepend_module_to_snapshot => false,
         omit_expression => true,
-    }, { insta::assert_snapshot!("stamped", found.text) });
+    }, { insta::assert_snapshot!("profile_stamped", found.text) });
 }
 
 #[test]
