@@ -103,33 +103,47 @@ fn groups_behind_the_last_full_round_are_spread_where_many_bytes_are_theirs() {
     }
 }
 
+/// Rows a warp, warps and blocks of products on an H200, each of a type, outputs and activations.
+fn assert_shapes(prologue: Prologue, products: &[(DType, u32, u32, [u32; 3])]) {
+    for &(dtype, outputs, k, expected) in products {
+        let shape = Product::new(dtype, outputs, k, prologue).shape(&h200());
+        assert_eq!([shape.rows, shape.warps, shape.blocks], expected, "{dtype}, {outputs} x {k}");
+    }
+}
+
 #[test]
 fn short_products_leave_sms_to_their_successors() {
-    // Output projections of E4B and E2B, which are short, and of E4B down, of 12B an output projection and down, which have too many rows for it or are long.
-    for (dtype, outputs, k, rows, warps, blocks) in [
-        (DType::Q8_0, 2560, 2048, 2, 15, 86),
-        (DType::Q4_0, 2560, 4096, 2, 15, 86),
-        (DType::Q8_0, 1536, 2048, 2, 12, 64),
-        (DType::Q8_0, 2560, 10240, 1, 20, 128),
-        (DType::Q4_0, 3840, 4096, 2, 20, 96),
-        (DType::Q4_0, 3840, 15360, 2, 15, 128),
-    ] {
-        let shape = Product::new(dtype, outputs, k, Prologue::Int8).shape(&h200());
-        assert_eq!((shape.rows, shape.warps, shape.blocks), (rows, warps, blocks), "{dtype}, {outputs} x {k}");
-    }
+    // Output projections of E4B and E2B.
+    assert_shapes(
+        Prologue::Int8,
+        &[
+            (DType::Q8_0, 2560, 2048, [2, 15, 86]),
+            (DType::Q4_0, 2560, 4096, [2, 15, 86]),
+            (DType::Q8_0, 1536, 2048, [2, 12, 64]),
+        ],
+    );
+    // Down of E4B and 12B is long, and an output projection of 12B has too many rows for fewer SMs.
+    assert_shapes(
+        Prologue::Int8,
+        &[
+            (DType::Q8_0, 2560, 10240, [1, 20, 128]),
+            (DType::Q4_0, 3840, 15360, [2, 15, 128]),
+            (DType::Q4_0, 3840, 4096, [2, 20, 96]),
+        ],
+    );
 }
 
 #[test]
 fn a_product_that_norms_first_has_a_warp_for_each_128_of_its_activations() {
     // Queries of E2B, of E4B, and of 31B, which are several rounds.
-    for (dtype, outputs, k, rows, warps, blocks) in [
-        (DType::Q4_0, 2048, 1536, 2, 12, 86),
-        (DType::Q8_0, 2048, 2560, 2, 20, 52),
-        (DType::Q4_0, 16384, 5376, 4, 16, 132),
-    ] {
-        let shape = Product::new(dtype, outputs, k, Prologue::ResidualNorm).shape(&h200());
-        assert_eq!((shape.rows, shape.warps, shape.blocks), (rows, warps, blocks), "{dtype}, {outputs} x {k}");
-    }
+    assert_shapes(
+        Prologue::ResidualNorm,
+        &[
+            (DType::Q4_0, 2048, 1536, [2, 12, 86]),
+            (DType::Q8_0, 2048, 2560, [2, 20, 52]),
+            (DType::Q4_0, 16384, 5376, [4, 16, 132]),
+        ],
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use gemma4c_dsl::prelude::*;
 
 use super::narrow::{keep_word, store_word, word_of};
-use crate::kernels::heads::{add_squares, head_factor, rotated};
+use crate::kernels::heads::{add_squares, cos_sin, head_factor, rotated};
 
 /// The raw heads of the warp: the queries of the block, then its new key and value. A lane has values i and i + D / 2 of a head.
 #[device]
@@ -26,6 +26,17 @@ pub fn load_heads<const D: u32, const G: u32, const THREADS: u32, const ROUNDS: 
                 low[round * D / 64 + p] = source[lane_id() + 32 * p];
                 high[round * D / 64 + p] = source[lane_id() + 32 * p + D / 2];
             }
+        }
+    }
+}
+
+/// Cosine and sine of each pair of a head at a position. A thread has the frequencies of its own pairs, THREADS apart.
+#[device]
+pub fn fill_turns<const D: u32, const THREADS: u32>(frequencies: &mut Regs<f32>, position: u32, turns: Shared<F32x2>) {
+    #[unroll]
+    for n in 0..(D / 2 + THREADS - 1) / THREADS {
+        if thread_idx() + n * THREADS < D / 2 {
+            turns[thread_idx() + n * THREADS] = cos_sin(position as f32 * frequencies[n]);
         }
     }
 }

@@ -24,11 +24,10 @@ use super::decode::clustered_multiprocessors;
 use super::narrow::{head_len, narrow_slot, operands_slot};
 use super::peers::merge_clusters;
 use super::plain::first_visible;
-use super::prepare::{load_heads, prepare_heads};
+use super::prepare::{fill_turns, load_heads, prepare_heads};
 use super::step::{keep_floats, keep_int8};
 use super::tensor::{clear_weights, load_queries};
 use super::turns::{Seen, attend_split, merge_group, split_part, split_start, start_both, start_tile, wait_for_peers};
-use crate::kernels::heads::cos_sin;
 
 /// The attention of rows that have a record each. Parameters are those of `attention_step`; a row's keys are cut into `splits`, of which
 /// PEERS * TURNS are merged at once. `clusters` of PEERS blocks take the groups of a row's head in turn. `extrema` and `values` are scratch, one place for each
@@ -178,12 +177,7 @@ pub fn attention_rows<
             start_tile(keys, k_head, page, start, start + segment, seen);
             start_tile(mixed, v_head, page, start, start + segment, seen);
         }
-        #[unroll]
-        for n in 0..(D / 2 + THREADS - 1) / THREADS {
-            if thread_idx() + n * THREADS < D / 2 {
-                turns[thread_idx() + n * THREADS] = cos_sin(position as f32 * frequencies[n]);
-            }
-        }
+        fill_turns(&mut frequencies, position, turns);
         if TENSOR && !NARROW {
             clear_weights(weights);
         }

@@ -24,9 +24,8 @@ use super::floats::add_scaled;
 use super::narrow::{code_row, copy_codes, head_len, narrow_slot, operands_slot};
 use super::peers::{load_peers, merge_clusters, merge_peers, peer_part};
 use super::plain::first_visible;
-use super::prepare::{load_heads, prepare_heads};
+use super::prepare::{fill_turns, load_heads, prepare_heads};
 use super::tensor::clear_weights;
-use crate::kernels::heads::cos_sin;
 use crate::kernels::quantise::{codes_per_unit, int8_codes, largest_of};
 
 /// Leaves four values of the output as they are.
@@ -247,12 +246,7 @@ pub fn attention_step<
         copy_first(keys, mixed, k_head.offset(page), v_head.offset(page), at, end, stored, kv_row, capacity);
     }
     if sees {
-        #[unroll]
-        for n in 0..(D / 2 + THREADS - 1) / THREADS {
-            if thread_idx() + n * THREADS < D / 2 {
-                turns[thread_idx() + n * THREADS] = cos_sin(position as f32 * frequencies[n]);
-            }
-        }
+        fill_turns(&mut frequencies, position, turns);
         if TENSOR && !NARROW {
             clear_weights(weights);
         }
