@@ -133,7 +133,7 @@
 //! block_sum block_max`), [`intrinsics::loads`] (`load load_streamed read_only store prefetch_l2`), [`intrinsics::bits`] (`dp4a byte_perm byte_of
 //! signed_byte_of nibble_of pack_bytes sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16`), [`intrinsics::narrow`] (`widen_int8 multiply_f16 widen_e4m3
 //! pack_e4m3`: e4m3 from Ada on), [`intrinsics::math`] (`rsqrt
-//! recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast exp2_flushed`), [`intrinsics::atomics`] (`atomic_add atomic_max atomic_min
+//! quotient recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast exp2_flushed`), [`intrinsics::atomics`] (`atomic_add atomic_max atomic_min
 //! last_block last_block_of`), [`intrinsics::ordered`] (`atomic_load_relaxed atomic_store_relaxed atomic_add_release atomic_load_acquire
 //! atomic_wait_acquire`), [`intrinsics::asynchronous`] (`cp_async16 cp_async4 cp_async_commit cp_async_wait`), [`intrinsics::mbarrier`]
 //! (`mbarrier_init mbarrier_arrive mbarrier_arrive_expect cp_async_arrive mbarrier_wait`) and [`intrinsics::bulk`] (`bulk_load bulk_store bulk_commit

@@ -8,7 +8,7 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
-use super::sample::{keep_largest, key_of, largest_key, rank_of, token_of};
+use super::sample::{keep_largest, key_of, largest_key, token_of};
 use super::values::value;
 
 /// `out` = the RMS norm of one of the rows `x`, by `weight`: what the LM head read there. Word 2 of `record` is the row's number. One block.
@@ -43,8 +43,9 @@ pub fn closest_groups<const THREADS: u32, const PER: u32, const KEPT: u32>(
 ) {
     require!(KEPT <= THREADS && THREADS >= 64);
     let kept = shared::<u64>(KEPT);
+    let found = shared::<u64>(KEPT * PER);
     let count = shared::<u32>(1);
-    let counts = shared::<u32>(64);
+    let counts = shared::<u32>(32);
     grid_launch_dependents();
     grid_dependency_wait();
     let me = thread_idx();
@@ -56,10 +57,10 @@ pub fn closest_groups<const THREADS: u32, const PER: u32, const KEPT: u32>(
             keys[i] = key_of(scores[group], group);
         }
     }
-    keep_largest(&keys, kept, count, counts);
+    keep_largest(&keys, kept, found, count, counts);
     if me < KEPT {
         // Where too few are numbers there are groups all the same.
-        ids[rank_of(kept, me)] = token_of(kept[me]).min(groups - 1);
+        ids[me] = token_of(kept[me]).min(groups - 1);
     }
 }
 

@@ -17,16 +17,23 @@ use gemma4c_dsl::{Instance, InstanceError};
 /// Threads of a block; any grid covers all rows.
 pub const BLOCK_THREADS: u32 = 256;
 
-/// What makes codes of a group's values.
+/// What makes codes of a group's values. Smaller ones than this are zeros to it.
 #[device]
 pub fn codes_per_unit(largest: f32) -> f32 {
-    if largest > 0.0 { 127.0 / largest } else { 0.0 }
+    quotient(127.0, largest.max(1e-30))
 }
 
-/// The code of a value. A group of the smallest numbers has no finite factor: its codes end at the largest.
+/// A group's scale: `largest / 127`, correctly rounded. By a constant that takes three steps.
+#[device]
+pub fn scale_of(largest: f32) -> f32 {
+    let near = largest * (1.0f32 / 127.0);
+    near.mul_add(-127.0, largest).mul_add(1.0f32 / 127.0, near)
+}
+
+/// The code of a value, in the lowest byte: in a number of this size the last bit counts ones, so that a sum rounds to the nearest, ties to even. No value is larger than its group's largest.
 #[device]
 pub fn int8_code(x: f32, per_unit: f32) -> i32 {
-    round_to_i32(x * per_unit).clamp(-127, 127)
+    (x * per_unit + 12582912.0).to_bits() as i32
 }
 
 #[device]
@@ -46,7 +53,7 @@ pub fn quantise8(a: F32x4, b: F32x4) -> U32x4 {
     let mut largest = largest_of(a).max(largest_of(b));
     largest = largest.max(shfl_xor(largest, 1));
     largest = largest.max(shfl_xor(largest, 2));
-    let scale = largest / 127.0;
+    let scale = scale_of(largest);
     let per_unit = codes_per_unit(largest);
     let low = int8_codes(a, per_unit);
     let high = int8_codes(b, per_unit);
@@ -60,17 +67,22 @@ pub fn quantise8(a: F32x4, b: F32x4) -> U32x4 {
 /// bits of an f32) and the sum of the group's codes (z). A collective of the warp.
 #[device]
 pub fn quantise4(x: F32x4) -> U32x4 {
+    let coded = quantise4_alone(x);
+    let mut sum = dp4a(coded.x, 0x01010101, 0);
+    sum = sum + shfl_xor(sum, 1);
+    sum = sum + shfl_xor(sum, 2);
+    sum = sum + shfl_xor(sum, 4);
+    u32x4(coded.x, coded.y, sum as u32, 0)
+}
+
+/// The same for weights without a zero point, which do not need the sum.
+#[device]
+pub fn quantise4_alone(x: F32x4) -> U32x4 {
     let mut largest = largest_of(x);
     largest = largest.max(shfl_xor(largest, 1));
     largest = largest.max(shfl_xor(largest, 2));
     largest = largest.max(shfl_xor(largest, 4));
-    let scale = largest / 127.0;
-    let codes = int8_codes(x, codes_per_unit(largest));
-    let mut sum = dp4a(codes, 0x01010101, 0);
-    sum = sum + shfl_xor(sum, 1);
-    sum = sum + shfl_xor(sum, 2);
-    sum = sum + shfl_xor(sum, 4);
-    u32x4(codes, scale.to_bits(), sum as u32, 0)
+    u32x4(int8_codes(x, codes_per_unit(largest)), scale_of(largest).to_bits(), 0, 0)
 }
 
 /// Whether the code of a value is near zero, 4 at most: the value has less than three bits.
@@ -88,7 +100,7 @@ pub fn quantise4_unbounded(x: F32x4) -> U32x4 {
     largest = largest.max(shfl_xor(largest, 1));
     largest = largest.max(shfl_xor(largest, 2));
     largest = largest.max(shfl_xor(largest, 4));
-    let scale = largest / 127.0;
+    let scale = scale_of(largest);
     let per_unit = codes_per_unit(largest);
     let codes = int8_codes(x, per_unit);
     // One reduction for two sums: that of the codes is 4064 at most, either way.
@@ -169,7 +181,7 @@ pub fn quantise_plain<const THREADS: u32, const K: u32>(
         for i in 0u32..32 {
             largest = largest.max(x[group * 32 + i].abs());
         }
-        let scale = largest / 127.0;
+        let scale = scale_of(largest);
         let per_unit = codes_per_unit(largest);
         let mut sum = 0i32;
         for word in 0u32..8 {

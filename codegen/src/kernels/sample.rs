@@ -36,86 +36,115 @@ pub fn token_of(key: u64) -> u32 {
     key as u32 ^ 0xffff_ffff
 }
 
-/// The KEPT-th largest of the keys in the block's registers, or 0 where there are fewer: its bits one by one, from the
-/// highest, by counting the keys that reach it. `counts` are 64 zeros, one for each bit. A collective of the block.
+/// The KEPT-th largest of the threads' keys, or 0 where there are fewer: two of its bits at a time, from the highest, by counting the keys
+/// that reach each of the three numbers they may make. `counts` are 32 zeros, one for each step, which hold three counts each. A collective of the block.
 #[device]
-pub fn kept_threshold<const PER: u32, const KEPT: u32>(keys: &Regs<u64>, counts: Shared<u32>) -> u64 {
+pub fn kept_threshold<const THREADS: u32, const KEPT: u32>(key: u64, counts: Shared<u32>) -> u64 {
+    require!(THREADS < 1024);
     let mut threshold = 0u64;
-    for bit in 0u32..64 {
-        let candidate = threshold | (1u64 << (63 - bit));
+    for step in 0u32..32 {
+        let shift = 62 - 2 * step;
         let mut of_warp = 0u32;
         #[unroll]
-        for i in 0..PER {
-            of_warp += ballot(keys[i] >= candidate).count_ones();
+        for digit in 1u32..4 {
+            let reaches = ballot(key >= threshold | ((digit as u64) << shift));
+            of_warp = of_warp | reaches.count_ones() << (10 * (digit - 1));
         }
         if lane_id() == 0 {
-            atomic_add(counts, bit, of_warp);
+            atomic_add(counts, step, of_warp);
         }
         barrier();
-        let reaching = counts[bit];
-        if reaching >= KEPT {
-            threshold = candidate;
+        let reaching = counts[step];
+        let mut digit = 0u32;
+        let mut of_digit = 0u32;
+        #[unroll]
+        for larger in 1u32..4 {
+            let of_larger = reaching >> (10 * (larger - 1)) & 1023;
+            if of_larger >= KEPT {
+                digit = larger;
+                of_digit = of_larger;
+            }
         }
-        if reaching == KEPT {
+        threshold = threshold | ((digit as u64) << shift);
+        if of_digit == KEPT {
             break;
         }
     }
     threshold
 }
 
-/// The largest of the keys in the block's registers. A collective of the block.
+/// The largest of a thread's keys.
 #[device]
-pub fn largest_key<const PER: u32>(keys: &Regs<u64>) -> u64 {
+pub fn own_largest<const PER: u32>(keys: &Regs<u64>) -> u64 {
     let mut largest = 0u64;
     #[unroll]
     for i in 0..PER {
         largest = largest.max(keys[i]);
     }
+    largest
+}
+
+/// The largest of the keys in the block's registers. A collective of the block.
+#[device]
+pub fn largest_key<const PER: u32>(keys: &Regs<u64>) -> u64 {
+    let largest = own_largest(keys);
     let high = (largest >> 32) as u32;
     let highest = block_max(high);
     let low = block_max(if high == highest { largest as u32 } else { 0u32 });
     ((highest as u64) << 32) | low as u64
 }
 
-/// Collects the KEPT largest keys of the block, in no order, the rest 0. A collective of the block; `counts` is scratch.
+/// Leaves the KEPT largest keys of the block in `kept`, the largest first, the rest 0. A collective of the block; `found`, KEPT * PER keys, `count` and `counts` are scratch.
+///
+/// Each thread's largest key stands for the thread: no more than KEPT threads reach the KEPT-th largest of those, and all keys that are kept are theirs. What they have is counted.
 #[device]
-pub fn keep_largest<const PER: u32, const KEPT: u32>(
+pub fn keep_largest<const THREADS: u32, const PER: u32, const KEPT: u32>(
     keys: &Regs<u64>,
     kept: Shared<u64>,
+    found: Shared<u64>,
     count: Shared<u32>,
     counts: Shared<u32>,
 ) {
-    if thread_idx() < KEPT {
-        kept[thread_idx()] = 0;
-    }
-    if thread_idx() < 64 {
-        counts[thread_idx()] = 0;
-    }
-    if thread_idx() == 0 {
-        count[0u32] = 0;
-    }
-    barrier();
-    let threshold = if KEPT == 1 { largest_key(keys) } else { kept_threshold(keys, counts) };
-    #[unroll]
-    for i in 0..PER {
-        if keys[i] != 0 && keys[i] >= threshold {
-            kept[atomic_add(count, 0u32, 1u32)] = keys[i];
+    // The largest alone is known at once.
+    if KEPT == 1 {
+        let largest = largest_key(keys);
+        if thread_idx() == 0 {
+            kept[0u32] = largest;
         }
-    }
-    barrier();
-}
-
-/// How many of the kept keys stand before key `i`.
-#[device]
-pub fn rank_of<const KEPT: u32>(kept: Shared<u64>, i: u32) -> u32 {
-    let key = kept[i];
-    let mut rank = 0u32;
-    for other in 0..KEPT {
-        if kept[other] > key || (kept[other] == key && other < i) {
-            rank += 1;
+        barrier();
+    } else {
+        if thread_idx() < KEPT {
+            kept[thread_idx()] = 0;
         }
+        if thread_idx() < 32 {
+            counts[thread_idx()] = 0;
+        }
+        if thread_idx() == 0 {
+            count[0u32] = 0;
+        }
+        barrier();
+        let threshold = kept_threshold(own_largest(keys), counts);
+        #[unroll]
+        for i in 0..PER {
+            if keys[i] != 0 && keys[i] >= threshold {
+                found[atomic_add(count, 0u32, 1u32)] = keys[i];
+            }
+        }
+        barrier();
+        let all = count[0u32];
+        for place in (thread_idx()..all).by(THREADS) {
+            let key = found[place];
+            let mut before = 0u32;
+            #[unroll(4)]
+            for other in 0..all {
+                before = before + if found[other] > key { 1 } else { 0 };
+            }
+            if before < KEPT {
+                kept[before] = key;
+            }
+        }
+        barrier();
     }
-    rank
 }
 
 /// A number in 0..1 from Philox 4x32-10, the seed its key and the position its counter: 24 bits, exact in f32.
@@ -189,9 +218,9 @@ pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
 ) {
     require!(KEPT <= THREADS && THREADS >= 64);
     let kept = shared::<u64>(KEPT);
+    let found = shared::<u64>(KEPT * PER);
     let count = shared::<u32>(1);
-    let counts = shared::<u32>(64);
-    let sorted = shared::<u64>(KEPT);
+    let counts = shared::<u32>(32);
     let weights = shared::<f32>(KEPT);
     let never = shared::<u32>(THREADS);
     let me = thread_idx();
@@ -240,9 +269,9 @@ pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
             }
         }
     }
-    keep_largest(&keys, kept, count, counts);
+    keep_largest(&keys, kept, found, count, counts);
     if me < KEPT {
-        row_largest[block_idx() * KEPT + rank_of(kept, me)] = kept[me];
+        row_largest[block_idx() * KEPT + me] = kept[me];
     }
     // The whole block leaves: another one will finish.
     if !last_block_of(counters, row, grid_dim()) || of_row.y == 0 {
@@ -257,16 +286,12 @@ pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
             keys[i] = row_largest[at];
         }
     }
-    keep_largest(&keys, kept, count, counts);
-    if me < KEPT {
-        sorted[rank_of(kept, me)] = kept[me];
-    }
-    barrier();
+    keep_largest(&keys, kept, found, count, counts);
 
     let temperature = f32::from_bits(of_pick.y);
     if me < KEPT {
-        let difference = logit_of(sorted[me]) - logit_of(sorted[0u32]);
-        weights[me] = if sorted[me] == 0 { 0.0 } else { (difference / temperature).exp() };
+        let difference = logit_of(kept[me]) - logit_of(kept[0u32]);
+        weights[me] = if kept[me] == 0 { 0.0 } else { (difference / temperature).exp() };
     }
     barrier();
     if me == 0 {
@@ -279,7 +304,7 @@ pub fn pick<const THREADS: u32, const PER: u32, const KEPT: u32>(
             let most = if top_k == 0 { KEPT } else { top_k.min(KEPT) };
             place = place_of_pick(weights, most, f32::from_bits(of_pick.w), uniform);
         }
-        let token = token_of(sorted[place]);
+        let token = token_of(kept[place]);
         record[0u32] = position;
         record[2u32] = token;
         record[4u32] = tick + 1;

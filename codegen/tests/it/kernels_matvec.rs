@@ -85,12 +85,12 @@ fn whole_groups_pay_unless_many_sms_have_none() {
     assert!(!whole_groups_pay(100, 1, &h200()), "the last group is not whole");
 }
 
+fn gate_and_up(dtype: DType, outputs: u32, k: u32) -> Product {
+    Product { geglu: true, leaves_int8: true, ..Product::new(dtype, outputs, k, Prologue::ResidualNorm) }
+}
+
 #[test]
 fn groups_behind_the_last_full_round_are_spread_where_many_bytes_are_theirs() {
-    let gate_and_up = |dtype, outputs, k| {
-        let product = Product::new(dtype, outputs, k, Prologue::ResidualNorm);
-        Product { geglu: true, leaves_int8: true, ..product }
-    };
     for (dtype, outputs, k, share, blocks, loose) in [
         (DType::Q8_0, 10240, 2560, 64, 132, 1792),
         (DType::Q4_0, 21504, 5376, 160, 132, 384),
@@ -117,8 +117,8 @@ fn short_products_leave_sms_to_their_successors() {
     assert_shapes(
         Prologue::Int8,
         &[
-            (DType::Q8_0, 2560, 2048, [2, 15, 86]),
-            (DType::Q4_0, 2560, 4096, [2, 15, 86]),
+            (DType::Q8_0, 2560, 2048, [2, 14, 92]),
+            (DType::Q4_0, 2560, 4096, [2, 14, 92]),
             (DType::Q8_0, 1536, 2048, [2, 12, 64]),
         ],
     );
@@ -135,15 +135,46 @@ fn short_products_leave_sms_to_their_successors() {
 
 #[test]
 fn a_product_that_norms_first_has_a_warp_for_each_128_of_its_activations() {
-    // Queries of E2B, of E4B, and of 31B, which are several rounds.
+    // Queries of E2B and E4B. Those of 31B and 26B-A4B are several rounds, by warps with three and with two chunks each; warps of 12B with whole chunks would be idle too often.
     assert_shapes(
         Prologue::ResidualNorm,
         &[
             (DType::Q4_0, 2048, 1536, [2, 12, 86]),
             (DType::Q8_0, 2048, 2560, [2, 20, 52]),
-            (DType::Q4_0, 16384, 5376, [4, 16, 132]),
+            (DType::Q4_0, 16384, 5376, [2, 14, 132]),
+            (DType::Q4_0, 8192, 2816, [2, 11, 132]),
+            (DType::Q4_0, 8192, 3840, [2, 16, 132]),
         ],
     );
+}
+
+#[test]
+fn long_products_and_wide_pairs_have_whole_rows_on_their_way() {
+    // LM heads of all sizes; four rows of 31B Q8_0 are not whole, because no row would fit.
+    for (dtype, k, expected) in [
+        (DType::Q4_0, 1536, [4, 2, 16]),
+        (DType::Q8_0, 1536, [2, 3, 20]),
+        (DType::Q8_0, 2560, [2, 5, 16]),
+        (DType::Q4_0, 2816, [2, 3, 20]),
+        (DType::Q4_0, 3840, [2, 4, 16]),
+        (DType::Q4_0, 5376, [1, 6, 20]),
+        (DType::Q8_0, 5376, [4, 3, 14]),
+    ] {
+        let LaunchShape { rows, depth, warps, .. } =
+            Product::new(dtype, 262_144, k, Prologue::ResidualNorm).shape(&h200());
+        assert_eq!([rows, depth, warps], expected, "{dtype}, {k}");
+    }
+    // Gate and up of 31B Q4_0 have fewer warps for it, those of E4B and 12B do not; of Q8_0 no warps have room, so theirs have whole chunks to norm.
+    for (dtype, outputs, k, expected) in [
+        (DType::Q8_0, 21504, 5376, [2, 6, 14]),
+        (DType::Q4_0, 21504, 5376, [2, 6, 12]),
+        (DType::Q8_0, 10240, 2560, [2, 5, 20]),
+        (DType::Q4_0, 10240, 2560, [4, 3, 16]),
+        (DType::Q4_0, 15360, 3840, [4, 2, 16]),
+    ] {
+        let LaunchShape { rows, depth, warps, .. } = gate_and_up(dtype, outputs, k).shape(&h200());
+        assert_eq!([rows, depth, warps], expected, "{dtype}, {outputs} x {k}");
+    }
 }
 
 #[test]

@@ -106,14 +106,15 @@ row! {
     cuda "
 __device__ __forceinline__ bool last_block_of(u32* counter, u32 index, u32 blocks) {
     __shared__ bool last;
-    __threadfence();
+    // One thread releases and acquires for all: the barriers order the others before and behind it.
     barrier();
     if (thread_idx() == 0) {
-        last = atomicAdd(counter + index, 1u) + 1 == blocks;
+        u32 before;
+        asm volatile(\"atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;\" : \"=r\"(before) : \"l\"(counter + index) : \"memory\");
+        last = before + 1 == blocks;
         if (last) counter[index] = 0;
     }
     barrier();
-    __threadfence();
     return last;
 }"
     host "

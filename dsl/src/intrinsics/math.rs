@@ -4,9 +4,28 @@
 use super::rows::intrinsic;
 
 intrinsic! {
-    /// `1 / sqrt(x)`, both steps correctly rounded.
+    /// `1 / sqrt(x)`, both steps correctly rounded, of numbers between 2^-100 and 2^100. Others have no branch of their own: of 0 and infinity it makes NaN on a GPU.
     Thread fn rsqrt(x: f32) -> f32 { 1.0 / x.sqrt() }
-    cuda "return 1.0f / sqrt(x);"
+    cuda "
+    f32 guess, inverse;
+    asm(\"rsqrt.approx.ftz.f32 %0, %1;\" : \"=f\"(guess) : \"f\"(x));
+    f32 near = __fmul_rn(x, guess);
+    f32 root = __fmaf_rn(__fmaf_rn(-near, near, x), __fmul_rn(guess, 0.5f), near);
+    asm(\"rcp.approx.ftz.f32 %0, %1;\" : \"=f\"(inverse) : \"f\"(root));
+    return __fmaf_rn(inverse, -__fmaf_rn(inverse, root, -1.0f), inverse);
+"
+}
+
+intrinsic! {
+    /// `a / b`, correctly rounded where both and the quotient lie between 2^-100 and 2^100, or `a` is 0. There is no branch for others.
+    Thread fn quotient(a: f32, b: f32) -> f32 { a / b }
+    cuda "
+    f32 guess;
+    asm(\"rcp.approx.ftz.f32 %0, %1;\" : \"=f\"(guess) : \"f\"(b));
+    f32 inverse = __fmaf_rn(guess, __fmaf_rn(-b, guess, 1.0f), guess);
+    f32 near = __fmul_rn(a, inverse);
+    return __fmaf_rn(inverse, __fmaf_rn(-b, near, a), near);
+"
 }
 
 intrinsic! {

@@ -21,6 +21,8 @@ pub struct Chained {
     pub asked: Span,
     pub released: Span,
     pub ended: Span,
+    /// Nanoseconds from a block's end to the end of the last one, on average: how unevenly the work is shared out, or the memory.
+    pub uneven: u64,
     pub blocks: u32,
     /// SMs that had blocks of it.
     pub multiprocessors: u32,
@@ -60,12 +62,15 @@ pub(super) fn launches(words: &[u64]) -> Vec<Chained> {
             let times = || launch.iter().map(|block| block[word]);
             Span { first: times().min().unwrap_or(0), last: times().max().unwrap_or(0) }
         };
+        let ended = span(END);
+        let waits: u64 = launch.iter().map(|block| ended.last - block[END]).sum();
         let places: HashSet<u32> = launch.iter().map(|block| block[PLACE] as u32).collect();
         Chained {
             started: span(START),
             asked: span(ASKED),
             released: span(RELEASED),
-            ended: span(END),
+            ended,
+            uneven: waits / launch.len() as u64,
             blocks: grid(launch[0]) as u32,
             multiprocessors: places.len() as u32,
         }
@@ -101,6 +106,7 @@ mod tests {
                 asked: Span { first: 9020, last: 9025 },
                 released: Span { first: 9030, last: 9031 },
                 ended: Span { first: 9090, last: 9100 },
+                uneven: 5,
                 blocks: 2,
                 multiprocessors: 2,
             }

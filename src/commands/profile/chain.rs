@@ -48,9 +48,9 @@ pub fn table(launched: &[Launched], chain: &[Option<Chained>], ceilings: &Ceilin
     let since = |time: u64| (time as f64 - zero as f64) / 1e3;
     let span = |span: Span| format!("{:.1} to {:.1}", since(span.first), since(span.last));
     let mut text = String::from(
-        "\nThe last layers as their launches overlap, us: when the first and the last block started, saw that the launch before had ended, and ended; what a launch adds is from the end of the one before to its own.\n\n\
-         | layer | kernel | makes | blocks | SMs | started | released | ended | adds | floor |\n\
-         |---:|---|---|---:|---:|---|---|---|---:|---:|\n",
+        "\nThe last layers as their launches overlap, us: when the first and the last block started, saw that the launch before had ended, and ended; how long its blocks wait for the last of them, on average (uneven); what a launch adds is from the end of the one before to its own.\n\n\
+         | layer | kernel | makes | blocks | SMs | started | released | ended | uneven | adds | floor |\n\
+         |---:|---|---|---:|---:|---|---|---|---:|---:|---:|\n",
     );
     let mut end = zero;
     for (launch, chained) in told {
@@ -59,7 +59,7 @@ pub fn table(launched: &[Launched], chain: &[Option<Chained>], ceilings: &Ceilin
         end = chained.ended.last;
         _ = writeln!(
             text,
-            "| {layer} | {} | {} | {} | {} | {} | {} | {} | {:.1} | {:.1} |",
+            "| {layer} | {} | {} | {} | {} | {} | {} | {} | {:.1} | {:.1} | {:.1} |",
             launch.kernel,
             launch.makes,
             chained.blocks,
@@ -67,6 +67,7 @@ pub fn table(launched: &[Launched], chain: &[Option<Chained>], ceilings: &Ceilin
             span(chained.started),
             span(chained.released),
             span(chained.ended),
+            chained.uneven as f64 / 1e3,
             adds / 1e3,
             ceilings.floor(launch.bytes as f64, launch.flops as f64),
         );
@@ -86,7 +87,7 @@ mod tests {
     fn chained(from: u64) -> Option<Chained> {
         let span = |first: u64, last: u64| Span { first: from + first, last: from + last };
         let (started, asked, released, ended) = (span(0, 500), span(100, 600), span(900, 950), span(2000, 3000));
-        Some(Chained { started, asked, released, ended, blocks: 8, multiprocessors: 7 })
+        Some(Chained { started, asked, released, ended, uneven: 300, blocks: 8, multiprocessors: 7 })
     }
 
     #[test]

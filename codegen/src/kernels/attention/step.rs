@@ -26,7 +26,7 @@ use super::peers::{load_peers, merge_clusters, merge_peers, peer_part};
 use super::plain::first_visible;
 use super::prepare::{fill_turns, load_heads, prepare_heads};
 use super::tensor::clear_weights;
-use crate::kernels::quantise::{codes_per_unit, int8_codes, largest_of};
+use crate::kernels::quantise::{codes_per_unit, int8_codes, largest_of, scale_of};
 
 /// Leaves four values of the output as they are.
 #[device]
@@ -42,7 +42,7 @@ pub fn keep_int8(value: F32x4, at: u32, xq: Output<u32>, xscale: Output<f32>, xs
     largest = largest.max(shfl_xor(largest, 1));
     largest = largest.max(shfl_xor(largest, 2));
     largest = largest.max(shfl_xor(largest, 4));
-    let scale = largest / 127.0;
+    let scale = scale_of(largest);
     let codes = int8_codes(value, codes_per_unit(largest));
     let mut sum = dp4a(codes, 0x01010101, 0);
     sum = sum + shfl_xor(sum, 1);

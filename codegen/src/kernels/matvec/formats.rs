@@ -349,6 +349,8 @@ pub struct Format {
     pub unit: u32,
     /// Activations are int8, else f32.
     pub integer: bool,
+    /// It needs the sum of a group's codes: it has a minimum or a zero point.
+    pub summed: bool,
     /// Registers that a unit on its way takes beside its codes.
     pub side_words: u32,
     pub side: &'static DeviceDef,
@@ -367,6 +369,7 @@ pub fn format(dtype: DType) -> Format {
     let format = |unit, integer, side_words, side, dot| Format {
         unit,
         integer,
+        summed: false,
         side_words,
         side,
         dot,
@@ -374,6 +377,7 @@ pub fn format(dtype: DType) -> Format {
         two_dots: no_two_dots::DEF,
         joined: false,
     };
+    let summed = |format| Format { summed: true, ..format };
     match dtype {
         DType::F32 => format(4, false, 0, side_none::DEF, dot_f32::DEF),
         DType::F16 => format(8, false, 0, side_none::DEF, dot_f16::DEF),
@@ -384,12 +388,12 @@ pub fn format(dtype: DType) -> Format {
             joined: true,
             ..format(16, true, 1, side_q8_0::DEF, dot_q8_0::DEF)
         },
-        DType::Q4_0 => format(32, true, 1, side_half::DEF, dot_q4_0::DEF),
-        DType::Q4_1 => format(32, true, 1, side_half_pair::DEF, dot_q4_1::DEF),
-        DType::Q5_0 => format(32, true, 2, side_q5_0::DEF, dot_q5_0::DEF),
-        DType::Q5_1 => format(32, true, 2, side_q5_1::DEF, dot_q5_1::DEF),
-        DType::Q4K => format(32, true, 2, side_q4_k::DEF, dot_q4_k::DEF),
-        DType::Q5K => format(32, true, 3, side_q5_k::DEF, dot_q5_k::DEF),
+        DType::Q4_0 => summed(format(32, true, 1, side_half::DEF, dot_q4_0::DEF)),
+        DType::Q4_1 => summed(format(32, true, 1, side_half_pair::DEF, dot_q4_1::DEF)),
+        DType::Q5_0 => summed(format(32, true, 2, side_q5_0::DEF, dot_q5_0::DEF)),
+        DType::Q5_1 => summed(format(32, true, 2, side_q5_1::DEF, dot_q5_1::DEF)),
+        DType::Q4K => summed(format(32, true, 2, side_q4_k::DEF, dot_q4_k::DEF)),
+        DType::Q5K => summed(format(32, true, 3, side_q5_k::DEF, dot_q5_k::DEF)),
         DType::Q6K => format(32, true, 4, side_q6_k::DEF, dot_q6_k::DEF),
         DType::IQ4NL => format(32, true, 1, side_half::DEF, dot_iq4_nl::DEF),
         DType::IQ4XS => format(32, true, 2, side_iq4_xs::DEF, dot_iq4_xs::DEF),

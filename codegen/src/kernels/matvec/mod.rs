@@ -26,13 +26,13 @@ pub mod slots;
 
 use gemma4c_dsl::prelude::*;
 
-use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
+use crate::kernels::quantise::{fine_codes, quantise4, quantise4_alone, quantise4_unbounded};
 use parts::{
     Unit, UnitActivations, activations_at, chunk_slots, dot_fine, fetch, inverse_rms_of_chunks, keep_codes, keep_fine,
     part_at, plain_activations, second_part_at,
 };
 pub use product::{Product, Prologue};
-use prologue::{add_update, copy_norms, weigh};
+use prologue::{copy_norms, load_update, take_update, weigh};
 use slots::as_words;
 
 /// Units of a stretch: whole steps of its lanes, of at most four stretches. The last may be shorter or empty. A row that is not STRETCHED is one.
@@ -143,6 +143,7 @@ pub fn matvec<
     const K: u32,
     const UNIT: u32,
     const INTEGER: bool,
+    const SUMMED: bool,
     const LANES: u32,
     const ROWS: u32,
     const DEPTH: u32,
@@ -287,17 +288,20 @@ pub fn matvec<
             }
         }
     } else {
-        // Whole warps, because to quantise is a collective: the lanes past the end repeat the last piece, which is not kept.
+        // Whole warps, because to quantise is a collective: the lanes past the end have zeros, which are not kept.
         for start in (0..places).by(PIECES * threads) {
             let mut held = regs(F32x4::ZERO, PIECES);
             #[unroll]
             for p in 0..PIECES {
                 let place = start + thread_idx() + p * threads;
-                held[p] = input(if places % (PIECES * threads) == 0 { place } else { place.min(places - 1) } * 4);
+                if places % (PIECES * threads) == 0 || place < places {
+                    held[p] = input(place * 4);
+                }
             }
             if RESIDUAL {
-                let leaves = block_idx() == 0;
-                add_update(update, branch, residual, &mut held, by, 0, 0, 0, leaves, posts, of_branches, of_updates);
+                let mut updates = regs(F32x4::ZERO, PIECES);
+                let factor = load_update(update, branch, &mut updates, 0, 0, posts, of_branches, of_updates);
+                take_update(residual, &mut held, &updates, factor, by, 0, block_idx() == 0, posts);
             }
             if NORMED {
                 weigh(&mut held, nexts, of_residual);
@@ -307,26 +311,35 @@ pub fn matvec<
                 let place = start + thread_idx() + p * threads;
                 let part = if INTEGER { place / 4 } else { place };
                 let to = part_at(part, units);
+                let is_there = places % (PIECES * threads) == 0 || place < places;
                 if INTEGER {
-                    let four = if FINE { quantise4_unbounded(held[p]) } else { quantise4(held[p]) };
-                    if place < places {
+                    let four = if FINE {
+                        quantise4_unbounded(held[p])
+                    } else if SUMMED {
+                        quantise4(held[p])
+                    } else {
+                        quantise4_alone(held[p])
+                    };
+                    if is_there {
                         keep_codes(four, to + place % 4, place, x_words, x_scales);
                     }
                     if FINE && warp_any(f32::from_bits(four.y) < 0.0) {
                         let fine = fine_codes(held[p], four.x, f32::from_bits(four.w));
-                        if place < places {
+                        if is_there {
                             keep_fine(fine, to + place % 4, place, x_words, fine_sums);
                         }
                     }
-                } else if place < places {
+                } else if is_there {
                     store(x_words, to, as_words(held[p]));
                 }
             }
         }
     }
     barrier();
-    let after = if NORMED { inverse_rms_of_chunks(of_residual, K) } else { 1.0 };
 
+    // The norm's factor, which the results take, is computed when the first of them is there: until then a warp has better things to do.
+    let mut after = 1.0f32;
+    let mut is_first = NORMED;
     let mut sums = regs(0.0f32, ROWS);
     while base < end {
         let row_ends = at - start + step_units() * DEPTH >= stretch_units();
@@ -381,6 +394,10 @@ pub fn matvec<
                     }
                 }
             }
+        }
+        if row_ends && is_first {
+            after = inverse_rms_of_chunks(of_residual, K);
+            is_first = false;
         }
         if row_ends {
             // Lane i keeps output i.

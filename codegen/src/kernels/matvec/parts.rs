@@ -142,6 +142,30 @@ pub fn chunk_slots(width: u32) -> u32 {
     (width + 511) / 512 * 4
 }
 
+/// The mean of so many squares, correctly rounded: by a constant that takes three steps.
+#[device]
+pub fn mean_of(total: f32, width: u32) -> f32 {
+    let share = 1.0 / width as f32;
+    let near = total * share;
+    near.mul_add(-(width as f32), total).mul_add(share, near)
+}
+
+/// Whether a place of a row of so many fours is there: always, if the block's threads hold that many.
+#[device]
+pub fn is_place<const PIECES: u32, const WARPS: u32>(place: u32, places: u32) -> bool {
+    places == PIECES * WARPS * 32 || place < places
+}
+
+/// Four values of shared memory; zeros behind the last place.
+#[device]
+pub fn four_at<const PIECES: u32, const WARPS: u32>(values: Shared<f32>, place: u32, places: u32) -> F32x4 {
+    let mut four = F32x4::ZERO;
+    if is_place(place, places) {
+        four = load::<F32x4>(values, place * 4);
+    }
+    four
+}
+
 /// Leaves the sum of squares of each chunk of 128 values, of which a warp holds one in each piece: the first `places` fours of a row. The chunks, and
 /// so the bits of a norm, are the same however many warps share the row. A collective of the warp.
 #[device]
@@ -149,7 +173,8 @@ pub fn leave_chunks<const PIECES: u32, const WARPS: u32>(values: &Regs<F32x4>, p
     let mut squares = regs(0.0f32, PIECES);
     #[unroll]
     for p in 0..PIECES {
-        if thread_idx() + p * (WARPS * 32) < places {
+        // A warp that is behind the last chunk leaves nothing, whatever it holds.
+        if places % 32 == 0 || thread_idx() + p * (WARPS * 32) < places {
             squares[p] = square_sum(values[p]);
         }
     }
@@ -157,7 +182,7 @@ pub fn leave_chunks<const PIECES: u32, const WARPS: u32>(values: &Regs<F32x4>, p
     for p in 0..PIECES {
         let chunk = warp_id() + p * WARPS;
         let sum = warp_sum(squares[p]);
-        if lane_id() == 0 && chunk * 32 < places {
+        if lane_id() == 0 && is_place(chunk * 32, places) {
             of_chunks[chunk] = sum;
         }
     }
@@ -182,7 +207,7 @@ pub fn inverse_rms_of_chunks<const EPSILON: f32>(squares: Shared<f32>, width: u3
     if chunks % 4 > 2 {
         total.z = total.z + squares[chunks / 4 * 4 + 2];
     }
-    rsqrt((total.x + total.y + (total.z + total.w)) / width as f32 + EPSILON)
+    rsqrt(mean_of(total.x + total.y + (total.z + total.w), width) + EPSILON)
 }
 
 /// Leaves a warp's sum of squares for the others. A collective of the warp.
@@ -203,5 +228,5 @@ pub fn inverse_rms_of_warps<const WARPS: u32, const EPSILON: f32>(squares: Share
     for warp in 0..WARPS {
         chains[warp % 4] = chains[warp % 4] + squares[warp];
     }
-    rsqrt((chains[0] + chains[1] + (chains[2] + chains[3])) / width as f32 + EPSILON)
+    rsqrt(mean_of(chains[0] + chains[1] + (chains[2] + chains[3]), width) + EPSILON)
 }

@@ -129,6 +129,7 @@ impl Product {
             K: self.k,
             UNIT: format.unit,
             INTEGER: format.integer,
+            SUMMED: format.summed,
             LANES: shape.lanes,
             ROWS: shape.rows,
             DEPTH: shape.depth,

@@ -6,7 +6,7 @@
 
 use gemma4c_dsl::prelude::*;
 
-use super::parts::{inverse_rms_of_chunks, leave_chunks};
+use super::parts::{four_at, inverse_rms_of_chunks, is_place, leave_chunks, mean_of};
 use super::slots::{square_sum, weighted, with_update};
 use crate::kernels::norm::sum4;
 
@@ -31,14 +31,14 @@ pub fn copy_norms<
     #[unroll]
     for p in 0..PIECES {
         let place = thread_idx() + p * (WARPS * 32);
-        if RESIDUAL && place < K / 4 {
+        if RESIDUAL && is_place(place, K / 4) {
             cp_async16(posts, place * 4, post_norm, place * 4);
         }
-        if BRANCHED && place < K / 4 {
+        if BRANCHED && is_place(place, K / 4) {
             cp_async16(posts, K + place * 4, update_norm, place * 4);
             cp_async16(posts, 2 * K + place * 4, branch_norm, place * 4);
         }
-        if NORMED && place < K / 4 {
+        if NORMED && is_place(place, K / 4) {
             cp_async16(nexts, place * 4, next_norm, place * 4);
         }
     }
@@ -58,16 +58,17 @@ pub fn add_branch<const K: u32, const PIECES: u32, const WARPS: u32, const EPSIL
     let mut branches = regs(F32x4::ZERO, PIECES);
     #[unroll]
     for p in 0..PIECES {
-        branches[p] = branch(branch_from + (thread_idx() + p * threads).min(places - 1) * 4);
+        let place = thread_idx() + p * threads;
+        if is_place(place, places) {
+            branches[p] = branch(branch_from + place * 4);
+        }
     }
     let mut of_first = 0.0f32;
     let mut of_second = 0.0f32;
     #[unroll]
     for p in 0..PIECES {
-        if thread_idx() + p * threads < places {
-            of_first = of_first + square_sum(updates[p]);
-            of_second = of_second + square_sum(branches[p]);
-        }
+        of_first = of_first + square_sum(updates[p]);
+        of_second = of_second + square_sum(branches[p]);
     }
     of_first = warp_sum(of_first);
     of_second = warp_sum(of_second);
@@ -81,60 +82,67 @@ pub fn add_branch<const K: u32, const PIECES: u32, const WARPS: u32, const EPSIL
     for warp in 0..WARPS {
         total = sum4(total, of_branches[warp]);
     }
-    let first = rsqrt(total.x / K as f32 + EPSILON);
-    let second = rsqrt(total.y / K as f32 + EPSILON);
+    let first = rsqrt(mean_of(total.x, K) + EPSILON);
+    let second = rsqrt(mean_of(total.y, K) + EPSILON);
     #[unroll]
     for p in 0..PIECES {
         let place = thread_idx() + p * threads;
-        if place < places {
-            let part = weighted(updates[p], load::<F32x4>(posts, K + place * 4), first);
-            let other = weighted(branches[p], load::<F32x4>(posts, 2 * K + place * 4), second);
-            updates[p] = sum4(part, other);
-        }
+        let part = weighted(updates[p], four_at(posts.offset(K), place, places), first);
+        let other = weighted(branches[p], four_at(posts.offset(2 * K), place, places), second);
+        updates[p] = sum4(part, other);
     }
 }
 
-/// Adds a layer's normed part to the residual that the threads hold, and leaves it at `to` where this block is to. Rows of the update and
-/// of the other branch start at `update_from` and `branch_from`; `by` is the layer's scale. A collective of the block.
+/// Loads what a layer made, of a mixture the sum of its two branches, and gives the factor of the norm over it. `updates` are zeros before, and stay so where there is no place. Rows of the update and of the other branch start
+/// at `update_from` and `branch_from`. All copies to shared memory that a thread has started are there behind it. A collective of the block.
 #[device(slots(
     update(at: u32) -> F32x4,
-    branch(at: u32) -> F32x4,
-    residual(value: F32x4, at: u32) -> F32x4
+    branch(at: u32) -> F32x4
 ))]
-pub fn add_update<const K: u32, const PIECES: u32, const WARPS: u32, const BRANCHED: bool, const EPSILON: f32>(
-    held: &mut Regs<F32x4>,
-    by: f32,
+pub fn load_update<const K: u32, const PIECES: u32, const WARPS: u32, const BRANCHED: bool, const EPSILON: f32>(
+    updates: &mut Regs<F32x4>,
     update_from: u32,
     branch_from: u32,
-    to: u32,
-    leaves: bool,
     posts: Shared<f32>,
     of_branches: Shared<F32x4>,
     of_updates: Shared<f32>,
-) {
+) -> f32 {
     let threads = WARPS * 32;
     let places = K / 4;
-    let mut updates = regs(F32x4::ZERO, PIECES);
-    #[unroll]
-    for p in 0..PIECES {
-        updates[p] = update(update_from + (thread_idx() + p * threads).min(places - 1) * 4);
-    }
-    if BRANCHED {
-        add_branch(branch, &mut updates, branch_from, posts, of_branches);
-    }
-    leave_chunks(&updates, places, of_updates);
-    barrier();
-    cp_async_wait(0);
-    let factor = inverse_rms_of_chunks(of_updates, K);
     #[unroll]
     for p in 0..PIECES {
         let place = thread_idx() + p * threads;
-        if place < places {
-            let part = weighted(updates[p], load::<F32x4>(posts, place * 4), 1.0);
-            held[p] = with_update(held[p], part, factor, by);
-            if leaves {
-                residual(held[p], to + place * 4);
-            }
+        if is_place(place, places) {
+            updates[p] = update(update_from + place * 4);
+        }
+    }
+    if BRANCHED {
+        add_branch(branch, updates, branch_from, posts, of_branches);
+    }
+    leave_chunks(updates, places, of_updates);
+    barrier();
+    cp_async_wait(0);
+    inverse_rms_of_chunks(of_updates, K)
+}
+
+/// Adds a layer's normed part to the residual that the threads hold, and leaves it at `to` where this block is to; `by` is the layer's scale.
+#[device(slots(residual(value: F32x4, at: u32) -> F32x4))]
+pub fn take_update<const K: u32, const PIECES: u32, const WARPS: u32>(
+    held: &mut Regs<F32x4>,
+    updates: &Regs<F32x4>,
+    factor: f32,
+    by: f32,
+    to: u32,
+    leaves: bool,
+    posts: Shared<f32>,
+) {
+    #[unroll]
+    for p in 0..PIECES {
+        let place = thread_idx() + p * (WARPS * 32);
+        let part = weighted(updates[p], four_at(posts, place, K / 4), 1.0);
+        held[p] = with_update(held[p], part, factor, by);
+        if leaves && is_place(place, K / 4) {
+            residual(held[p], to + place * 4);
         }
     }
 }
@@ -152,9 +160,6 @@ pub fn weigh<const K: u32, const PIECES: u32, const WARPS: u32>(
     leave_chunks(held, K / 4, of_residual);
     #[unroll]
     for p in 0..PIECES {
-        let place = thread_idx() + p * (WARPS * 32);
-        if place < K / 4 {
-            held[p] = weighted(held[p], load::<F32x4>(nexts, place * 4), 1.0);
-        }
+        held[p] = weighted(held[p], four_at(nexts, thread_idx() + p * (WARPS * 32), K / 4), 1.0);
     }
 }

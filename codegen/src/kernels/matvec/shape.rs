@@ -56,13 +56,23 @@ const FULL_ROUNDS: f32 = 0.9;
 const FULL: f32 = 0.97;
 /// Rows of a lane, and units of each on their way: many rows share what they read of the activations, few make finer tasks.
 const ROWS_AND_DEPTH: [(u32, u32); 3] = [(4, 3), (2, 6), (1, 10)];
-/// Registers of an SM, those of a lane that are not for units on their way, and the most that are.
+/// How full rounds are at least where warps have a whole number of the chunks that are normed: such blocks norm without asking which places are there. q, k, v of 26B-A4B Q4_0 with 11 warps and 16: 900 and 893 tokens a second;
+/// of 31B Q4_0 (12 layers) with two rows and 14 warps, and four rows and 16: 863 and 860.
+const FULL_OF_CHUNKS: f32 = 0.88;
+/// Registers of an SM, those of a lane that are not for units on their way, and the most that are: of four rows, and of two rows that are on their way as a whole behind a norm.
 const REGISTERS: (u32, u32, u32) = (65536, 50, 60);
+/// Gate and up of 31B Q4_0 (12 layers) with 6 units of two rows, and 3 of four: 834 and 829 tokens a second. The 11 units of Q8_0 would spill.
+const MOST_OF_WHOLE: u32 = 100;
+/// A product of so many rounds is long: the norm before it takes little of its time.
+const LONG_ROUNDS: u32 = 8;
+/// Units of a lane's rows, at most, that a long product has on their way as whole rows, and bytes to an SM. Whole rows against the rule before, tokens a second: 31B Q4_0 (12 layers) 842 and 829, 12B Q4_0 (12 layers)
+/// 1,489 and 1,475, 26B-A4B Q4_0 841.5 and 838.9, E4B Q8_0 570.0 and 566.5.
+const WHOLE: (u32, u32) = (10, 64 << 10);
 /// Seconds of the memory's time up to which a product is short: all of it is on its way while it waits for its activations.
 const SHORT: f64 = 2.6e-6;
-/// Of how many SMs a short product should leave one to its successor, which starts to read there while the product still waits. The output projection of E4B Q8_0 on 128 SMs: 579 tokens a second, on 107,
+/// Of ten SMs, how many a short product takes: on the others its successor starts to read while the product still waits. The output projection of E4B Q8_0 on 128 SMs: 579 tokens a second, on 107,
 /// 92, 80 and 64: 593, 603, 597 and 595; Q4_0 on 128, 92, 80 and 64: 751, 789, 792 and 784.
-const LEFT_BY_SHORT: u32 = 3;
+const TAKEN_BY_SHORT: u32 = 7;
 /// Bytes on their way to an SM beyond which more do not help: rows that share activations do.
 const ENOUGH_BYTES: u32 = 56 << 10;
 
@@ -109,7 +119,7 @@ pub struct Ranked {
     pub in_flight: u32,
     /// The share of its time that an SM has work.
     pub busy: f32,
-    /// It has as many rows a warp as its product should have, if that is known: such shapes come before the others, whatever their score.
+    /// It has as many rows a warp, and as many units of them on their way, as its product should have, if that is known: such shapes come before the others, whatever their score.
     pub suits: bool,
 }
 
@@ -143,7 +153,7 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
     let is_normed = product.prologue.is_normed();
     // A norm keeps the successor waiting anyway, and its blocks should be many.
     let is_short = !is_normed && !paired && bytes as f64 <= SHORT * target.bandwidth;
-    let taken_by_short = multiprocessors - multiprocessors / LEFT_BY_SHORT;
+    let taken_by_short = (multiprocessors * TAKEN_BY_SHORT).div_ceil(10).max(1);
     let fewest_warps = |rows: u32| match is_normed {
         true => (product.k / 128).clamp(FEWEST_OF_FEW, FEWEST_WARPS),
         false if rows <= 2 => FEWEST_OF_FEW,
@@ -152,6 +162,13 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
     // Rows a warp of short products, and of those that norm first and are done with two: more would leave too much to do when the activations are there.
     let of_two_rows = 2 * (32 / lanes) * MANY_WARPS[0] * multiprocessors;
     let two_are_enough = is_short || is_normed && !paired && outputs <= of_two_rows;
+    // Of a long product a few whole rows are on their way.
+    let is_long = is_normed && !paired && outputs >= of_two_rows * 2 * LONG_ROUNDS;
+    let whole_rows = [4, 2, 1].into_iter().find(|rows| is_long && rows * steps <= WHOLE.0);
+    // Where many warps have no room for two rows of a pair as a whole, fewer should have.
+    let words = 4 + format.side_words;
+    let registers = |warps: u32| (REGISTERS.0 / (warps * 32)).saturating_sub(REGISTERS.1);
+    let two_should_be_whole = is_normed && paired && 2 * steps * words > registers(MANY_WARPS[0]);
     let groups = product.leaves_int8.then(|| WholeGroups::of(outputs, bytes, target));
     let share = groups.as_ref().map_or(0, |groups| groups.share);
     let shape = |(rows, reach): (u32, u32)| {
@@ -173,19 +190,35 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
         let is_full = |warps: &u32| busy(*warps) >= FULL_ROUNDS;
         let fullest = |of: &mut dyn Iterator<Item = u32>| of.max_by(|a, b| busy(*a).total_cmp(&busy(*b)));
         let fullest_of_many = || fullest(&mut MANY_WARPS.into_iter());
+        let with_whole_chunks = || {
+            let whole = |warps: &u32| is_normed && product.k.is_multiple_of(128 * *warps);
+            (FEWEST_IN_ROUNDS..=MANY_WARPS[0]).rev().find(whole).filter(|warps| busy(*warps) >= FULL_OF_CHUNKS)
+        };
+        // As few warps as have enough whole rows on their way.
+        let whole = |enough: u32| {
+            let room = |warps: u32| registers(warps).min(MOST_OF_WHOLE);
+            let has = |warps: &u32| rows * steps * warps * 512 >= enough && rows * steps * words <= room(*warps);
+            MANY_WARPS.into_iter().rev().find(has)
+        };
+        let two_of_whole = whole(ENOUGH_BYTES).or_else(with_whole_chunks);
         let warps = match tiles.div_ceil(multiprocessors) {
+            _ if two_should_be_whole && rows == 2 && two_of_whole.is_some() => two_of_whole,
             _ if share > 0 => MANY_WARPS.into_iter().find(is_full).or_else(fullest_of_many),
+            _ if whole_rows == Some(rows) => whole(WHOLE.1).or(Some(MANY_WARPS[0])),
             few if few > MANY_WARPS[0] => {
-                fullest_of_many().filter(is_full).or_else(|| fullest(&mut (FEWEST_IN_ROUNDS..=MANY_WARPS[0])))
+                let many = || fullest_of_many().filter(is_full);
+                with_whole_chunks().or_else(many).or_else(|| fullest(&mut (FEWEST_IN_ROUNDS..=MANY_WARPS[0])))
             }
             _ if is_short => Some(tiles.div_ceil(taken_by_short).clamp(FEWEST_OF_FEW, MANY_WARPS[0])),
             few => Some(few.max(fewest_warps(rows))),
         };
         let warps = warps.unwrap_or(FEWEST_WARPS);
-        let ahead = (REGISTERS.0 / (warps * 32)).saturating_sub(REGISTERS.1).min(REGISTERS.2);
+        let is_to_be_whole = whole_rows == Some(rows) || two_should_be_whole && rows == 2;
+        let (reach, most) = if is_to_be_whole { (steps, MOST_OF_WHOLE) } else { (reach, REGISTERS.2) };
+        let ahead = registers(warps).min(most);
         // The next row's units are asked for as this one's are used, so a whole row may be on its way. Of depths that
         // waste the fewest loads behind a row's end, the largest.
-        let reach = reach.min(steps).min(ahead / (4 + format.side_words) / rows).max(1);
+        let reach = reach.min(steps).min(ahead / words / rows).max(1);
         let loads = |depth: u32| steps.div_ceil(depth) * depth;
         let depth = (reach.div_ceil(2)..=reach).rev().min_by_key(|depth| loads(*depth)).unwrap_or(1);
         let blocks = groups.as_ref().map_or(tiles.div_ceil(warps).min(multiprocessors), |groups| groups.blocks);
@@ -195,11 +228,16 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
         let is_one_round = tiles <= blocks * warps;
         let one_round = if is_one_round { tiles as f32 / (blocks * warps) as f32 * of_one_round } else { 0.0 };
         let busy = busy(warps).max(one_round);
-        let suits = rows == 2 || !two_are_enough;
+        let suits = match () {
+            _ if two_are_enough => rows == 2,
+            _ if whole_rows.is_some() => is_to_be_whole && depth == steps,
+            _ if two_should_be_whole => rows == 2 && two_of_whole.is_some(),
+            _ => !paired && with_whole_chunks() == Some(warps),
+        };
         Ranked { shape: LaunchShape { lanes, rows, depth, warps, blocks, share }, in_flight, busy, suits }
     };
     // A pair is two rows, so it cannot be split further. Blocks that norm first should have more than a row a warp. Of equals the one with the most rows.
-    let fewest = if paired || is_normed { 2 } else { 1 };
+    let fewest = if (paired || is_normed) && whole_rows != Some(1) { 2 } else { 1 };
     let fits = |(rows, _): &(u32, u32)| (fewest..=lanes).contains(rows);
     let mut ranked: Vec<Ranked> = ROWS_AND_DEPTH.into_iter().filter(fits).map(shape).collect();
     ranked.sort_by(|a, b| b.suits.cmp(&a.suits).then(b.score().total_cmp(&a.score())));

@@ -105,7 +105,8 @@ pub fn expert_down<
     require!(32 % LANES == 0);
     let x_words = shared::<u32>(if INTEGER { (DENSE + TOP * K) / 4 } else { DENSE + TOP * K });
     let x_scales = shared::<U32x2>(if INTEGER { (DENSE + TOP * K) / 32 } else { 1 });
-    let factors = shared::<f32>(TOP);
+    let shares = shared::<f32>(TOP);
+    let scales = shared::<f32>(TOP);
     let before = DENSE / UNIT;
     let units = before + TOP * (K / UNIT);
     let dense_steps = before.div_ceil(32);
@@ -131,19 +132,27 @@ pub fn expert_down<
         grid_launch_dependents();
         grid_dependency_wait();
     }
+    // The choice comes with the number of rows, whether there is such a row or not.
+    let rows = state[1u32];
+    let mut experts = regs(0u32, (TOP * LANES + 31) / 32);
+    #[unroll]
+    for round in 0..(TOP * LANES + 31) / 32 {
+        experts[round] = ids[row * TOP + (round * (32 / LANES) + lane_id() / LANES).min(TOP - 1)];
+    }
     // The whole block leaves: there is no such row.
-    if row >= state[1u32] {
+    if row >= rows {
         if EARLY {
             grid_launch_dependents();
             grid_dependency_wait();
         }
         return;
     }
-    let mut experts = regs(0u32, (TOP * LANES + 31) / 32);
-    #[unroll]
-    for round in 0..(TOP * LANES + 31) / 32 {
-        experts[round] = ids[row * TOP + (round * (32 / LANES) + lane_id() / LANES).min(TOP - 1)];
+    // What multiplies the choices' products comes before the experts' weights, and takes no registers.
+    if thread_idx() < TOP {
+        cp_async4(shares, thread_idx(), weights, row * TOP + thread_idx());
+        cp_async4(scales, thread_idx(), expert_scale, ids[row * TOP + thread_idx()]);
     }
+    cp_async_commit();
     #[unroll]
     for d in 0..DEPTH {
         if d >= dense_steps && d < steps && output < outputs {
@@ -153,10 +162,6 @@ pub fn expert_down<
             let held = unit.min(row_units - 1);
             ahead[d] = fetch(side, codes, (expert * outputs + output) * row_units + held);
         }
-    }
-
-    if thread_idx() < TOP {
-        factors[thread_idx()] = weights[row * TOP + thread_idx()] * expert_scale[ids[row * TOP + thread_idx()]];
     }
     if EARLY {
         grid_launch_dependents();
@@ -188,6 +193,7 @@ pub fn expert_down<
             store(x_words, to, as_words(held[p]));
         }
     }
+    cp_async_wait(0);
     barrier();
 
     let mut product = 0.0f32;
@@ -223,7 +229,7 @@ pub fn expert_down<
                 if (step - dense_steps) % expert_steps == expert_steps - 1 {
                     let complete = lanes_sum(product, LANES, false, false);
                     if choice < TOP {
-                        sum = complete.mul_add(factors[own], sum);
+                        sum = complete.mul_add(shares[own] * scales[own], sum);
                     }
                     product = 0.0;
                 }

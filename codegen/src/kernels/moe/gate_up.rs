@@ -115,6 +115,17 @@ pub fn expert_geglu<
     if task < tasks {
         first = gate_unit(task, row, ids);
     }
+    // The activations are asked for while the choice is on its way, and before the weights that wait for it. Whole warps, because to quantise is a collective: the lanes past the end repeat the last piece, which is not kept.
+    let threads = WARPS * 32;
+    let pieces = if INTEGER { K / 8 } else { K / 4 };
+    let mut arrived = regs(U32x4::ZERO, (K / if INTEGER { 8 } else { 4 } + WARPS * 32 - 1) / (WARPS * 32));
+    let mut dense_arrived = regs(U32x4::ZERO, (K / if INTEGER { 8 } else { 4 } + WARPS * 32 - 1) / (WARPS * 32));
+    #[unroll]
+    for p in 0u32..pieces.div_ceil(threads) {
+        let piece = row * pieces + (thread_idx() + p * threads).min(pieces - 1);
+        arrived[p] = arrive(piece);
+        dense_arrived[p] = dense_arrive(piece);
+    }
     if task >= DENSE && task < tasks {
         #[unroll]
         for d in 0..DEPTH {
@@ -126,18 +137,14 @@ pub fn expert_geglu<
             }
         }
     }
-
-    // Whole warps, because to quantise is a collective: the lanes past the end repeat the last piece, which is not kept.
-    let pieces = if INTEGER { K / 8 } else { K / 4 };
-    for place in (thread_idx()..pieces.div_ceil(32) * 32).by(WARPS * 32) {
-        let piece = row * pieces + place.min(pieces - 1);
-        let arrived = arrive(piece);
-        let dense_arrived = dense_arrive(piece);
+    #[unroll]
+    for p in 0u32..pieces.div_ceil(threads) {
+        let place = thread_idx() + p * threads;
         if place < pieces {
-            keep_piece(arrived, place, x_words, x_scales);
+            keep_piece(arrived[p], place, x_words, x_scales);
             if DENSE > 0 {
                 keep_piece(
-                    dense_arrived,
+                    dense_arrived[p],
                     place,
                     x_words.offset(if INTEGER { K / 4 } else { K }),
                     x_scales.offset(if INTEGER { K / 32 } else { 0 }),

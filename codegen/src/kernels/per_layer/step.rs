@@ -13,7 +13,8 @@ use crate::kernels::gelu::gelu;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::lanes_sum;
 use crate::kernels::matvec::parts::{
-    Unit, UnitActivations, chunk_slots, dot_fine, fetch, inverse_rms_of_chunks, keep_codes, keep_fine, leave_chunks,
+    Unit, UnitActivations, chunk_slots, dot_fine, fetch, inverse_rms_of_chunks, is_place, keep_codes, keep_fine,
+    leave_chunks,
 };
 use crate::kernels::matvec::slots::{weighted, with_update};
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
@@ -110,9 +111,11 @@ pub fn per_layer_step<
     let mut updates = regs(F32x4::ZERO, PIECES);
     #[unroll]
     for p in 0..PIECES {
-        let place = (thread_idx() + p * (WARPS * 32)).min(K / 4 - 1);
-        held[p] = load::<F32x4>(x, of_row * K + place * 4);
-        updates[p] = load::<F32x4>(update, of_row * K + place * 4);
+        let place = thread_idx() + p * (WARPS * 32);
+        if is_place(place, K / 4) {
+            held[p] = load::<F32x4>(x, of_row * K + place * 4);
+            updates[p] = load::<F32x4>(update, of_row * K + place * 4);
+        }
     }
     // The projection is last, and so are its weights: the cluster lies in one GPC, whose way to memory they would fill.
     let mut ahead = regs(Unit::ZERO, ROUNDS);
@@ -131,11 +134,11 @@ pub fn per_layer_step<
         let quantised = quantise4_unbounded(four);
         if warp_any(f32::from_bits(quantised.y) < 0.0) {
             let fine = fine_codes(four, quantised.x, f32::from_bits(quantised.w));
-            if place < K / 4 {
+            if is_place(place, K / 4) {
                 keep_fine(fine, place, place, x_words, fine_sums);
             }
         }
-        if place < K / 4 {
+        if is_place(place, K / 4) {
             if cluster_rank() == 0 {
                 store(residual, of_row * K + place * 4, four);
             }

@@ -9,7 +9,7 @@
 use gemma4c_dsl::prelude::*;
 
 use crate::kernels::matvec::parts::{chunk_slots, inverse_rms_of_chunks};
-use crate::kernels::matvec::prologue::{add_update, copy_norms, weigh};
+use crate::kernels::matvec::prologue::{copy_norms, load_update, take_update, weigh};
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_unbounded};
 
 /// A row of activations a block: INTEGER codes with their scales and sums, else f32 `values`. With FINE a row's second digits, then its third ones
@@ -71,31 +71,22 @@ pub fn prepare_rows<
     let by = scale(1.0);
     grid_launch_dependents();
     grid_dependency_wait();
-    // Whole warps, because to quantise is a collective: the lanes past the end repeat the last piece, which is not kept.
+    // Whole warps, because to quantise is a collective: the lanes past the end have zeros, which are not kept.
     for start in (0..places).by(PIECES * threads) {
         let mut held = regs(F32x4::ZERO, PIECES);
         #[unroll]
         for p in 0..PIECES {
-            held[p] = input(row * input_stride + (start + thread_idx() + p * threads).min(places - 1) * 4);
+            let place = start + thread_idx() + p * threads;
+            if places % (PIECES * threads) == 0 || place < places {
+                held[p] = input(row * input_stride + place * 4);
+            }
         }
         if RESIDUAL {
-            let update_from = row * update_stride;
-            let branch_from = row * branch_stride;
-            let to = row * K;
-            add_update(
-                update,
-                branch,
-                residual,
-                &mut held,
-                by,
-                update_from,
-                branch_from,
-                to,
-                true,
-                posts,
-                of_branches,
-                of_updates,
-            );
+            let mut updates = regs(F32x4::ZERO, PIECES);
+            let from = row * update_stride;
+            let other = row * branch_stride;
+            let factor = load_update(update, branch, &mut updates, from, other, posts, of_branches, of_updates);
+            take_update(residual, &mut held, &updates, factor, by, row * K, true, posts);
         }
         if NORMED {
             weigh(&mut held, nexts, of_residual);
