@@ -329,6 +329,12 @@ fn plain(name: &str, logits: Vec<f32>) -> Case {
         .expect("token", vec![token], Bound::Exact)
 }
 
+/// A thread has every 512th logit of a slice: here eight of the largest each, so that far more keys than are kept reach what the KEPT-th thread has.
+fn crowded(count: usize) -> Vec<f32> {
+    let random = Random::new(3).floats(count, -12.0, 12.0);
+    random.iter().enumerate().map(|(token, logit)| if token % 512 < 64 { logit + 100.0 } else { *logit }).collect()
+}
+
 /// Few distinct values, both zeros, infinities and NaN: ties everywhere.
 fn tied(count: usize) -> Vec<f32> {
     let values = [0.0, -0.0, 3.5, f32::NAN, -7.25, 3.5, f32::NEG_INFINITY, 1e-40];
@@ -368,6 +374,7 @@ pub fn cases() -> Vec<Case> {
         sampled("a narrow nucleus", Settings { top_p: 0.3, ..usual }, &random(50), &[], 11, 1),
         sampled("temperature 0", largest, &logits, &[], 262_142, 1),
         sampled("ties", largest, &tied(2100), &[2], 1, 1),
+        sampled("the largest of a slice in few threads", usual, &crowded(9000), &[512], 7, 1),
         sampled("no number among the logits", usual, &[f32::NAN; 100], &[], 6, 1),
         argmax("argmax of ties", &tied(2100), &[0, 1, 2, 3]),
         argmax("argmax of one slice", &random(77), &[]),
