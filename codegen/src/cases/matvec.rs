@@ -465,6 +465,13 @@ pub fn fusions() -> Vec<Case> {
         let product = Product::new(DType::Q8_0, outputs, 256, Prologue::ResidualNorm);
         cases.push(Problem::new(Product { leaves_int8: true, ..geglu(product) }).fast(LaunchShape { share, ..by }));
     }
+    // Warps with a whole number of chunks to norm, as q, k, v of 26B-A4B and 31B have them: two and three.
+    for (product, by) in [
+        (Product { branches: true, ..scaled(of(DType::Q4_0, 2816, Prologue::ResidualNorm)) }, shape(32, 2, 3, 11, 1)),
+        (scaled(of(DType::Q8_0, 5376, Prologue::ResidualNorm)), shape(32, 2, 6, 14, 1)),
+    ] {
+        cases.push(Problem::new(product).fast(by));
+    }
     // What such products leave: more floats than a block has threads for, and few.
     for (dtype, k, loose) in [(DType::Q8_0, 704, 352), (DType::Q4_0, 704, 32)] {
         let product = Product { loose, ..of(dtype, k, Prologue::Int8) };
