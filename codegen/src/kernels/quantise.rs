@@ -17,7 +17,7 @@ use gemma4c_dsl::{Instance, InstanceError};
 /// Threads of a block; any grid covers all rows.
 pub const BLOCK_THREADS: u32 = 256;
 
-/// What makes codes of a group's values. Smaller ones than this are zeros to it.
+/// What makes codes of a group's values. A group without a value of 1e-30 has codes near zero, where the quotient would have no bound.
 #[device]
 pub fn codes_per_unit(largest: f32) -> f32 {
     quotient(127.0, largest.max(1e-30))
