@@ -1,9 +1,9 @@
 //! How a product is spread over a GPU: a pure function of its type and shape, so that results never depend on load.
 //!
-//! The rule is short and measured, by whole plans of E2B, E4B and 12B on an H200, where a token is a chain of some 300 kernels. What
+//! The rule is measured, by whole plans of all five sizes on an H200, where a token is a chain of some 300 kernels. What
 //! counts there: every block reads all activations and computes their norms, so there is one an SM; many warps,
-//! because one alone waits for its own sums; and equal work for all. The numbers of warps come from [`crate::measured`]; what else was
-//! tried is told in BENCHMARKS.md.
+//! because one alone waits for its own sums; and equal work for all. Where that leaves a choice, whole rows are on their way, and warps have whole
+//! chunks to norm. The numbers of warps come from [`crate::measured`]; what else was tried is told in BENCHMARKS.md.
 
 use super::Product;
 use super::formats::format;
