@@ -130,7 +130,7 @@
 //!
 //! [`intrinsics::TABLE`] has every row with its scope. By topic: [`intrinsics::ids`] (`thread_idx block_idx lane_id warp_id …`),
 //! [`intrinsics::warp`] (`barrier barrier_of warp_barrier shfl_xor shfl_down shfl_idx ballot warp_any warp_all warp_sum warp_max warp_largest warp_min
-//! block_sum block_max`), [`intrinsics::loads`] (`load load_streamed read_only store prefetch_l2`), [`intrinsics::bits`] (`dp4a byte_perm byte_of
+//! block_sum block_max`), [`intrinsics::loads`] (`load load_streamed read_only store prefetch_l2`), [`intrinsics::bits`] (`dp4a dp4a_unsigned byte_perm byte_of
 //! signed_byte_of nibble_of pack_bytes sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16`), [`intrinsics::narrow`] (`widen_int8 multiply_f16 widen_e4m3
 //! pack_e4m3`: e4m3 from Ada on), [`intrinsics::math`] (`rsqrt
 //! quotient recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast exp2_flushed`), [`intrinsics::atomics`] (`atomic_add atomic_max atomic_min
@@ -139,7 +139,7 @@
 //! (`mbarrier_init mbarrier_arrive mbarrier_arrive_expect cp_async_arrive mbarrier_wait`) and [`intrinsics::bulk`] (`bulk_load bulk_store bulk_commit
 //! bulk_wait_read bulk_wait`: Hopper and later, as mbarriers), [`intrinsics::tiles`] (`tile_load`), [`intrinsics::tensor`] (`ldmatrix_x1 …
 //! mma_m16n8k16_bf16 mma_m16n8k16_f16 mma_m16n8k16_s8 mma_m16n8k32_s8`), [`intrinsics::warpgroup`] (`wgmma_bf16 wgmma_bf16_held wgmma_b16 wgmma_b16_held_across wgmma_fence wgmma_commit wgmma_wait
-//! fence_proxy_async`: Hopper only), [`intrinsics::cluster`] (`cluster_rank cluster_barrier cluster_arrive cluster_wait load_peer`: Hopper and later), [`intrinsics::grid`] (`grid_dependency_wait grid_launch_dependents`).
+//! fence_proxy_async`: Hopper only), [`intrinsics::cluster`] (`cluster_rank cluster_barrier cluster_arrive cluster_wait load_peer`: Hopper and later), [`intrinsics::grid`] (`grid_dependency_wait grid_launch_dependents order_loads`).
 //! Warp, warpgroup and block intrinsics need all their threads at the same line; shuffles and reductions of a warp do not order memory.
 
 pub use gemma4c_dsl_macros::dataflow;

@@ -76,6 +76,9 @@ pub fn entries() -> Vec<Case> {
         routing(of(96, 16, 4, bf16.and(int8).and(floats)), 3, 2, 1),
         routing(of(96, 16, 4, bf16.and(floats)), 35, 31, 1),
         routing(of(96, 16, 4, int8), 5, 5, 2),
+        // Eleven warps, each with whole chunks of a row, in three blocks.
+        routing(of(1408, 24, 4, int8.and(floats)), 1, 1, 3),
+        routing(of(1408, 24, 4, int8), 2, 2, 3),
     ]
 }
 
@@ -173,7 +176,7 @@ fn routing(router: Router, rows: usize, active: usize, blocks: u32) -> Case {
 /// `massive`: the size of a channel that comes with the first row and that the update cancels.
 fn routing_after(router: Router, rows: usize, active: usize, blocks: u32, massive: Option<f32>) -> Case {
     // Blocks are clusters where there are as many as the router asks for.
-    let router = Router { peers: if blocks == router.split_blocks() { router.peers } else { 1 }, ..router };
+    let router = Router { peers: if blocks == router.cluster_blocks() { router.peers } else { 1 }, ..router };
     let (width, experts, top) = (router.width as usize, router.experts as usize, router.top as usize);
     let mut random = Random::new((width * experts) as u64);
     let mut matrix = random.floats(experts * width, -1.0, 1.0);
@@ -454,7 +457,7 @@ pub(super) fn down(down: Down, rows: [usize; 2]) -> [Case; 2] {
     let bound = |size: f64| Bound::Within { absolute: (size * 2e-6) as f32, relative: 1e-5 };
     let unwritten = rows[1] * outputs..rows[0] * outputs;
     let name = format!("{outputs} outputs, {dense} beside");
-    let fast = experts.weights(&name, down.instance().expect("a shape that fits"));
+    let fast = experts.weights(&name, down.instance(rows[0] as u32).expect("a shape that fits"));
     let fast = fast.buffer("x", experts.x.clone()).grid(down.grid(rows[0] as u32));
     let fast = match dense {
         0 => fast
@@ -519,6 +522,8 @@ pub fn shapes() -> Vec<Case> {
         down(back(DType::Q5_0, 18, 96, 3, 32), [3, 2]),
         down(back(DType::Q4_0, 2000, 32, 2, 64), [1, 1]),
         down(back(DType::BF16, 17, 96, 8, 64), [2, 2]),
+        // What is asked for before the wait, for a row that is not there, too.
+        down(Down { early: true, ..back(DType::Q8_0, 40, 704, 2, 2112) }, [2, 1]),
     ];
     cases.into_iter().flatten().collect()
 }

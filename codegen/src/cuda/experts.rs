@@ -132,8 +132,7 @@ impl PhaseBuilder<'_, '_> {
         let Target { multiprocessors, shared_bytes_per_block, .. } = self.common.can.target;
         let (instance, grid, how) = match split {
             true => {
-                let tile = kind.split_rows(rows, multiprocessors);
-                let grid = [rows.div_ceil(tile), kind.split_blocks(), 1];
+                let grid = kind.split_grid(rows, multiprocessors);
                 (kind.split_instance(rows, multiprocessors)?, grid, "decoded rows: experts shared out among blocks")
             }
             false => {
@@ -256,7 +255,7 @@ impl PhaseBuilder<'_, '_> {
             arguments = arguments.with_slot(expert_down::slot::dense_side, beside.matrix.side());
         }
         let work = self.expert_work(&matrix, experts, rows * top, beside.as_ref());
-        self.launch_experts(kind.instance()?, kind.grid(rows), arguments, group, beside.as_ref(), work)?;
+        self.launch_experts(kind.instance(rows)?, kind.grid(rows), arguments, group, beside.as_ref(), work)?;
         self.record_output(node, Form::F32, out);
         if let Some(beside) = beside {
             self.record_output(beside.output, Form::F32, dense_out);

@@ -249,17 +249,17 @@ fn splits_are_fixed_by_the_shape() {
     assert_eq!(layer(1, Some(512), 1024), (64, 8, 8));
     assert_eq!(layer(2, Some(512), 1024), (64, 8, 8));
     assert_eq!(layer(8, Some(1024), 1536), (64, 16, 16));
-    assert_eq!(layer(16, Some(1024), 1536), (128, 8, 8));
+    assert_eq!(layer(16, Some(1024), 1536), (64, 8, 8));
     assert_eq!(layer(1, None, 32768), (64, 264, 17));
     assert_eq!(layer(2, None, 262_144), (64, 132, 12));
     assert_eq!(layer(4, None, 32768), (64, 66, 9));
     assert_eq!(layer(4, None, 100), (64, 2, 2));
     assert_eq!(layer(300, None, 100), (64, 1, 1));
 
-    // A smaller GPU has fewer of them, and a window's segments are twice as long before half of the splits wait.
-    assert_eq!(shaped(60, 16, Some(1024), 1536), (256, 4, 4));
+    // A smaller GPU has fewer of them, and a window's splits take more turns before half of them wait.
+    assert_eq!(shaped(60, 16, Some(1024), 1536), (64, 4, 4));
     assert_eq!(shaped(60, 1, None, 32768), (64, 120, 11));
-    assert_eq!(shaped(170, 16, Some(1024), 1536), (128, 8, 8));
+    assert_eq!(shaped(170, 16, Some(1024), 1536), (64, 8, 8));
 
     let clusters = |multiprocessors, kv_heads, window, capacity| {
         let [shared_bytes, ..] = SHARED_BYTES;

@@ -56,7 +56,7 @@ mod formats {
         for dtype in DType::ALL.iter().copied() {
             let filled: Filled<&str> = side_arguments(dtype, |plane| plane);
             assert_eq!(filled.function, format(dtype).side, "{dtype}");
-            let params: Vec<_> = filled.function.params[1..].iter().map(|param| param.name).collect();
+            let params: Vec<_> = filled.function.params[2..].iter().map(|param| param.name).collect();
             let planes: Vec<_> = planes(dtype).iter().skip(1).map(|plane| plane.name).collect();
             assert_eq!(params, planes, "{dtype}");
         }

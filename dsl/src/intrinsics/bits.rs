@@ -47,6 +47,19 @@ intrinsic! {
 }
 
 intrinsic! {
+    /// `sum` plus the four products of bytes, of `a` unsigned, of `b` signed.
+    Thread fn dp4a_unsigned(a: u32, b: u32, sum: i32) -> i32 {
+        let (a, b) = (a.to_le_bytes(), b.to_le_bytes());
+        (0..4).fold(sum, |sum, i| sum.wrapping_add(i32::from(a[i]) * i32::from(b[i] as i8)))
+    }
+    cuda "
+    i32 result;
+    asm(\"dp4a.u32.s32 %0, %1, %2, %3;\" : \"=r\"(result) : \"r\"(a), \"r\"(b), \"r\"(sum));
+    return result;
+"
+}
+
+intrinsic! {
     /// Four differences of bytes, each modulo 256.
     Thread fn sub_bytes(a: u32, b: u32) -> u32 {
         let (a, b) = (a.to_le_bytes(), b.to_le_bytes());

@@ -45,3 +45,16 @@ intrinsic! {
 #endif
 "
 }
+
+intrinsic! {
+    /// What was asked for before this is asked for before what follows. Compilers move loads, of weights above all, past waits and barriers, to where they are used; that is a way to memory too late.
+    Thread fn order_loads() {}
+    cuda "
+#if __CUDA_ARCH__ >= 900
+    // ptxas moves no load past this instruction, executed or not. It is not: there is no GPU without SMs.
+    u32 sms;
+    asm(\"mov.u32 %0, %%nsmid;\" : \"=r\"(sms));
+    if (sms == 0) asm volatile(\"griddepcontrol.launch_dependents;\" ::: \"memory\");
+#endif
+"
+}

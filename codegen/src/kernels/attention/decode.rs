@@ -52,9 +52,8 @@ pub fn tile_end<const KEYS: u32>(at: u32, position: u32, limit: u32) -> u32 {
     (at + KEYS).min(limit).min(position + 1)
 }
 
-/// Starts to copy the keys (or values) of a tile's positions `at..end`, of one head. The cache holds those before `stored`;
-/// one that it does not hold yet stays as it is. The tile's rest becomes zero: it weighs nothing, but what a ring holds there
-/// need not be a number. A ring holds all visible positions, so it wraps at most once between them; a full layer's tile lies in one page.
+/// Starts to copy the keys (or values) of a tile's positions `at..end`, of one head. The cache holds those before `stored`; one that it does not hold yet stays as it is. The tile's rest
+/// becomes zero: it weighs nothing, but what a ring holds there need not be a number. A ring holds all visible positions, so it wraps at most once between them; a full layer's tile lies in one page.
 #[device]
 pub fn copy_tile<const D: u32, const KEYS: u32, const THREADS: u32, const VECTOR: u32, KV: Float>(
     tile: Shared<KV>,
@@ -79,15 +78,22 @@ pub fn copy_tile<const D: u32, const KEYS: u32, const THREADS: u32, const VECTOR
             cp_async16(to, i * at_once * (D + 8), from, i * at_once * kv_row);
         }
     } else {
-        #[unroll(1)]
-        for i in (0..KEYS).by(THREADS * VECTOR / D) {
-            let row = start + key + i;
+        // All of it at once: what a copy takes besides the way to memory is on the way to the first score.
+        let to = tile.offset(key * (D + 8) + column);
+        let from = cache.offset(column);
+        let here = end.min(stored);
+        #[unroll]
+        for i in 0..KEYS * D / (THREADS * VECTOR) {
+            let row = start + key + i * at_once;
             let wrapped = if row < capacity { row } else { row - capacity };
-            let to = (key + i) * (D + 8) + column;
-            if at + key + i < end.min(stored) {
-                cp_async16(tile, to, cache, wrapped * kv_row + column);
-            } else if at + key + i >= end {
-                store(tile, to, U32x4::ZERO);
+            if at + key + i * at_once < here {
+                cp_async16(to, i * at_once * (D + 8), from, wrapped * kv_row);
+            }
+        }
+        #[unroll]
+        for i in 0..KEYS * D / (THREADS * VECTOR) {
+            if at + key + i * at_once >= end {
+                store(to, i * at_once * (D + 8), U32x4::ZERO);
             }
         }
     }
@@ -503,19 +509,18 @@ pub(super) struct DecodeShape {
 }
 
 impl Attention {
-    /// Positions of a segment. Windows are cut so that there is work for every SM, but not below a tile: what a
-    /// split leaves is merged by few blocks. A full layer's splits take turns, and short ones share a long context out evenly.
+    /// Positions of a segment. Splits take turns with them, and short ones share out evenly what there is to see, however little that is.
     pub fn segment(&self) -> u32 {
-        match self.window {
-            Some(window) => (window * self.kv_heads / self.window_blocks()).next_power_of_two().clamp(64, 256),
-            None => SEGMENT_KEYS,
-        }
+        SEGMENT_KEYS
     }
 
-    /// Blocks that share a row's keys. Those of a window have a segment each; a full layer's take turns, and are whole clusters.
+    /// Blocks that share a row's keys. A window is cut so that there is work for every SM, but not below a segment: what a split leaves is merged by few blocks. A full layer's are whole clusters.
     pub fn splits(&self) -> u32 {
         match self.window {
-            Some(window) => window.div_ceil(self.segment()),
+            Some(window) => {
+                let own = (window * self.kv_heads / self.window_blocks()).next_power_of_two();
+                window.div_ceil(own.clamp(SEGMENT_KEYS, 4 * SEGMENT_KEYS))
+            }
             None => self.most_splits() / self.peers() * self.peers(),
         }
     }
@@ -550,8 +555,7 @@ impl Attention {
         FULL_PEERS[usize::from(self.kv_heads > 1)].min(self.cluster)
     }
 
-    /// Where there is room, a tile is a segment, and a block has as many threads as help: what it does besides waiting for memory
-    /// takes longer than that. Else tiles of about 64 KiB fit twice on an SM; 16 heads need half of it for themselves.
+    /// Where there is room, a tile is a segment, and a block has as many threads as help: what it does besides waiting for memory takes longer than that. Else tiles of about 64 KiB fit twice on an SM; 16 heads need half of it for themselves.
     pub(super) fn decode_shape(&self) -> DecodeShape {
         let shape = |threads, keys, resident| DecodeShape { threads, keys, vector: 8, resident };
         match (self.kv, self.head_dim, self.group) {

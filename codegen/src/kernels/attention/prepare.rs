@@ -30,7 +30,19 @@ pub fn load_heads<const D: u32, const G: u32, const THREADS: u32, const ROUNDS: 
     }
 }
 
-/// Cosine and sine of each pair of a head at a position. A thread has the frequencies of its own pairs, THREADS apart.
+/// The frequencies of a thread's pairs of a head, THREADS apart.
+#[device]
+pub fn load_frequencies<const D: u32, const THREADS: u32>(
+    inverse_frequencies: Weights<f32>,
+    frequencies: &mut Regs<f32>,
+) {
+    #[unroll]
+    for n in 0..(D / 2 + THREADS - 1) / THREADS {
+        frequencies[n] = inverse_frequencies[(thread_idx() + n * THREADS).min(D / 2 - 1)];
+    }
+}
+
+/// Cosine and sine of each pair of a head at a position. A thread has the frequencies of its own pairs.
 #[device]
 pub fn fill_turns<const D: u32, const THREADS: u32>(frequencies: &mut Regs<f32>, position: u32, turns: Shared<F32x2>) {
     #[unroll]

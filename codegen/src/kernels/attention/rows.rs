@@ -24,7 +24,7 @@ use super::decode::clustered_multiprocessors;
 use super::narrow::{head_len, narrow_slot, operands_slot};
 use super::peers::merge_clusters;
 use super::plain::first_visible;
-use super::prepare::{fill_turns, load_heads, prepare_heads};
+use super::prepare::{fill_turns, load_frequencies, load_heads, prepare_heads};
 use super::step::{keep_floats, keep_int8};
 use super::tensor::{clear_weights, load_queries};
 use super::turns::{Seen, attend_split, merge_group, split_part, split_start, start_both, start_tile, wait_for_peers};
@@ -118,10 +118,7 @@ pub fn attention_rows<
         }
     }
     let mut frequencies = regs(0.0f32, (D / 2 + THREADS - 1) / THREADS);
-    #[unroll]
-    for n in 0..(D / 2 + THREADS - 1) / THREADS {
-        frequencies[n] = inverse_frequencies[(thread_idx() + n * THREADS).min(D / 2 - 1)];
-    }
+    load_frequencies(inverse_frequencies, &mut frequencies);
 
     grid_dependency_wait();
     grid_launch_dependents();

@@ -24,7 +24,7 @@ use super::floats::add_scaled;
 use super::narrow::{code_row, copy_codes, head_len, narrow_slot, operands_slot};
 use super::peers::{load_peers, merge_clusters, merge_peers, peer_part};
 use super::plain::first_visible;
-use super::prepare::{fill_turns, load_heads, prepare_heads};
+use super::prepare::{fill_turns, load_frequencies, load_heads, prepare_heads};
 use super::tensor::clear_weights;
 use crate::kernels::quantise::{codes_per_unit, int8_codes, largest_of, scale_of};
 
@@ -174,18 +174,18 @@ pub fn attention_step<
     let norms = shared::<f32>(if OWN { 2 * D } else { D });
     let turns = shared::<F32x2>(D / 2);
 
-    // What does not wait for the projections.
-    for i in (thread_idx()..D).by(THREADS) {
-        norms[i] = q_weight[i];
+    // What does not wait for the projections. All of it is asked for before any of it is used.
+    let mut own_norms = regs(0.0f32, (D + THREADS - 1) / THREADS * 2);
+    #[unroll]
+    for n in 0..(D + THREADS - 1) / THREADS {
+        let i = (thread_idx() + n * THREADS).min(D - 1);
+        own_norms[2 * n] = q_weight[i];
         if OWN {
-            norms[D + i] = k_weight[i];
+            own_norms[2 * n + 1] = k_weight[i];
         }
     }
     let mut frequencies = regs(0.0f32, (D / 2 + THREADS - 1) / THREADS);
-    #[unroll]
-    for n in 0..(D / 2 + THREADS - 1) / THREADS {
-        frequencies[n] = inverse_frequencies[(thread_idx() + n * THREADS).min(D / 2 - 1)];
-    }
+    load_frequencies(inverse_frequencies, &mut frequencies);
 
     let row = block_idx_z();
     let head = block_idx() * G;
@@ -200,6 +200,17 @@ pub fn attention_step<
         grid_launch_dependents();
     }
     let record = record_of(state, row, 16);
+    order_loads();
+    #[unroll]
+    for n in 0..(D + THREADS - 1) / THREADS {
+        let i = thread_idx() + n * THREADS;
+        if D % THREADS == 0 || i < D {
+            norms[i] = own_norms[2 * n];
+            if OWN {
+                norms[D + i] = own_norms[2 * n + 1];
+            }
+        }
+    }
     let splits = grid_dim_y();
     // A row that is free: its whole clusters leave.
     if record.y == 0 {
@@ -242,14 +253,15 @@ pub fn attention_step<
     let new_page = if fresh { page_start(pages, record.w, position, window, max_pages, page_stride) } else { 0u64 };
     let page = if sees { page_start(pages, record.w, at, window, max_pages, page_stride) } else { 0u64 };
     let end = tile_end(at, position, at + segment);
-    if EARLY && sees {
-        copy_first(keys, mixed, k_head.offset(page), v_head.offset(page), at, end, stored, kv_row, capacity);
-    }
+    // Cosines are computed while the page is looked up.
     if sees {
         fill_turns(&mut frequencies, position, turns);
         if TENSOR && !NARROW {
             clear_weights(weights);
         }
+    }
+    if EARLY && sees {
+        copy_first(keys, mixed, k_head.offset(page), v_head.offset(page), at, end, stored, kv_row, capacity);
     }
     if KNOWN {
         grid_dependency_wait();
@@ -353,7 +365,7 @@ pub fn attention_step<
     if MERGE && used == 1 {
         for i in (thread_idx() * 4..G * D).by(THREADS * 4) {
             let sum = load::<F32x4>(work, i / D * (D + 8) + i % D);
-            keep(add_scaled(F32x4::ZERO, 1.0 / totals[i / D], sum), out_head * D + i);
+            keep(add_scaled(F32x4::ZERO, quotient(1.0, totals[i / D]), sum), out_head * D + i);
         }
         return;
     }
@@ -376,7 +388,7 @@ pub fn attention_step<
                 let top = warp_max(part.x);
                 let factor = (part.x - top).exp();
                 let total = warp_sum(part.y.mul_add(factor, 0.0));
-                merged[n] = merge_peers(&mut parts, if clusters == 1 { factor / total } else { factor });
+                merged[n] = merge_peers(&mut parts, if clusters == 1 { quotient(factor, total) } else { factor });
                 of_parts[n] = f32x2(top, total);
             }
         }
@@ -406,7 +418,7 @@ pub fn attention_step<
                 let factor = (part.x - warp_max(part.x)).exp();
                 let total = warp_sum(part.y.mul_add(factor, 0.0));
                 let fours = read_only(values).offset(from + lane_id() * 4);
-                keep(merge_clusters(fours, factor / total, clusters), out_head * D + i + lane_id() * 4);
+                keep(merge_clusters(fours, quotient(factor, total), clusters), out_head * D + i + lane_id() * 4);
             }
         }
         return;
@@ -495,6 +507,7 @@ impl Attention {
             StepOut::Partials => vec![],
         };
         let shape = self.decode_shape();
+        let heads = self.group + if own { 2 } else { 0 };
         attention_step::Chosen {
             D: self.head_dim,
             G: self.group,
@@ -505,7 +518,7 @@ impl Attention {
             SETS: self.group.div_ceil(8),
             RESIDENT: shape.resident,
             BF: self.kv == KvType::BF16,
-            ROUNDS: (self.group + if own { 2 } else { 0 }).div_ceil(shape.threads / 32),
+            ROUNDS: heads.div_ceil(shape.threads / 32),
             OWN: own,
             MERGE: out != StepOut::Partials,
             PEERS: if out == StepOut::Partials { 1 } else { self.peers() },

@@ -55,10 +55,12 @@ pub fn with_fifth_bits(nibbles: U32x4, bits: u32) -> U32x4 {
     )
 }
 
-/// 32 products of codes of four bits, plus `sum`.
+/// 32 products of codes of four bits, plus `sum`. The upper halves of bytes are multiplied where they lie, as sixteen times what they are: one shift for all of them.
 #[device]
 pub fn dot_nibbles(codes: U32x4, low: U32x4, high: U32x4, sum: i32) -> i32 {
-    dot16(high_nibbles(codes), high, dot16(low_nibbles(codes), low, sum))
+    let upper = dp4a_unsigned(codes.y & 0xf0f0f0f0, high.y, dp4a_unsigned(codes.x & 0xf0f0f0f0, high.x, 0));
+    let all_upper = dp4a_unsigned(codes.w & 0xf0f0f0f0, high.w, dp4a_unsigned(codes.z & 0xf0f0f0f0, high.z, upper));
+    dot16(low_nibbles(codes), low, sum) + (all_upper >> 4)
 }
 
 /// 32 products of codes of five bits, plus `sum`.
@@ -114,8 +116,8 @@ pub fn dot_levels4(codes: u32, low: u32, high: u32, sum: i32) -> i32 {
 
 /// The word that holds the half of a unit of 16 values: four units to a word.
 #[device]
-pub fn side_q8_0(unit: u32, scales: Weights<u32>) -> U32x4 {
-    u32x4(scales[unit / 4], 0, 0, 0)
+pub fn side_q8_0(unit: u32, more: u32, scales: Weights<u32>) -> U32x4 {
+    u32x4(scales.offset(unit / 4)[more / 4], 0, 0, 0)
 }
 
 #[device]
@@ -155,8 +157,8 @@ pub fn no_two_dots(first: Unit, second: Unit, number: u32, x: UnitActivations, t
 
 /// One half a unit.
 #[device]
-pub fn side_half(unit: u32, scales: Weights<u32>) -> U32x4 {
-    u32x4(scales[unit / 2], 0, 0, 0)
+pub fn side_half(unit: u32, more: u32, scales: Weights<u32>) -> U32x4 {
+    u32x4(scales.offset(unit / 2)[more / 2], 0, 0, 0)
 }
 
 #[device]
@@ -177,8 +179,8 @@ pub fn dot_iq4_nl(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f3
 
 /// Scale and minimum, a half each.
 #[device]
-pub fn side_half_pair(unit: u32, scales: Weights<u32>) -> U32x4 {
-    u32x4(scales[unit], 0, 0, 0)
+pub fn side_half_pair(unit: u32, more: u32, scales: Weights<u32>) -> U32x4 {
+    u32x4(scales.offset(unit)[more], 0, 0, 0)
 }
 
 #[device]
@@ -194,8 +196,8 @@ pub fn dot_q4_1(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 
 
 /// One half a unit, and the fifth bits.
 #[device]
-pub fn side_q5_0(unit: u32, high: Weights<u32>, scales: Weights<u32>) -> U32x4 {
-    u32x4(scales[unit / 2], high[unit], 0, 0)
+pub fn side_q5_0(unit: u32, more: u32, high: Weights<u32>, scales: Weights<u32>) -> U32x4 {
+    u32x4(scales.offset(unit / 2)[more / 2], high.offset(unit)[more], 0, 0)
 }
 
 #[device]
@@ -206,8 +208,8 @@ pub fn dot_q5_0(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 
 
 /// Scale and minimum, and the fifth bits.
 #[device]
-pub fn side_q5_1(unit: u32, high: Weights<u32>, scales: Weights<u32>) -> U32x4 {
-    u32x4(scales[unit], high[unit], 0, 0)
+pub fn side_q5_1(unit: u32, more: u32, high: Weights<u32>, scales: Weights<u32>) -> U32x4 {
+    u32x4(scales.offset(unit)[more], high.offset(unit)[more], 0, 0)
 }
 
 #[device]
@@ -218,8 +220,8 @@ pub fn dot_q5_1(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 
 
 /// Scale and minimum, a byte each, and the halves that scale both.
 #[device]
-pub fn side_q4_k(unit: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
-    u32x4(scales[unit / 2], supers[unit / 8], 0, 0)
+pub fn side_q4_k(unit: u32, more: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
+    u32x4(scales.offset(unit / 2)[more / 2], supers.offset(unit / 8)[more / 8], 0, 0)
 }
 
 #[device]
@@ -236,8 +238,8 @@ pub fn dot_q4_k(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 
 }
 
 #[device]
-pub fn side_q5_k(unit: u32, high: Weights<u32>, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
-    u32x4(scales[unit / 2], supers[unit / 8], high[unit], 0)
+pub fn side_q5_k(unit: u32, more: u32, high: Weights<u32>, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
+    u32x4(scales.offset(unit / 2)[more / 2], supers.offset(unit / 8)[more / 8], high.offset(unit)[more], 0)
 }
 
 #[device]
@@ -248,9 +250,9 @@ pub fn dot_q5_k(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 
 
 /// The high bit pairs (x, y), two signed bytes a unit (z), and one half for each eight units (w).
 #[device]
-pub fn side_q6_k(unit: u32, high: Weights<U32x2>, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
-    let pairs = high[unit];
-    u32x4(pairs.x, pairs.y, scales[unit / 2], supers[unit / 16])
+pub fn side_q6_k(unit: u32, more: u32, high: Weights<U32x2>, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
+    let pairs = high.offset(unit)[more];
+    u32x4(pairs.x, pairs.y, scales.offset(unit / 2)[more / 2], supers.offset(unit / 16)[more / 16])
 }
 
 #[device]
@@ -286,8 +288,8 @@ pub fn dot_q6_k(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32 
 
 /// One signed byte a unit, and one half for each eight.
 #[device]
-pub fn side_iq4_xs(unit: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
-    u32x4(scales[unit / 4], supers[unit / 16], 0, 0)
+pub fn side_iq4_xs(unit: u32, more: u32, scales: Weights<u32>, supers: Weights<u32>) -> U32x4 {
+    u32x4(scales.offset(unit / 4)[more / 4], supers.offset(unit / 16)[more / 16], 0, 0)
 }
 
 #[device]
@@ -305,7 +307,7 @@ pub fn dot_iq4_xs(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f3
 
 /// Floats need nothing beside themselves.
 #[device]
-pub fn side_none(unit: u32) -> U32x4 {
+pub fn side_none(unit: u32, more: u32) -> U32x4 {
     u32x4(0, 0, 0, 0)
 }
 
@@ -353,6 +355,8 @@ pub struct Format {
     pub summed: bool,
     /// Registers that a unit on its way takes beside its codes.
     pub side_words: u32,
+    /// Units that share a word beside them, at most.
+    pub units_beside: u32,
     pub side: &'static DeviceDef,
     /// The product of a unit by itself.
     pub dot: &'static DeviceDef,
@@ -366,11 +370,19 @@ pub struct Format {
 
 /// The format of a type.
 pub fn format(dtype: DType) -> Format {
+    let units_beside = match dtype {
+        DType::F32 | DType::F16 | DType::BF16 | DType::Q4_1 | DType::Q5_1 => 1,
+        DType::Q4_0 | DType::IQ4NL | DType::Q5_0 => 2,
+        DType::Q8_0 => 4,
+        DType::Q4K | DType::Q5K => 8,
+        DType::Q6K | DType::IQ4XS => 16,
+    };
     let format = |unit, integer, side_words, side, dot| Format {
         unit,
         integer,
         summed: false,
         side_words,
+        units_beside,
         side,
         dot,
         lane_dot: dot,

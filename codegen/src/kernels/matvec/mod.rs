@@ -28,8 +28,8 @@ use gemma4c_dsl::prelude::*;
 
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_alone, quantise4_unbounded};
 use parts::{
-    Unit, UnitActivations, activations_at, chunk_slots, dot_fine, fetch, inverse_rms_of_chunks, keep_codes, keep_fine,
-    part_at, plain_activations, second_part_at,
+    Unit, UnitActivations, activations_at, chunk_slots, dot_fine, fetch, fetch_behind, inverse_rms_of_chunks,
+    keep_codes, keep_fine, part_at, plain_activations, second_part_at,
 };
 pub use product::{Product, Prologue};
 use prologue::{copy_norms, load_update, take_update, weigh};
@@ -82,6 +82,30 @@ pub fn unit_of<
     row * units + if is_exact() { at } else { at.min(units - 1) }
 }
 
+/// Starts that unit on its way. With EVEN no row is out of range, and a lane's rows lie at constant distances: one address serves all of them, or all of a half.
+#[device(slots(side(unit: u32, more: u32) -> U32x4))]
+pub fn fetch_of_row<
+    const K: u32,
+    const UNIT: u32,
+    const LANES: u32,
+    const DEPTH: u32,
+    const STRETCHED: bool,
+    const PAIRED: bool,
+    const EVEN: bool,
+>(
+    codes: Weights<U32x4>,
+    first: u32,
+    r: u32,
+    at: u32,
+    rows: u32,
+) -> Unit {
+    let units = K / UNIT;
+    let row = if PAIRED && r % 2 == 1 { first + rows } else { first };
+    let number = row * units + if is_exact() { at } else { at.min(units - 1) };
+    let behind = if PAIRED { r / 2 } else { r } * units;
+    if EVEN { fetch_behind(side, codes, number, behind) } else { fetch(side, codes, unit_of(first, r, at, rows)) }
+}
+
 /// The output that a block's own of that number is. Whole groups go to blocks in turn, so that these read one stretch of memory together, then the next. With SPREADS a block's groups are neighbours,
 /// and its loose outputs lie `gap` further on.
 #[device]
@@ -125,7 +149,7 @@ pub fn lanes_sum(value: f32, lanes: u32, joined: bool, stretched: bool) -> f32 {
 /// second way to memory. `min_blocks = 1` lets ptxas use the whole register file;
 /// otherwise it caps registers and serialises the loads.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
     two_dots(first: Unit, second: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
     ready(part: u32) -> U32x4,
@@ -161,6 +185,7 @@ pub fn matvec<
     const SHARE: u32,
     const SPREADS: bool,
     const LOOSE: u32,
+    const EVEN: bool,
     const EPSILON: f32,
 >(
     codes: Weights<U32x4>,
@@ -201,8 +226,8 @@ pub fn matvec<
         4
     });
     let nexts = shared::<f32>(if NORMED { K } else { 4 });
-    // Sums of squares: of the branches one a warp, of the others one a chunk.
-    let of_branches = shared::<F32x4>(if BRANCHED { WARPS } else { 1 });
+    // Sums of squares of chunks: of both branches, of what they make together, of the residual.
+    let of_branches = shared::<f32>(if BRANCHED { 2 * chunk_slots(K) } else { 4 });
     let of_updates = shared::<f32>(if RESIDUAL { chunk_slots(K) } else { 4 });
     let of_residual = shared::<f32>(if NORMED { chunk_slots(K) } else { 4 });
     let results = shared::<f32>(if SHARE > 0 { SHARE } else { 1 });
@@ -240,7 +265,7 @@ pub fn matvec<
             #[unroll]
             for r in 0..ROWS {
                 ahead[d * ROWS + r] =
-                    fetch(side, codes, unit_of(output_at(base, gap) + own, r, at + d * step_units(), rows));
+                    fetch_of_row(side, codes, output_at(base, gap) + own, r, at + d * step_units(), rows);
             }
         }
     }
@@ -345,8 +370,8 @@ pub fn matvec<
         let row_ends = at - start + step_units() * DEPTH >= stretch_units();
         let next_at = if row_ends { start } else { at + step_units() * DEPTH };
         let next_base = if row_ends { base + all_warps * warp_outputs } else { base };
-        let here = output_at(base, gap);
-        let next_there = output_at(next_base, gap);
+        let here = output_at(base, gap) + own;
+        let there = output_at(next_base, gap) + own;
         #[unroll]
         for d in 0..DEPTH {
             // Without an end to mind, all places are one register and a constant.
@@ -360,25 +385,18 @@ pub fn matvec<
                 let own_row = lane_id() % 2;
                 #[unroll]
                 for p in 0..ROWS / 2 {
-                    let of_row = unit_of(here + own, p * 2 + own_row, at + d * step_units(), rows);
+                    let of_row = unit_of(here, p * 2 + own_row, at + d * step_units(), rows);
                     let first = ahead[d * ROWS + p * 2];
                     let total = two_dots(first, ahead[d * ROWS + p * 2 + 1], of_row, x, sums[p]);
                     if is_exact() || at + d * step_units() < stop {
                         sums[p] = total;
                     }
                 }
-                if next_base < end {
-                    #[unroll]
-                    for r in 0..ROWS {
-                        let next = unit_of(next_there + own, r, next_at + d * step_units(), rows);
-                        ahead[d * ROWS + r] = fetch(side, codes, next);
-                    }
-                }
             } else {
                 #[unroll]
                 for r in 0..ROWS {
                     let held = ahead[d * ROWS + r];
-                    let of_row = unit_of(here + own, r, at + d * step_units(), rows);
+                    let of_row = unit_of(here, r, at + d * step_units(), rows);
                     let mut total = dot(held, of_row, x, sums[r]);
                     if is_fine {
                         let second = second_part_at(unit, units);
@@ -388,10 +406,13 @@ pub fn matvec<
                     if is_exact() || at + d * step_units() < stop {
                         sums[r] = total;
                     }
-                    if next_base < end {
-                        let next = unit_of(next_there + own, r, next_at + d * step_units(), rows);
-                        ahead[d * ROWS + r] = fetch(side, codes, next);
-                    }
+                }
+            }
+            // One branch for all rows, so that these share an address.
+            if next_base < end {
+                #[unroll]
+                for r in 0..ROWS {
+                    ahead[d * ROWS + r] = fetch_of_row(side, codes, there, r, next_at + d * step_units(), rows);
                 }
             }
         }
@@ -431,7 +452,7 @@ pub fn matvec<
             }
             let place = base + own + lane;
             if lane < outputs && place < end {
-                let row = here + own + lane;
+                let row = here + lane;
                 let result = epilogue(join(value * after, up * after), row);
                 if SPREADS && place >= SHARE {
                     out[row - loose_first] = result;
@@ -457,7 +478,7 @@ pub fn matvec<
 
 /// The same product, plainly: a thread takes an output, activations are read where they are (int8 codes or f32 as words).
 #[kernel(block = 64, slots(
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
     join(value: f32, up: f32) -> f32,
     epilogue(value: f32, row: u32) -> f32

@@ -33,9 +33,15 @@ pub struct UnitActivations {
 }
 
 /// Starts a unit on its way.
-#[device(slots(side(unit: u32) -> U32x4))]
+#[device(slots(side(unit: u32, more: u32) -> U32x4))]
 pub fn fetch(codes: Weights<U32x4>, number: u32) -> Unit {
-    Unit { codes: load_streamed::<U32x4>(codes, number), side: side(number) }
+    Unit { codes: load_streamed::<U32x4>(codes, number), side: side(number, 0) }
+}
+
+/// Starts the unit on its way that lies `more` behind: a constant, which costs no address of its own. All words beside units of that distance must be as far from each other.
+#[device(slots(side(unit: u32, more: u32) -> U32x4))]
+pub fn fetch_behind(codes: Weights<U32x4>, number: u32, more: u32) -> Unit {
+    Unit { codes: load_streamed::<U32x4>(codes.offset(number), more), side: side(number, more) }
 }
 
 /// The word with which 16 bytes of activations start in shared memory. Of a unit's two parts all second ones lie behind all first
@@ -208,25 +214,4 @@ pub fn inverse_rms_of_chunks<const EPSILON: f32>(squares: Shared<f32>, width: u3
         total.z = total.z + squares[chunks / 4 * 4 + 2];
     }
     rsqrt(mean_of(total.x + total.y + (total.z + total.w), width) + EPSILON)
-}
-
-/// Leaves a warp's sum of squares for the others. A collective of the warp.
-#[device]
-pub fn leave_squares(squares: f32, of_warps: Shared<f32>) {
-    let sum = warp_sum(squares);
-    if lane_id() == 0 {
-        of_warps[warp_id()] = sum;
-    }
-}
-
-/// The factor of an RMS norm over `width` values, from every warp's sum of squares. Everything waits for it, so four chains of sums
-/// run side by side.
-#[device]
-pub fn inverse_rms_of_warps<const WARPS: u32, const EPSILON: f32>(squares: Shared<f32>, width: u32) -> f32 {
-    let mut chains = regs(0.0f32, 4);
-    #[unroll]
-    for warp in 0..WARPS {
-        chains[warp % 4] = chains[warp % 4] + squares[warp];
-    }
-    rsqrt(mean_of(chains[0] + chains[1] + (chains[2] + chains[3]), width) + EPSILON)
 }

@@ -120,6 +120,15 @@ impl Product {
         format(self.dtype).integer && !self.unbounded
     }
 
+    /// Warps have whole sets of rows, and the words beside a row's units are as far from those of the next row as its units are.
+    fn is_even(&self, shape: LaunchShape) -> bool {
+        let outputs = 32 / shape.lanes * if self.geglu { shape.rows / 2 } else { shape.rows };
+        let format = format(self.dtype);
+        !self.is_joined()
+            && self.outputs.is_multiple_of(outputs)
+            && (self.k / format.unit).is_multiple_of(format.units_beside)
+    }
+
     /// The fast kernel, launched on `[shape.blocks]`.
     pub fn instance(&self, shape: LaunchShape) -> Result<Instance, InstanceError> {
         let format = format(self.dtype);
@@ -147,6 +156,7 @@ impl Product {
             SHARE: shape.share,
             SPREADS: shape.loose(self.outputs) > 0,
             LOOSE: self.loose,
+            EVEN: self.is_even(shape),
             EPSILON: self.epsilon,
             side: format.side,
             dot: if self.is_joined() { format.lane_dot } else { format.dot },

@@ -2,12 +2,12 @@
 //!
 //! A thread holds fours of one row of activations, PIECES of them, WARPS * 32 places apart. The products of one row and the kernel
 //! that prepares many rows call the same functions. Squares are summed by chunks of 128 values, so that the bits of a row do not depend on how
-//! many warps share it; those of a mixture's branches are summed by warps, and do.
+//! many warps share it.
 
 use gemma4c_dsl::prelude::*;
 
-use super::parts::{four_at, inverse_rms_of_chunks, is_place, leave_chunks, mean_of};
-use super::slots::{square_sum, weighted, with_update};
+use super::parts::{chunk_slots, four_at, inverse_rms_of_chunks, is_place, leave_chunks};
+use super::slots::{weighted, with_update};
 use crate::kernels::norm::sum4;
 
 /// Starts the weights of the norms on their way to shared memory: each thread copies what it will need itself. Those of the branches lie
@@ -51,7 +51,7 @@ pub fn add_branch<const K: u32, const PIECES: u32, const WARPS: u32, const EPSIL
     updates: &mut Regs<F32x4>,
     branch_from: u32,
     posts: Shared<f32>,
-    of_branches: Shared<F32x4>,
+    of_branches: Shared<f32>,
 ) {
     let threads = WARPS * 32;
     let places = K / 4;
@@ -63,27 +63,13 @@ pub fn add_branch<const K: u32, const PIECES: u32, const WARPS: u32, const EPSIL
             branches[p] = branch(branch_from + place * 4);
         }
     }
-    let mut of_first = 0.0f32;
-    let mut of_second = 0.0f32;
-    #[unroll]
-    for p in 0..PIECES {
-        of_first = of_first + square_sum(updates[p]);
-        of_second = of_second + square_sum(branches[p]);
-    }
-    of_first = warp_sum(of_first);
-    of_second = warp_sum(of_second);
-    if lane_id() == 0 {
-        of_branches[warp_id()] = f32x4(of_first, of_second, 0.0, 0.0);
-    }
+    let of_second = of_branches.offset(chunk_slots(K));
+    leave_chunks(updates, places, of_branches);
+    leave_chunks(&branches, places, of_second);
     barrier();
     cp_async_wait(0);
-    let mut total = F32x4::ZERO;
-    #[unroll]
-    for warp in 0..WARPS {
-        total = sum4(total, of_branches[warp]);
-    }
-    let first = rsqrt(mean_of(total.x, K) + EPSILON);
-    let second = rsqrt(mean_of(total.y, K) + EPSILON);
+    let first = inverse_rms_of_chunks(of_branches, K);
+    let second = inverse_rms_of_chunks(of_second, K);
     #[unroll]
     for p in 0..PIECES {
         let place = thread_idx() + p * threads;
@@ -104,7 +90,7 @@ pub fn load_update<const K: u32, const PIECES: u32, const WARPS: u32, const BRAN
     update_from: u32,
     branch_from: u32,
     posts: Shared<f32>,
-    of_branches: Shared<F32x4>,
+    of_branches: Shared<f32>,
     of_updates: Shared<f32>,
 ) -> f32 {
     let threads = WARPS * 32;

@@ -16,6 +16,20 @@ pub fn float_of_key(key: u32) -> f32 {
     f32::from_bits(if key >> 31 == 1 { key ^ 0x80000000 } else { key ^ 0xffffffff })
 }
 
+/// Lanes that count for an expert where a block has some to spare: four at most. A warp has whole experts, and all of its lanes or none.
+#[device]
+pub fn lanes_of_expert(experts: u32, warps: u32) -> u32 {
+    if experts % 32 != 0 {
+        1
+    } else if warps * 32 >= experts * 4 {
+        4
+    } else if warps * 32 >= experts * 2 {
+        2
+    } else {
+        1
+    }
+}
+
 /// [`choose`] for `rows` rows by a whole block, which is faster where they are few: every expert counts those that come before it, and so knows its place. `found` are the
 /// logits, each left by the thread that has its place here.
 #[device]
@@ -32,14 +46,20 @@ pub fn choose_together<const EXPERTS: u32, const TOP: u32, const WARPS: u32>(
         keys[place] = order_key(found[place]);
     }
     barrier();
-    for place in (thread_idx()..rows * EXPERTS).by(WARPS * 32) {
+    // Neighbouring lanes share an expert.
+    let lanes = lanes_of_expert(EXPERTS, WARPS);
+    #[unroll(1)]
+    for at in (thread_idx()..rows * EXPERTS * lanes).by(WARPS * 32) {
+        let place = at / lanes;
+        let part = at % lanes;
         let own = keys[place];
         let row = place / EXPERTS;
         let expert = place % EXPERTS;
         let mut before = 0u32;
-        if EXPERTS % 4 == 0 {
+        if EXPERTS % (4 * lanes) == 0 {
             #[unroll(8)]
-            for other in (0..EXPERTS).by(4) {
+            for first in (0..EXPERTS).by(4 * lanes) {
+                let other = first + part * 4;
                 let four = load::<U32x4>(keys, row * EXPERTS + other);
                 before = before + if four.x > own || four.x == own && other < expert { 1 } else { 0 };
                 before = before + if four.y > own || four.y == own && other + 1 < expert { 1 } else { 0 };
@@ -53,7 +73,13 @@ pub fn choose_together<const EXPERTS: u32, const TOP: u32, const WARPS: u32>(
                 before = before + if key > own || key == own && other < expert { 1 } else { 0 };
             }
         }
-        if before < TOP {
+        let mut mask = lanes / 2;
+        #[unroll]
+        while mask > 0 {
+            before = before + shfl_xor(before, mask);
+            mask = mask / 2;
+        }
+        if before < TOP && part == 0 {
             ids[(first_row + row) * TOP + before] = expert;
             best[row * TOP + before] = found[place];
         }
@@ -66,7 +92,7 @@ pub fn choose_together<const EXPERTS: u32, const TOP: u32, const WARPS: u32>(
         }
         let sum = warp_sum(share);
         if lane_id() < TOP {
-            weights[(first_row + row) * TOP + lane_id()] = share / sum;
+            weights[(first_row + row) * TOP + lane_id()] = quotient(share, sum);
         }
     }
 }
@@ -127,6 +153,6 @@ pub fn choose<const EXPERTS: u32, const TOP: u32>(
     let sum = warp_sum(share);
     if lane_id() < TOP {
         ids[row * TOP + lane_id()] = kept_id;
-        weights[row * TOP + lane_id()] = share / sum;
+        weights[row * TOP + lane_id()] = quotient(share, sum);
     }
 }

@@ -71,11 +71,11 @@ pub fn sum_of_choices<const TOP: u32, const LANES: u32>(products: &mut Regs<f32>
 ///
 /// With EARLY the choice is read before the wait, and the experts' weights are on their way as the dense half's are: whoever chose has ended.
 ///
-/// PIECES float4 vectors of activations a thread are loaded before the first is used.
+/// PIECES float4 vectors of activations a thread are loaded before the first is used. With ONCE no warp has a second output.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, early(EARLY, ids, weights, state), dynamic_shared, slots(
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
-    dense_side(unit: u32) -> U32x4
+    dense_side(unit: u32, more: u32) -> U32x4
 ))]
 pub fn expert_down<
     const K: u32,
@@ -88,6 +88,7 @@ pub fn expert_down<
     const WARPS: u32,
     const PIECES: u32,
     const EARLY: bool,
+    const ONCE: bool,
 >(
     codes: Weights<U32x4>,
     dense_codes: Weights<U32x4>,
@@ -114,45 +115,69 @@ pub fn expert_down<
     let expert_steps = row_units.div_ceil(LANES);
     let steps = dense_steps + TOP.div_ceil(32 / LANES) * expert_steps;
 
-    // All of an output is on its way at once, so that which step a unit belongs to is known to the compiler.
-    let whole = steps <= DEPTH;
+    let chunks = steps.div_ceil(DEPTH);
 
     let row = block_idx_y();
     let mut output = warp_id() * grid_dim() + block_idx();
-    let mut at = 0u32;
     let mut ahead = regs(Unit::ZERO, DEPTH);
-    // The dense half's weights are on their way before the choice is known.
-    #[unroll]
-    for d in 0..DEPTH {
-        if d < dense_steps && output < outputs && lane_id() + d * 32 < before {
-            ahead[d] = fetch(dense_side, dense_codes, output * before + lane_id() + d * 32);
-        }
-    }
     if !EARLY {
         grid_launch_dependents();
         grid_dependency_wait();
     }
-    // The choice comes with the number of rows, whether there is such a row or not.
+    // The choice comes with the number of rows, whether there is such a row or not, and both before all weights. A branch on either would keep the weights waiting.
     let rows = state[1u32];
     let mut experts = regs(0u32, (TOP * LANES + 31) / 32);
     #[unroll]
     for round in 0..(TOP * LANES + 31) / 32 {
         experts[round] = ids[row * TOP + (round * (32 / LANES) + lane_id() / LANES).min(TOP - 1)];
     }
-    // The whole block leaves: there is no such row.
-    if row >= rows {
-        if EARLY {
-            grid_launch_dependents();
-            grid_dependency_wait();
+    // The dense half's weights need no choice.
+    #[unroll]
+    for d in 0..DEPTH {
+        if d < dense_steps && output < outputs && lane_id() + d * 32 < before {
+            ahead[d] = fetch(dense_side, dense_codes, output * before + lane_id() + d * 32);
         }
-        return;
     }
-    // What multiplies the choices' products comes before the experts' weights, and takes no registers.
-    if thread_idx() < TOP {
-        cp_async4(shares, thread_idx(), weights, row * TOP + thread_idx());
-        cp_async4(scales, thread_idx(), expert_scale, ids[row * TOP + thread_idx()]);
+    order_loads();
+    #[unroll]
+    for round in 0..(TOP * LANES + 31) / 32 {
+        experts[round] = if row < rows { experts[round] } else { 0 };
+    }
+    // What multiplies the choices' products takes no registers.
+    #[unroll]
+    for round in 0..(TOP * LANES + 31) / 32 {
+        let choice = round * (32 / LANES) + lane_id() / LANES;
+        if warp_id() == 0 && lane_id() % LANES == 0 && choice < TOP {
+            cp_async4(shares, choice, weights, row * TOP + choice);
+            cp_async4(scales, choice, expert_scale, experts[round]);
+        }
     }
     cp_async_commit();
+    if EARLY {
+        grid_launch_dependents();
+        grid_dependency_wait();
+    }
+    // The whole block leaves: there is no such row.
+    if row >= rows {
+        cp_async_wait(0);
+        return;
+    }
+
+    let values = DENSE + TOP * K;
+    let mut held = regs(F32x4::ZERO, PIECES);
+    #[unroll]
+    for p in 0..PIECES {
+        let value = (thread_idx() + p * WARPS * 32) * 4;
+        let of_dense = dense_x.offset(row * DENSE);
+        let of_experts = x.offset(row * TOP * K);
+        if (p + 1) * WARPS * 128 <= values || value < values {
+            let is_dense = DENSE > 0 && value < DENSE;
+            held[p] = load::<F32x4>(
+                if is_dense { of_dense } else { of_experts },
+                if is_dense { value } else { value - DENSE },
+            );
+        }
+    }
     #[unroll]
     for d in 0..DEPTH {
         if d >= dense_steps && d < steps && output < outputs {
@@ -163,25 +188,10 @@ pub fn expert_down<
             ahead[d] = fetch(side, codes, (expert * outputs + output) * row_units + held);
         }
     }
-    if EARLY {
-        grid_launch_dependents();
-        grid_dependency_wait();
-    }
-
-    let mut held = regs(F32x4::ZERO, PIECES);
-    #[unroll]
-    for p in 0..PIECES {
-        let value = (thread_idx() + p * WARPS * 32) * 4;
-        if value < DENSE {
-            held[p] = load::<F32x4>(dense_x, row * DENSE + value);
-        } else if value < DENSE + TOP * K {
-            held[p] = load::<F32x4>(x, row * TOP * K + value - DENSE);
-        }
-    }
     #[unroll]
     for p in 0..PIECES {
         let place = thread_idx() + p * WARPS * 32;
-        let inside = place * 4 < DENSE + TOP * K;
+        let inside = (p + 1) * WARPS * 128 <= values || place * 4 < values;
         let part = if INTEGER { place / 4 } else { place };
         let to = part_at(part, units);
         if INTEGER {
@@ -200,82 +210,80 @@ pub fn expert_down<
     let mut sum = 0.0f32;
     let mut dense_sum = 0.0f32;
     while output < outputs {
-        let row_ends = whole || at + DEPTH >= steps;
-        let next_at = if row_ends { 0 } else { at + DEPTH };
-        let next_output = if row_ends { output + grid_dim() * WARPS } else { output };
+        let next_output = if ONCE { outputs } else { output + grid_dim() * WARPS };
+        // Which step a unit belongs to is known to the compiler.
         #[unroll]
-        for d in 0..DEPTH {
-            let step = if whole { d } else { at + d };
-            if step < dense_steps {
-                let unit = (lane_id() + step * 32).min(before - 1);
-                let x_unit = activations_at(unit, unit * UNIT / 32, units, x_words, x_scales);
-                // A unit's product is rounded before it is added.
-                let of_unit = dot(ahead[d], output * before + unit, x_unit, 0.0);
-                if lane_id() + step * 32 < before {
-                    dense_sum = dense_sum + of_unit;
-                }
-            } else if step < steps {
-                let choice = choice_of(step - dense_steps);
-                let unit = unit_of_choice(step - dense_steps);
-                let own = choice.min(TOP - 1);
-                let place = before + own * row_units + unit.min(row_units - 1);
-                let x_unit = activations_at(place, place * UNIT / 32, units, x_words, x_scales);
-                let expert = ids[row * TOP + own];
-                let number = (expert * outputs + output) * row_units + unit.min(row_units - 1);
-                let total = dot(ahead[d], number, x_unit, product);
-                if choice < TOP && unit < row_units {
-                    product = total;
-                }
-                if (step - dense_steps) % expert_steps == expert_steps - 1 {
-                    let complete = lanes_sum(product, LANES, false, false);
-                    if choice < TOP {
-                        sum = complete.mul_add(shares[own] * scales[own], sum);
-                    }
-                    product = 0.0;
-                }
-            }
-            let next = next_at + d;
-            if next_output < outputs && next < dense_steps {
-                if lane_id() + next * 32 < before {
-                    ahead[d] = fetch(dense_side, dense_codes, next_output * before + lane_id() + next * 32);
-                }
-            } else if next_output < outputs && next < steps {
-                let choice = choice_of(next - dense_steps);
-                let unit = unit_of_choice(next - dense_steps);
-                if choice < TOP && unit < row_units {
-                    let expert = ids[row * TOP + choice];
-                    ahead[d] = fetch(side, codes, (expert * outputs + next_output) * row_units + unit);
-                }
-            }
-        }
-        if row_ends {
-            let mut total = sum;
-            let mut mask = 16u32;
+        for chunk in 0..chunks {
             #[unroll]
-            while mask >= LANES {
-                total = total + shfl_xor(total, mask);
-                mask = mask / 2;
-            }
-            if lane_id() == 0 {
-                out[row * outputs + output] = total;
-            }
-            if DENSE > 0 {
-                let total = warp_sum(dense_sum);
-                if lane_id() == 0 {
-                    dense_out[row * outputs + output] = total;
+            for d in 0..DEPTH {
+                let step = chunk * DEPTH + d;
+                if step < dense_steps {
+                    let unit = (lane_id() + step * 32).min(before - 1);
+                    let x_unit = activations_at(unit, unit * UNIT / 32, units, x_words, x_scales);
+                    // A unit's product is rounded before it is added.
+                    let of_unit = dot(ahead[d], output * before + unit, x_unit, 0.0);
+                    if lane_id() + step * 32 < before {
+                        dense_sum = dense_sum + of_unit;
+                    }
+                } else if step < steps {
+                    let choice = choice_of(step - dense_steps);
+                    let unit = unit_of_choice(step - dense_steps);
+                    let own = choice.min(TOP - 1);
+                    let place = before + own * row_units + unit.min(row_units - 1);
+                    let x_unit = activations_at(place, place * UNIT / 32, units, x_words, x_scales);
+                    let expert = experts[(step - dense_steps) / expert_steps];
+                    let number = (expert * outputs + output) * row_units + unit.min(row_units - 1);
+                    let total = dot(ahead[d], number, x_unit, product);
+                    if choice < TOP && unit < row_units {
+                        product = total;
+                    }
+                    if (step - dense_steps) % expert_steps == expert_steps - 1 {
+                        let complete = lanes_sum(product, LANES, false, false);
+                        if choice < TOP {
+                            sum = complete.mul_add(shares[own] * scales[own], sum);
+                        }
+                        product = 0.0;
+                    }
+                }
+                let is_last = chunk + 1 == chunks;
+                let next = if is_last { d } else { step + DEPTH };
+                let of_output = if is_last { next_output } else { output };
+                if next < dense_steps && of_output < outputs {
+                    if lane_id() + next * 32 < before {
+                        ahead[d] = fetch(dense_side, dense_codes, of_output * before + lane_id() + next * 32);
+                    }
+                } else if next >= dense_steps && next < steps && of_output < outputs {
+                    let expert = experts[(next - dense_steps) / expert_steps];
+                    let unit = unit_of_choice(next - dense_steps).min(row_units - 1);
+                    ahead[d] = fetch(side, codes, (expert * outputs + of_output) * row_units + unit);
                 }
             }
-            sum = 0.0;
-            dense_sum = 0.0;
         }
-        at = next_at;
+        let mut total = sum;
+        let mut mask = 16u32;
+        #[unroll]
+        while mask >= LANES {
+            total = total + shfl_xor(total, mask);
+            mask = mask / 2;
+        }
+        if lane_id() == 0 {
+            out[row * outputs + output] = total;
+        }
+        if DENSE > 0 {
+            let total = warp_sum(dense_sum);
+            if lane_id() == 0 {
+                dense_out[row * outputs + output] = total;
+            }
+        }
+        sum = 0.0;
+        dense_sum = 0.0;
         output = next_output;
     }
 }
 
 /// The experts' part, plainly: a thread takes an output, and its choices one after the other.
 #[kernel(block = 64, slots(
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32
 ))]
 pub fn expert_down_plain<const K: u32, const UNIT: u32, const INTEGER: bool, const TOP: u32>(
@@ -345,7 +353,8 @@ impl Down {
         self.spread().grid(rows)
     }
 
-    pub fn instance(&self) -> Result<Instance, InstanceError> {
+    /// The instance for launches of `rows` rows.
+    pub fn instance(&self, rows: u32) -> Result<Instance, InstanceError> {
         let (format, spread) = (format(self.dtype), self.spread());
         let values = self.dense + self.top * self.k;
         let units = self.k / format.unit;
@@ -362,6 +371,7 @@ impl Down {
             WARPS: spread.warps,
             PIECES: values.div_ceil(spread.warps * 128),
             EARLY: self.early,
+            ONCE: self.outputs <= self.grid(rows)[0] * spread.warps,
             side: format.side,
             dot: format.dot,
             dense_side: if self.dense > 0 { format.side } else { nothing_beside::DEF },

@@ -5,7 +5,7 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
-use super::{Activations, Spread, depth, nothing_beside};
+use super::{Activations, Spread, depth, nothing_arrives, nothing_beside};
 use crate::kernels::gelu::gelu;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::parts::{Unit, UnitActivations, activations_at, fetch, part_at, plain_activations};
@@ -49,10 +49,10 @@ pub fn keep_piece<const K: u32, const UNIT: u32, const INTEGER: bool>(
 /// its rows, with DEPTH units of each on their way to a lane, and goes on to the next without a pause. With KNOWN the number of rows is read before the wait: nobody
 /// writes it who may still run.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, waits_first, early(KNOWN, state), dynamic_shared, slots(
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
     arrive(piece: u32) -> U32x4,
-    dense_side(unit: u32) -> U32x4,
+    dense_side(unit: u32, more: u32) -> U32x4,
     dense_arrive(piece: u32) -> U32x4
 ))]
 pub fn expert_geglu<
@@ -94,7 +94,7 @@ pub fn expert_geglu<
             for r in 0u32..2 {
                 let unit = (task + r * DENSE) * units + (at + d * 32).min(units - 1);
                 ahead[d * 2 + r] = load_streamed::<U32x4>(dense_codes, unit);
-                sides[d * 2 + r] = dense_side(unit);
+                sides[d * 2 + r] = dense_side(unit, 0);
             }
         }
     }
@@ -111,10 +111,8 @@ pub fn expert_geglu<
     if row >= rows {
         return;
     }
-    let mut first = 0u32;
-    if task < tasks {
-        first = gate_unit(task, row, ids);
-    }
+    // Whether the first task needs it or not: a branch would wait for it.
+    let expert = ids[row * TOP + ((task.max(DENSE) - DENSE) / HIDDEN).min(TOP - 1)];
     // The activations are asked for while the choice is on its way, and before the weights that wait for it. Whole warps, because to quantise is a collective: the lanes past the end repeat the last piece, which is not kept.
     let threads = WARPS * 32;
     let pieces = if INTEGER { K / 8 } else { K / 4 };
@@ -126,6 +124,7 @@ pub fn expert_geglu<
         arrived[p] = arrive(piece);
         dense_arrived[p] = dense_arrive(piece);
     }
+    let mut first = if task < DENSE { task } else { expert * 2 * HIDDEN + (task - DENSE) % HIDDEN } * units;
     if task >= DENSE && task < tasks {
         #[unroll]
         for d in 0..DEPTH {
@@ -133,7 +132,7 @@ pub fn expert_geglu<
             for r in 0u32..2 {
                 let unit = first + r * HIDDEN * units + (at + d * 32).min(units - 1);
                 ahead[d * 2 + r] = load_streamed::<U32x4>(codes, unit);
-                sides[d * 2 + r] = side(unit);
+                sides[d * 2 + r] = side(unit, 0);
             }
         }
     }
@@ -186,11 +185,11 @@ pub fn expert_geglu<
                 if next_task < DENSE {
                     let next = next_first + r * DENSE * units + next_unit;
                     ahead[d * 2 + r] = load_streamed::<U32x4>(dense_codes, next);
-                    sides[d * 2 + r] = dense_side(next);
+                    sides[d * 2 + r] = dense_side(next, 0);
                 } else if next_task < tasks {
                     let next = next_first + r * HIDDEN * units + next_unit;
                     ahead[d * 2 + r] = load_streamed::<U32x4>(codes, next);
-                    sides[d * 2 + r] = side(next);
+                    sides[d * 2 + r] = side(next, 0);
                 }
             }
         }
@@ -212,7 +211,7 @@ pub fn expert_geglu<
 
 /// The experts' part, plainly: a thread takes an output of a choice, activations are read where they are.
 #[kernel(block = 64, slots(
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32
 ))]
 pub fn expert_geglu_plain<const K: u32, const UNIT: u32, const INTEGER: bool, const TOP: u32, const HIDDEN: u32>(
@@ -274,7 +273,7 @@ impl GateUp {
     pub fn instance(&self) -> Result<Instance, InstanceError> {
         let (format, spread, beside) = (format(self.dtype), self.spread(), self.dense > 0);
         let dense_side = if beside { format.side } else { nothing_beside::DEF };
-        let dense_arrive = if beside { self.from.arrive() } else { nothing_beside::DEF };
+        let dense_arrive = if beside { self.from.arrive() } else { nothing_arrives::DEF };
         expert_geglu::Chosen {
             K: self.k,
             UNIT: format.unit,

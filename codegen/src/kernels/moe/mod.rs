@@ -11,6 +11,7 @@
 
 pub mod choose;
 pub mod down;
+pub mod entry;
 pub mod gate_up;
 pub mod gathered;
 pub mod group;
@@ -60,7 +61,13 @@ pub fn f32_piece<const INTEGER: bool>(piece: u32, x: Input<f32>) -> U32x4 {
 
 /// There is no dense half.
 #[device]
-pub fn nothing_beside(at: u32) -> U32x4 {
+pub fn nothing_beside(unit: u32, more: u32) -> U32x4 {
+    U32x4::ZERO
+}
+
+/// There is no dense half whose activations could arrive.
+#[device]
+pub fn nothing_arrives(piece: u32) -> U32x4 {
     U32x4::ZERO
 }
 

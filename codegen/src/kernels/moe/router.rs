@@ -7,13 +7,16 @@ use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
 use super::choose::{choose, choose_together};
+use super::entry::leave_rows;
 use crate::kernels::NORM_EPSILON;
-use crate::kernels::matvec::parts::{inverse_rms_of_warps, leave_squares};
-use crate::kernels::matvec::slots::{square_sum, weighted, with_update};
-use crate::kernels::outputs::{Outputs, leave4};
+use crate::kernels::matvec::parts::{chunk_slots, inverse_rms_of_chunks, is_place, leave_chunks};
+use crate::kernels::matvec::slots::{weighted, with_update};
+use crate::kernels::outputs::Outputs;
 
 /// Warps of a block; each works on one expert at a time.
 const BLOCK_WARPS: u32 = 8;
+/// Warps of a block of a cluster, at most: as many as have whole chunks of a row to norm. Their experts' rows take most of the registers.
+const MOST_CLUSTER_WARPS: u32 = 11;
 /// Rows of a block: as many as shared memory holds on every GPU, and no more.
 const MOST_ROWS: u32 = 8;
 const ROWS_BYTES: u32 = 96 << 10;
@@ -57,6 +60,7 @@ pub fn route<
     const TOGETHER: u32,
     const SPLIT: bool,
     const PEERS: u32,
+    const LATER: bool,
     const KNOWN: bool,
     const ENTERS: bool,
     const FLOATS: bool,
@@ -91,14 +95,16 @@ pub fn route<
 ) {
     require!(WIDTH % 4 == 0 && WIDTH <= PIECES * WARPS * 128 && TOP <= 32 && TOP <= EXPERTS);
     require!(!QUANTISED || WIDTH % 32 == 0);
-    require!(TOGETHER <= ROWS);
+    require!(TOGETHER <= ROWS && (!LATER || PEERS > 1 && TOGETHER == ROWS));
     // A block of a cluster has one expert for each of its warps.
     require!(PEERS >= 1 && (PEERS == 1 || SPLIT && AT_ONCE == 1 && PEERS * WARPS >= EXPERTS));
     // Without the norm's factor: it is the same for a row's values, so a logit takes it.
     let weighted_rows = shared::<f32>(ROWS * WIDTH);
-    // Sums of squares, one a warp: of the update, and of each row after it.
-    let of_update = shared::<f32>(if ENTERS { TOGETHER * WARPS } else { 1 });
-    let of_rows = shared::<f32>(ROWS * WARPS);
+    let kept_rows = shared::<f32>(if LATER { TOGETHER * PIECES * WARPS * 128 } else { 4 });
+    // Sums of squares, one a chunk: of the update, and of each row after it.
+    let slots = chunk_slots(WIDTH);
+    let of_update = shared::<f32>(if ENTERS { TOGETHER * chunk_slots(WIDTH) } else { 4 });
+    let of_rows = shared::<f32>(ROWS * chunk_slots(WIDTH));
     // Logits: those of the block, and in the end all, and their order.
     let found = shared::<f32>(if SPLIT { ROWS * EXPERTS } else { 1 });
     let keys = shared::<u32>(if SPLIT { ROWS * EXPERTS } else { 1 });
@@ -123,20 +129,21 @@ pub fn route<
     #[unroll]
     for p in 0..PIECES {
         let place = thread_idx() + p * WARPS * 32;
-        if place < vectors {
+        if is_place(place, vectors) {
             scales[p] = load::<F32x4>(scale, place * 4);
             if ENTERS {
                 posts[p] = load::<F32x4>(post_norm, place * 4);
             }
         }
     }
-    // Every block knows everything: three of them share out what is left behind. What they need for it is on its way, too.
-    let leaves_residual = ENTERS && block_idx_y() == 0;
-    let leaves_dense = ENTERS && block_idx_y() == 1 % grid_dim_y();
-    let leaves_expert = ENTERS && block_idx_y() == 2 % grid_dim_y();
+    // Every block knows everything: three of them share out what is left behind, others than the first if there are so many. What they need for it is on its way, too.
+    let last = grid_dim_y() - 1;
+    let leaves_residual = ENTERS && block_idx_y() == last.min(3);
+    let leaves_dense = ENTERS && block_idx_y() == last.min(1);
+    let leaves_expert = ENTERS && block_idx_y() == last.min(2);
     let mut dense_norms = regs(F32x4::ZERO, if ENTERS { PIECES } else { 1 });
     let mut expert_norms = regs(F32x4::ZERO, if ENTERS { PIECES } else { 1 });
-    if ENTERS {
+    if ENTERS && !LATER {
         #[unroll]
         for p in 0..PIECES {
             let from = (thread_idx() + p * WARPS * 32).min(vectors - 1) * 4;
@@ -153,18 +160,21 @@ pub fn route<
     if KNOWN {
         rows = state[1u32];
     }
+    order_loads();
     grid_dependency_wait();
-    grid_launch_dependents();
     if !KNOWN {
         rows = state[1u32];
     }
     let end = rows.min(first_row + ROWS);
     // The whole block leaves: there is no such row.
     if first_row >= end {
+        grid_launch_dependents();
         return;
     }
 
-    for start in (first_row..end).by(TOGETHER) {
+    // With LATER the compiler knows that this is once.
+    for done in (0u32..if LATER { 1 } else { end - first_row }).by(TOGETHER) {
+        let start = first_row + done;
         // Rows past the end are the last one again.
         let mut held = regs(F32x4::ZERO, TOGETHER * PIECES);
         let mut updates = regs(F32x4::ZERO, if ENTERS { TOGETHER * PIECES } else { 1 });
@@ -174,7 +184,7 @@ pub fn route<
             #[unroll]
             for p in 0..PIECES {
                 let place = thread_idx() + p * WARPS * 32;
-                if place < vectors {
+                if is_place(place, vectors) {
                     held[t * PIECES + p] = load::<F32x4>(x, row * WIDTH + place * 4);
                     if ENTERS {
                         updates[t * PIECES + p] = load::<F32x4>(update, row * WIDTH + place * 4);
@@ -182,28 +192,31 @@ pub fn route<
                 }
             }
         }
-        if PEERS > 1 && start == first_row {
+        if PEERS > 1 && done == 0 {
+            order_loads();
             #[unroll]
             for d in first_ahead..DEPTH {
                 let at = (lane_id() + d * 32).min(vectors - 1);
                 ahead[d] = load::<F32x4>(router, first_expert.min(EXPERTS - 1) * WIDTH + at * 4);
             }
         }
+        // The successor would fill the way to memory, too.
+        grid_launch_dependents();
         // Places past the end hold zeros.
         if ENTERS {
             #[unroll]
             for t in 0..TOGETHER {
-                let mut squares = 0.0f32;
+                let mut own = regs(F32x4::ZERO, PIECES);
                 #[unroll]
                 for p in 0..PIECES {
-                    squares = squares + square_sum(updates[t * PIECES + p]);
+                    own[p] = updates[t * PIECES + p];
                 }
-                leave_squares(squares, of_update.offset(t * WARPS));
+                leave_chunks(&own, vectors, of_update.offset(t * slots));
             }
             barrier();
             #[unroll]
             for t in 0..TOGETHER {
-                let factor = inverse_rms_of_warps(of_update.offset(t * WARPS), WIDTH);
+                let factor = inverse_rms_of_chunks(of_update.offset(t * slots), WIDTH);
                 #[unroll]
                 for p in 0..PIECES {
                     let of = t * PIECES + p;
@@ -214,42 +227,49 @@ pub fn route<
         // The squares are those of the values themselves, whatever cancelled in them.
         #[unroll]
         for t in 0..TOGETHER {
-            let own = (start + t).min(end - 1) - first_row;
-            let mut squares = 0.0f32;
+            let row = (start + t).min(end - 1) - first_row;
+            let mut own = regs(F32x4::ZERO, PIECES);
             #[unroll]
             for p in 0..PIECES {
                 let place = thread_idx() + p * WARPS * 32;
-                squares = squares + square_sum(held[t * PIECES + p]);
-                if place < vectors {
-                    let four = weighted(held[t * PIECES + p], scales[p], 1.0);
-                    store(weighted_rows, own * WIDTH + place * 4, four);
+                own[p] = held[t * PIECES + p];
+                if is_place(place, vectors) {
+                    store(weighted_rows, row * WIDTH + place * 4, weighted(own[p], scales[p], 1.0));
                 }
             }
-            leave_squares(squares, of_rows.offset(own * WARPS));
+            leave_chunks(&own, vectors, of_rows.offset(row * slots));
         }
         barrier();
-        if ENTERS {
+        if ENTERS && !LATER {
+            leave_rows(
+                &held,
+                &dense_norms,
+                &expert_norms,
+                of_rows,
+                start,
+                first_row,
+                end,
+                leaves_residual,
+                leaves_dense,
+                leaves_expert,
+                residual,
+                dense_out,
+                dense_rounded,
+                dense_xq,
+                dense_xscale,
+                dense_xsum,
+                expert_out,
+                expert_rounded,
+                expert_xq,
+                expert_xscale,
+                expert_xsum,
+            );
+        }
+        // Each thread keeps its own.
+        if LATER {
             #[unroll]
-            for t in 0..TOGETHER {
-                let row = (start + t).min(end - 1);
-                let after = inverse_rms_of_warps(of_rows.offset((row - first_row) * WARPS), WIDTH);
-                #[unroll]
-                for p in 0..PIECES {
-                    let place = thread_idx() + p * WARPS * 32;
-                    let inside = place < vectors && start + t < end;
-                    let at = row * WIDTH + place * 4;
-                    if leaves_residual && inside {
-                        store(residual, at, held[t * PIECES + p]);
-                    }
-                    if leaves_dense {
-                        let four = weighted(held[t * PIECES + p], dense_norms[p], after);
-                        leave4(four, at, inside, dense_out, dense_rounded, dense_xq, dense_xscale, dense_xsum);
-                    }
-                    if leaves_expert {
-                        let four = weighted(held[t * PIECES + p], expert_norms[p], after);
-                        leave4(four, at, inside, expert_out, expert_rounded, expert_xq, expert_xscale, expert_xsum);
-                    }
-                }
+            for of in 0..TOGETHER * PIECES {
+                store(kept_rows, (of * WARPS * 32 + thread_idx()) * 4, held[of]);
             }
         }
     }
@@ -258,7 +278,7 @@ pub fn route<
     #[unroll]
     for r in 0..ROWS {
         // Rows past the end repeat the last one.
-        factors[r] = inverse_rms_of_warps(of_rows.offset(r.min(end - first_row - 1) * WARPS), WIDTH) * FACTOR;
+        factors[r] = inverse_rms_of_chunks(of_rows.offset(r.min(end - first_row - 1) * slots), WIDTH) * FACTOR;
     }
     for expert in (first_expert..EXPERTS).by(grid_dim_y() * WARPS * AT_ONCE) {
         let mut sums = regs(0.0f32, ROWS * AT_ONCE);
@@ -281,7 +301,7 @@ pub fn route<
                 let row_ends = start + DEPTH * 32 >= vectors;
                 let next_expert = if row_ends { expert + grid_dim_y() * WARPS * AT_ONCE } else { expert };
                 let next = if row_ends { lane_id() + d * 32 } else { at + DEPTH * 32 };
-                if next_expert < EXPERTS {
+                if PEERS == 1 && next_expert < EXPERTS {
                     #[unroll]
                     for e in 0..AT_ONCE {
                         let row = (next_expert + e).min(EXPERTS - 1);
@@ -310,6 +330,7 @@ pub fn route<
         cluster_barrier();
         let chooses = cluster_rank() == 0;
         if chooses {
+            #[unroll(1)]
             for place in (thread_idx()..places).by(WARPS * 32) {
                 found[place] = load_peer::<f32>(found, place, place % EXPERTS / WARPS);
             }
@@ -318,6 +339,46 @@ pub fn route<
         cluster_arrive();
         if chooses {
             choose_together(first_row, end - first_row, ids, weights, found, keys, best);
+        }
+        if ENTERS && LATER {
+            let mut kept = regs(F32x4::ZERO, TOGETHER * PIECES);
+            #[unroll]
+            for of in 0..TOGETHER * PIECES {
+                kept[of] = load::<F32x4>(kept_rows, (of * WARPS * 32 + thread_idx()) * 4);
+            }
+            #[unroll]
+            for p in 0..PIECES {
+                let from = (thread_idx() + p * WARPS * 32).min(vectors - 1) * 4;
+                if leaves_dense {
+                    dense_norms[p] = load::<F32x4>(dense_norm, from);
+                }
+                if leaves_expert {
+                    expert_norms[p] = load::<F32x4>(expert_norm, from);
+                }
+            }
+            leave_rows(
+                &kept,
+                &dense_norms,
+                &expert_norms,
+                of_rows,
+                first_row,
+                first_row,
+                end,
+                leaves_residual,
+                leaves_dense,
+                leaves_expert,
+                residual,
+                dense_out,
+                dense_rounded,
+                dense_xq,
+                dense_xscale,
+                dense_xsum,
+                expert_out,
+                expert_rounded,
+                expert_xq,
+                expert_xscale,
+                expert_xsum,
+            );
         }
         cluster_wait();
     } else if SPLIT {
@@ -413,8 +474,28 @@ impl Router {
     /// Blocks of a cluster, of decoded rows: all of a tile, which then choose without a way through memory; or 1. A cluster lies in one GPC, so that those of many tiles would wait for each other:
     /// measured on an H200, four of 16 blocks gain and eight lose.
     fn split_peers(&self, rows: u32, multiprocessors: u32) -> u32 {
-        let (blocks, tiles) = (self.split_blocks(), rows.div_ceil(self.split_rows(rows, multiprocessors)));
+        let tiles = rows.div_ceil(self.split_rows(rows, multiprocessors));
+        let blocks = self.cluster_blocks();
         if blocks <= self.peers && tiles * blocks <= multiprocessors / 2 { blocks } else { 1 }
+    }
+
+    /// Blocks that are a cluster, where there are clusters: an expert for each warp.
+    pub fn cluster_blocks(&self) -> u32 {
+        self.experts.div_ceil(self.cluster_warps())
+    }
+
+    fn cluster_warps(&self) -> u32 {
+        let is_whole = |warps: &u32| self.width.is_multiple_of(128 * warps);
+        (BLOCK_WARPS..=MOST_CLUSTER_WARPS).rev().find(is_whole).unwrap_or(BLOCK_WARPS)
+    }
+
+    /// Blocks for a tile of so many decoded rows: an expert for each warp.
+    pub fn split_grid(&self, rows: u32, multiprocessors: u32) -> [u32; 3] {
+        let blocks = match self.split_peers(rows, multiprocessors) {
+            1 => self.split_blocks(),
+            peers => peers,
+        };
+        [rows.div_ceil(self.split_rows(rows, multiprocessors)), blocks, 1]
     }
 
     /// For decoded rows, on a grid `[row tiles, blocks]`: of any number of blocks, unless they are clusters.
@@ -436,7 +517,7 @@ impl Router {
     /// Rows of a block where there are many and a block may have so much shared memory: fewer of them, rather than SMs without any.
     pub fn many_rows(&self, rows: u32, multiprocessors: u32, shared_bytes: u32) -> u32 {
         // The sums of squares lie beside the rows, and a KiB is the driver's.
-        let holds_most = shared_bytes >= MOST_OF_MANY * (self.width + BLOCK_WARPS) * 4 + (2 << 10);
+        let holds_most = shared_bytes >= MOST_OF_MANY * (self.width + self.width.div_ceil(512) * 4) * 4 + (2 << 10);
         let most = if holds_most { MOST_OF_MANY } else { self.rows() };
         rows.div_ceil(multiprocessors.max(1)).next_power_of_two().min(most)
     }
@@ -449,6 +530,7 @@ impl Router {
     /// `split`: the experts are shared out among blocks, `peers` of which are a cluster.
     fn fast(&self, rows: u32, split: bool, peers: u32) -> Result<Instance, InstanceError> {
         let vectors = self.width / 4;
+        let warps = if peers > 1 { self.cluster_warps() } else { BLOCK_WARPS };
         let (at_once, depth, together) = match rows {
             _ if split => (1, MOST_VECTORS_AHEAD, MOST_TOGETHER),
             MOST_OF_MANY => (EXPERTS_AT_ONCE_OF_MOST, DEPTH_OF_MANY, TOGETHER_OF_MOST),
@@ -459,14 +541,15 @@ impl Router {
             WIDTH: self.width,
             EXPERTS: self.experts,
             TOP: self.top,
-            WARPS: BLOCK_WARPS,
+            WARPS: warps,
             DEPTH: vectors.div_ceil(32).min(depth),
             AT_ONCE: at_once,
-            PIECES: vectors.div_ceil(BLOCK_WARPS * 32),
+            PIECES: vectors.div_ceil(warps * 32),
             ROWS: rows,
             TOGETHER: rows.min(together),
             SPLIT: split,
             PEERS: peers,
+            LATER: peers > 1 && rows <= together,
             KNOWN: self.known,
             ENTERS: self.enters.is_some(),
             FLOATS: outputs.floats,
@@ -490,7 +573,7 @@ impl Router {
         .build()
     }
 
-    /// Blocks for a tile of decoded rows: an expert for each warp.
+    /// Blocks for a tile of decoded rows that are no cluster: an expert for each warp.
     pub fn split_blocks(&self) -> u32 {
         self.experts.div_ceil(BLOCK_WARPS)
     }

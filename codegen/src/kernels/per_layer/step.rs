@@ -35,9 +35,9 @@ pub fn in_order(unit: u32, len: u32, words: Shared<u32>, scales: Shared<U32x2>) 
 /// projection, a unit a lane, in each of ROUNDS. The grid is `[1, PEERS, rows]`: a cluster for each row, whose `by` is `by_stride` values
 /// behind that of the row before.
 #[kernel(block = WARPS * 32, min_blocks = 1, cluster = PEERS, dependent, dynamic_shared, slots(
-    gate_side(unit: u32) -> U32x4,
+    gate_side(unit: u32, more: u32) -> U32x4,
     gate_dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32
 ))]
 pub fn per_layer_step<
@@ -118,12 +118,14 @@ pub fn per_layer_step<
         }
     }
     // The projection is last, and so are its weights: the cluster lies in one GPC, whose way to memory they would fill.
+    order_loads();
     let mut ahead = regs(Unit::ZERO, ROUNDS);
     #[unroll]
     for r in 0..ROUNDS {
         let row = ((r * (PEERS * WARPS) + first) * (32 / LANES) + lane_id() / LANES).min(K - 1);
         ahead[r] = fetch(side, codes, row * LANES + lane_unit);
     }
+    order_loads();
     leave_chunks(&updates, K / 4, totals);
     barrier();
     let factor = inverse_rms_of_chunks(totals, K);

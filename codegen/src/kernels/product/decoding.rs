@@ -101,7 +101,7 @@ pub fn aim_weights<const WARPGROUPS: u32, const ROWS: u32, const GEGLU: bool, co
 
 /// Loads what this lane decodes of a step into part `part` of the registers, unless all tiles are done, and moves on to the next step. A tile has a multiple of DEPTH
 /// steps here: the last one comes again, in vain.
-#[device(slots(side(unit: u32) -> U32x4))]
+#[device(slots(side(unit: u32, more: u32) -> U32x4))]
 pub fn bring_weights<
     const UNIT: u32,
     const RAW: bool,
@@ -133,7 +133,7 @@ pub fn bring_weights<
             let row = if quad >= 2 { from.y } else { from.x };
             units[part * 4] = (row + at) * 2 + quad % 2;
             held[part * 4] = load::<U32x4>(codes, units[part * 4]);
-            beside[part * 4] = side(units[part * 4]);
+            beside[part * 4] = side(units[part * 4], 0);
         } else {
             // Of both rows, the lane's 16 values.
             #[unroll]
@@ -142,12 +142,12 @@ pub fn bring_weights<
                 let unit = (row + at) * (64 / UNIT) + quad * (16 / UNIT) + i % (16 / UNIT).max(1);
                 units[part * 4 + i] = unit;
                 held[part * 4 + i] = load::<U32x4>(codes, unit);
-                beside[part * 4 + i] = side(unit);
+                beside[part * 4 + i] = side(unit, 0);
             }
         }
         if RAW {
-            beside[part * 4] = side((from.x + at) * (64 / UNIT));
-            beside[part * 4 + 1] = side((from.y + at) * (64 / UNIT));
+            beside[part * 4] = side((from.x + at) * (64 / UNIT), 0);
+            beside[part * 4 + 1] = side((from.y + at) * (64 / UNIT), 0);
         }
         *step += 1;
         if *step == (k / 64).div_ceil(DEPTH) * DEPTH {
@@ -216,7 +216,7 @@ pub fn store_across<const ROWS: u32, const GEGLU: bool, const PAIRS: u32, O: Flo
 /// `out = x · Wᵀ`, of bf16 activations and repacked weights. A block makes tiles of ROWS rows and 64 * WARPGROUPS columns, every so many of them as there are
 /// blocks; half as many columns where GEGLU gates them. `k` is a multiple of 64.
 #[kernel(block = WARPGROUPS * 128, min_blocks = 1, dynamic_shared, slots(
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4,
     epilogue(value: f32, at: u32) -> f32
 ))]

@@ -56,7 +56,7 @@ pub fn aim_feeder<const UNIT: u32, const ROWS: u32, const COLUMNS: u32, const GE
 /// `out = x · Wᵀ`, of bf16 activations and repacked weights. A block makes tiles of ROWS rows and COLUMNS columns, every so many of them as there are blocks; half as many
 /// columns where GEGLU gates them. `k` is a multiple of 64, `outputs` of 4.
 #[kernel(block = TEAM * 128 + ROWS * 2, min_blocks = 1, dynamic_shared, slots(
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4,
     epilogue(value: f32, at: u32) -> f32
 ))]
@@ -156,7 +156,7 @@ pub fn product_fed<
                 for i in 0..COLUMNS / (2 * UNIT) {
                     units[i] = (w_from[i] + step) * (64 / UNIT) + own % (64 / UNIT);
                     held[i] = load::<U32x4>(codes, units[i]);
-                    beside[i] = side(units[i]);
+                    beside[i] = side(units[i], 0);
                 }
                 mbarrier_wait(empty, ahead_stage, ahead_parity);
                 #[unroll]

@@ -90,7 +90,7 @@ pub fn copy_activations<const STEP: u32, const ROWS: u32, const THREADS: u32>(
 /// With PAIRS the rows are pairs of a row and an expert, sorted by expert (`moe::group`): tile m is of group m, whose expert has
 /// `outputs` rows of the weights; results lie as the pairs did before they were sorted.
 #[kernel(block = THREADS, dynamic_shared, slots(
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4,
     epilogue(value: f32, at: u32) -> f32
 ))]
@@ -170,7 +170,7 @@ pub fn product<
                 for i in 0..group_units {
                     ahead[i] = load::<U32x4>(codes, unit + i);
                 }
-                beside = side(unit);
+                beside = side(unit, 0);
             }
         }
 
@@ -244,7 +244,7 @@ pub fn product<
 
 /// The same, plainly: a thread takes a value of the result. Block `[b, row]` takes 64 of a row.
 #[kernel(block = 64, slots(
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4,
     epilogue(value: f32, at: u32) -> f32
 ))]
@@ -263,7 +263,7 @@ pub fn product_plain<const UNIT: u32, O: Float>(
         for i in 0..k / UNIT {
             let unit = column * (k / UNIT) + i;
             for at in (0..UNIT).by(8) {
-                let eight = decode(codes[unit], side(unit), unit, at / 8);
+                let eight = decode(codes[unit], side(unit, 0), unit, at / 8);
                 for j in 0..UNIT.min(8) {
                     let pair = if j < 2 {
                         eight.x

@@ -94,7 +94,7 @@ pub fn aim_decoder<const UNIT: u32, const ROWS: u32, const GEGLU: bool, const PA
 /// `out = x · Wᵀ`, of bf16 activations and repacked weights. A block makes tiles of ROWS rows and 64 columns, every so many of them as there are blocks; half as many
 /// columns where GEGLU gates them. `k` is a multiple of 64.
 #[kernel(block = TEAM * 128 + 128, min_blocks = 1, dynamic_shared, slots(
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4,
     epilogue(value: f32, at: u32) -> f32
 ))]
@@ -186,7 +186,7 @@ pub fn product_team<
                 for i in 0..32 / UNIT {
                     units[i] = (w_from[i] + step) * (64 / UNIT) + own % (64 / UNIT);
                     held[i] = load::<U32x4>(codes, units[i]);
-                    beside[i] = side(units[i]);
+                    beside[i] = side(units[i], 0);
                 }
                 mbarrier_wait(empty, ahead_stage, ahead_parity);
                 #[unroll]

@@ -14,7 +14,7 @@ use crate::kernels::matvec::parts::{Unit, fetch};
 /// `out = values` of whole rows, from the first of the planes that are given. A thread takes eight values at a time, all that a unit of four has: a warp stores whole lines, whatever
 /// the units. Four loads are on their way before the first is stored.
 #[kernel(block = 256, slots(
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     decode(codes: U32x4, side: U32x4, unit: u32, part: u32) -> U32x4
 ))]
 pub fn widen<const UNIT: u32>(codes: Weights<U32x4>, out: Output<BF16>, units: u32) {

@@ -69,7 +69,7 @@ pub fn keep_rows_of_tile<
 /// results are multiplied by its `factor`. With SEPARATE a unit's product
 /// is rounded before it is added. An epilogue reads what it multiplies by at `row`, the output plus `by_stride` for every row before.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
     join(value: f32, up: f32) -> f32,
     epilogue(value: f32, row: u32) -> f32

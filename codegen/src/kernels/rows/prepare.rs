@@ -60,7 +60,7 @@ pub fn prepare_rows<
         4
     });
     let nexts = shared::<f32>(if NORMED { K } else { 4 });
-    let of_branches = shared::<F32x4>(if BRANCHED { WARPS } else { 1 });
+    let of_branches = shared::<f32>(if BRANCHED { 2 * chunk_slots(K) } else { 4 });
     let of_updates = shared::<f32>(if RESIDUAL { chunk_slots(K) } else { 4 });
     let of_residual = shared::<f32>(if NORMED { chunk_slots(K) } else { 4 });
     let row = block_idx();

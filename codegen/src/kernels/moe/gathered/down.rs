@@ -18,7 +18,7 @@ use crate::kernels::moe::down::{lanes_of, sum_of_choices};
 use crate::kernels::moe::nothing_beside;
 
 /// Starts a task on its way: DEPTH units to a lane of each of its outputs. Tasks past the last are the last one.
-#[device(slots(side(unit: u32) -> U32x4))]
+#[device(slots(side(unit: u32, more: u32) -> U32x4))]
 pub fn fetch_task<
     const K: u32,
     const UNIT: u32,
@@ -127,9 +127,9 @@ pub fn multiply_task<
 /// the ROWS rows from `t * ROWS` on. A task is TWINS outputs of an expert, which LANES lanes share: all of their units are on their way at once. What has
 /// arrived is multiplied by one row of activations after the other. `products` are those of every choice.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
-    dense_side(unit: u32) -> U32x4
+    dense_side(unit: u32, more: u32) -> U32x4
 ))]
 pub fn gathered_down<
     const K: u32,

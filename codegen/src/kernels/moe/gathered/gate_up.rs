@@ -77,7 +77,7 @@ pub fn task_of_window<const K: u32, const UNIT: u32, const DEPTH: u32, const WAR
 }
 
 /// Starts a window on its way.
-#[device(slots(side(unit: u32) -> U32x4, dense_side(unit: u32) -> U32x4))]
+#[device(slots(side(unit: u32, more: u32) -> U32x4, dense_side(unit: u32, more: u32) -> U32x4))]
 pub fn fetch_window<const K: u32, const UNIT: u32, const DENSE: u32, const DEPTH: u32, const WARPS: u32>(
     window: u32,
     here: u32,
@@ -255,9 +255,9 @@ pub fn multiply_window<
 /// A window is DEPTH units to a lane of a gate and its up. Two of them are on their way to registers; what has arrived is multiplied by one row of
 /// activations after the other.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, dynamic_shared, slots(
-    side(unit: u32) -> U32x4,
+    side(unit: u32, more: u32) -> U32x4,
     dot(unit: Unit, number: u32, x: UnitActivations, total: f32) -> f32,
-    dense_side(unit: u32) -> U32x4
+    dense_side(unit: u32, more: u32) -> U32x4
 ))]
 pub fn gathered_geglu<
     const K: u32,
