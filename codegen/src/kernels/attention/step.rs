@@ -386,6 +386,7 @@ pub fn attention_step<
                 let mut parts = regs(F32x4::ZERO, PEERS);
                 load_peers(four, here, &mut parts);
                 let top = warp_max(part.x);
+                // A share below 2^-100 is not correctly rounded, and changes nothing.
                 let factor = (part.x - top).exp();
                 let total = warp_sum(part.y.mul_add(factor, 0.0));
                 merged[n] = merge_peers(&mut parts, if clusters == 1 { quotient(factor, total) } else { factor });

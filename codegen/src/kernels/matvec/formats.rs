@@ -3,7 +3,7 @@
 //! A unit is 16 bytes of the plane `codes`: 32 nibbles, 16 bytes, 8 or 4 floats. A format is two device functions: `side_*`
 //! fetches what else the unit needs, `dot_*` adds the unit's product to a total. A side is fetched long before it is used,
 //! so it holds whole words as they lie in memory: a 16-bit load would be widened at once, and so waited for. `dot_*` picks
-//! its part out of the word by the unit's number.
+//! its part out of the word by the unit's number. A side is of the unit `more` behind `unit`: 0, or a constant multiple of the units that share a word (`Format::units_beside`), so that rows at such a distance share an address.
 //!
 //! Every `dot_*` of an integer format is an exact sum of integers, then one rounding after the other in `finish`. What the side says of a unit is
 //! its `factors_*`: the factor (x) and the minimum (y) as bits of f32, and integers that multiply the dots of its halves (z, w). Tensor cores

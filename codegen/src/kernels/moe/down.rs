@@ -69,7 +69,7 @@ pub fn sum_of_choices<const TOP: u32, const LANES: u32>(products: &mut Regs<f32>
 /// A choice's product is complete before its factor multiplies it: several rows compute it for all that chose the same expert
 /// ([`gathered`](super::gathered)), and have the same bits.
 ///
-/// With EARLY the choice is read before the wait, and the experts' weights are on their way as the dense half's are: whoever chose has ended.
+/// With EARLY the choice is read before the wait, beside the dense half's first weights: whoever chose has ended. The experts' weights come behind the activations, for which everybody waits.
 ///
 /// PIECES float4 vectors of activations a thread are loaded before the first is used. With ONCE no warp has a second output.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, early(EARLY, ids, weights, state), dynamic_shared, slots(

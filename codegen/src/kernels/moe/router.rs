@@ -46,7 +46,7 @@ pub fn four_products(a: F32x4, b: F32x4, sum: f32) -> f32 {
 ///
 /// The matrix is a megabyte, which one SM would read too slowly: with SPLIT, ROWS rows have any number of
 /// blocks, of which the last to finish chooses, and a word of `counter`; or a cluster of PEERS blocks, of which the first chooses. Without, a block takes ROWS rows with all experts. Either way it reads the matrix once for all of
-/// them, and norms TOGETHER of them at a time. With KNOWN the number of rows is read before the wait: nobody writes it who may still run. A logit and a choice have the same bits however many rows there are.
+/// them, and norms TOGETHER of them at a time. With KNOWN the number of rows is read before the wait: nobody writes it who may still run. With LATER, residual and inputs are left while the first block chooses. A logit and a choice have the same bits however many rows there are.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, waits_first, cluster = PEERS, early(KNOWN, state), dynamic_shared)]
 pub fn route<
     const WIDTH: u32,
@@ -100,6 +100,7 @@ pub fn route<
     require!(PEERS >= 1 && (PEERS == 1 || SPLIT && AT_ONCE == 1 && PEERS * WARPS >= EXPERTS));
     // Without the norm's factor: it is the same for a row's values, so a logit takes it.
     let weighted_rows = shared::<f32>(ROWS * WIDTH);
+    // Rows that are left later.
     let kept_rows = shared::<f32>(if LATER { TOGETHER * PIECES * WARPS * 128 } else { 4 });
     // Sums of squares, one a chunk: of the update, and of each row after it.
     let slots = chunk_slots(WIDTH);
