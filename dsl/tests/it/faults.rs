@@ -343,6 +343,26 @@ fn a_kernel_that_waits_first_lets_nobody_start_before() {
     assert!(found.message.contains("waits_first"), "{}", found.message);
 }
 
+#[kernel(block = 32, dependent, waits_first)]
+fn orders_its_loads(w: Weights<f32>, out: Output<f32>) {
+    let weight = w[thread_idx()];
+    order_loads();
+    grid_dependency_wait();
+    grid_launch_dependents();
+    out[thread_idx()] = weight;
+}
+
+/// The instruction that keeps loads in order is the one that lets a successor start, under a predicate that is never true: it lets nobody start.
+#[test]
+fn to_order_loads_lets_nobody_start() {
+    let w: Vec<f32> = (0..32).map(|i| i as f32).collect();
+    let case = case(orders_its_loads::DEF).buffer("w", w.clone()).expect("out", w, Bound::Exact);
+    let text = case.instance.cuda();
+    let never = text.split("order_loads() {").nth(1).and_then(|rest| rest.split("#endif").next()).expect("its text");
+    assert!(never.contains("if (sms == 0) asm volatile(\"griddepcontrol.launch_dependents;\""), "{never}");
+    case.assert();
+}
+
 #[kernel(block = 32, dependent)]
 fn never_waits(w: Weights<f32>, n: u32) {
     let _weight = w[n - 1];
