@@ -46,7 +46,7 @@ pub fn four_products(a: F32x4, b: F32x4, sum: f32) -> f32 {
 ///
 /// The matrix is a megabyte, which one SM would read too slowly: with SPLIT, ROWS rows have any number of
 /// blocks, of which the last to finish chooses, and a word of `counter`; or a cluster of PEERS blocks, of which the first chooses. Without, a block takes ROWS rows with all experts. Either way it reads the matrix once for all of
-/// them, and norms TOGETHER of them at a time. With KNOWN the number of rows is read before the wait: nobody writes it who may still run. With LATER, residual and inputs are left while the first block chooses. A logit and a choice have the same bits however many rows there are.
+/// them, and norms TOGETHER of them at a time. With KNOWN the number of rows is read before the wait: nobody writes it who may still run. In a cluster whose rows are normed at once, residual and inputs are left while the first block chooses. A logit and a choice have the same bits however many rows there are.
 #[kernel(block = WARPS * 32, min_blocks = 1, dependent, waits_first, cluster = PEERS, early(KNOWN, state), dynamic_shared)]
 pub fn route<
     const WIDTH: u32,
@@ -60,7 +60,6 @@ pub fn route<
     const TOGETHER: u32,
     const SPLIT: bool,
     const PEERS: u32,
-    const LATER: bool,
     const KNOWN: bool,
     const ENTERS: bool,
     const FLOATS: bool,
@@ -95,13 +94,14 @@ pub fn route<
 ) {
     require!(WIDTH % 4 == 0 && WIDTH <= PIECES * WARPS * 128 && TOP <= 32 && TOP <= EXPERTS);
     require!(!QUANTISED || WIDTH % 32 == 0);
-    require!(TOGETHER <= ROWS && (!LATER || PEERS > 1 && TOGETHER == ROWS));
+    require!(TOGETHER <= ROWS);
     // A block of a cluster has one expert for each of its warps.
     require!(PEERS >= 1 && (PEERS == 1 || SPLIT && AT_ONCE == 1 && PEERS * WARPS >= EXPERTS));
     // Without the norm's factor: it is the same for a row's values, so a logit takes it.
     let weighted_rows = shared::<f32>(ROWS * WIDTH);
-    // Rows that are left later.
-    let kept_rows = shared::<f32>(if LATER { TOGETHER * PIECES * WARPS * 128 } else { 4 });
+    // Rows that are left later, and whether they are.
+    let leaves_later = PEERS > 1 && TOGETHER == ROWS;
+    let kept_rows = shared::<f32>(if PEERS > 1 && TOGETHER == ROWS { TOGETHER * PIECES * WARPS * 128 } else { 4 });
     // Sums of squares, one a chunk: of the update, and of each row after it.
     let slots = chunk_slots(WIDTH);
     let of_update = shared::<f32>(if ENTERS { TOGETHER * chunk_slots(WIDTH) } else { 4 });
@@ -144,7 +144,7 @@ pub fn route<
     let leaves_expert = ENTERS && block_idx_y() == last.min(2);
     let mut dense_norms = regs(F32x4::ZERO, if ENTERS { PIECES } else { 1 });
     let mut expert_norms = regs(F32x4::ZERO, if ENTERS { PIECES } else { 1 });
-    if ENTERS && !LATER {
+    if ENTERS && !leaves_later {
         #[unroll]
         for p in 0..PIECES {
             let from = (thread_idx() + p * WARPS * 32).min(vectors - 1) * 4;
@@ -173,8 +173,8 @@ pub fn route<
         return;
     }
 
-    // With LATER the compiler knows that this is once.
-    for done in (0u32..if LATER { 1 } else { end - first_row }).by(TOGETHER) {
+    // The compiler should know where this is once.
+    for done in (0u32..if leaves_later { 1 } else { end - first_row }).by(TOGETHER) {
         let start = first_row + done;
         // Rows past the end are the last one again.
         let mut held = regs(F32x4::ZERO, TOGETHER * PIECES);
@@ -241,7 +241,7 @@ pub fn route<
             leave_chunks(&own, vectors, of_rows.offset(row * slots));
         }
         barrier();
-        if ENTERS && !LATER {
+        if ENTERS && !leaves_later {
             leave_rows(
                 &held,
                 &dense_norms,
@@ -267,7 +267,7 @@ pub fn route<
             );
         }
         // Each thread keeps its own.
-        if LATER {
+        if leaves_later {
             #[unroll]
             for of in 0..TOGETHER * PIECES {
                 store(kept_rows, (of * WARPS * 32 + thread_idx()) * 4, held[of]);
@@ -341,7 +341,7 @@ pub fn route<
         if chooses {
             choose_together(first_row, end - first_row, ids, weights, found, keys, best);
         }
-        if ENTERS && LATER {
+        if ENTERS && leaves_later {
             let mut kept = regs(F32x4::ZERO, TOGETHER * PIECES);
             #[unroll]
             for of in 0..TOGETHER * PIECES {
@@ -550,7 +550,6 @@ impl Router {
             TOGETHER: rows.min(together),
             SPLIT: split,
             PEERS: peers,
-            LATER: peers > 1 && rows <= together,
             KNOWN: self.known,
             ENTERS: self.enters.is_some(),
             FLOATS: outputs.floats,
