@@ -130,7 +130,7 @@
 //!
 //! [`intrinsics::TABLE`] has every row with its scope. By topic: [`intrinsics::ids`] (`thread_idx block_idx lane_id warp_id …`),
 //! [`intrinsics::warp`] (`barrier barrier_of warp_barrier shfl_xor shfl_down shfl_idx ballot warp_any warp_all warp_sum warp_max warp_largest warp_min
-//! block_sum block_max`), [`intrinsics::loads`] (`load load_streamed read_only store prefetch_l2`), [`intrinsics::bits`] (`dp4a dp4a_unsigned byte_perm byte_of
+//! block_sum block_max`), [`intrinsics::loads`] (`load load_streamed load_streamed_if read_only store prefetch_l2`), [`intrinsics::bits`] (`dp4a dp4a_unsigned byte_perm byte_of
 //! signed_byte_of nibble_of pack_bytes sub_bytes bf16_lo bf16_hi f16_lo f16_hi pack_bf16 pack_f16`), [`intrinsics::narrow`] (`widen_int8 multiply_f16 widen_e4m3
 //! pack_e4m3`: e4m3 from Ada on), [`intrinsics::math`] (`rsqrt
 //! quotient recip f32_to_i32 f32_to_u32 round_to_i32 exp_fast exp2_fast exp2_flushed`), [`intrinsics::atomics`] (`atomic_add atomic_max atomic_min

@@ -5,6 +5,7 @@ use gemma4c_blocks::{DType, Scale};
 use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 
 use super::quantise::{Int8, activations, with_fine_codes};
+use super::simulated;
 use crate::kernels::NORM_EPSILON;
 use crate::kernels::matvec::formats::format;
 use crate::kernels::matvec::shape::{LaunchShape, lanes};
@@ -338,13 +339,28 @@ impl Problem {
     }
 
     pub fn fast(&self, shape: LaunchShape) -> Case {
-        let shape = in_order(shape, &self.product);
+        self.launched(in_order(shape, &self.product))
+    }
+
+    fn launched(&self, shape: LaunchShape) -> Case {
         let LaunchShape { lanes, rows, depth, warps, blocks, .. } = shape;
         let name = format!("{}, {lanes} lanes, {rows} rows, {depth} deep, {blocks} x {warps} warps", self.name());
         let instance = self.product.instance(shape).expect("a shape that fits the kernel");
         let case = Case::new(name, instance).grid([blocks, 1, 1]);
         let case = self.results(self.weights(case), shape.loose(self.product.outputs));
         self.layer.give(&self.product, case)
+    }
+
+    /// Eight lanes for a row have the bits of as many as it needs for its stretches.
+    fn of_eight_lanes(&self, shape: LaunchShape) -> Case {
+        let shape = LaunchShape { lanes: 8, ..shape };
+        let LaunchShape { rows, depth, warps, blocks, .. } = shape;
+        let name =
+            format!("{}, all stretches by 8 lanes, {rows} rows, {depth} deep, {blocks} x {warps} warps", self.name());
+        let instance = self.product.instance(shape).expect("a shape that fits the kernel");
+        let case = self.layer.give(&self.product, self.weights(Case::new(name, instance).grid([blocks, 1, 1])));
+        let alone = self.fast(LaunchShape { depth: 1, blocks: 1, warps: 1, ..shape });
+        case.expect_like("out", &simulated(vec![alone], "out"), |values| values.to_vec().into())
     }
 
     fn plain(&self) -> Case {
@@ -376,7 +392,7 @@ const fn shape(lanes: u32, rows: u32, depth: u32, warps: u32, blocks: u32) -> La
 }
 
 pub fn cases() -> Vec<Case> {
-    types().into_iter().chain(shapes()).chain(fusions()).chain(massive_channels()).collect()
+    types().into_iter().chain(shapes()).chain(stretches()).chain(fusions()).chain(massive_channels()).collect()
 }
 
 /// Channels of the residual that are thousands of times the rest: they stay and a product reads the residual itself, in every type;
@@ -421,12 +437,29 @@ pub fn shapes() -> Vec<Case> {
         of(DType::Q4_0, 7, 704, shape(8, 2, 3, 2, 3)),
         of(DType::Q4_0, 21, 2112, shape(32, 4, 2, 1, 2)),
         of(DType::Q4_0, 9, 2560, shape(16, 2, 5, 2, 1)),
+        // Whole rows, of which half of the steps or more have lanes without a unit.
+        of(DType::Q4_0, 18, 2560, shape(32, 2, 3, 2, 2)),
+        of(DType::Q4_0, 12, 1280, shape(32, 4, 2, 1, 2)),
         of(DType::Q8_0, 5, 2560, shape(32, 1, 5, 1, 2)),
         of(DType::Q8_0, 13, 704, shape(16, 4, 2, 1, 1)),
         of(DType::Q6K, 3, 1536, shape(16, 2, 3, 1, 1)),
         of(DType::Q4K, 6, 768, shape(32, 2, 1, 2, 1)),
         of(DType::BF16, 11, 96, shape(8, 2, 1, 1, 1)),
         of(DType::F32, 4, 160, shape(16, 2, 2, 1, 1)),
+    ]
+}
+
+/// Rows whose stretches eight lanes take one after the other: full ones and a short one, one row and more, addresses that rows share and others.
+pub fn stretches() -> Vec<Case> {
+    let of = |dtype, outputs, k| Problem::new(Product::new(dtype, outputs, k, Prologue::ResidualNorm));
+    let paired = Product { geglu: true, ..Product::new(DType::Q4_0, 20, 768, Prologue::ResidualNorm) };
+    vec![
+        of(DType::Q4_0, 20, 1536).of_eight_lanes(shape(8, 1, 6, 2, 2)),
+        of(DType::Q4_0, 33, 704).of_eight_lanes(shape(8, 2, 3, 1, 2)),
+        of(DType::Q4K, 16, 768).of_eight_lanes(shape(8, 4, 3, 1, 1)),
+        of(DType::Q6K, 9, 512).of_eight_lanes(shape(8, 1, 2, 1, 2)),
+        of(DType::Q8_0, 16, 384).of_eight_lanes(shape(8, 2, 3, 1, 2)),
+        Problem::new(paired).of_eight_lanes(shape(8, 2, 3, 2, 2)),
     ]
 }
 
@@ -465,6 +498,9 @@ pub fn fusions() -> Vec<Case> {
         let product = Product::new(DType::Q8_0, outputs, 256, Prologue::ResidualNorm);
         cases.push(Problem::new(Product { leaves_int8: true, ..geglu(product) }).fast(LaunchShape { share, ..by }));
     }
+    // The same of eight lanes that have all stretches of a row.
+    let product = Product { leaves_int8: true, ..Product::new(DType::Q4_0, 160, 768, Prologue::ResidualNorm) };
+    cases.push(Problem::new(geglu(product)).launched(LaunchShape { share: 32, ..shape(8, 2, 3, 2, 3) }));
     // Warps with a whole number of chunks to norm, as q, k, v of 26B-A4B and 31B have them: two and three.
     for (product, by) in [
         (Product { branches: true, ..scaled(of(DType::Q4_0, 2816, Prologue::ResidualNorm)) }, shape(32, 2, 3, 11, 1)),

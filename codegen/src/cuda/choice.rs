@@ -59,7 +59,7 @@ pub fn product(of: &Product, target: &Target) -> (LaunchShape, Choice) {
         ranking(&best)
     );
     let runner_up = ranked.get(1).map(|next| match best.suits && !next.suits {
-        true => format!("{}, but two rows a warp are enough", ranking(next)),
+        true => format!("{}, but slower for products of this kind, as measured", ranking(next)),
         false => format!("{}, {:.2} of the score", ranking(next), next.score() / best.score()),
     });
     (best.shape, Choice::because(reason).over(runner_up.unwrap_or_default()))

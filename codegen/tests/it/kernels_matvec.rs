@@ -28,6 +28,11 @@ fn shapes_that_leave_lanes_warps_or_blocks_over() {
 }
 
 #[test]
+fn eight_lanes_have_the_bits_of_all() {
+    check(matvec::stretches());
+}
+
+#[test]
 fn prologues_and_epilogues() {
     check(matvec::fusions());
 }
@@ -122,6 +127,17 @@ fn short_products_leave_sms_to_their_successors() {
             (DType::Q8_0, 1536, 2048, [2, 12, 64]),
         ],
     );
+    // The first down products of E2B, of which two whole rows are on their way; those of Q4_0 that are as long have all SMs, and so has an output projection of 26B-A4B Q8_0, in one round.
+    assert_shapes(
+        Prologue::Int8,
+        &[
+            (DType::Q8_0, 1536, 6144, [2, 12, 64]),
+            (DType::Q4_0, 1536, 6144, [2, 12, 64]),
+            (DType::Q4_0, 1536, 12288, [1, 12, 128]),
+            (DType::Q8_0, 2816, 4096, [2, 11, 128]),
+            (DType::Q8_0, 2816, 8192, [2, 11, 128]),
+        ],
+    );
     // Down of E4B and 12B is long, and an output projection of 12B has too many rows for fewer SMs.
     assert_shapes(
         Prologue::Int8,
@@ -139,7 +155,7 @@ fn a_product_that_norms_first_has_a_warp_for_each_128_of_its_activations() {
     assert_shapes(
         Prologue::ResidualNorm,
         &[
-            (DType::Q4_0, 2048, 1536, [2, 12, 86]),
+            (DType::Q8_0, 2048, 1536, [2, 12, 86]),
             (DType::Q8_0, 2048, 2560, [2, 20, 52]),
             (DType::Q4_0, 16384, 5376, [2, 14, 132]),
             (DType::Q4_0, 8192, 2816, [2, 11, 132]),
@@ -149,11 +165,27 @@ fn a_product_that_norms_first_has_a_warp_for_each_128_of_its_activations() {
 }
 
 #[test]
+fn eight_lanes_take_rows_that_would_leave_a_quarter_of_32_idle() {
+    // Queries, and gate and up of E2B; heads have too many rounds, and rows of E4B would not be whole.
+    let lanes = |product: Product| {
+        let LaunchShape { lanes, rows, depth, warps, .. } = product.shape(&h200());
+        [lanes, rows, depth, warps]
+    };
+    let of = |dtype, outputs, k| Product::new(dtype, outputs, k, Prologue::ResidualNorm);
+    assert_eq!(lanes(of(DType::Q4_0, 2048, 1536)), [8, 1, 6, 12]);
+    assert_eq!(lanes(gate_and_up(DType::Q4_0, 12288, 1536)), [8, 2, 6, 12]);
+    assert_eq!(lanes(of(DType::Q8_0, 2048, 1536))[0], 32);
+    assert_eq!(lanes(of(DType::Q4_0, 262_144, 1536))[0], 32);
+    assert_eq!(lanes(gate_and_up(DType::Q4_0, 10240, 2560))[0], 32);
+}
+
+#[test]
 fn long_products_and_wide_pairs_have_whole_rows_on_their_way() {
     // LM heads of all sizes; four rows of 31B Q8_0 are not whole, because no row would fit.
     for (dtype, k, expected) in [
         (DType::Q4_0, 1536, [4, 2, 16]),
-        (DType::Q8_0, 1536, [2, 3, 20]),
+        (DType::Q8_0, 1536, [4, 3, 12]),
+        (DType::Q8_0, 2816, [2, 6, 12]),
         (DType::Q8_0, 2560, [2, 5, 16]),
         (DType::Q4_0, 2816, [2, 3, 20]),
         (DType::Q4_0, 3840, [2, 4, 16]),
@@ -164,13 +196,13 @@ fn long_products_and_wide_pairs_have_whole_rows_on_their_way() {
             Product::new(dtype, 262_144, k, Prologue::ResidualNorm).shape(&h200());
         assert_eq!([rows, depth, warps], expected, "{dtype}, {k}");
     }
-    // Gate and up of 31B Q4_0 have fewer warps for it, those of E4B and 12B do not; of Q8_0 no warps have room, so theirs have whole chunks to norm.
+    // Gate and up of 12B and 31B Q4_0 have two rows and fewer warps for it, those of E4B have four; of Q8_0 no warps have room, so theirs have whole chunks to norm.
     for (dtype, outputs, k, expected) in [
         (DType::Q8_0, 21504, 5376, [2, 6, 14]),
         (DType::Q4_0, 21504, 5376, [2, 6, 12]),
         (DType::Q8_0, 10240, 2560, [2, 5, 20]),
         (DType::Q4_0, 10240, 2560, [4, 3, 16]),
-        (DType::Q4_0, 15360, 3840, [4, 2, 16]),
+        (DType::Q4_0, 15360, 3840, [2, 4, 16]),
     ] {
         let LaunchShape { rows, depth, warps, .. } = gate_and_up(dtype, outputs, k).shape(&h200());
         assert_eq!([rows, depth, warps], expected, "{dtype}, {outputs} x {k}");
@@ -216,6 +248,14 @@ fn int8_activations_are_refused_for_float_weights() {
             .buffer("ready_group_xsum", vec![0i32])
     });
     assert!(error.contains("require!(!READY || INTEGER)"), "{error}");
+}
+
+#[test]
+fn eight_lanes_are_refused_a_row_that_is_not_whole() {
+    let product = Product::new(DType::Q4_0, 4, 512, Prologue::Plain);
+    let error =
+        refusal(&product, |case| case.buffer("side_scales", vec![0u32; 32]).buffer("input_x", vec![0.0f32; 512]));
+    assert!(error.contains("K / UNIT <= 8 * DEPTH"), "{error}");
 }
 
 #[test]

@@ -55,6 +55,27 @@ template <class V, class T, class I> __device__ __forceinline__ V load_streamed(
     host "template <class V, class T, class I> inline V load_streamed(weights<T> memory, I index) { return *(const V*)(memory.at + index); }"
 }
 
+/// The same where it is `wanted`, else `otherwise`, and nothing is read. A predicate and no branch, so that the compiler may compute addresses for several of them at once.
+#[track_caller]
+pub fn load_streamed_if<V: Element>(memory: impl Streamed, index: impl KernelIndex, wanted: bool, otherwise: V) -> V {
+    if wanted { memory.raw().get(index.value()) } else { otherwise }
+}
+
+row! {
+    /// The same where it is `wanted`, else `otherwise`, and nothing is read. A predicate and no branch, so that the compiler may compute addresses for several of them at once.
+    Thread load_streamed_if
+    cuda "
+template <class V, class T, class I> __device__ __forceinline__ V load_streamed_if(weights<T> memory, I index, bool wanted, V otherwise) {
+    static_assert(sizeof(V) == 16, \"16 bytes\");
+    const V* at = (const V*)(memory.at + index);
+    U32x4 raw = bits_as<U32x4>(otherwise);
+    asm(\"{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0; @wanted ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }\"
+        : \"+r\"(raw.x), \"+r\"(raw.y), \"+r\"(raw.z), \"+r\"(raw.w) : \"l\"(at), \"r\"((u32)wanted));
+    return bits_as<V>(raw);
+}"
+    host "template <class V, class T, class I> inline V load_streamed_if(weights<T> memory, I index, bool wanted, V otherwise) { return wanted ? *(const V*)(memory.at + index) : otherwise; }"
+}
+
 /// Reads four neighbouring floats in one access, whatever their type: 8 or 16 bytes.
 #[track_caller]
 pub fn load_floats4<T: Float>(memory: impl Readable<Element = T>, index: impl KernelIndex) -> F32x4 {

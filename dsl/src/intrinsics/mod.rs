@@ -35,7 +35,7 @@ table! {
     ids: thread_idx block_dim block_idx block_idx_y block_idx_z grid_dim grid_dim_y grid_dim_z lane_id warp_id;
     warp: barrier warp_barrier shfl_xor shfl_down shfl_idx ballot warp_any warp_all warp_sum warp_max warp_largest warp_min block_sum block_max;
     atomics: atomic_add atomic_max atomic_min last_block last_block_of;
-    loads: load load_streamed read_only store store_floats4 prefetch_l2;
+    loads: load load_streamed load_streamed_if read_only store store_floats4 prefetch_l2;
     ordered: atomic_load_relaxed atomic_store_relaxed atomic_add_release atomic_load_acquire atomic_wait_acquire;
     asynchronous: cp_async16 cp_async4 cp_async_commit cp_async_wait;
     mbarrier: mbarrier_init mbarrier_arrive mbarrier_arrive_expect cp_async_arrive mbarrier_wait;

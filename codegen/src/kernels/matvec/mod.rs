@@ -7,7 +7,8 @@
 //!
 //! Each row is summed in the same order, whatever the grid and however many rows of activations there are ([`rows`](crate::kernels::rows)). The order is made for
 //! tensor cores, which can keep few sums for an output. A row is cut in four stretches of eight lanes each (STRETCHED). A lane of a stretch (of Q8_0, a pair of lanes) takes every
-//! eighth block of 32 values (every fourth), one fused multiply-add a block. A tree adds the lanes of a stretch, and the stretches are added in order. A product that tensor cores do
+//! eighth block of 32 values (every fourth), one fused multiply-add a block. A tree adds the lanes of a stretch, and the stretches are added in order. Where a quarter of the lanes would have no unit, eight of them
+//! take all stretches of a row one after the other, and the sums are the same. A product that tensor cores do
 //! not have, of float weights or of activations with fine codes, is not STRETCHED: all lanes take units in turn, and a tree adds them.
 //!
 //! One kernel serves all: a weight format ([`formats`]), a prologue (how activations arrive) and an epilogue ([`slots`]) are
@@ -23,17 +24,20 @@ mod product;
 pub mod prologue;
 pub mod shape;
 pub mod slots;
+mod sums;
 
 use gemma4c_dsl::prelude::*;
 
 use crate::kernels::quantise::{fine_codes, quantise4, quantise4_alone, quantise4_unbounded};
 use parts::{
-    Unit, UnitActivations, activations_at, chunk_slots, dot_fine, fetch, fetch_behind, inverse_rms_of_chunks,
-    keep_codes, keep_fine, part_at, plain_activations, second_part_at,
+    Unit, UnitActivations, activations_at, chunk_slots, dot_fine, fetch, inverse_rms_of_chunks, keep_codes, keep_fine,
+    part_at, plain_activations, second_part_at,
 };
 pub use product::{Product, Prologue};
 use prologue::{copy_norms, load_update, take_update, weigh};
 use slots::as_words;
+pub use sums::lanes_sum;
+use sums::{lane_of_row, row_of_lane, rows_sum};
 
 /// Units of a stretch: whole steps of its lanes, of at most four stretches. The last may be shorter or empty. A row that is not STRETCHED is one.
 #[device]
@@ -47,18 +51,45 @@ pub fn step_units<const LANES: u32, const STRETCHED: bool>() -> u32 {
     if STRETCHED { 8 } else { LANES }
 }
 
+/// Units from a lane's first step to behind its last: those of its stretch, or of all stretches where eight lanes take one after the other.
+#[device]
+pub fn lane_units<const K: u32, const UNIT: u32, const LANES: u32, const STRETCHED: bool>() -> u32 {
+    if has_stretches() { K / UNIT } else { stretch_units() }
+}
+
+/// Whether a lane has more than one stretch.
+#[device]
+pub fn has_stretches<const K: u32, const UNIT: u32, const LANES: u32, const STRETCHED: bool>() -> bool {
+    STRETCHED && LANES == 8 && K / UNIT > 8
+}
+
 /// Whether all lanes have the same number of steps, a multiple of DEPTH: there is no end to mind.
 #[device]
 pub fn is_exact<const K: u32, const UNIT: u32, const LANES: u32, const DEPTH: u32, const STRETCHED: bool>() -> bool {
-    let whole = !STRETCHED || K / UNIT == stretch_units() * (LANES / 8);
-    whole && stretch_units() % (step_units() * DEPTH) == 0
+    let all_are_full = !STRETCHED || K / UNIT == lane_units() * (LANES / 8);
+    all_are_full && lane_units() % (step_units() * DEPTH) == 0
+}
+
+/// Whether all units of a row are on their way to its lanes: each round of the loop is a row's last.
+#[device]
+pub fn is_whole<const K: u32, const UNIT: u32, const LANES: u32, const DEPTH: u32, const STRETCHED: bool>() -> bool {
+    step_units() * DEPTH >= lane_units()
+}
+
+/// Whether all lanes have that step of a round.
+#[device]
+pub fn is_full<const K: u32, const UNIT: u32, const LANES: u32, const DEPTH: u32, const STRETCHED: bool>(
+    step: u32,
+) -> bool {
+    let last = if STRETCHED { (LANES / 8 - 1) * lane_units() } else { 0 };
+    is_exact() || is_whole() && last + (step + 1) * step_units() <= K / UNIT
 }
 
 /// The first unit of a lane in every row.
 #[device]
 pub fn first_unit<const K: u32, const UNIT: u32, const LANES: u32, const STRETCHED: bool>() -> u32 {
     let lane = lane_id() % LANES;
-    if STRETCHED { lane / 8 * stretch_units() + lane % 8 } else { lane }
+    if STRETCHED { lane / 8 * lane_units() + lane % 8 } else { lane }
 }
 
 /// The unit of `codes` that row `r` of a lane's rows needs at `at`: out-of-range rows are clamped to the last row, and their results dropped.
@@ -82,7 +113,9 @@ pub fn unit_of<
     row * units + if is_exact() { at } else { at.min(units - 1) }
 }
 
-/// Starts that unit on its way. With EVEN no row is out of range, and a lane's rows lie at constant distances: one address serves all of them, or all of a half.
+/// Starts a unit on its way: of row `r` of a lane's rows, `step` steps behind `at`. No row is out of range, and a lane's rows and steps lie at constant distances: one address serves all of them, or all of a half.
+/// With RAGGED it is `held` where it is not `wanted`, or where the row has ended, and nothing is read. So there is no branch, and no place behind a row's end to avoid; but the compiler asks for all units of a round
+/// together, so that it pays only where many steps have such places.
 #[device(slots(side(unit: u32, more: u32) -> U32x4))]
 pub fn fetch_of_row<
     const K: u32,
@@ -91,19 +124,39 @@ pub fn fetch_of_row<
     const DEPTH: u32,
     const STRETCHED: bool,
     const PAIRED: bool,
-    const EVEN: bool,
+    const RAGGED: bool,
 >(
     codes: Weights<U32x4>,
     first: u32,
     r: u32,
     at: u32,
+    step: u32,
+    stop: u32,
     rows: u32,
+    wanted: bool,
+    held: Unit,
 ) -> Unit {
     let units = K / UNIT;
-    let row = if PAIRED && r % 2 == 1 { first + rows } else { first };
-    let number = row * units + if is_exact() { at } else { at.min(units - 1) };
+    let row = if PAIRED && r % 2 == 1 { first + rows } else { first } * units;
     let behind = if PAIRED { r / 2 } else { r } * units;
-    if EVEN { fetch_behind(side, codes, number, behind) } else { fetch(side, codes, unit_of(first, r, at, rows)) }
+    let steps = step * step_units();
+    let is_there = wanted && (is_full(step) || at + steps < stop);
+    let number = row + if is_full(step) { at } else { (at + steps).min(units - 1) };
+    let more = behind + if is_full(step) { steps } else { 0 };
+    if RAGGED {
+        Unit {
+            codes: load_streamed_if::<U32x4>(codes.offset(row + at), behind + steps, is_there, held.codes),
+            side: side(number, more),
+        }
+    } else {
+        Unit { codes: load_streamed::<U32x4>(codes.offset(number), more), side: side(number, more) }
+    }
+}
+
+/// The stretch that a step of a round belongs to, of those that a lane has.
+#[device]
+pub fn stretch_of<const K: u32, const UNIT: u32, const LANES: u32, const STRETCHED: bool>(step: u32) -> u32 {
+    if has_stretches() { step * step_units() / stretch_units() } else { 0 }
 }
 
 /// The output that a block's own of that number is. Whole groups go to blocks in turn, so that these read one stretch of memory together, then the next. With SPREADS a block's groups are neighbours,
@@ -117,29 +170,6 @@ pub fn output_at<const SHARE: u32, const SPREADS: bool>(own: u32, gap: u32) -> u
     } else {
         (own / 32 * grid_dim() + block_idx()) * 32 + own % 32
     }
-}
-
-/// The sum over the lanes of a row, for the first of them: a tree, or a tree for each stretch and then the stretches in order. JOINED lanes are pairs of which both have the same.
-/// A collective of the warp.
-#[device]
-pub fn lanes_sum(value: f32, lanes: u32, joined: bool, stretched: bool) -> f32 {
-    let mut sum = value;
-    let mut mask = if stretched { lanes.min(8) / 2 } else { lanes / 2 };
-    #[unroll]
-    while mask > if joined { 1 } else { 0 } {
-        sum = sum + shfl_xor(sum, mask);
-        mask = mask / 2;
-    }
-    if stretched {
-        let own = sum;
-        #[unroll]
-        for s in 1u32..lanes / 8 {
-            sum = sum + shfl_xor(own, s * 8);
-        }
-        // A stretch that is not there counts as zero: a plain one is left of a negative one.
-        sum = sum + 0.0;
-    }
-    sum
 }
 
 /// `out = W · x`. LANES lanes share a row, DEPTH units of it are on their way to a lane, for each of ROWS rows.
@@ -186,6 +216,7 @@ pub fn matvec<
     const SPREADS: bool,
     const LOOSE: u32,
     const EVEN: bool,
+    const RAGGED: bool,
     const EPSILON: f32,
 >(
     codes: Weights<U32x4>,
@@ -204,9 +235,12 @@ pub fn matvec<
     // Lanes with fine codes go ways of their own, so they cannot be joined.
     require!(!FINE || INTEGER && !READY && !JOINED);
     require!(!SHARES_ROWS || JOINED && ROWS % 2 == 0);
+    require!(!STRETCHED || ROWS <= 4 && (!JOINED || SHARES_ROWS || ROWS == 1));
     require!(SHARE % 32 == 0 && (!SPREADS || SHARE > 0));
     require!(LOOSE % 32 == 0 && LOOSE < K && (LOOSE == 0 || READY));
-    require!(!STRETCHED || INTEGER && LANES % 8 == 0 && (LANES == 32 || K / UNIT <= LANES));
+    require!(!STRETCHED || INTEGER && LANES % 8 == 0 && (LANES == 8 || LANES == 32 || K / UNIT <= LANES));
+    // Where eight lanes have all stretches, a round is a whole row.
+    require!(!STRETCHED || LANES > 8 || K / UNIT <= 8 * DEPTH);
     // With FINE the second digits of all values, then the third ones, follow the first.
     let x_words = shared::<u32>(if FINE {
         3 * K / 4
@@ -250,7 +284,7 @@ pub fn matvec<
     let mut base = own_warp * warp_outputs;
     let own = lane_id() / LANES * outputs;
     let start = first_unit();
-    let stop = (start - start % step_units() + stretch_units()).min(units);
+    let stop = (start - start % step_units() + lane_units()).min(units);
     let mut at = start;
 
     // The first weights are on their way before the activations are there, and before them what is little and comes first.
@@ -260,12 +294,17 @@ pub fn matvec<
     let by = scale(1.0);
     let mut ahead = regs(Unit::ZERO, ROWS * DEPTH);
     if base < end {
+        let here = output_at(base, gap) + own;
         #[unroll]
         for d in 0..DEPTH {
             #[unroll]
             for r in 0..ROWS {
-                ahead[d * ROWS + r] =
-                    fetch_of_row(side, codes, output_at(base, gap) + own, r, at + d * step_units(), rows);
+                if EVEN {
+                    ahead[d * ROWS + r] =
+                        fetch_of_row(side, codes, here, r, at, d, stop, rows, true, ahead[d * ROWS + r]);
+                } else {
+                    ahead[d * ROWS + r] = fetch(side, codes, unit_of(here, r, at + d * step_units(), rows));
+                }
             }
         }
     }
@@ -365,18 +404,22 @@ pub fn matvec<
     // The norm's factor, which the results take, is computed when the first of them is there: until then a warp has better things to do.
     let mut after = 1.0f32;
     let mut is_first = NORMED;
-    let mut sums = regs(0.0f32, ROWS);
+    // Of all rows, for each stretch that a lane has.
+    let mut sums = regs(0.0f32, 4 * ROWS);
     while base < end {
-        let row_ends = at - start + step_units() * DEPTH >= stretch_units();
+        let row_ends = is_whole() || at - start + step_units() * DEPTH >= lane_units();
         let next_at = if row_ends { start } else { at + step_units() * DEPTH };
         let next_base = if row_ends { base + all_warps * warp_outputs } else { base };
         let here = output_at(base, gap) + own;
-        let there = output_at(next_base, gap) + own;
+        let has_next = next_base < end;
+        let there = if RAGGED && !has_next { here } else { output_at(next_base, gap) + own };
         #[unroll]
         for d in 0..DEPTH {
             // Without an end to mind, all places are one register and a constant.
-            let unit = if is_exact() { at + d * step_units() } else { (at + d * step_units()).min(units - 1) };
-            let group = if is_exact() { at * UNIT / 32 + d * (step_units() * UNIT / 32) } else { unit * UNIT / 32 };
+            let unit = if is_full(d) { at + d * step_units() } else { (at + d * step_units()).min(units - 1) };
+            let group = if is_full(d) { at * UNIT / 32 + d * (step_units() * UNIT / 32) } else { unit * UNIT / 32 };
+            let is_there = is_full(d) || at + d * step_units() < stop;
+            let first_sum = stretch_of(d) * ROWS;
             let mut x = activations_at(unit, group, units, x_words, x_scales);
             let is_fine = FINE && x.scale < 0.0;
             x.scale = x.scale.abs();
@@ -387,9 +430,9 @@ pub fn matvec<
                 for p in 0..ROWS / 2 {
                     let of_row = unit_of(here, p * 2 + own_row, at + d * step_units(), rows);
                     let first = ahead[d * ROWS + p * 2];
-                    let total = two_dots(first, ahead[d * ROWS + p * 2 + 1], of_row, x, sums[p]);
-                    if is_exact() || at + d * step_units() < stop {
-                        sums[p] = total;
+                    let with = two_dots(first, ahead[d * ROWS + p * 2 + 1], of_row, x, sums[first_sum + p]);
+                    if is_there {
+                        sums[first_sum + p] = with;
                     }
                 }
             } else {
@@ -397,22 +440,26 @@ pub fn matvec<
                 for r in 0..ROWS {
                     let held = ahead[d * ROWS + r];
                     let of_row = unit_of(here, r, at + d * step_units(), rows);
-                    let mut total = dot(held, of_row, x, sums[r]);
+                    let mut with = dot(held, of_row, x, sums[first_sum + r]);
                     if is_fine {
                         let second = second_part_at(unit, units);
-                        total =
-                            dot_fine(dot, held, of_row, unit * 4, second, x.scale, fine_sums[group], total, x_words);
+                        with = dot_fine(dot, held, of_row, unit * 4, second, x.scale, fine_sums[group], with, x_words);
                     }
-                    if is_exact() || at + d * step_units() < stop {
-                        sums[r] = total;
+                    if is_there {
+                        sums[first_sum + r] = with;
                     }
                 }
             }
             // One branch for all rows, so that these share an address.
-            if next_base < end {
+            if RAGGED || has_next {
                 #[unroll]
                 for r in 0..ROWS {
-                    ahead[d * ROWS + r] = fetch_of_row(side, codes, there, r, next_at + d * step_units(), rows);
+                    if EVEN {
+                        ahead[d * ROWS + r] =
+                            fetch_of_row(side, codes, there, r, next_at, d, stop, rows, has_next, ahead[d * ROWS + r]);
+                    } else {
+                        ahead[d * ROWS + r] = fetch(side, codes, unit_of(there, r, next_at + d * step_units(), rows));
+                    }
                 }
             }
         }
@@ -421,38 +468,40 @@ pub fn matvec<
             is_first = false;
         }
         if row_ends {
-            // Lane i keeps output i.
             let mut value = 0.0f32;
             let mut up = 0.0f32;
-            if SHARES_ROWS {
-                #[unroll]
-                for p in 0..ROWS / 2 {
-                    let sum = lanes_sum(sums[p], LANES, true, STRETCHED);
-                    let other = shfl_xor(sum, 1);
-                    if PAIRED && lane == p {
-                        value = if lane % 2 == 0 { sum } else { other };
-                        up = if lane % 2 == 0 { other } else { sum };
-                    } else if !PAIRED && lane / 2 == p {
-                        value = sum;
-                    }
-                    sums[p] = 0.0;
+            // The output that a lane has, or `outputs`.
+            let mut output = lane;
+            if STRETCHED {
+                value = rows_sum(&mut sums);
+                if PAIRED {
+                    up = shfl_xor(value, lane_of_row(1));
                 }
+                let row = row_of_lane(lane);
+                output = if lane != lane_of_row(row) || PAIRED && row % 2 == 1 {
+                    outputs
+                } else if PAIRED {
+                    row / 2
+                } else {
+                    row
+                };
             } else {
+                // Lane i keeps output i.
                 #[unroll]
                 for r in 0..ROWS {
-                    let sum = lanes_sum(sums[r], LANES, JOINED, STRETCHED);
-                    let output = if PAIRED { r / 2 } else { r };
-                    if lane == output && PAIRED && r % 2 == 1 {
+                    let sum = lanes_sum(sums[r], LANES, false, false);
+                    let of_lane = if PAIRED { r / 2 } else { r };
+                    if lane == of_lane && PAIRED && r % 2 == 1 {
                         up = sum;
-                    } else if lane == output {
+                    } else if lane == of_lane {
                         value = sum;
                     }
                     sums[r] = 0.0;
                 }
             }
-            let place = base + own + lane;
-            if lane < outputs && place < end {
-                let row = here + lane;
+            let place = base + own + output;
+            if output < outputs && place < end {
+                let row = here + output;
                 let result = epilogue(join(value * after, up * after), row);
                 if SPREADS && place >= SHARE {
                     out[row - loose_first] = result;
@@ -463,7 +512,7 @@ pub fn matvec<
                 }
             }
         }
-        at = next_at;
+        at = if is_whole() { start } else { next_at };
         base = next_base;
     }
     if SHARE > 0 {

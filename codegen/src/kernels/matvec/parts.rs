@@ -38,12 +38,6 @@ pub fn fetch(codes: Weights<U32x4>, number: u32) -> Unit {
     Unit { codes: load_streamed::<U32x4>(codes, number), side: side(number, 0) }
 }
 
-/// Starts the unit on its way that lies `more` behind: a constant, which costs no address of its own. All words beside units of that distance must be as far from each other.
-#[device(slots(side(unit: u32, more: u32) -> U32x4))]
-pub fn fetch_behind(codes: Weights<U32x4>, number: u32, more: u32) -> Unit {
-    Unit { codes: load_streamed::<U32x4>(codes.offset(number), more), side: side(number, more) }
-}
-
 /// The word with which 16 bytes of activations start in shared memory. Of a unit's two parts all second ones lie behind all first
 /// ones, so that neighbouring lanes read neighbouring parts.
 #[device]

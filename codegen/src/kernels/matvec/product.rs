@@ -124,9 +124,20 @@ impl Product {
     fn is_even(&self, shape: LaunchShape) -> bool {
         let outputs = 32 / shape.lanes * if self.geglu { shape.rows / 2 } else { shape.rows };
         let format = format(self.dtype);
+        // Units from a lane's step to its next, too.
+        let step = if self.is_stretched() { 8 } else { shape.lanes };
         !self.is_joined()
             && self.outputs.is_multiple_of(outputs)
             && (self.k / format.unit).is_multiple_of(format.units_beside)
+            && step.is_multiple_of(format.units_beside)
+    }
+
+    /// A whole row is on its way to its lanes, and of half of its steps some lanes have none.
+    fn is_ragged(&self, shape: LaunchShape) -> bool {
+        let units = self.k / format(self.dtype).unit;
+        let steps = units.div_ceil(shape.lanes);
+        let full = (units - (steps * (shape.lanes - 8)).min(units)) / 8;
+        self.is_stretched() && shape.depth == steps && full * 2 <= steps
     }
 
     /// The fast kernel, launched on `[shape.blocks]`.
@@ -157,6 +168,7 @@ impl Product {
             SPREADS: shape.loose(self.outputs) > 0,
             LOOSE: self.loose,
             EVEN: self.is_even(shape),
+            RAGGED: self.is_even(shape) && self.is_ragged(shape),
             EPSILON: self.epsilon,
             side: format.side,
             dot: if self.is_joined() { format.lane_dot } else { format.dot },

@@ -68,7 +68,14 @@ const LONG_ROUNDS: u32 = 8;
 /// Units of a lane's rows, at most, that a long product has on their way as whole rows, and bytes to an SM. Whole rows against the rule before, tokens a second: 31B Q4_0 (12 layers) 842 and 829, 12B Q4_0 (12 layers)
 /// 1,489 and 1,475, 26B-A4B Q4_0 841.5 and 838.9, E4B Q8_0 570.0 and 566.5.
 const WHOLE: (u32, u32) = (10, 64 << 10);
-/// Seconds of the memory's time up to which a product is short: all of it is on its way while it waits for its activations.
+/// The same units where neighbouring lanes are joined, which two rows share: the head of 26B-A4B Q8_0 (12 layers) with two rows and 12 warps, and one row and 20: 1,496 and 1,467 tokens a second.
+const WHOLE_OF_JOINED: u32 = 12;
+/// Units of a lane's four rows of a pair, at most, before two rows are on their way as a whole instead: gate and up of 12B Q4_0 (12 layers) with 4 units of two rows, and 2 of four: 1,565 and 1,552 tokens a second.
+const WHOLE_OF_FOUR: u32 = 12;
+/// Steps of a row, at most, that joined lanes have two of where that is one round: output projections of 26B-A4B Q8_0 (12 layers) so, and with a row a warp: 1,519 and 1,495 tokens a second. Down of E4B Q8_0, of 20 steps, loses by it.
+const LONGEST_OF_ONE_ROUND: u32 = 16;
+/// Seconds of the memory's time up to which a product is short: all of it is on its way while it waits for its activations. The first down products of E2B Q8_0 with all 12 units of two rows on their way, and with 6: 1,061 and
+/// 1,051 tokens a second; the later ones of Q4_0, whose rows are as long, with two rows on 64 SMs, and with one on 128: 1,332 and 1,354.
 const SHORT: f64 = 2.6e-6;
 /// Of ten SMs, how many a short product takes: on the others its successor starts to read while the product still waits. The output projection of E4B Q8_0 on 128 SMs: 579 tokens a second, on 107,
 /// 92, 80 and 64: 593, 603, 597 and 595; Q4_0 on 128, 92, 80 and 64: 751, 789, 792 and 784.
@@ -140,6 +147,27 @@ pub fn lanes(product: &Product) -> u32 {
     }
 }
 
+/// Registers of a lane for units on their way.
+fn registers_ahead(warps: u32) -> u32 {
+    (REGISTERS.0 / (warps * 32)).saturating_sub(REGISTERS.1)
+}
+
+/// The shape in which eight lanes take all stretches of a row, one after the other, so that none is idle: where a quarter of 32 lanes would be, and whole rows are on their way. Gate and up of E2B Q4_0 so, and with four
+/// rows of 32 lanes: 1,381 and 1,332 tokens a second (8 and 16 warps: 1,339 and 1,368); q, k, v with one row so, and with two of 32 lanes: 1,346 and 1,332. Heads gain nothing.
+fn of_eight_lanes(product: &Product, blocks: Option<(u32, u32)>, target: &Target) -> Option<LaunchShape> {
+    let format = format(product.dtype);
+    let (units, multiprocessors) = (product.k / format.unit, target.multiprocessors.max(1));
+    let is_idle = units * 4 <= units.next_multiple_of(32) * 3 && units > 8 && units.is_multiple_of(8);
+    let is_alike = product.is_stretched() && !product.is_joined() && product.prologue.is_normed();
+    let rows = if product.geglu { 2 } else { 1 };
+    let (warps, depth) = (FEWEST_OF_FEW, units / 8);
+    let fits = rows * depth * (4 + format.side_words) <= registers_ahead(warps).min(MOST_OF_WHOLE);
+    let tiles = product.outputs.div_ceil(4);
+    let is_few = product.geglu || tiles <= warps * multiprocessors;
+    let (blocks, share) = blocks.unwrap_or((tiles.div_ceil(warps).min(multiprocessors), 0));
+    (is_idle && is_alike && fits && is_few).then_some(LaunchShape { lanes: 8, rows, depth, warps, blocks, share })
+}
+
 /// All shapes that the rule considers, that of the highest score first. There is one at least.
 ///
 /// One block for each SM, as large as it takes: every block reads all activations and computes their norms, so more of
@@ -151,8 +179,12 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
     let steps = units.div_ceil(lanes);
     let bytes = product.dtype.row_bytes(product.k.into()).unwrap_or(0) * product.rows();
     let is_normed = product.prologue.is_normed();
+    let (words, registers) = (4 + format.side_words, registers_ahead);
+    // Of a short product two whole rows are on their way to a lane. What takes more instructions a byte than joined lanes do should not have long rows on few SMs.
+    let two_at_most = if product.is_joined() { registers(FEWEST_OF_FEW) } else { REGISTERS.2 };
+    let is_little = bytes as f64 <= SHORT * target.bandwidth && 2 * steps * words <= two_at_most;
     // A norm keeps the successor waiting anyway, and its blocks should be many.
-    let is_short = !is_normed && !paired && bytes as f64 <= SHORT * target.bandwidth;
+    let is_short = !is_normed && !paired && is_little;
     let taken_by_short = (multiprocessors * TAKEN_BY_SHORT).div_ceil(10).max(1);
     let fewest_warps = |rows: u32| match is_normed {
         true => (product.k / 128).clamp(FEWEST_OF_FEW, FEWEST_WARPS),
@@ -164,11 +196,20 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
     let two_are_enough = is_short || is_normed && !paired && outputs <= of_two_rows;
     // Of a long product a few whole rows are on their way.
     let is_long = is_normed && !paired && outputs >= of_two_rows * 2 * LONG_ROUNDS;
-    let whole_rows = [4, 2, 1].into_iter().find(|rows| is_long && rows * steps <= WHOLE.0);
-    // Where many warps have no room for two rows of a pair as a whole, fewer should have.
-    let words = 4 + format.side_words;
-    let registers = |warps: u32| (REGISTERS.0 / (warps * 32)).saturating_sub(REGISTERS.1);
-    let two_should_be_whole = is_normed && paired && 2 * steps * words > registers(MANY_WARPS[0]);
+    let most_units = if product.is_joined() { WHOLE_OF_JOINED } else { WHOLE.0 };
+    let fits_whole = |rows: &u32| is_long && rows * steps <= most_units && !(product.is_joined() && *rows == 1);
+    let whole_rows = [4, 2, 1].into_iter().find(fits_whole);
+    // Where many warps have no room for two rows of a pair as a whole, fewer should have; and where four rows are too much.
+    let four_are_too_much =
+        !product.is_joined() && 4 * steps > WHOLE_OF_FOUR && 2 * steps * words <= registers(MANY_WARPS[0]);
+    let two_should_be_whole =
+        is_normed && paired && (2 * steps * words > registers(MANY_WARPS[0]) || four_are_too_much);
+    // Joined lanes share two rows, where one round of all SMs has them.
+    let warps_of_one_round = outputs.div_ceil(2 * (32 / lanes)).div_ceil(multiprocessors);
+    let two_are_one_round = product.is_joined()
+        && !(is_normed || paired || is_short)
+        && (FEWEST_IN_ROUNDS..=MANY_WARPS[0]).contains(&warps_of_one_round)
+        && steps <= LONGEST_OF_ONE_ROUND;
     let groups = product.leaves_int8.then(|| WholeGroups::of(outputs, bytes, target));
     let share = groups.as_ref().map_or(0, |groups| groups.share);
     let shape = |(rows, reach): (u32, u32)| {
@@ -203,6 +244,7 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
         let two_of_whole = whole(ENOUGH_BYTES).or_else(with_whole_chunks);
         let warps = match tiles.div_ceil(multiprocessors) {
             _ if two_should_be_whole && rows == 2 && two_of_whole.is_some() => two_of_whole,
+            _ if two_are_one_round && rows == 2 => Some(warps_of_one_round),
             _ if share > 0 => MANY_WARPS.into_iter().find(is_full).or_else(fullest_of_many),
             _ if whole_rows == Some(rows) => whole(WHOLE.1).or(Some(MANY_WARPS[0])),
             few if few > MANY_WARPS[0] => {
@@ -213,8 +255,12 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
             few => Some(few.max(fewest_warps(rows))),
         };
         let warps = warps.unwrap_or(FEWEST_WARPS);
-        let is_to_be_whole = whole_rows == Some(rows) || two_should_be_whole && rows == 2;
-        let (reach, most) = if is_to_be_whole { (steps, MOST_OF_WHOLE) } else { (reach, REGISTERS.2) };
+        let is_to_be_whole = whole_rows == Some(rows) || (two_should_be_whole || two_are_one_round) && rows == 2;
+        let (reach, most) = match () {
+            _ if is_to_be_whole => (steps, MOST_OF_WHOLE),
+            _ if is_short && rows == 2 => (steps, u32::MAX),
+            _ => (reach, REGISTERS.2),
+        };
         let ahead = registers(warps).min(most);
         // The next row's units are asked for as this one's are used, so a whole row may be on its way. Of depths that
         // waste the fewest loads behind a row's end, the largest.
@@ -229,7 +275,7 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
         let one_round = if is_one_round { tiles as f32 / (blocks * warps) as f32 * of_one_round } else { 0.0 };
         let busy = busy(warps).max(one_round);
         let suits = match () {
-            _ if two_are_enough => rows == 2,
+            _ if two_are_enough || two_are_one_round => rows == 2,
             _ if whole_rows.is_some() => is_to_be_whole && depth == steps,
             _ if two_should_be_whole => rows == 2 && two_of_whole.is_some(),
             _ => !paired && with_whole_chunks() == Some(warps),
@@ -241,6 +287,11 @@ pub fn ranked_shapes(product: &Product, target: &Target) -> Vec<Ranked> {
     let fits = |(rows, _): &(u32, u32)| (fewest..=lanes).contains(rows);
     let mut ranked: Vec<Ranked> = ROWS_AND_DEPTH.into_iter().filter(fits).map(shape).collect();
     ranked.sort_by(|a, b| b.suits.cmp(&a.suits).then(b.score().total_cmp(&a.score())));
+    let of_groups = groups.as_ref().map(|groups| (groups.blocks, groups.share));
+    if let Some(shape) = of_eight_lanes(product, of_groups, target) {
+        let in_flight = shape.blocks * shape.warps * shape.rows * shape.depth * 512 / multiprocessors;
+        ranked.insert(0, Ranked { shape, in_flight, busy: 1.0, suits: true });
+    }
     if ranked.is_empty() {
         let shape = LaunchShape { lanes, rows: 2, depth: 1, warps: FEWEST_WARPS, blocks: multiprocessors, share };
         ranked.push(Ranked { shape, in_flight: 0, busy: 0.0, suits: false });

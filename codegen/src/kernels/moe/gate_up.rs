@@ -5,6 +5,7 @@ use gemma4c_blocks::DType;
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{Instance, InstanceError};
 
+use super::gathered::twin_sums;
 use super::{Activations, Spread, depth, nothing_arrives, nothing_beside};
 use crate::kernels::gelu::gelu;
 use crate::kernels::matvec::formats::format;
@@ -159,7 +160,8 @@ pub fn expert_geglu<
         let height = if task < DENSE { DENSE } else { HIDDEN };
         let behind = if task < DENSE { vector_words / 4 } else { 0 };
         let groups = if task < DENSE { K / 32 } else { 0 };
-        let row_ends = at - lane_id() + 32 * DEPTH >= units;
+        // Where all of a row is on its way, each round is its last.
+        let row_ends = 32 * DEPTH >= units || at - lane_id() + 32 * DEPTH >= units;
         let next_at = if row_ends { lane_id() } else { at + 32 * DEPTH };
         let next_task = if row_ends { task + grid_dim() * WARPS } else { task };
         let mut next_first = first;
@@ -181,20 +183,27 @@ pub fn expert_geglu<
                 if at + d * 32 < units {
                     sums[r] = total;
                 }
-                let next_unit = (next_at + d * 32).min(units - 1);
-                if next_task < DENSE {
-                    let next = next_first + r * DENSE * units + next_unit;
-                    ahead[d * 2 + r] = load_streamed::<U32x4>(dense_codes, next);
-                    sides[d * 2 + r] = dense_side(next, 0);
-                } else if next_task < tasks {
-                    let next = next_first + r * HIDDEN * units + next_unit;
-                    ahead[d * 2 + r] = load_streamed::<U32x4>(codes, next);
-                    sides[d * 2 + r] = side(next, 0);
+            }
+            // One branch for both rows.
+            let next = next_first + (next_at + d * 32).min(units - 1);
+            if next_task < DENSE {
+                #[unroll]
+                for r in 0u32..2 {
+                    ahead[d * 2 + r] = load_streamed::<U32x4>(dense_codes, next + r * DENSE * units);
+                    sides[d * 2 + r] = dense_side(next + r * DENSE * units, 0);
+                }
+            } else if next_task < tasks {
+                #[unroll]
+                for r in 0u32..2 {
+                    ahead[d * 2 + r] = load_streamed::<U32x4>(codes, next + r * HIDDEN * units);
+                    sides[d * 2 + r] = side(next + r * HIDDEN * units, 0);
                 }
             }
         }
         if row_ends {
-            let value = gelu(warp_sum(sums[0])) * warp_sum(sums[1]);
+            let sum = twin_sums(32, sums[0], sums[1]);
+            let up = shfl_xor(sum, 16);
+            let value = gelu(sum) * up;
             if lane_id() == 0 && task < DENSE {
                 dense_out[row * DENSE + task] = value;
             } else if lane_id() == 0 {
@@ -203,7 +212,7 @@ pub fn expert_geglu<
             sums[0] = 0.0;
             sums[1] = 0.0;
         }
-        at = next_at;
+        at = if 32 * DEPTH >= units { lane_id() } else { next_at };
         task = next_task;
         first = next_first;
     }
@@ -265,6 +274,15 @@ impl GateUp {
         Spread::of(self.dense + self.top * self.hidden, self.multiprocessors)
     }
 
+    /// Units of each of a lane's two rows on their way: of those that waste the fewest loads behind a row's end, the most.
+    fn depth(&self) -> u32 {
+        let format = format(self.dtype);
+        let units = self.k / format.unit;
+        let reach = depth(format, 2, units, self.spread());
+        let loads = |depth: u32| units.div_ceil(32 * depth) * depth;
+        (reach.div_ceil(2)..=reach).rev().min_by_key(|depth| loads(*depth)).unwrap_or(1)
+    }
+
     /// Blocks for `rows` rows.
     pub fn grid(&self, rows: u32) -> [u32; 3] {
         self.spread().grid(rows)
@@ -281,7 +299,7 @@ impl GateUp {
             TOP: self.top,
             HIDDEN: self.hidden,
             DENSE: self.dense,
-            DEPTH: depth(format, 2, self.k / format.unit, spread),
+            DEPTH: self.depth(),
             WARPS: spread.warps,
             KNOWN: self.known,
             side: format.side,

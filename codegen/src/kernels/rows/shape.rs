@@ -6,7 +6,7 @@ use super::formats::TensorFormat;
 use super::tiling::Tiles;
 use super::{Product, SumOrder};
 use crate::kernels::matvec::formats::format;
-use crate::kernels::matvec::shape::LaunchShape;
+use crate::kernels::matvec::shape::lanes;
 use crate::target::Target;
 
 /// The compile-time parameters of a [`rows_matvec`](super::cores::rows_matvec), and its grid along x.
@@ -96,7 +96,7 @@ fn most_sums(warps: u32) -> u32 {
 
 impl Cores {
     /// As many rows of activations as shared memory holds, and a block an SM.
-    pub fn choose(product: &Product, one: LaunchShape, target: &Target) -> Cores {
+    pub fn choose(product: &Product, lanes: u32, target: &Target) -> Cores {
         let (of, format) = (&product.one, format(product.one.dtype));
         let row_bytes = match (format.integer, of.unbounded) {
             (true, true) => of.k * 3 + of.k / 32 * 12,
@@ -109,20 +109,20 @@ impl Cores {
         let weight_rows = 2;
         let lane_outputs = if of.geglu { 1 } else { 2 };
         let reach = (AHEAD_REGISTERS / (4 + format.side_words) / weight_rows).max(1);
-        let steps = (of.k / format.unit).div_ceil(one.lanes);
+        let steps = (of.k / format.unit).div_ceil(lanes);
         let loads = |depth: u32| steps.div_ceil(depth) * depth;
         let depth = (reach.div_ceil(2)..=reach).rev().min_by_key(|depth| loads(*depth)).unwrap_or(1);
-        let tiles = of.outputs.div_ceil(32 / one.lanes * lane_outputs);
+        let tiles = of.outputs.div_ceil(32 / lanes * lane_outputs);
         // Blocks of the same outputs run side by side, so that all but the first find the weights in L2.
         let columns = (target.multiprocessors / product.rows.div_ceil(tile)).max(1);
         let blocks = tiles.div_ceil(BLOCK_WARPS).min(columns);
-        Cores { lanes: one.lanes, weight_rows, depth, warps: BLOCK_WARPS, tile, blocks }
+        Cores { lanes, weight_rows, depth, warps: BLOCK_WARPS, tile, blocks }
     }
 }
 
 impl Tensor {
     /// The fastest by the rule of [`CYCLES`]; `None` where tensor cores cannot do it, or no shape fits the GPU.
-    pub fn choose(product: &Product, one: LaunchShape, target: &Target) -> Option<Tensor> {
+    pub fn choose(product: &Product, lanes: u32, target: &Target) -> Option<Tensor> {
         let of = &product.one;
         let weights = TensorFormat::of(of.dtype)?;
         if product.is_fine() || product.is_prepared() && !product.rows.is_multiple_of(8) {
@@ -131,12 +131,12 @@ impl Tensor {
         if weights.parts == 2 && !product.is_joined() {
             return None;
         }
-        let classes = one.lanes / weights.parts;
+        let classes = lanes / weights.parts;
         let steps = (of.k / 32).div_ceil(classes);
         let mut best: Option<(f64, Tensor)> = None;
         let tiles = [8, 16, 32, 64].into_iter().filter(|tile| *tile <= product.rows.next_power_of_two().max(8));
         for (tile, columns) in tiles.flat_map(|tile| [16, 32, 64].map(|columns| (tile, columns))) {
-            for warps in [one.lanes / 2, one.lanes / 4] {
+            for warps in [lanes / 2, lanes / 4] {
                 let copiers = if target.arch.has_tma() { COPYING_WARPS } else { 0 };
                 // Bytes that are made of nibbles take registers beside the sums.
                 let wide = weights.parts == 1 && columns > 32 && copiers > 0;
@@ -146,16 +146,8 @@ impl Tensor {
                 let row_tiles = product.rows.div_ceil(tile);
                 let all = of.outputs.div_ceil(if of.geglu { columns / 2 } else { columns });
                 let blocks = all.min((target.multiprocessors / row_tiles).max(1));
-                let shape = |stages, resident| Tensor {
-                    lanes: one.lanes,
-                    warps,
-                    copiers,
-                    tile,
-                    columns,
-                    stages,
-                    resident,
-                    blocks,
-                };
+                let shape =
+                    |stages, resident| Tensor { lanes, warps, copiers, tile, columns, stages, resident, blocks };
                 let fits = |shape: &Tensor| shape.shared_bytes(of.k, &weights) <= target.shared_bytes_per_block;
                 let shapes =
                     [(6, true), (5, true), (4, true), (3, true), (6, false), (5, false), (4, false), (3, false)];
@@ -167,7 +159,7 @@ impl Tensor {
                 // Fewer SMs have more of the memory's rate each, up to twice as much.
                 let busy = f64::from(blocks * row_tiles) / f64::from(target.multiprocessors.max(1));
                 let share = busy.clamp(0.5, 1.0);
-                let bytes = f64::from(one.lanes * columns * (16 + 4 * weights.side_words()));
+                let bytes = f64::from(lanes * columns * (16 + 4 * weights.side_words()));
                 let moved = if shape.resident { 0.0 } else { f64::from(classes * tile * 32) };
                 let moving = (bytes * CYCLES.weights + moved * CYCLES.activations) * share;
                 let column_tiles = f64::from(classes * (columns / 8));
@@ -242,12 +234,11 @@ impl Shape {
 
 /// The shape of a product on a GPU, and the next best where there are two.
 pub fn choose(product: &Product, target: &Target) -> (Shape, Option<Shape>) {
-    let one = product.one.shape(target);
-    let one = if product.order == SumOrder::Matvec { one } else { LaunchShape { lanes: 32, ..one } };
-    let cores = Shape::Cores(Cores::choose(product, one, target));
+    let lanes = if product.order == SumOrder::Matvec { lanes(&product.one) } else { 32 };
+    let cores = Shape::Cores(Cores::choose(product, lanes, target));
     let tensor = match product.order {
         SumOrder::Matvec => Tiles::choose(product, target).map(Shape::Tiles),
-        SumOrder::GateUp | SumOrder::Down => Tensor::choose(product, one, target).map(Shape::Tensor),
+        SumOrder::GateUp | SumOrder::Down => Tensor::choose(product, lanes, target).map(Shape::Tensor),
     };
     match tensor {
         // Panels are for tensor cores alone.
