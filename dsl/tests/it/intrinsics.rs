@@ -1,6 +1,6 @@
 //! Every intrinsic and method, once in the simulator and once as host-compiled text, against plain Rust.
 
-use gemma4c_dsl::harness::{Bound, Case, Random};
+use gemma4c_dsl::harness::{Bound, Case, Data, Random};
 use gemma4c_dsl::prelude::*;
 use gemma4c_dsl::{ElementType, Instance, KernelDef};
 
@@ -34,6 +34,30 @@ fn lanes_see_each_other() {
         .flat_map(|i| [x[i ^ 5], x[if i + 3 < 32 { i + 3 } else { i }], x[31 - i], vote as i32, any, 1, spread])
         .collect();
     Case::new("one warp", plain(shuffles::DEF)).buffer("x", x).expect("out", expected, Bound::Exact).assert();
+}
+
+/// Every other lane reads weights that lie far behind the end, if it read them.
+#[kernel(block = 32)]
+fn wanted(x: Weights<U32x4>, out: Output<u32>) {
+    let lane = lane_id();
+    let is_wanted = lane % 2 == 0;
+    let held = u32x4(lane, 1, 2, 3);
+    let found = load_streamed_if::<U32x4>(x, if is_wanted { lane / 2 } else { 1000000 }, is_wanted, held);
+    out[lane] = found.x + found.y * 100 + found.z + found.w;
+}
+
+#[test]
+fn what_is_not_wanted_is_not_read() {
+    let x: Vec<u32> = (0..64).map(|i| i * 7).collect();
+    let of_four = |four: &[u32]| four[0] + four[1] * 100 + four[2] + four[3];
+    let expected: Vec<u32> = (0..32u32)
+        .map(|lane| match lane % 2 {
+            0 => of_four(&x[lane as usize * 2..]),
+            _ => of_four(&[lane, 1, 2, 3]),
+        })
+        .collect();
+    let x = Data::new(ElementType::U32x4, x.iter().flat_map(|word| word.to_le_bytes()).collect());
+    Case::new("one warp", plain(wanted::DEF)).buffer("x", x).expect("out", expected, Bound::Exact).assert();
 }
 
 /// Reductions of a block, used twice, so that the second must not disturb the first.
