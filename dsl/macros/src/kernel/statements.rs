@@ -267,9 +267,10 @@ impl Printer<'_> {
             _ => return self.errors.refuse(start, "nothing says the loop variable's type: write `0u32..n`"),
         };
         let first = self.expression(start);
-        self.scopes.enter();
+        // A bound's variable stands before the loop, beside those of other loops.
         let base = name.as_deref().unwrap_or("repeat");
         let (last, by) = (self.bound(end, base, "end"), step.map(|step| self.bound(step, base, "step")));
+        self.scopes.enter();
         self.pragma(unroll);
         let i = self.scopes.declare(base, bound_type, false);
         let advance = by.map_or(format!("++{i}"), |by| format!("{i} += {by}"));

@@ -108,6 +108,10 @@ fn loops_and_arrays() {
         "for i in (0..x[n]).by(lane_id() + 1) {}",
         "auto i_end = x[n];\nauto i_step = lane_id() + 1;\nfor (u32 i = 0; i < i_end; i += i_step) {\n}",
     );
+    check(
+        "for i in 0u32..x[n] {}\nfor i in 0u32..x[1u32] {}",
+        "auto i_end = x[n];\nfor (u32 i = 0u; i < i_end; ++i) {\n}\nauto i_end_2 = x[1u];\nfor (u32 i = 0u; i < i_end_2; ++i) {\n}",
+    );
     refuse("let a = atomic_add(out, 0u32, 1) + atomic_add(out, 1u32, 1);", "either order");
     refuse("let a = warp_sum(1);", "give the literal a suffix");
     refuse("for i in 0..4 {}", "write `0u32..n`");
