@@ -113,7 +113,7 @@ pub fn unit_of<
     row * units + if is_exact() { at } else { at.min(units - 1) }
 }
 
-/// Starts a unit on its way: of row `r` of a lane's rows, `step` steps behind `at`. No row is out of range, and a lane's rows and steps lie at constant distances: one address serves all of them, or all of a half.
+/// Starts a unit on its way: of row `r` of a lane's rows, `step` steps behind `at`. With EVEN no row is out of range, and a lane's rows and steps lie at constant distances: one address serves all of them, or all of a half.
 /// With RAGGED it is `held` where it is not `wanted`, or where the row has ended, and nothing is read. So there is no branch, and no place behind a row's end to avoid; but the compiler asks for all units of a round
 /// together, so that it pays only where many steps have such places.
 #[device(slots(side(unit: u32, more: u32) -> U32x4))]
@@ -124,6 +124,7 @@ pub fn fetch_of_row<
     const DEPTH: u32,
     const STRETCHED: bool,
     const PAIRED: bool,
+    const EVEN: bool,
     const RAGGED: bool,
 >(
     codes: Weights<U32x4>,
@@ -143,7 +144,9 @@ pub fn fetch_of_row<
     let is_there = wanted && (is_full(step) || at + steps < stop);
     let number = row + if is_full(step) { at } else { (at + steps).min(units - 1) };
     let more = behind + if is_full(step) { steps } else { 0 };
-    if RAGGED {
+    if !EVEN {
+        fetch(side, codes, unit_of(first, r, at + steps, rows))
+    } else if RAGGED {
         Unit {
             codes: load_streamed_if::<U32x4>(codes.offset(row + at), behind + steps, is_there, held.codes),
             side: side(number, more),
@@ -299,12 +302,7 @@ pub fn matvec<
         for d in 0..DEPTH {
             #[unroll]
             for r in 0..ROWS {
-                if EVEN {
-                    ahead[d * ROWS + r] =
-                        fetch_of_row(side, codes, here, r, at, d, stop, rows, true, ahead[d * ROWS + r]);
-                } else {
-                    ahead[d * ROWS + r] = fetch(side, codes, unit_of(here, r, at + d * step_units(), rows));
-                }
+                ahead[d * ROWS + r] = fetch_of_row(side, codes, here, r, at, d, stop, rows, true, ahead[d * ROWS + r]);
             }
         }
     }
@@ -454,12 +452,8 @@ pub fn matvec<
             if RAGGED || has_next {
                 #[unroll]
                 for r in 0..ROWS {
-                    if EVEN {
-                        ahead[d * ROWS + r] =
-                            fetch_of_row(side, codes, there, r, next_at, d, stop, rows, has_next, ahead[d * ROWS + r]);
-                    } else {
-                        ahead[d * ROWS + r] = fetch(side, codes, unit_of(there, r, next_at + d * step_units(), rows));
-                    }
+                    ahead[d * ROWS + r] =
+                        fetch_of_row(side, codes, there, r, next_at, d, stop, rows, has_next, ahead[d * ROWS + r]);
                 }
             }
         }
