@@ -397,13 +397,9 @@ fn what_a_users_plan_launches_is_in_the_list() {
 // -- Compiled, with no GPU -----------------------------------------------------------------------------------------------
 
 /// Decode kernels that spill registers, a few words a thread, where none should: one that does pays for it in every token.
-const SPILLING: [(&str, &[Arch]); 3] = [
+const SPILLING: [(&str, &[Arch]); 2] = [
     ("expert_down: 26b-a4b f32, decode, layer 0, ffn_down + ffn_down_exps", &[Arch::Sm90a]),
     ("matvec: 26b-a4b q4_k_m, decode, layer 1, attn_v", &[Arch::Sm90a]),
-    (
-        "product_run: 31b q4_0, persistent, decode, layer 1, attn_output + ffn_gate + ffn_up + ffn_down + attn_q + attn_k + attn_v",
-        &[Arch::Sm90a],
-    ),
 ];
 /// Bytes that each of them stores and loads, at most.
 const MOST_SPILLED: u32 = 96;

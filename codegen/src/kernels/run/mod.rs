@@ -253,9 +253,6 @@ pub fn product_run<
         let places = load::<U32x4>(listed, op * 16 + 4);
         let more = load::<U32x4>(listed, op * 16 + 8);
         let units = shape.z / UNIT;
-        let first = listed[128 + op * 2];
-        let end = listed[128 + op * 2 + 1];
-
         let scale = if more.x == 0xffff_ffff { 1.0f32 } else { floats[more.x as u64 * 4] };
 
         // How the activations arrive.
@@ -328,29 +325,21 @@ pub fn product_run<
                     }
                 }
             }
-            let mut taken = regs(F32x4::ZERO, PIECES);
-            #[unroll]
-            for p in 0..PIECES {
-                taken[p] = held[p];
-            }
             if as_norm {
                 leave_chunks(&held, K / 4, of_residual);
-                #[unroll]
-                for p in 0..PIECES {
-                    let place = thread_idx() + p * threads;
-                    if place < K / 4 {
-                        taken[p] = weighted(held[p], load::<F32x4>(nexts, place * 4), 1.0);
-                    }
-                }
             }
             #[unroll]
             for p in 0..PIECES {
                 let place = thread_idx() + p * threads;
+                let mut taken = held[p];
+                if as_norm && place < K / 4 {
+                    taken = weighted(taken, load::<F32x4>(nexts, place * 4), 1.0);
+                }
                 let to = part_at(place / 4, units) + place % 4;
                 if FINE && as_residual {
-                    let four = quantise4_unbounded(taken[p]);
+                    let four = quantise4_unbounded(taken);
                     if warp_any(f32::from_bits(four.y) < 0.0) {
-                        let fine = fine_codes(taken[p], four.x, f32::from_bits(four.w));
+                        let fine = fine_codes(taken, four.x, f32::from_bits(four.w));
                         if place < K / 4 {
                             keep_fine(fine, to, place, x_words, fine_sums);
                         }
@@ -359,7 +348,7 @@ pub fn product_run<
                         keep_codes(four, to, place, x_words, x_scales);
                     }
                 } else {
-                    let four = quantise4(taken[p]);
+                    let four = quantise4(taken);
                     if place < K / 4 {
                         keep_codes(four, to, place, x_words, x_scales);
                     }
@@ -372,8 +361,11 @@ pub fn product_run<
             grid_launch_dependents();
         }
 
-        // The team's stages.
-        let each = more.y;
+        // The team's stages. What only they need of the list is read here, so that it takes no registers before.
+        let first = listed[128 + op * 2];
+        let end = listed[128 + op * 2 + 1];
+        let each = listed[op * 16 + 9];
+        let published = listed[op * 16 + 11];
         let stages = (end - first).div_ceil(each);
         let row_words = units * 4;
         // How the results leave.
@@ -397,7 +389,7 @@ pub fn product_run<
                     let times = by[output];
                     let sum = fine_product(lone_dot, codes, of_sides, lead + i * units, x_words, x_scales, fine_sums);
                     if lane_id() == 0 {
-                        publish_float(exchange, more.w, output, shape.w, gelu(sum) * times, epoch);
+                        publish_float(exchange, published, output, shape.w, gelu(sum) * times, epoch);
                     }
                 } else {
                     let value = row_product(dot, codes, of_sides, lead + i * units, units, x_words, x_scales);
@@ -410,7 +402,7 @@ pub fn product_run<
                         }
                     } else if lane_id() == 0 {
                         if to_next {
-                            publish_float(exchange, more.w, output, shape.w, value * after, epoch);
+                            publish_float(exchange, published, output, shape.w, value * after, epoch);
                         } else {
                             out[output] = value * after;
                         }
@@ -428,7 +420,7 @@ pub fn product_run<
         if joins {
             for group in (warp_id()..(end - first) / 32).by(WARPS) {
                 let four = load::<F32x4>(results, group * 32 + lane_id() % 8 * 4);
-                publish_group(exchange, more.w, first / 32 + group, quantise4(four), epoch);
+                publish_group(exchange, published, first / 32 + group, quantise4(four), epoch);
             }
             barrier_of(WARPS);
         }
