@@ -17,7 +17,7 @@ pub enum Question {
     FewestWarps,
     /// Keys that one part of a decoded row's attention takes, where it sees all of them.
     SegmentKeys,
-    /// Threads of a block of a decoded row's attention, heads of 512 and at most eight to a key-value head.
+    /// Threads of a block of a decoded row's attention, heads of 512.
     AttentionThreads,
     /// Blocks of a full layer's attention, in clusters.
     ClusterBlocks,

@@ -4,6 +4,7 @@ use gemma4c_codegen::cases::attention::company::{companies, shared_companies};
 use gemma4c_codegen::cases::attention::packed::{Packed, attended};
 use gemma4c_codegen::cases::attention::step::steps;
 use gemma4c_codegen::cases::attention::{Scene, cases};
+use gemma4c_codegen::kernels::attention::decode::attention_decode;
 use gemma4c_codegen::kernels::attention::step::StepOut;
 use gemma4c_codegen::kernels::attention::warpgroups::Block::{One, Two};
 use gemma4c_codegen::kernels::attention::warpgroups::{NO_HEADS, NOT_HALVES};
@@ -281,6 +282,37 @@ fn splits_are_fixed_by_the_shape() {
     assert_eq!(clustered(1, None, 1000), (16, 8));
     assert_eq!(clustered(1, None, 200), (4, 4));
     assert_eq!(clustered(1, None, 30), (1, 1));
+}
+
+/// Warps that are left over, and tiles too short for all warps of a slice: the text's assertion and the simulator's.
+#[test]
+fn slices_of_a_head_that_warps_do_not_share_out_are_refused() {
+    let scene = Scene::new("slices", Attention { capacity: 512, ..layers_of_both_kinds()[0] }, 33, 1);
+    let Attention { head_dim, group, .. } = scene.layer;
+    let sliced = |slices| attention_decode::Chosen {
+        D: head_dim,
+        G: group,
+        KEYS: 64,
+        THREADS: 256,
+        VECTOR: 8,
+        TENSOR: true,
+        SETS: group.div_ceil(8),
+        SLICES: slices,
+        RESIDENT: 1,
+        BF: true,
+        NARROW: false,
+        SCALED: false,
+        KV: ElementType::BF16,
+        operands: vec![],
+    };
+    for (slices, is_refused) in [(8, false), (4, false), (3, true), (1, true)] {
+        let mut case = scene.decode_case();
+        case.instance = sliced(slices).build().expect("the compiler refuses it, not the builder");
+        assert!(case.instance.cuda().contains("static_assert(!TENSOR || (THREADS / 32 % SLICES == 0"));
+        let refusal = case.check_on(&Simulator(Order::Forward)).map_err(|error| error.to_string()).err();
+        let by_slices = |error: &String| error.contains("require!(!TENSOR || THREADS / 32 % SLICES == 0");
+        assert_eq!(refusal.as_ref().is_some_and(by_slices), is_refused, "{slices} slices: {refusal:?}");
+    }
 }
 
 /// What warpgroups do not take is refused by name, and a block fits on Hopper.

@@ -17,22 +17,6 @@ use super::floats::{leave_floats, mix_floats, score_floats, weigh_floats};
 use super::narrow::{code_row, copy_codes, head_len, operands_slot, patch_codes};
 use super::plain::first_visible;
 use super::tensor::{clear_weights, leave_tensor, leave_totals, load_queries, mix_tensor, score_tensor, weigh_tensor};
-use crate::measured::{H200, Question};
-
-/// Shared memory of a block that has an SM for itself, and its threads where it has much to merge.
-pub(super) const ROOMY: usize = 200 * 1024;
-const ROOMY_THREADS: u32 = H200.fastest(Question::AttentionThreads);
-/// Blocks of a full layer's cluster: with one key-value head, and with several.
-const FULL_PEERS: [u32; 2] = [H200.fastest(Question::PeersOfOneHead), H200.fastest(Question::PeersOfHeads)];
-/// Positions of a segment of a full layer.
-const SEGMENT_KEYS: u32 = H200.fastest(Question::SegmentKeys);
-/// Clusters of a full layer: a lane for each merges them.
-const MOST_CLUSTERS: u32 = 32;
-
-/// SMs that blocks in clusters find room on. A cluster must fit in one GPC, which leaves some SMs over: of others than the H200's the same share.
-pub(super) fn clustered_multiprocessors(multiprocessors: u32) -> u32 {
-    multiprocessors * H200.fastest(Question::ClusterBlocks) / H200.multiprocessors
-}
 
 /// Where the tile of keys after the one at `at` starts: in the same segment, or in the split's next one. `limit` is where its segment ends.
 #[device]
@@ -124,6 +108,7 @@ pub fn attend<
     const VECTOR: u32,
     const TENSOR: bool,
     const SETS: u32,
+    const SLICES: u32,
     const BF: bool,
     KV: Float,
 >(
@@ -162,7 +147,7 @@ pub fn attend<
         cp_async_wait(1);
     }
     barrier();
-    let mut fragments = regs(U32x4::ZERO, D * 2 / THREADS * SETS);
+    let mut fragments = regs(U32x4::ZERO, D / (16 * SLICES) * SETS);
     let mut sums = regs(F32x4::ZERO, if TENSOR { D * 4 / THREADS } else { G });
     if TENSOR {
         load_queries(work, &mut fragments);
@@ -236,6 +221,7 @@ pub fn attend_narrow<
     const KEYS: u32,
     const THREADS: u32,
     const SETS: u32,
+    const SLICES: u32,
     const BF: bool,
     const NARROW: bool,
     const SCALED: bool,
@@ -270,7 +256,7 @@ pub fn attend_narrow<
         totals[thread_idx()] = 0.0;
     }
     barrier();
-    let mut fragments = regs(U32x4::ZERO, D * 2 / THREADS * SETS);
+    let mut fragments = regs(U32x4::ZERO, D / (16 * SLICES) * SETS);
     let mut offsets = regs(F32x4::ZERO, (D * 2 / THREADS + 1) / 2 * SETS);
     let mut sums = regs(F32x4::ZERO, D * 2 / THREADS * SETS);
     load_code_queries(work, weights, &mut fragments, &mut offsets);
@@ -350,6 +336,7 @@ pub fn attention_decode<
     const VECTOR: u32,
     const TENSOR: bool,
     const SETS: u32,
+    const SLICES: u32,
     const RESIDENT: u32,
     const BF: bool,
     const NARROW: bool,
@@ -371,13 +358,11 @@ pub fn attention_decode<
     page_stride: u32,
 ) {
     require!(KEYS * D % (THREADS * VECTOR) == 0 && G <= 16 && D % 128 == 0);
+    require!(!TENSOR || THREADS / 32 % SLICES == 0 && KEYS * SLICES * 2 % THREADS == 0);
+    require!(!NARROW || SLICES * 32 == THREADS);
     // A tile of a full layer lies in one page.
     require!(256 % KEYS == 0);
-    let work = shared::<f32>(if TENSOR && THREADS / 32 * (KEYS + 8) > D + 8 {
-        G * (THREADS / 32) * (KEYS + 8)
-    } else {
-        G * (D + 8)
-    });
+    let work = shared::<f32>(if TENSOR && SLICES * (KEYS + 8) > D + 8 { G * SLICES * (KEYS + 8) } else { G * (D + 8) });
     // Keys, and values; of 8 bits, the codes of both of one tile, and of another.
     let keys = shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { KEYS * (D + 8) });
     let mixed = shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { KEYS * (D + 8) });
@@ -496,84 +481,7 @@ pub fn attention_decode<
     }
 }
 
-/// How a block of `attention_decode` or `attention_step` works.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct DecodeShape {
-    pub threads: u32,
-    /// Keys of a tile.
-    pub keys: u32,
-    /// Elements in 16 bytes.
-    pub vector: u32,
-    /// Blocks that an SM is to hold at once.
-    pub resident: u32,
-}
-
 impl Attention {
-    /// Positions of a segment. Splits take turns with them, and short ones share out evenly what there is to see, however little that is.
-    pub fn segment(&self) -> u32 {
-        SEGMENT_KEYS
-    }
-
-    /// Blocks that share a row's keys. A window is cut so that there is work for every SM, but not below a segment: what a split leaves is merged by few blocks. A full layer's are whole clusters.
-    pub fn splits(&self) -> u32 {
-        match self.window {
-            Some(window) => {
-                let own = (window * self.kv_heads / self.window_blocks()).next_power_of_two();
-                window.div_ceil(own.clamp(SEGMENT_KEYS, 4 * SEGMENT_KEYS))
-            }
-            None => self.most_splits() / self.peers() * self.peers(),
-        }
-    }
-
-    /// Blocks that a window is cut into: a power of two, which a third of the SMs may miss.
-    fn window_blocks(&self) -> u32 {
-        1 << (self.multiprocessors * 4 / 3).max(1).ilog2()
-    }
-
-    /// Splits of a full layer that are of use: one for each segment, but no more than the GPU has room for.
-    fn most_splits(&self) -> u32 {
-        let multiprocessors =
-            if self.cluster > 1 { clustered_multiprocessors(self.multiprocessors) } else { self.multiprocessors };
-        let blocks = multiprocessors * self.decode_shape().resident;
-        let room = match self.full_peers() {
-            1 => blocks / self.kv_heads,
-            peers => (blocks / self.kv_heads).min(MOST_CLUSTERS * peers),
-        };
-        self.capacity.div_ceil(self.segment()).min(room).max(1)
-    }
-
-    /// Blocks of a cluster: all splits of a window, where clusters are so large; some of a full layer's.
-    pub fn peers(&self) -> u32 {
-        match self.window {
-            Some(_) if self.splits() <= self.cluster => self.splits(),
-            Some(_) => 1,
-            None => self.most_splits().min(self.full_peers()),
-        }
-    }
-
-    fn full_peers(&self) -> u32 {
-        FULL_PEERS[usize::from(self.kv_heads > 1)].min(self.cluster)
-    }
-
-    /// Where there is room, a tile is a segment, and a block has as many threads as help: what it does besides waiting for memory takes longer than that. Else tiles of about 64 KiB fit twice on an SM; 16 heads need half of it for themselves.
-    pub(super) fn decode_shape(&self) -> DecodeShape {
-        let shape = |threads, keys, resident| DecodeShape { threads, keys, vector: 8, resident };
-        match (self.kv, self.head_dim, self.group) {
-            (KvType::F32, 512.., 9..) => DecodeShape { vector: 4, ..shape(128, 8, 1) },
-            (KvType::F32, ..) => DecodeShape { vector: 4, ..shape(128, 16, 2) },
-            (_, 512.., _) if self.shared_bytes >= ROOMY => {
-                shape(if self.group > 8 { 256 } else { ROOMY_THREADS }, 64, 1)
-            }
-            (_, 256.., 8) if self.shared_bytes >= ROOMY => shape(ROOMY_THREADS, 64, 1),
-            (_, 512.., 9..) => shape(256, 16, 1),
-            // Two would not fit, and half of the registers are too few to widen with.
-            (KvType::Q8_0 | KvType::Fp8, 512.., 8) => shape(256, 32, 1),
-            (_, 512.., _) => shape(256, 32, 2),
-            (_, _, 9..) => shape(256, 64, 1),
-            _ => shape(256, 64, 2),
-        }
-    }
-
     pub fn decode(&self) -> Result<Instance, InstanceError> {
         let shape = self.decode_shape();
         attention_decode::Chosen {
@@ -584,6 +492,7 @@ impl Attention {
             VECTOR: shape.vector,
             TENSOR: self.kv != KvType::F32,
             SETS: self.group.div_ceil(8),
+            SLICES: shape.slices,
             RESIDENT: shape.resident,
             BF: self.kv == KvType::BF16,
             NARROW: self.kv.is_narrow(),

@@ -9,6 +9,7 @@
 //! - `plain.rs`: the definition, one warp a row and head.
 //! - `decode.rs`, `combine.rs`: few rows, many keys: the keys are shared out among blocks, whose partial results are merged.
 //!   `tensor.rs`, `codes.rs` and `floats.rs` are what a block does with a tile of keys, by the cache's type.
+//!   `shape.rs` says how many of everything.
 //! - `narrow.rs`: caches of 8 bits: how they are made, and copied.
 //! - `step.rs`: the same for one row in one launch, with the norms, RoPE and the store that come before it.
 //!   The last three are `prepare.rs`.
@@ -28,6 +29,7 @@ pub mod peers;
 pub mod plain;
 pub mod prepare;
 pub mod rows;
+mod shape;
 pub mod step;
 pub mod tensor;
 pub mod turns;

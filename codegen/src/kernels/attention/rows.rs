@@ -20,11 +20,11 @@ use gemma4c_plan::cuda::KvType;
 use super::Attention;
 use super::address::{page_start, record_of};
 use super::codes::load_code_queries;
-use super::decode::clustered_multiprocessors;
 use super::narrow::{head_len, narrow_slot, operands_slot};
 use super::peers::merge_clusters;
 use super::plain::first_visible;
 use super::prepare::{fill_turns, load_frequencies, load_heads, prepare_heads};
+use super::shape::clustered_multiprocessors;
 use super::step::{keep_floats, keep_int8};
 use super::tensor::{clear_weights, load_queries};
 use super::turns::{Seen, attend_split, merge_group, split_part, split_start, start_both, start_tile, wait_for_peers};
@@ -45,6 +45,7 @@ pub fn attention_rows<
     const VECTOR: u32,
     const TENSOR: bool,
     const SETS: u32,
+    const SLICES: u32,
     const RESIDENT: u32,
     const BF: bool,
     const ROUNDS: u32,
@@ -82,6 +83,8 @@ pub fn attention_rows<
     page_stride: u32,
 ) {
     require!(KEYS * D % (THREADS * VECTOR) == 0 && G <= 16 && D % 128 == 0);
+    require!(!TENSOR || THREADS / 32 % SLICES == 0 && KEYS * SLICES * 2 % THREADS == 0);
+    require!(!NARROW || SLICES * 32 == THREADS);
     require!(ROUNDS * THREADS / 32 >= if OWN { G + 2 } else { G });
     // A lane has a split of the group.
     require!(PEERS >= 1 && TURNS >= 1 && PEERS * TURNS <= 32 && TURNS * G <= THREADS);
@@ -92,7 +95,7 @@ pub fn attention_rows<
     // The results of a block's splits, and room for scores. Of 16-bit floats the last result takes the scores' place; queries in f32 stay there.
     let results = shared::<f32>(
         (if TENSOR { TURNS - 1 } else { TURNS }) * G * (D + 8)
-            + if TENSOR && THREADS / 32 * (KEYS + 8) > D + 8 { G * (THREADS / 32) * (KEYS + 8) } else { G * (D + 8) },
+            + if TENSOR && SLICES * (KEYS + 8) > D + 8 { G * SLICES * (KEYS + 8) } else { G * (D + 8) },
     );
     // Keys, and values; with AHEAD, both of one tile and of another.
     let keys =
@@ -162,7 +165,7 @@ pub fn attention_rows<
     };
     let k_head = read_only(k_cache).offset(block_idx() * head_len(D));
     let v_head = read_only(v_cache).offset(block_idx() * head_len(D));
-    let mut fragments = regs(U32x4::ZERO, D * 2 / THREADS * SETS);
+    let mut fragments = regs(U32x4::ZERO, D / (16 * SLICES) * SETS);
     let mut offsets = regs(F32x4::ZERO, if SCALED { (D * 2 / THREADS + 1) / 2 * SETS } else { 1 });
     let mut is_odd = false;
     let start = split_start(cluster * (PEERS * TURNS) + rank, seen);
@@ -341,6 +344,7 @@ impl Attention {
             VECTOR: shape.vector,
             TENSOR: self.kv != KvType::F32,
             SETS: self.group.div_ceil(8),
+            SLICES: shape.slices,
             RESIDENT: if alone { 1 } else { shape.resident },
             BF: self.kv == KvType::BF16,
             ROUNDS: (self.group + if own { 2 } else { 0 }).div_ceil(shape.threads / 32),

@@ -19,12 +19,13 @@ use gemma4c_plan::cuda::KvType;
 use super::Attention;
 use super::address::{page_start, record_of};
 use super::combine::{merge_four, run_of, weigh_parts};
-use super::decode::{ROOMY, attend, attend_narrow, copy_tile, tile_end};
+use super::decode::{attend, attend_narrow, copy_tile, tile_end};
 use super::floats::add_scaled;
 use super::narrow::{code_row, copy_codes, head_len, narrow_slot, operands_slot};
 use super::peers::{load_peers, merge_clusters, merge_peers, peer_part};
 use super::plain::first_visible;
 use super::prepare::{fill_turns, load_frequencies, load_heads, prepare_heads};
+use super::shape::ROOMY;
 use super::tensor::clear_weights;
 use crate::kernels::quantise::{codes_per_unit, int8_codes, largest_of, scale_of};
 
@@ -111,6 +112,7 @@ pub fn attention_step<
     const VECTOR: u32,
     const TENSOR: bool,
     const SETS: u32,
+    const SLICES: u32,
     const RESIDENT: u32,
     const BF: bool,
     const ROUNDS: u32,
@@ -149,18 +151,20 @@ pub fn attention_step<
     page_stride: u32,
 ) {
     require!(KEYS * D % (THREADS * VECTOR) == 0 && G <= 16 && D % 128 == 0);
+    require!(!TENSOR || THREADS / 32 % SLICES == 0 && KEYS * SLICES * 2 % THREADS == 0);
+    require!(!NARROW || SLICES * 32 == THREADS);
     require!(ROUNDS * THREADS / 32 >= if OWN { G + 2 } else { G });
     require!(KNOWN || !EARLY);
     require!(PEERS >= 1 && PEERS <= 16 && (MERGE || PEERS == 1));
     // A tile of a full layer lies in one page.
     require!(256 % KEYS == 0);
     // The queries, and in the end their sums. The parts of scores take the queries' place or, with APART, one of their own.
-    let work = shared::<f32>(if TENSOR && !APART && THREADS / 32 * (KEYS + 8) > D + 8 {
-        G * (THREADS / 32) * (KEYS + 8)
+    let work = shared::<f32>(if TENSOR && !APART && SLICES * (KEYS + 8) > D + 8 {
+        G * SLICES * (KEYS + 8)
     } else {
         G * (D + 8)
     });
-    let apart = shared::<f32>(if TENSOR && APART { G * (THREADS / 32) * (KEYS + 8) } else { 1 });
+    let apart = shared::<f32>(if TENSOR && APART { G * SLICES * (KEYS + 8) } else { 1 });
     // Keys, and values; of 8 bits, the codes of both of one tile, and of another.
     let keys = shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { KEYS * (D + 8) });
     let mixed = shared::<KV>(if NARROW { 2 * KEYS * (D / 2 + 16) } else { KEYS * (D + 8) });
@@ -517,6 +521,7 @@ impl Attention {
             VECTOR: shape.vector,
             TENSOR: self.kv != KvType::F32,
             SETS: self.group.div_ceil(8),
+            SLICES: shape.slices,
             RESIDENT: shape.resident,
             BF: self.kv == KvType::BF16,
             ROUNDS: heads.div_ceil(shape.threads / 32),

@@ -4,7 +4,7 @@
 //! of shared memory than there is time while a tile comes from memory. Queries and weights keep nearly all of their bits: each
 //! is the sum of two 16-bit floats. Up to eight heads have both parts as rows of one product, h and h + 8; with more, each
 //! part has a product of its own (SETS is 2). Warps share out the head's values: as depth of the scores, whose parts are then added
-//! in a fixed order, and as columns of the result.
+//! in a fixed order, and as columns of the result. The depth has SLICES; with more warps than that, those of a slice share out the keys of a tile.
 
 use gemma4c_dsl::prelude::*;
 
@@ -37,16 +37,28 @@ pub fn clear_weights<const KEYS: u32, const THREADS: u32, const SETS: u32, KV: F
     }
 }
 
-/// The queries as operands of the warp's part of the depth.
+/// The warp's slice of the depth.
 #[device]
-pub fn load_queries<const D: u32, const G: u32, const THREADS: u32, const BF: bool>(
+pub fn depth_slice<const THREADS: u32, const SLICES: u32>() -> u32 {
+    if THREADS / 32 == SLICES { warp_id() } else { warp_id() % SLICES }
+}
+
+/// The first of the warp's keys of a tile.
+#[device]
+pub fn first_key<const KEYS: u32, const THREADS: u32, const SLICES: u32>() -> u32 {
+    if THREADS / 32 == SLICES { 0 } else { warp_id() / SLICES * (KEYS * SLICES * 32 / THREADS) }
+}
+
+/// The queries as operands of the warp's slice of the depth.
+#[device]
+pub fn load_queries<const D: u32, const G: u32, const THREADS: u32, const SLICES: u32, const BF: bool>(
     queries: Shared<f32>,
     fragments: &mut Regs<U32x4>,
 ) {
     let head = lane_id() / 4;
     #[unroll]
-    for step in 0..D * 2 / THREADS {
-        let at = warp_id() * (D * 32 / THREADS) + step * 16 + lane_id() % 4 * 2;
+    for step in 0..D / (16 * SLICES) {
+        let at = depth_slice() * (D / SLICES) + step * 16 + lane_id() % 4 * 2;
         let near = query_parts(queries, head, at);
         let far = query_parts(queries, head, at + 8);
         if G <= 8 {
@@ -60,14 +72,17 @@ pub fn load_queries<const D: u32, const G: u32, const THREADS: u32, const BF: bo
     }
 }
 
-/// Leaves the warp's part of the scores, `parts[warp][head][key]`, keys eight apart more than they are many: no two heads of a store
-/// in the same bank. Product n has keys `n * 8 …`.
+/// Leaves the warp's part of the scores, `parts[slice][head][key]`, keys eight apart more than they are many: no two heads of a store
+/// in the same bank. Product n has keys `n * 8 …` of the warp's.
 #[device]
-pub fn leave_scores<const G: u32, const KEYS: u32>(sums: &mut Regs<F32x4>, parts: Shared<f32>) {
+pub fn leave_scores<const G: u32, const KEYS: u32, const THREADS: u32, const SLICES: u32>(
+    sums: &mut Regs<F32x4>,
+    parts: Shared<f32>,
+) {
     let head = lane_id() / 4;
     #[unroll]
-    for n in 0..KEYS / 8 {
-        let to = (warp_id() * G + head) * (KEYS + 8) + n * 8 + lane_id() % 4 * 2;
+    for n in 0..KEYS * SLICES * 4 / THREADS {
+        let to = (depth_slice() * G + head) * (KEYS + 8) + first_key() + n * 8 + lane_id() % 4 * 2;
         let sum = sums[n];
         if G <= 8 {
             if head < G {
@@ -84,19 +99,27 @@ pub fn leave_scores<const G: u32, const KEYS: u32>(sums: &mut Regs<F32x4>, parts
 
 /// The warp's part of the scores of a tile's keys.
 #[device]
-pub fn score_tensor<const D: u32, const G: u32, const KEYS: u32, const THREADS: u32, const BF: bool, KV: Float>(
+pub fn score_tensor<
+    const D: u32,
+    const G: u32,
+    const KEYS: u32,
+    const THREADS: u32,
+    const SLICES: u32,
+    const BF: bool,
+    KV: Float,
+>(
     fragments: &mut Regs<U32x4>,
     keys: Shared<KV>,
     parts: Shared<f32>,
 ) {
     let lane = lane_id();
-    let mut sums = regs(F32x4::ZERO, KEYS / 8);
+    let mut sums = regs(F32x4::ZERO, KEYS * SLICES * 4 / THREADS);
     #[unroll]
-    for step in 0..D * 2 / THREADS {
-        let depth = warp_id() * (D * 32 / THREADS) + step * 16;
+    for step in 0..D / (16 * SLICES) {
+        let depth = depth_slice() * (D / SLICES) + step * 16;
         #[unroll]
-        for n in 0..KEYS / 16 {
-            let key = n * 16 + lane / 16 * 8 + lane % 8;
+        for n in 0..KEYS * SLICES * 2 / THREADS {
+            let key = first_key() + n * 16 + lane / 16 * 8 + lane % 8;
             let b = ldmatrix_x4(keys, key * (D + 8) + depth + lane / 8 % 2 * 8);
             if G <= 8 {
                 sums[2 * n] = tensor_product(fragments[step], u32x2(b.x, b.y), sums[2 * n]);
@@ -135,6 +158,7 @@ pub fn weigh_tensor<
     const G: u32,
     const KEYS: u32,
     const THREADS: u32,
+    const SLICES: u32,
     const NARROW: bool,
     const SCALED: bool,
     KV: Float,
@@ -161,8 +185,8 @@ pub fn weigh_tensor<
                 let there = if KEYS % 32 == 0 { key } else { key.min(KEYS - 1) };
                 let mut sum = 0.0f32;
                 #[unroll]
-                for warp in 0..THREADS / 32 {
-                    sum = sum + parts[(warp * G + head) * stride + there];
+                for slice in 0..SLICES {
+                    sum = sum + parts[(slice * G + head) * stride + there];
                 }
                 scores[i] = if key < visible { sum } else { f32::NEG_INFINITY };
                 now = now.max(scores[i]);

@@ -122,6 +122,7 @@ pub fn attend_split<
     const VECTOR: u32,
     const TENSOR: bool,
     const SETS: u32,
+    const SLICES: u32,
     const BF: bool,
     const AHEAD: bool,
     const NARROW: bool,
