@@ -357,6 +357,25 @@ check_full() {
     return "$code"
 }
 
+there=()
+for model in "${models[@]}"; do
+    [[ ! -f $(plan_of "$model") ]] || there+=("$model")
+done
+
+# taken_by CHECK: the models that it is for, of those that have a plan.
+taken_by() {
+    local model
+    for model in "${there[@]}"; do
+        case $1:$model in
+        repeat:d_tiny_q4_k | repeat:e_tiny_q8_0 | repeat:m_tiny_q8_0) ;;
+        one-launch:d_tiny_q8_0 | one-launch:e_tiny_q4_0 | one-launch:e_tiny_q8_0) ;;
+        perplexity:trained/*) ;;
+        repeat:* | one-launch:* | perplexity:*) continue ;;
+        esac
+        printf '%s\n' "$model"
+    done
+}
+
 # Why a check cannot run here; nothing, if it can.
 obstacle() {
     case $1:$device in
@@ -366,6 +385,9 @@ obstacle() {
     memcheck:cpu | memcheck:sim | racecheck:cpu | racecheck:sim) printf 'there is no GPU' ;;
     memcheck:cuda | racecheck:cuda)
         command -v compute-sanitizer >/dev/null || printf 'compute-sanitizer is not on the PATH'
+        ;;
+    repeat:* | perplexity:* | one-launch:cuda)
+        [[ -n $(taken_by "$1") ]] || printf 'it is for none of these models'
         ;;
     esac
 }
@@ -383,11 +405,6 @@ runs() {
     return 1
 }
 
-there=()
-for model in "${models[@]}"; do
-    [[ ! -f $(plan_of "$model") ]] || there+=("$model")
-done
-
 # What takes longest first, so that it does not run alone in the end.
 if runs kernels; then submit kernels 'every case' check_kernels; fi
 for tool in racecheck memcheck; do
@@ -401,22 +418,13 @@ for tool in racecheck memcheck; do
     fi
 done
 if runs repeat; then
-    for model in "${there[@]}"; do
-        case $model in
-        d_tiny_q4_k | e_tiny_q8_0 | m_tiny_q8_0) submit repeat "$model" check_repeat "$model" ;;
-        esac
-    done
+    for model in $(taken_by repeat); do submit repeat "$model" check_repeat "$model"; done
 fi
 if runs one-launch; then
-    for model in "${there[@]}"; do
-        case $model in
-        d_tiny_q8_0 | e_tiny_q4_0 | e_tiny_q8_0) submit one-launch "$model" check_one_launch "$model" ;;
-        esac
-    done
+    for model in $(taken_by one-launch); do submit one-launch "$model" check_one_launch "$model"; done
 fi
 if runs perplexity; then
-    for model in "${there[@]}"; do
-        [[ $model == trained/* ]] || continue
+    for model in $(taken_by perplexity); do
         submit perplexity "$model, prefill" check_perplexity "$model" ''
         submit perplexity "$model, decode" check_perplexity "$model" '' --decode
         submit perplexity "$model, prefill, bf16 keys" check_perplexity "$model" bf16
