@@ -1,7 +1,6 @@
 //! A plan and its weights as one file, written once and never held as a whole.
 
 use std::io::{self, Seek, SeekFrom, Write};
-use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_codegen::cuda::image;
@@ -10,14 +9,14 @@ use gemma4c_plan::Plan;
 use gemma4c_plan::cuda::Region;
 use gemma4c_plan::embedded::{Embedded, Summing, host_start, same_layout};
 
-use crate::output;
+use crate::output::{self, OutputFile};
 
 /// What a write hands on at a time: `progress` hears of it as often.
 const PIECE: usize = 16 << 20;
 
 /// Writes a plan with the weights it was compiled from, under its name only once it is complete, and returns its size. `progress` is
 /// told the bytes of weights done and the bytes there are. `models` has the plan's files, in their order.
-pub fn write(plan: &mut Plan, models: &[&Gguf], path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<u64> {
+pub fn write(plan: &mut Plan, models: &[&Gguf], path: &OutputFile, progress: &mut dyn FnMut(u64, u64)) -> Result<u64> {
     let cannot_write = || format!("cannot write {}", path.display());
     if let Err(why) = same_layout(plan) {
         bail!(

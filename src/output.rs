@@ -1,22 +1,123 @@
 //! Results, on stdout and in files. A closed pipe ends the program quietly, so nothing here panics on it as `println!` would.
+//!
+//! All files that commands write are opened here, and none of them takes the place of a file that the command reads: `may_be_written` is
+//! where both are compared.
 
-use std::fs::{self, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::ops::Deref;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, OnceLock};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use clap::builder::{MapValueParser, PathBufValueParser, TypedValueParser, ValueParserFactory};
 use tempfile::NamedTempFile;
+
+/// A file that a command writes, by its argument's type: an argument that is a `PathBuf` is a file that the command reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputFile(PathBuf);
+
+/// A folder that a command writes files into.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputFolder(PathBuf);
+
+impl OutputFile {
+    /// `-`: results go to standard output.
+    pub fn is_stdout(&self) -> bool {
+        self.0 == Path::new("-")
+    }
+}
+
+impl OutputFolder {
+    pub fn file(&self, name: &str) -> OutputFile {
+        OutputFile(self.0.join(name))
+    }
+
+    /// Makes the folder where it is not there.
+    pub fn create(&self) -> Result<()> {
+        fs::create_dir_all(&self.0).with_context(|| format!("cannot write {}", self.0.display()))
+    }
+}
+
+macro_rules! argument {
+    ($type:ident) => {
+        impl From<PathBuf> for $type {
+            fn from(path: PathBuf) -> $type {
+                $type(path)
+            }
+        }
+
+        impl AsRef<Path> for $type {
+            fn as_ref(&self) -> &Path {
+                &self.0
+            }
+        }
+
+        impl Deref for $type {
+            type Target = Path;
+
+            fn deref(&self) -> &Path {
+                &self.0
+            }
+        }
+
+        impl ValueParserFactory for $type {
+            type Parser = MapValueParser<PathBufValueParser, fn(PathBuf) -> $type>;
+
+            fn value_parser() -> Self::Parser {
+                PathBufValueParser::new().map($type)
+            }
+        }
+    };
+}
+argument!(OutputFile);
+argument!(OutputFolder);
+
+/// A file that the command reads.
+pub struct Input {
+    /// Device and inode: links to a file are the file.
+    identity: (u64, u64),
+    /// What it is, in words that follow "it is".
+    what: String,
+}
+
+impl Input {
+    /// `None` where there is no such file.
+    pub fn find(path: &Path, what: impl Into<String>) -> Option<Input> {
+        Some(Input { identity: identity(path)?, what: what.into() })
+    }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().map(|info| (info.dev(), info.ino()))
+}
+
+type Inputs = LazyLock<Vec<Input>, Box<dyn FnOnce() -> Vec<Input> + Send>>;
+
+/// One command runs in a process, and its inputs are known when its arguments are.
+static INPUTS: OnceLock<Inputs> = OnceLock::new();
+
+/// From here on no output may be one of these files. They are looked for when the first output is about to be written.
+pub fn protect(inputs: impl FnOnce() -> Vec<Input> + Send + 'static) {
+    // Whoever comes second is a test in the same process, and has inputs of its own to lose.
+    _ = INPUTS.set(LazyLock::new(Box::new(inputs)));
+}
 
 /// Writes a result.
 pub fn print(text: &str) -> Result<()> {
+    print_bytes(text.as_bytes())
+}
+
+fn print_bytes(bytes: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
+    out.write_all(bytes)?;
     Ok(out.flush()?)
 }
 
 /// A file that gets its name once it is complete, with `persist`: nobody meets half of it, and a failure leaves nothing.
-pub fn new_file(path: &Path) -> Result<NamedTempFile> {
+pub fn new_file(path: &OutputFile) -> Result<NamedTempFile> {
+    ensure!(!path.is_stdout(), "-: this result is written in several places, so it cannot go to a pipe: give a file");
     may_be_written(path)?;
     // Readable as any new file is, not only for its owner as temporary ones are.
     let mode = Permissions::from_mode(0o666);
@@ -24,8 +125,11 @@ pub fn new_file(path: &Path) -> Result<NamedTempFile> {
     file.with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Writes a file under its name only once it is complete.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+/// Writes a file under its name only once it is complete, or to standard output.
+pub fn write_whole(path: &OutputFile, bytes: &[u8]) -> Result<()> {
+    if path.is_stdout() {
+        return print_bytes(bytes);
+    }
     let cannot_write = || format!("cannot write {}", path.display());
     let mut file = new_file(path)?;
     file.write_all(bytes).with_context(cannot_write)?;
@@ -33,9 +137,23 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Refuses what would fail after much work, or take the place of a folder, a device or a pipe: a file renamed to `/dev/null`
-/// would be the new one.
-pub fn may_be_written(path: &Path) -> Result<()> {
+/// Opens a file that grows: what is in it stays, and the caller decides how much of that counts.
+pub fn open_kept(path: &OutputFile) -> Result<File> {
+    may_be_written(path)?;
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+    file.with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Refuses what would fail after much work, or take the place of a file that the command reads, of a folder, a device or a pipe: a file renamed
+/// to `/dev/null` would be the new one.
+pub fn may_be_written(path: &OutputFile) -> Result<()> {
+    if path.is_stdout() {
+        return Ok(());
+    }
+    let is_input = |input: &&Input| identity(path) == Some(input.identity);
+    if let Some(input) = INPUTS.get().and_then(|inputs| inputs.iter().find(is_input)) {
+        bail!("{} would be overwritten, and it is {}: give another name", path.display(), input.what);
+    }
     let other = fs::metadata(path).is_ok_and(|info| !info.is_file());
     ensure!(!other, "cannot write {}: it is there, and not a regular file", path.display());
     let folder = folder(path);

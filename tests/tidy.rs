@@ -51,12 +51,13 @@ const CRATES: [(&str, &[&str]); 10] = [
 ];
 
 /// Crates of others that shape whatever touches them, and the only crates of ours that may.
-const HOMES: [(&str, &[&str]); 23] = [
+const HOMES: [(&str, &[&str]); 24] = [
     ("anyhow", &["gemma4c"]),
     ("assert_cmd", &["gemma4c"]),
     ("axum", &["gemma4c-serve"]),
     ("clap", &["gemma4c"]),
     ("clap_complete", &["gemma4c"]),
+    ("clap_mangen", &["gemma4c"]),
     ("corosensei", &["gemma4c-dsl"]),
     ("cudarc", &["gemma4c-runtime"]),
     ("futures-util", &["gemma4c-serve"]),

@@ -1,6 +1,7 @@
 //! The weights under a plan: in the model's files, found, mapped and checked to be the ones the plan was compiled from; or in the
 //! plan's own file, behind it.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,12 @@ impl ModelLocation {
     pub fn file(&self, plan: &Plan) -> Result<PathBuf, RuntimeError> {
         let first = self.files(plan)?.into_iter().next();
         first.ok_or(RuntimeError::ModelMissing { name: String::new(), looked: Vec::new() })
+    }
+
+    /// Every path at which a run may find a file of the plan's models, there or not.
+    pub fn candidates(&self, plan: &Plan) -> Vec<PathBuf> {
+        let only_one = plan.model.files.len() == 1;
+        plan.model.files.iter().flat_map(|file| places(file, self, only_one)).collect()
     }
 
     /// All files of the plan's models, in the plan's order.
@@ -103,19 +110,29 @@ impl Weights {
 }
 
 fn find(file: &ModelFile, location: &ModelLocation, only_one: bool) -> Result<PathBuf, RuntimeError> {
-    let name = Path::new(&file.path).file_name().unwrap_or(file.path.as_ref());
-    let mut looked = match &location.given {
+    let looked = places(file, location, only_one);
+    match looked.iter().find(|p| p.is_file()) {
+        Some(path) => Ok(path.clone()),
+        None => Err(RuntimeError::ModelMissing { name: name(file).to_string_lossy().into_owned(), looked }),
+    }
+}
+
+fn name(file: &ModelFile) -> &OsStr {
+    Path::new(&file.path).file_name().unwrap_or(file.path.as_ref())
+}
+
+/// Where a file of a plan's model may be, the likeliest place first.
+fn places(file: &ModelFile, location: &ModelLocation, only_one: bool) -> Vec<PathBuf> {
+    let name = name(file);
+    let mut places = match &location.given {
         Some(given) if given.is_dir() => vec![given.join(name)],
         Some(given) if only_one => vec![given.clone()],
-        // Of a split model one part was named; the others lie beside it.
+        // Of a split model one part was named; the others are beside it.
         Some(given) => vec![given.with_file_name(name)],
         None => vec![location.folder().join(&file.path), location.folder().join(name)],
     };
-    looked.dedup();
-    match looked.iter().find(|p| p.is_file()) {
-        Some(path) => Ok(path.clone()),
-        None => Err(RuntimeError::ModelMissing { name: name.to_string_lossy().into_owned(), looked }),
-    }
+    places.dedup();
+    places
 }
 
 fn map(path: &Path, expected: &ModelFile) -> Result<(Mmap, File), RuntimeError> {

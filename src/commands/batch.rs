@@ -1,11 +1,13 @@
 //! `gemma4c run --file`: many prompts from a file, answered together, each as if it were alone.
 //!
 //! Nothing runs before every line was read and found right. Answers are written in the prompts' order, each as soon as those before it are
-//! there, so that a run that was cut goes on where it stopped: what the output holds already is not computed again.
+//! there, so that a run that was cut goes on where it stopped: what the output holds already is not computed again. Every answer carries hashes of
+//! what it is an answer to, so that answers of other prompts, plans or settings are never taken for those of this run.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::fmt::{self, Display, Formatter};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,10 +18,12 @@ use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
 use gemma4c_plan::{Plan, Sampling, Vocab};
 use gemma4c_runtime::engine::{Device, DraftCounts, Engine, Event, Finish, Id, Request};
 use serde_json::{Map, Value, json};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::generation::DraftArg;
 use super::plan_file::{self, EngineArgs, EngineOptions, PlanArgs};
-use crate::{output, progress};
+use crate::output::{self, OutputFile};
+use crate::progress;
 
 /// What a line has where it says nothing else.
 pub struct Defaults {
@@ -32,21 +36,21 @@ pub struct Defaults {
 pub struct Batch<'a> {
     pub plan: &'a PlanArgs,
     pub prompts: &'a Path,
-    pub answers: &'a Path,
+    pub answers: &'a OutputFile,
+    /// Begin anew, whatever the answers' file has.
+    pub restart: bool,
     pub sequences: Option<u32>,
     pub engine: EngineArgs,
-    pub draft: DraftArg,
+    pub draft: &'a DraftArg,
 }
 
 pub fn run(batch: &Batch<'_>, defaults: impl FnOnce(&Plan) -> Result<Defaults>) -> Result<()> {
     let Batch { prompts, answers, .. } = batch;
-    output::may_be_written(answers)?;
-    let same = fs::canonicalize(answers).is_ok_and(|path| fs::canonicalize(prompts).is_ok_and(|other| other == path));
-    ensure!(!same, "{} would be overwritten by its own answers: give another file with -o", prompts.display());
     plan_file::regular(prompts)?;
     let text = fs::read_to_string(prompts).with_context(|| format!("cannot read {}", prompts.display()))?;
 
-    let plan = plan_file::read(&batch.plan.plan)?;
+    let plan = batch.plan.read()?;
+    let checksum = plan.checksum()?;
     let defaults = defaults(&plan)?;
     let reader = Reader::new(&plan, defaults)?;
     let mut requests = Vec::new();
@@ -54,15 +58,7 @@ pub fn run(batch: &Batch<'_>, defaults: impl FnOnce(&Plan) -> Result<Defaults>) 
         let place = || format!("{}, line {number}", prompts.display());
         requests.push((number, reader.request(line).with_context(place)?));
     }
-    let done = Done::read(answers)?;
-    ensure!(
-        done.lines <= requests.len(),
-        "{} has {} answers, {} has {} prompts: these answers are not of these prompts",
-        answers.display(),
-        done.lines,
-        prompts.display(),
-        requests.len()
-    );
+    let kept = if batch.restart { Kept::default() } else { Kept::read(answers)? };
     let tokenizer = reader.vocab.as_ref().map(Tokenizer::new).transpose()?;
     let suppress = reader.vocab.map(|vocab| vocab.suppress).unwrap_or_default();
     let drafts = batch.draft.for_engine(&plan);
@@ -72,27 +68,81 @@ pub fn run(batch: &Batch<'_>, defaults: impl FnOnce(&Plan) -> Result<Defaults>) 
     for (number, request) in &requests {
         engine.check(request).with_context(|| format!("{}, line {number}", prompts.display()))?;
     }
-    let file = done.continued(answers)?;
-    let requests = requests.into_iter().map(|(_, request)| request);
-    answer(&mut engine, requests, done.lines, tokenizer.as_ref(), file, answers)
+    // Devices round differently: an answer of another one is not an answer of this run.
+    let device = engine.device().name();
+    let work: Vec<Work> = requests
+        .into_iter()
+        .map(|(_, request)| Work { origin: Origin::of(checksum, &device, &request), request })
+        .collect();
+    kept.check(answers, &work)?;
+    let file = kept.continued(answers)?;
+    answer(&mut engine, work, kept.origins.len(), tokenizer.as_ref(), file, answers)
 }
 
-/// Answers all requests but the first `done`.
+/// A request, and what its answer will be marked with.
+struct Work {
+    origin: Origin,
+    request: Request,
+}
+
+/// What an answer is an answer to, by hashes: equal ones give equal answers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Origin {
+    plan: u64,
+    prompt: u64,
+    settings: u64,
+}
+
+impl Origin {
+    fn of(plan: u64, device: &str, request: &Request) -> Origin {
+        let Request { prompt, most, sampling, seed, stop, .. } = request;
+        let prompt: Vec<u8> = prompt.iter().flat_map(|id| id.to_le_bytes()).collect();
+        Origin {
+            plan: xxh3_64(format!("{plan} {device}").as_bytes()),
+            prompt: xxh3_64(&prompt),
+            settings: xxh3_64(format!("{most} {sampling:?} {seed} {stop:?}").as_bytes()),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Origin> {
+        let mut parts = text.split('-').map(|part| u64::from_str_radix(part, 16).ok());
+        let origin = Origin { plan: parts.next()??, prompt: parts.next()??, settings: parts.next()?? };
+        parts.next().is_none().then_some(origin)
+    }
+
+    /// What of this run another answer was not made with.
+    fn differs(&self, other: &Origin) -> &'static str {
+        match (self.prompt == other.prompt, self.plan == other.plan) {
+            (false, _) => "another prompt",
+            (true, false) => "another plan or device",
+            (true, true) => "other settings",
+        }
+    }
+}
+
+impl Display for Origin {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}-{:016x}-{:016x}", self.plan, self.prompt, self.settings)
+    }
+}
+
+/// Answers all requests but the first `kept`.
 fn answer(
     engine: &mut Engine<Box<dyn Device>>,
-    requests: impl ExactSizeIterator<Item = Request>,
-    done: usize,
+    work: Vec<Work>,
+    kept: usize,
     tokenizer: Option<&Tokenizer>,
-    mut file: File,
-    path: &Path,
+    mut file: Box<dyn Write>,
+    path: &OutputFile,
 ) -> Result<()> {
-    let bar = progress::answers(requests.len() as u64);
-    bar.inc(done as u64);
-    let mut requests = requests.enumerate().skip(done);
+    let bar = progress::answers(work.len() as u64);
+    bar.inc(kept as u64);
+    let origins: Vec<Origin> = work.iter().map(|work| work.origin).collect();
+    let mut requests = work.into_iter().map(|work| work.request).enumerate().skip(kept);
     let mut running: BTreeMap<Id, (usize, Vec<u32>)> = BTreeMap::new();
     // Finished before others that were asked for earlier.
     let mut early: BTreeMap<usize, String> = BTreeMap::new();
-    let mut next = done;
+    let mut next = kept;
     let ahead = 2 * engine.limits().slots as usize;
     let (mut tokens, mut read) = (0u64, 0u64);
     let started = Instant::now();
@@ -120,7 +170,7 @@ fn answer(
                 }
                 Event::Finished { id, reason } => {
                     let Some((index, tokens)) = running.remove(&id) else { continue };
-                    early.insert(index, line(&tokens, reason, tokenizer)?);
+                    early.insert(index, line(&tokens, reason, tokenizer, &origins[index])?);
                     bar.inc(1);
                 }
                 Event::Failed { id, error } => {
@@ -131,16 +181,22 @@ fn answer(
         }
         bar.set_message(format!("{tokens} tokens"));
         while let Some(line) = early.remove(&next) {
-            file.write_all(line.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
+            let written = file.write_all(line.as_bytes()).and_then(|()| file.flush());
+            // A closed pipe is no failure, so it is no failure of writing either.
+            match path.is_stdout() {
+                true => written?,
+                false => written.with_context(|| format!("cannot write {}", path.display()))?,
+            }
             next += 1;
         }
     }
     bar.finish_and_clear();
     let seconds = started.elapsed().as_secs_f64();
     let (reading, writing) = (read as f64 / seconds, tokens as f64 / seconds);
+    let already = if kept > 0 { format!("{kept} kept, ") } else { String::new() };
     eprintln!(
-        "[{} answers in {seconds:.1} s: {read} prompt tokens, {reading:.0} a second; {tokens} tokens, {writing:.0} a second]",
-        next - done
+        "[{already}{} answers in {seconds:.1} s: {read} prompt tokens, {reading:.0} a second; {tokens} tokens, {writing:.0} a second]",
+        next - kept
     );
     let DraftCounts { rounds, drafted, accepted, .. } = engine.draft_counts();
     if drafted > 0 {
@@ -150,7 +206,7 @@ fn answer(
     Ok(())
 }
 
-fn line(tokens: &[u32], reason: Finish, tokenizer: Option<&Tokenizer>) -> Result<String> {
+fn line(tokens: &[u32], reason: Finish, tokenizer: Option<&Tokenizer>, origin: &Origin) -> Result<String> {
     let text = match tokenizer {
         None => Value::Null,
         Some(tokenizer) => {
@@ -163,7 +219,8 @@ fn line(tokens: &[u32], reason: Finish, tokenizer: Option<&Tokenizer>) -> Result
             Value::String(text)
         }
     };
-    Ok(format!("{}\n", json!({ "tokens": tokens, "text": text, "finish_reason": reason.name() })))
+    let hash = origin.to_string();
+    Ok(format!("{}\n", json!({ "tokens": tokens, "text": text, "finish_reason": reason.name(), "hash": hash })))
 }
 
 /// Turns lines into requests.
@@ -299,47 +356,69 @@ fn count(fields: &Map<String, Value>, key: &str) -> Result<Option<u32>> {
     }
 }
 
-/// What an earlier run has left.
-struct Done {
-    /// Whole answers.
-    lines: usize,
+/// Answers that an earlier run has left.
+#[derive(Default)]
+struct Kept {
+    origins: Vec<Origin>,
     /// Their bytes: a line that was cut comes after them.
     bytes: u64,
 }
 
-impl Done {
-    fn read(path: &Path) -> Result<Done> {
+impl Kept {
+    fn read(path: &OutputFile) -> Result<Kept> {
+        if path.is_stdout() {
+            return Ok(Kept::default());
+        }
         let text = match fs::read(path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
         };
-        let mut done = Done { lines: 0, bytes: 0 };
+        let mut kept = Kept::default();
         for line in text.split_inclusive(|byte| *byte == b'\n') {
-            let answer: Option<Value> = serde_json::from_slice(line).ok();
-            let is_answer =
-                answer.is_some_and(|answer| answer["tokens"].is_array() && answer["finish_reason"].is_string());
-            match (is_answer, line.ends_with(b"\n")) {
-                (true, true) => {}
-                // The last line of a run that was cut is computed again.
-                (_, false) => break,
-                (false, true) => bail!(
-                    "{}, line {}: this is no answer, so the file is not continued: give another with -o",
-                    path.display(),
-                    done.lines + 1
-                ),
+            // The last line of a run that was cut is computed again.
+            if !line.ends_with(b"\n") {
+                break;
             }
-            done.lines += 1;
-            done.bytes += line.len() as u64;
+            let place = || format!("{}, line {}", path.display(), kept.origins.len() + 1);
+            let answer: Value = serde_json::from_slice(line).unwrap_or_default();
+            let is_answer = answer["tokens"].is_array() && answer["finish_reason"].is_string();
+            ensure!(is_answer, "{}: this is no answer, so the file is not continued: give another with -o", place());
+            let origin = answer["hash"].as_str().and_then(Origin::parse);
+            let origin = origin.with_context(|| {
+                format!("{}: the answer does not say what it is an answer to: --restart replaces all answers", place())
+            })?;
+            kept.origins.push(origin);
+            kept.bytes += line.len() as u64;
         }
-        Ok(done)
+        Ok(kept)
     }
 
-    /// The file, ready for the next answer.
-    fn continued(&self, path: &Path) -> Result<File> {
+    /// Refuses answers that are not of this run.
+    fn check(&self, path: &OutputFile, work: &[Work]) -> Result<()> {
+        let remedy = "--restart replaces all answers, or give another file with -o";
+        for (at, found) in self.origins.iter().enumerate() {
+            let place = || format!("{}, line {}", path.display(), at + 1);
+            match work.get(at) {
+                None => bail!("{}: there are {} prompts and more answers: {remedy}", place(), work.len()),
+                Some(work) if work.origin != *found => {
+                    bail!("{}: the answer is of {}: {remedy}", place(), work.origin.differs(found));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the next answer goes.
+    fn continued(&self, path: &OutputFile) -> Result<Box<dyn Write>> {
+        if path.is_stdout() {
+            return Ok(Box::new(io::stdout()));
+        }
         let cannot_write = || format!("cannot write {}", path.display());
-        let file = OpenOptions::new().create(true).append(true).open(path).with_context(cannot_write)?;
+        let mut file: File = output::open_kept(path)?;
         file.set_len(self.bytes).with_context(cannot_write)?;
-        Ok(file)
+        file.seek(SeekFrom::End(0)).with_context(cannot_write)?;
+        Ok(Box::new(file))
     }
 }

@@ -18,8 +18,8 @@ use gemma4c_plan::Sampling;
 use gemma4c_runtime::{Asked, MOST_LOOKED_UP, Request, Sampler, Session};
 
 use super::Outcome;
-use super::cached::ModelArgs;
-use super::plan_file::{self, EngineArgs, PlanArgs};
+use super::cached::{ModelArgs, Needs};
+use super::plan_file::{EngineArgs, PlanArgs};
 use super::synthetic_media::Media;
 use crate::output::print;
 use crate::{progress, random};
@@ -154,7 +154,8 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     let sequences = args.sequences.as_deref().map(|text| numbers("--sequences", text)).transpose()?;
     let most = sequences.and_then(|all| all.into_iter().max()).unwrap_or(1).max(1);
     let verified = if args.ngram.is_some() { MOST_LOOKED_UP + 1 } else { 1 };
-    args.model.resolve(&mut args.plan, most, verified)?;
+    let needs = Needs { sequences: most, verified, drafter: None, image_tokens: None };
+    args.model.resolve(&mut args.plan, &needs)?;
     let args = &args;
     let started = Instant::now();
     let (prompts, generate) = (numbers("-p", &args.prompts)?, numbers("-n", &args.generate)?);
@@ -208,7 +209,7 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     let generate = generate.into_iter().filter(|n| *n > 0).map(Test::Generate);
     let tests: Vec<Test> = media.chain(prompts).chain(generate).collect();
 
-    let plan = plan_file::read(&args.plan.plan)?;
+    let plan = args.plan.read()?;
     let read = started.elapsed();
     let context = plan.program.context;
     for (test, depth) in tests.iter().flat_map(|test| depths.iter().map(move |depth| (*test, *depth))) {

@@ -1,26 +1,30 @@
 //! Plans that are made on the way: a command that is given a GGUF model compiles it for this machine, and finds the plan again the next time.
 //!
-//! A cached plan is named by everything that it depends on: the model's fingerprint, the options, the GPU and this very program. It is an
-//! ordinary plan; to move one to another machine, `compile` is the way.
+//! A cached plan is named by everything that it depends on: the models' fingerprints and paths, the options, the GPU and this very program. It is an
+//! ordinary plan; to move one to another machine, `compile` is the way. A cache that cannot be written costs time and nothing else.
 
-use std::env;
+use std::fmt::{self, Display, Formatter};
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
+use std::{env, iter};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use gemma4c_codegen::arch::Arch;
 use gemma4c_codegen::passes;
 use gemma4c_codegen::target::Target as Gpu;
 use gemma4c_models::gguf::Gguf;
-use gemma4c_plan::{VERSION, cuda::KvType};
-use gemma4c_runtime::machine;
+use gemma4c_models::media::USUAL_BUDGET;
+use gemma4c_plan::{Plan, VERSION, cuda::KvType};
+use gemma4c_runtime::{MOST_DRAFTS, machine};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::compile::Kv;
 use super::plan_file::{self, Device, PlanArgs};
-use crate::compile::{self, CudaOptions, Options};
-use crate::output;
+use crate::compile::{self, CudaOptions, Options, Projector};
+use crate::output::{self, OutputFile};
 
 /// Plans that are kept, in bytes: the oldest go first.
 const MOST_BYTES: u64 = 4 << 30;
@@ -28,8 +32,8 @@ const MOST_BYTES: u64 = 4 << 30;
 /// How a model is compiled on the way.
 #[derive(Clone, Default, clap::Args)]
 pub struct ModelArgs {
-    /// With a GGUF model: positions a sequence may have [default: 8192, or what the model was trained for if that is less]
-    #[arg(long, value_name = "N")]
+    /// With a GGUF model: positions a sequence may have, such as 32k [default: 8192, or what the model was trained for if that is less]
+    #[arg(long, value_name = "N", value_parser = plan_file::positions)]
     ctx: Option<u32>,
 
     /// With a GGUF model: type of keys and values [default: f16]
@@ -39,49 +43,88 @@ pub struct ModelArgs {
     /// With a GGUF model: device memory the plan may take, such as 24GiB [default: as much as it needs]
     #[arg(long, value_name = "SIZE", value_parser = plan_file::size)]
     vram: Option<u64>,
+
+    /// With a GGUF model: its projector file (mmproj), which lets it read pictures and sound
+    #[arg(long, value_name = "MMPROJ.gguf")]
+    mmproj: Option<PathBuf>,
+}
+
+/// What a command needs of the plan that is made of its model.
+pub struct Needs<'a> {
+    /// Sequences that a GPU plan must have room for.
+    pub sequences: u32,
+    /// Rows of one sequence that a GPU plan must be able to verify at once; a drafter brings its own.
+    pub verified: u32,
+    /// The drafter's file.
+    pub drafter: Option<&'a Path>,
+    /// Soft tokens of a picture.
+    pub image_tokens: Option<u32>,
 }
 
 impl ModelArgs {
-    /// Puts the plan of a model in the model's place; a plan stays. `sequences` are as many as the plan must have room for on a GPU, and
-    /// `verified` rows of one of them are computed together there.
-    pub fn resolve(&self, plan: &mut PlanArgs, sequences: u32, verified: u32) -> Result<()> {
+    /// Puts the plan of a model in the model's place; a plan stays.
+    pub fn resolve(&self, plan: &mut PlanArgs, needs: &Needs<'_>) -> Result<()> {
         if !plan_file::is_gguf(&plan.plan)? {
-            let ModelArgs { ctx, kv, vram } = self;
-            let given = [("--ctx", ctx.is_some()), ("--kv", kv.is_some()), ("--vram", vram.is_some())];
-            if let Some((name, _)) = given.iter().find(|(_, is_given)| *is_given) {
-                anyhow::bail!("{name} is for a GGUF model; {} is a plan, compiled with its own", plan.plan.display());
-            }
-            return Ok(());
+            return self.refuse_for_plan(&plan.plan, needs);
         }
         let started = Instant::now();
         let model = plan.plan.clone();
         let file = Gguf::open(&model)?;
-        let options = self.options(plan, sequences, verified)?;
-        let folder = folder()?;
-        let path = folder.join(name(&model, &file, &options)?);
-        if path.is_file() {
-            // The latest used goes last.
-            _ = File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
-        } else {
+        let options = self.options(plan, needs)?;
+        let name = name(&model, &file, &options)?;
+        let folder = folder().and_then(|folder| {
             fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-            let compiled = compile::compile(&file, &folder, &options)?;
-            let bytes = plan_file::write(&compiled, &path)?;
-            let seconds = started.elapsed().as_secs_f64();
-            eprintln!("[compiled for this machine in {seconds:.1} s: {}, {}]", path.display(), output::bytes(bytes));
-            drop_oldest(&folder, &path);
+            Ok(folder)
+        });
+        if let Some(found) = folder.as_ref().ok().and_then(|folder| find(&folder.join(&name))) {
+            (plan.plan, plan.made) = (folder?.join(name), Some(Box::new(found)));
+            return Ok(());
         }
-        plan.plan = path;
-        // The model may have moved since the plan was made.
-        plan.model.get_or_insert(model);
+        // Without a place to keep it, the plan is made for this run alone.
+        let path = folder.as_deref().unwrap_or(Path::new(".")).join(name);
+        let made = compile::compile(&file, output::folder(&path), &options)?;
+        let kept = folder.and_then(|folder| {
+            let bytes = plan_file::write(&made, &OutputFile::from(path.clone()))?;
+            drop_oldest(&folder, &path);
+            Ok(bytes)
+        });
+        let seconds = started.elapsed().as_secs_f64();
+        match kept {
+            Ok(bytes) => {
+                let bytes = output::bytes(bytes);
+                eprintln!("[compiled for this machine in {seconds:.1} s: {}, {bytes}]", path.display());
+            }
+            Err(why) => {
+                let why = output::message(&why);
+                eprintln!("[compiled for this run alone in {seconds:.1} s: the plan is not kept, because {why}]");
+            }
+        }
+        (plan.plan, plan.made) = (path, Some(Box::new(made)));
         Ok(())
     }
 
-    fn options(&self, plan: &PlanArgs, sequences: u32, verified: u32) -> Result<Options> {
+    /// What a model is compiled with is not for a plan, which was compiled with its own.
+    fn refuse_for_plan(&self, plan: &Path, needs: &Needs<'_>) -> Result<()> {
+        let ModelArgs { ctx, kv, vram, mmproj } = self;
+        let given = [
+            ("--ctx", ctx.is_some()),
+            ("--kv", kv.is_some()),
+            ("--vram", vram.is_some()),
+            ("--mmproj", mmproj.is_some()),
+            ("--draft FILE", needs.drafter.is_some()),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            Some((name, _)) => bail!("{name} is for a GGUF model; {} is a plan, compiled with its own", plan.display()),
+            None => Ok(()),
+        }
+    }
+
+    fn options(&self, plan: &PlanArgs, needs: &Needs<'_>) -> Result<Options> {
         let gpu = machine::gpus().ok().and_then(|gpus| gpus.into_iter().next());
         let target = match (plan.device, &gpu) {
             (Device::Cpu, _) | (Device::Auto, None) => None,
             (Device::Sim, None) => Some(Gpu::of_arch(Arch::Sm90a)),
-            (Device::Cuda, None) => anyhow::bail!("--device cuda: this machine has no GPU to compile for"),
+            (Device::Cuda, None) => bail!("--device cuda: this machine has no GPU to compile for"),
             (_, Some(gpu)) => {
                 let target = compile::target_of(gpu);
                 Some(
@@ -92,16 +135,41 @@ impl ModelArgs {
         };
         ensure!(target.is_some() || self.vram.is_none(), "--vram is about GPUs, but the plan runs on the CPU");
         let kv = self.kv.map_or(KvType::F16, Kv::kv_type);
+        let drafter = needs.drafter.map(Gguf::open).transpose()?.map(Arc::new);
+        let drafted = if drafter.is_some() { MOST_DRAFTS + 1 } else { 1 };
+        let image_tokens = needs.image_tokens.unwrap_or(USUAL_BUDGET);
+        let projector = match &self.mmproj {
+            Some(path) => Some(Arc::new(Projector { file: Gguf::open(path)?, image_tokens })),
+            None => None,
+        };
         let cuda = target.map(|target| CudaOptions {
-            verified,
+            verified: needs.verified.max(drafted),
             targets: vec![target],
             kv,
-            sequences,
+            sequences: needs.sequences,
             snapshots: None,
             vram: self.vram,
             disabled: passes::switched_off(&[], &[]),
         });
-        Ok(Options { context: self.ctx, kv: Some(kv), cuda, ..Options::default() })
+        Ok(Options { context: self.ctx, kv: Some(kv), cuda, drafter, projector, ..Options::default() })
+    }
+}
+
+/// A plan that was kept. One that is damaged is made again: nobody wrote it by hand.
+fn find(path: &Path) -> Option<Plan> {
+    if !path.is_file() {
+        return None;
+    }
+    match plan_file::read(path) {
+        Ok(plan) => {
+            // The latest used goes last.
+            _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
+            Some(plan)
+        }
+        Err(why) => {
+            eprintln!("[the plan in the cache is made again: {}]", output::message(&why));
+            None
+        }
     }
 }
 
@@ -110,21 +178,27 @@ fn root() -> Result<PathBuf> {
     let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let user = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
     let root = variable("GEMMA4C_CACHE").or_else(|| Some(user()?.join("gemma4c")));
-    root.context(
-        "there is no place for a cache: none of GEMMA4C_CACHE, XDG_CACHE_HOME and HOME is set; use `gemma4c compile`",
-    )
+    root.context("there is no place for a cache: none of GEMMA4C_CACHE, XDG_CACHE_HOME and HOME is set")
 }
 
 fn folder() -> Result<PathBuf> {
     Ok(root()?.join("plans"))
 }
 
+/// By all that a plan depends on. The files' paths are among that: the plan says where its weights are.
 fn name(model: &Path, file: &Gguf, options: &Options) -> Result<String> {
-    let fingerprint = file.fingerprint(file.tensors());
+    let Options { projector, drafter, .. } = options;
+    let files = iter::once(file).chain(projector.iter().map(|p| &p.file)).chain(drafter.as_deref());
+    let files: Vec<(u64, Vec<PathBuf>)> = files
+        .map(|file| {
+            let paths = file.files().iter().map(|part| fs::canonicalize(&part.path).unwrap_or(part.path.clone()));
+            (file.fingerprint(file.tensors()), paths.collect())
+        })
+        .collect();
     // Another build may compile otherwise.
     let program = env::current_exe().and_then(fs::metadata).context("cannot find this program's own file")?;
     let built = program.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
-    let all = format!("{VERSION} {fingerprint} {options:?} {} {built:?}", program.len());
+    let all = format!("{VERSION} {files:?} {options:?} {} {built:?}", program.len());
     let stem = model.file_stem().unwrap_or_default().to_string_lossy();
     Ok(format!("{stem}-{:016x}.bin", xxh3_64(all.as_bytes())))
 }
@@ -156,32 +230,57 @@ fn drop_oldest(folder: &Path, keep: &Path) {
     }
 }
 
-/// Where the cache is and how much is in it, in a line.
-pub fn described() -> String {
-    match root() {
-        Err(error) => error.to_string(),
-        Ok(root) => {
-            let count = |name: &str| {
-                let files = plans(&root.join(name));
-                (files.len(), files.iter().map(|(_, bytes)| bytes).sum::<u64>())
-            };
-            let ((plans, plan_bytes), (kernels, kernel_bytes)) = (count("plans"), count("cubins"));
-            let bytes = output::bytes(plan_bytes + kernel_bytes);
-            format!("{}: {plans} plans and {kernels} kernels, {bytes}", root.display())
+/// Everything of ours in the cache: plans and compiled kernels, by the names that they are given. Other files there are somebody else's.
+pub struct Contents {
+    root: PathBuf,
+    plans: Vec<(PathBuf, u64)>,
+    kernels: Vec<(PathBuf, u64)>,
+}
+
+impl Contents {
+    pub fn read() -> Result<Contents> {
+        let root = root()?;
+        let of = |folder: &str, is_ours: fn(&str) -> bool| -> Vec<(PathBuf, u64)> {
+            let named = |path: &Path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_ours);
+            plans(&root.join(folder)).into_iter().filter(|(path, _)| named(path)).collect()
+        };
+        let (plans, kernels) = (of("plans", is_plan_name), of("cubins", |name| is_hex(name, 32)));
+        Ok(Contents { root, plans, kernels })
+    }
+
+    fn bytes(&self) -> u64 {
+        self.plans.iter().chain(&self.kernels).map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Deletes all of it.
+    pub fn clear(&self) -> Result<()> {
+        for (path, _) in self.plans.iter().chain(&self.kernels) {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("cannot delete {}", path.display()));
+                }
+                _ => {}
+            }
         }
+        Ok(())
     }
 }
 
-/// Deletes everything in the cache; returns how many files and bytes that were.
-pub fn clear() -> Result<(usize, u64)> {
-    let root = root()?;
-    let (mut count, mut freed) = (0, 0);
-    for name in ["plans", "cubins"] {
-        for (path, bytes) in plans(&root.join(name)) {
-            fs::remove_file(&path).with_context(|| format!("cannot delete {}", path.display()))?;
-            count += 1;
-            freed += bytes;
-        }
+/// `FOLDER: 2 plans and 30 kernels, 12.50 MB`.
+impl Display for Contents {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let (plans, kernels) = (counted(self.plans.len(), "plan"), counted(self.kernels.len(), "kernel"));
+        write!(f, "{}: {plans} and {kernels}, {}", self.root.display(), output::bytes(self.bytes()))
     }
-    Ok((count, freed))
+}
+
+/// `STEM-0123456789abcdef.bin`, as `name` makes them.
+fn is_plan_name(name: &str) -> bool {
+    let parts = name.strip_suffix(".bin").and_then(|name| name.rsplit_once('-'));
+    parts.is_some_and(|(_, hash)| is_hex(hash, 16))
+}
+
+fn is_hex(text: &str, digits: usize) -> bool {
+    text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

@@ -16,7 +16,8 @@ use gemma4c_runtime::{MOST_DRAFTS, MOST_LOOKED_UP, machine};
 
 use super::{Outcome, media, plan_file};
 use crate::compile::{self, CudaOptions, DEFAULT_CONTEXT, Projector};
-use crate::{embed, output, progress};
+use crate::output::{self, OutputFile};
+use crate::{embed, progress};
 
 /// Compile a GGUF model to a plan.
 ///
@@ -30,9 +31,9 @@ pub struct Args {
 
     /// Where to write the plan.
     #[arg(short, long, value_name = "PLAN.bin")]
-    output: PathBuf,
+    output: OutputFile,
 
-    /// The model's projector file (mmproj), which lets it read pictures.
+    /// The model's projector file (mmproj), which lets it read pictures and sound.
     #[arg(long, value_name = "MMPROJ.gguf")]
     mmproj: Option<PathBuf>,
 
@@ -60,8 +61,8 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     sms: Option<u32>,
 
-    /// Positions a sequence may have [default: 8192, or what the model was trained for if that is less]
-    #[arg(long, value_name = "N")]
+    /// Positions a sequence may have, such as 32k [default: 8192, or what the model was trained for if that is less]
+    #[arg(long, value_name = "N", value_parser = plan_file::positions)]
     ctx: Option<u32>,
 
     /// Prompt tokens computed in one pass: more is faster and needs more memory [default: 256 on a CPU, 2048 on a GPU]
@@ -164,7 +165,6 @@ fn passes_off(args: &Args) -> Result<Vec<String>> {
 pub fn run(args: &Args) -> Result<Outcome> {
     debug_assert_eq!(DEFAULT_CONTEXT, 8192, "the help text of --ctx says so");
     let started = Instant::now();
-    output::may_be_written(&args.output)?;
     ensure!(!plan_file::is_plan(&args.model)?, "{} is a plan already: give the GGUF model", args.model.display());
     let file = Gguf::open(&args.model)?;
     let gpu = machine::gpus().ok().and_then(|gpus| gpus.into_iter().next());

@@ -5,7 +5,6 @@
 //! are mapped from those files, as those of any model are: nothing about this one is special to the compiler or the runtime.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,7 +23,7 @@ use super::Outcome;
 use super::generation::{Answer, Generation, SamplingArgs, Speed};
 use super::plan_file::{self, Device};
 use crate::compile::{self, CudaOptions};
-use crate::output::{self, print};
+use crate::output::{self, OutputFile, OutputFolder, print};
 use crate::progress;
 use crate::report::html;
 
@@ -53,7 +52,7 @@ pub struct Args {
 
     /// The folder for the model, its plan and the page. An existing folder is used again.
     #[arg(short, long, value_name = "DIR", default_value = "gemma4c-demo")]
-    output: PathBuf,
+    output: OutputFolder,
 }
 
 /// As in `assets/README.md`.
@@ -83,7 +82,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
 
     let vocab = plan.vocab.clone().context("the model inside this program has no vocabulary")?;
     let tokenizer = Tokenizer::new(&vocab)?;
-    let location = ModelLocation { plan: files.plan.clone(), given: None };
+    let location = ModelLocation { plan: files.plan.to_path_buf(), given: None };
     let session = plan_file::open(plan.clone(), &location, choice.device, &OnGpu::default())?;
     let sampler = args.sampling.sampler(plan.sampling, vocab.suppress.clone())?;
     let speculation = Some(Speculation::new(Source::Drafter, Some(DRAFTS)));
@@ -123,24 +122,24 @@ pub fn run(args: &Args) -> Result<Outcome> {
 
 /// What the demo leaves behind.
 struct Files {
-    folder: PathBuf,
-    model: PathBuf,
-    drafter: PathBuf,
-    plan: PathBuf,
-    page: PathBuf,
+    folder: OutputFolder,
+    model: OutputFile,
+    drafter: OutputFile,
+    plan: OutputFile,
+    page: OutputFile,
 }
 
 impl Files {
     /// Makes the folder where it is not there.
-    fn in_folder(folder: &Path) -> Result<Files> {
+    fn in_folder(folder: &OutputFolder) -> Result<Files> {
         let not_possible = || format!("cannot put the demo's files in {}", folder.display());
-        fs::create_dir_all(folder).with_context(not_possible)?;
+        folder.create().with_context(not_possible)?;
         let files = Files {
-            folder: folder.to_owned(),
-            model: folder.join("austen.gguf"),
-            drafter: folder.join("austen_draft.gguf"),
-            plan: folder.join("plan.bin"),
-            page: folder.join("plan.html"),
+            folder: folder.clone(),
+            model: folder.file("austen.gguf"),
+            drafter: folder.file("austen_draft.gguf"),
+            plan: folder.file("plan.bin"),
+            page: folder.file("plan.html"),
         };
         for path in [&files.model, &files.drafter, &files.plan, &files.page] {
             output::may_be_written(path).with_context(not_possible)?;
@@ -150,7 +149,7 @@ impl Files {
 }
 
 /// Writes a file whole or not at all. One that has these bytes already is left alone: a plan may be using it.
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+fn write(path: &OutputFile, bytes: &[u8]) -> Result<()> {
     let is_there = fs::metadata(path).is_ok_and(|info| info.len() == bytes.len() as u64);
     if is_there && fs::read(path).is_ok_and(|found| found == bytes) {
         return Ok(());

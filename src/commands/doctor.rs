@@ -35,7 +35,10 @@ pub fn run(_: &Args) -> Result<Outcome> {
         Ok(found) => print(&format!("nvrtc    {found}\n"))?,
         Err(error) => print(&format!("nvrtc    {error}\n"))?,
     }
-    print(&format!("cache    {}\n", cached::described()))?;
+    print(&format!(
+        "cache    {}\n",
+        cached::Contents::read().map_or_else(|error| error.to_string(), |contents| contents.to_string())
+    ))?;
     print(&format!("\n{}\n", verdict(has_gpu, compiles)))?;
     Ok(Outcome::Done)
 }

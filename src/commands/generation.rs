@@ -1,5 +1,6 @@
 //! Text from a session, as `run` and `demo` write it: a prompt is read, tokens are picked and given out one by one.
 
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -45,7 +46,7 @@ impl SamplingArgs {
 }
 
 /// How far tokens are guessed before the model computes them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DraftArg {
     /// By the plan's drafter, if it has one, as far as that pays.
     #[default]
@@ -55,6 +56,8 @@ pub enum DraftArg {
     Ngram,
     /// By the plan's drafter, so many in a row.
     Steps(u32),
+    /// By the drafter in this file, with which a model is compiled on the way.
+    File(PathBuf),
 }
 
 impl std::str::FromStr for DraftArg {
@@ -66,18 +69,19 @@ impl std::str::FromStr for DraftArg {
             ("off", _) => Ok(DraftArg::Off),
             ("ngram", _) => Ok(DraftArg::Ngram),
             (_, Ok(steps @ 1..=MOST_DRAFTS)) => Ok(DraftArg::Steps(steps)),
-            _ => Err(format!("expected auto, off, ngram or 1 to {MOST_DRAFTS}")),
+            (_, Err(_)) if Path::new(text).is_file() => Ok(DraftArg::File(text.into())),
+            _ => Err(format!("expected auto, off, ngram, 1 to {MOST_DRAFTS}, or a drafter's file")),
         }
     }
 }
 
 impl DraftArg {
     /// What that means for a plan; `None`: tokens are decoded one by one.
-    pub fn speculation(self, plan: &Plan) -> Result<Option<Speculation>, RuntimeError> {
+    pub fn speculation(&self, plan: &Plan) -> Result<Option<Speculation>, RuntimeError> {
         let has_drafter = plan.drafter.is_some();
-        Ok(match self {
+        Ok(match *self {
             DraftArg::Off => None,
-            DraftArg::Auto => has_drafter.then(|| Speculation::new(Source::Drafter, None)),
+            DraftArg::Auto | DraftArg::File(_) => has_drafter.then(|| Speculation::new(Source::Drafter, None)),
             DraftArg::Ngram => Some(Speculation::new(Source::Lookup, None)),
             DraftArg::Steps(_) if !has_drafter => return Err(RuntimeError::NoDrafter),
             DraftArg::Steps(steps) => Some(Speculation::new(Source::Drafter, Some(steps))),
@@ -85,10 +89,10 @@ impl DraftArg {
     }
 
     /// The same for many sequences. An engine refuses what its device cannot do.
-    pub fn for_engine(self, plan: &Plan) -> engine::Drafts {
-        let (source, steps) = match self {
-            DraftArg::Auto if plan.drafter.is_some() => (DraftSource::Drafter, None),
-            DraftArg::Auto | DraftArg::Off => (DraftSource::Nowhere, None),
+    pub fn for_engine(&self, plan: &Plan) -> engine::Drafts {
+        let (source, steps) = match *self {
+            DraftArg::Auto | DraftArg::File(_) if plan.drafter.is_some() => (DraftSource::Drafter, None),
+            DraftArg::Auto | DraftArg::File(_) | DraftArg::Off => (DraftSource::Nowhere, None),
             DraftArg::Ngram => (DraftSource::Lookup, None),
             DraftArg::Steps(steps) => (DraftSource::Drafter, Some(steps)),
         };
@@ -96,8 +100,16 @@ impl DraftArg {
     }
 
     /// Rows of a sequence that a model is compiled to verify, where it is compiled on the way.
-    pub fn verified_rows(self) -> u32 {
-        if self == DraftArg::Ngram { MOST_LOOKED_UP + 1 } else { 1 }
+    pub fn verified_rows(&self) -> u32 {
+        if *self == DraftArg::Ngram { MOST_LOOKED_UP + 1 } else { 1 }
+    }
+
+    /// The drafter that a model is compiled with.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            DraftArg::File(path) => Some(path),
+            _ => None,
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! `gemma4c inspect`: what is in a plan or a model.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use gemma4c_codegen::target::Target;
 use gemma4c_graph::to_dot;
 use gemma4c_models::gemma4::{self, Config};
@@ -12,9 +12,10 @@ use gemma4c_runtime::{EmbeddedWeights, ModelLocation};
 use serde_json::Value;
 
 use super::{Outcome, plan_file};
+use crate::output::{self, OutputFile, OutputFolder};
+use crate::progress;
 use crate::report::facts::Facts;
 use crate::report::{cpu, html, json, model, text};
-use crate::{output, progress};
 
 /// Show what is in a plan or in a GGUF model.
 ///
@@ -57,11 +58,11 @@ struct View {
 
     /// For a plan: write a page for a browser. It is one self-contained file.
     #[arg(long, value_name = "OUT.html")]
-    html: Option<PathBuf>,
+    html: Option<OutputFile>,
 
     /// For a GPU plan: write the CUDA C text of every kernel into this folder, one file each.
     #[arg(long, value_name = "DIR")]
-    cuda: Option<PathBuf>,
+    cuda: Option<OutputFolder>,
 
     /// For a plan with embedded weights: read all of them and compare their checksums (opening a plan compares a few).
     #[arg(long)]
@@ -161,19 +162,17 @@ fn pretty(value: &Value) -> Result<String> {
 }
 
 /// One file a kernel, which compiles as it is.
-fn write_sources(facts: &Facts<'_>, folder: &Path) -> Result<String> {
-    let cannot_write = |path: &Path| format!("cannot write {}", path.display());
-    std::fs::create_dir_all(folder).with_context(|| cannot_write(folder))?;
+fn write_sources(facts: &Facts<'_>, folder: &OutputFolder) -> Result<String> {
+    folder.create()?;
     let program = facts.program();
     let arch = &program.gpu.architecture;
     for ((kernel, label), code) in program.kernels.iter().zip(&facts.labels).zip(&facts.cuda.code) {
-        let path = folder.join(format!("{label}.cu"));
         let head = format!(
             "// {}\n// {} threads a block, {} bytes of dynamic shared memory.\n\
              // nvcc -cubin -std=c++17 --fmad=false -arch={arch} {label}.cu\n\n",
             kernel.instance, kernel.block, kernel.shared
         );
-        std::fs::write(&path, head + &code.source).with_context(|| cannot_write(&path))?;
+        output::write_whole(&folder.file(&format!("{label}.cu")), (head + &code.source).as_bytes())?;
     }
     Ok(format!("{}: {} kernels\n", folder.display(), program.kernels.len()))
 }

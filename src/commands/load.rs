@@ -6,7 +6,6 @@
 mod client;
 mod report;
 
-use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -15,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::Outcome;
-use crate::output;
+use crate::output::{self, OutputFile};
 use crate::random::Random;
 use client::{Answered, Server};
 use report::Report;
@@ -67,7 +66,7 @@ pub struct Args {
 
     /// Write the figures as JSON, under the names of `vllm bench serve`.
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    json: Option<OutputFile>,
 
     /// Of a hundred requests, so many must be answered in JSON, by a schema.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -75,7 +74,7 @@ pub struct Args {
 
     /// Write the answers, one a line, in the order of the requests: what the same requests got in other company must be the same.
     #[arg(long, value_name = "FILE")]
-    answers: Option<PathBuf>,
+    answers: Option<OutputFile>,
 
     /// The same seed gives the same requests.
     #[arg(long, default_value_t = 0)]
@@ -93,9 +92,6 @@ pub fn run(args: &Args) -> Result<Outcome> {
     ensure!(args.concurrency > 0, "--concurrency 0: at least one is needed");
     ensure!(args.rate.is_none_or(|rate| rate > 0.0 && rate.is_finite()), "--rate must be more than 0");
     ensure!(args.guided <= 100, "--guided {}: no more than 100 of a hundred", args.guided);
-    for path in args.json.iter().chain(&args.answers) {
-        output::may_be_written(path)?;
-    }
     let server = Server::new(&args.url, args.api_key.as_deref())?;
     let version = server.get("/version").context("the server does not say what it is")?;
     let vocab = version["vocab_size"].as_u64().context("the server does not say how many tokens it knows")?;

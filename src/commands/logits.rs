@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::{Kind, Plan, Program, RowCount, Tower};
@@ -12,7 +11,8 @@ use tempfile::NamedTempFile;
 use super::media::{Item, Media, MediaArgs, Sense};
 use super::tokenize::parse_ids;
 use super::{Outcome, plan_file::PlanArgs};
-use crate::{output, progress};
+use crate::output::{self, OutputFile};
+use crate::progress;
 
 /// Compute logits for given tokens and write them to a safetensors file.
 ///
@@ -56,7 +56,7 @@ pub struct Args {
 
     /// Where to write the logits.
     #[arg(short, long, value_name = "OUT.safetensors")]
-    output: PathBuf,
+    output: OutputFile,
 }
 
 pub fn run(args: &Args) -> Result<Outcome> {
@@ -267,13 +267,13 @@ impl Entry {
 /// so they are not collected in memory.
 struct Tensors {
     file: NamedTempFile,
-    path: PathBuf,
+    path: OutputFile,
     /// Byte offset of each tensor.
     starts: BTreeMap<String, u64>,
 }
 
 impl Tensors {
-    fn create(path: &Path, shapes: &[Entry]) -> Result<Tensors> {
+    fn create(path: &OutputFile, shapes: &[Entry]) -> Result<Tensors> {
         let mut header = serde_json::Map::new();
         let (mut offset, mut starts) = (0u64, BTreeMap::new());
         for Entry { name, dtype, shape } in shapes {
@@ -293,7 +293,7 @@ impl Tensors {
         file.write_all_at(&(text.len() as u64).to_le_bytes(), 0).with_context(cannot_write)?;
         file.write_all_at(&text, 8).with_context(cannot_write)?;
         starts.values_mut().for_each(|start| *start += data);
-        Ok(Tensors { file: named, path: path.into(), starts })
+        Ok(Tensors { file: named, path: path.clone(), starts })
     }
 
     /// Writes values from element `first` of a tensor on.

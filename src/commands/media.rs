@@ -120,6 +120,11 @@ pub struct Media {
 }
 
 impl MediaArgs {
+    /// Soft tokens of a picture, where they were given.
+    pub fn image_tokens(&self) -> Option<u32> {
+        self.image_tokens
+    }
+
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
     }

@@ -10,10 +10,12 @@ mod demo;
 mod diff;
 mod doctor;
 mod generation;
+pub mod inputs;
 mod inspect;
 mod kernels;
 mod load;
 mod logits;
+mod man;
 mod media;
 mod perplexity;
 mod plan_file;
@@ -55,6 +57,7 @@ pub enum Command {
     Doctor(doctor::Args),
     Cache(cache::Args),
     Completions(completions::Args),
+    Man(man::Args),
 }
 
 pub fn run(command: Command) -> Result<Outcome> {
@@ -77,5 +80,6 @@ pub fn run(command: Command) -> Result<Outcome> {
         Command::Doctor(args) => doctor::run(&args),
         Command::Cache(args) => cache::run(&args),
         Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
     }
 }

@@ -19,7 +19,8 @@ use gemma4c_runtime::ModelLocation;
 
 use super::plan_file::{self, Device, PlanArgs};
 use super::{Outcome, tokenize};
-use crate::{output, progress};
+use crate::output::{self, OutputFile};
+use crate::progress;
 use checkpoint::{Checkpoint, Header};
 use read::{Reader, Readers};
 use report::Report;
@@ -67,7 +68,7 @@ pub struct Args {
     /// Keep every finished window in this file. The same command with the same file continues after the last one, and ends with
     /// the same figures.
     #[arg(long, value_name = "FILE")]
-    checkpoint: Option<PathBuf>,
+    checkpoint: Option<OutputFile>,
 
     /// The format of the output.
     #[arg(short = 'o', long = "output", value_enum, default_value = "text")]
@@ -97,7 +98,7 @@ enum Format {
 }
 
 pub fn run(args: &Args) -> Result<Outcome> {
-    let plan = plan_file::read(&args.plan.plan)?;
+    let plan = args.plan.read()?;
     let other = args.against.as_deref().map(plan_file::read).transpose()?;
     let windows = windows(args, &plan)?;
     windows.check_context(&args.plan.plan, plan.program.context)?;
@@ -110,9 +111,6 @@ pub fn run(args: &Args) -> Result<Outcome> {
             path.display()
         );
         windows.check_context(path, other.program.context)?;
-    }
-    if let Some(path) = &args.checkpoint {
-        output::may_be_written(path)?;
     }
 
     let (mut readers, header) = open(args, plan, other, &windows)?;

@@ -10,7 +10,8 @@ use gemma4c_plan::{Plan, START, own_bytes};
 use gemma4c_runtime::engine::{self, BackendDevice, BackendOptions, CpuDevice, CpuOptions, Engine, Gap};
 use gemma4c_runtime::{ModelLocation, OnGpu, RuntimeError, Session, machine};
 
-use crate::{output, progress, simulate};
+use crate::output::{self, OutputFile};
+use crate::{progress, simulate};
 
 /// A plan is small; a file beyond this is something else, and is not read into memory to find out.
 const LARGEST: u64 = 1 << 30;
@@ -50,12 +51,24 @@ pub struct PlanArgs {
     /// Use that many SMs of the GPU and no others, to time a plan for a smaller one.
     #[arg(long, value_name = "N")]
     pub sms: Option<u32>,
+
+    /// The plan itself, where a model was given and it was made on the way.
+    #[arg(skip)]
+    pub made: Option<Box<Plan>>,
 }
 
 impl PlanArgs {
+    /// Reads and checks the plan, but not its weights.
+    pub fn read(&self) -> Result<Plan> {
+        match &self.made {
+            Some(plan) => Ok((**plan).clone()),
+            None => read(&self.plan),
+        }
+    }
+
     /// Loads the plan and its model.
     pub fn open(&self) -> Result<Session> {
-        self.open_read(read(&self.plan)?)
+        self.open_read(self.read()?)
     }
 
     /// The same of the plan, once read.
@@ -154,6 +167,17 @@ fn milliseconds(text: &str) -> Result<Duration, String> {
         true => Duration::try_from_secs_f64(number / 1000.0).map_err(|_| "out of range".into()),
         false => Err("more than 0 is needed".into()),
     }
+}
+
+/// A number of positions, in thousands of 1,024 with a k: 32k is 32768.
+pub fn positions(text: &str) -> Result<u32, String> {
+    let (number, factor) = match text.strip_suffix(['k', 'K']) {
+        Some(number) => (number, 1024),
+        None => (text, 1),
+    };
+    let number: u32 =
+        number.parse().map_err(|_| "a context is a number of positions, such as 8192 or 8k".to_owned())?;
+    number.checked_mul(factor).ok_or_else(|| "out of range".into())
 }
 
 /// Bytes, with a unit or without.
@@ -313,7 +337,7 @@ pub fn read(path: &Path) -> Result<Plan> {
 }
 
 /// Writes a plan under its name only once it is complete.
-pub fn write(plan: &Plan, path: &Path) -> Result<u64> {
+pub fn write(plan: &Plan, path: &OutputFile) -> Result<u64> {
     let bytes = plan.to_bytes()?;
     output::write_whole(path, &bytes)?;
     Ok(bytes.len() as u64)

@@ -4,9 +4,6 @@ mod chain;
 mod company;
 mod table;
 
-use std::fs;
-use std::path::PathBuf;
-
 use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::cuda::{CudaProgram, CudaStep, Phase, PhaseKind};
 use gemma4c_plan::{Kind, Op, Plan, Program, Step};
@@ -14,9 +11,9 @@ use gemma4c_runtime::{Asked, Pick, Run, Session};
 use serde_json::json;
 
 use super::Outcome;
-use super::plan_file::{self, PlanArgs};
+use super::plan_file::PlanArgs;
 use super::synthetic_media::Media;
-use crate::output::{self, print};
+use crate::output::{self, OutputFile, print};
 use table::{Ceilings, Launched, table};
 
 /// Show where a plan's time goes on this machine's GPU, kernel by kernel.
@@ -56,17 +53,14 @@ pub struct Args {
 
     /// Also write every launch as a trace, for chrome://tracing or Perfetto.
     #[arg(long, value_name = "OUT.json")]
-    trace: Option<PathBuf>,
+    trace: Option<OutputFile>,
 }
 
 pub fn run(args: &Args) -> Result<Outcome> {
     let ceilings = Ceilings { gigabytes: args.ceiling_gbs, teraflops: args.ceiling_tflops };
     let is_positive = |ceiling: f64| ceiling > 0.0 && ceiling.is_finite();
     ensure!(is_positive(ceilings.gigabytes) && is_positive(ceilings.teraflops), "a ceiling must be more than 0");
-    if let Some(path) = &args.trace {
-        output::may_be_written(path)?;
-    }
-    let mut plan = plan_file::read(&args.plan.plan)?;
+    let mut plan = args.plan.read()?;
     if args.chain {
         chain::stamp(&mut plan, &args.phase)?;
     }
@@ -120,7 +114,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     }
     if let Some(path) = &args.trace {
         let text = trace(&launched, profile.whole / sum.max(1e-9));
-        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        output::write_whole(path, text.as_bytes())?;
     }
     Ok(Outcome::Done)
 }

@@ -11,12 +11,12 @@ use gemma4c_runtime::Soft;
 
 use super::Outcome;
 use super::batch::{self, Batch, Defaults};
-use super::cached::ModelArgs;
+use super::cached::{ModelArgs, Needs};
 use super::generation::{DraftArg, Generation, SamplingArgs};
 use super::media::{Item, Media, MediaArgs, Sense};
 use super::plan_file::{EngineArgs, PlanArgs};
 use super::tokenize::parse_ids;
-use crate::output;
+use crate::output::{self, OutputFile};
 
 /// Generate text.
 ///
@@ -49,8 +49,8 @@ pub struct Args {
     sampling: SamplingArgs,
 
     /// Guess tokens, which the model then verifies several at once; the text is the same. auto: by the plan's drafter (compile --draft) where it has
-    /// one, as far as that pays; off; ngram: by looking the last tokens up in prompt and text so far; N: by the drafter, N in a row.
-    #[arg(long, value_name = "auto|off|ngram|N", default_value = "auto", hide_default_value = true)]
+    /// one, as far as that pays; off; ngram: by looking the last tokens up in prompt and text so far; N: by the drafter, N in a row; FILE: with a GGUF model, by the drafter in this file.
+    #[arg(long, value_name = "auto|off|ngram|N|FILE", default_value = "auto", hide_default_value = true)]
     draft: DraftArg,
 
     /// Talk to an instruction-tuned model through its chat template.
@@ -72,7 +72,11 @@ pub struct Args {
 
     /// With --file: the answers, one line for each prompt in their order. Answers that are there already are kept.
     #[arg(short, long, value_name = "ANSWERS.jsonl", requires = "file")]
-    output: Option<PathBuf>,
+    output: Option<OutputFile>,
+
+    /// With --file: begin anew, and replace the answers that are there.
+    #[arg(long, requires = "file")]
+    restart: bool,
 
     /// With --file: how many are worked on at once [default: what the plan was compiled for; 8 on a CPU]
     #[arg(long, value_name = "N", requires = "file")]
@@ -107,12 +111,18 @@ const USUAL_SEQUENCES: u32 = 8;
 
 pub fn run(mut args: Args) -> Result<Outcome> {
     let usual = if args.file.is_some() { USUAL_SEQUENCES } else { 1 };
-    args.model.resolve(&mut args.plan, args.sequences.unwrap_or(usual), args.draft.verified_rows())?;
+    let needs = Needs {
+        sequences: args.sequences.unwrap_or(usual),
+        verified: args.draft.verified_rows(),
+        drafter: args.draft.file(),
+        image_tokens: args.media.image_tokens(),
+    };
+    args.model.resolve(&mut args.plan, &needs)?;
     let args = &args;
     if let (Some(prompts), Some(answers)) = (&args.file, &args.output) {
         ensure!(args.media.is_empty(), "--image and --audio are for one prompt: a file of prompts has none");
-        let (sequences, engine, draft) = (args.sequences, args.engine, args.draft);
-        let batch = Batch { plan: &args.plan, prompts, answers, sequences, engine, draft };
+        let (restart, sequences, engine, draft) = (args.restart, args.sequences, args.engine, &args.draft);
+        let batch = Batch { plan: &args.plan, prompts, answers, restart, sequences, engine, draft };
         batch::run(&batch, |plan| {
             let sampler = args.sampling.sampler(plan.sampling, Vec::new())?;
             Ok(Defaults { most: args.n, sampling: sampler.sampling(), seed: sampler.seed() })

@@ -11,10 +11,10 @@ use gemma4c_runtime::RuntimeError;
 use gemma4c_serve::{AllowedHosts, Deadlines, Options, QueueLimits, ServeError};
 
 use super::Outcome;
-use super::cached::ModelArgs;
+use super::cached::{ModelArgs, Needs};
 use super::generation::DraftArg;
 use super::media;
-use super::plan_file::{self, EngineArgs, EngineOptions, PlanArgs};
+use super::plan_file::{EngineArgs, EngineOptions, PlanArgs};
 use crate::output;
 
 /// Serve a plan over HTTP, to clients of OpenAI's API.
@@ -55,8 +55,8 @@ pub struct Args {
     sequences: Option<u32>,
 
     /// Guess tokens, which the model then verifies several at once, of all requests together; answers are the same. auto: by the plan's drafter
-    /// (compile --draft) where it has one, as far as that pays; off; ngram: by looking the last tokens up in prompt and answer so far; N: by the drafter, N in a row.
-    #[arg(long, value_name = "auto|off|ngram|N", default_value = "auto", hide_default_value = true)]
+    /// (compile --draft) where it has one, as far as that pays; off; ngram: by looking the last tokens up in prompt and answer so far; N: by the drafter, N in a row; FILE: with a GGUF model, by the drafter in this file.
+    #[arg(long, value_name = "auto|off|ngram|N|FILE", default_value = "auto", hide_default_value = true)]
     draft: DraftArg,
 
     /// Tokens of an answer whose request sets no limit.
@@ -103,8 +103,14 @@ pub struct Args {
 const USUAL_SEQUENCES: u32 = 16;
 
 pub fn run(mut args: Args) -> Result<Outcome> {
-    args.model.resolve(&mut args.plan, args.sequences.unwrap_or(USUAL_SEQUENCES), args.draft.verified_rows())?;
-    let plan = plan_file::read(&args.plan.plan)?;
+    let needs = Needs {
+        sequences: args.sequences.unwrap_or(USUAL_SEQUENCES),
+        verified: args.draft.verified_rows(),
+        drafter: args.draft.file(),
+        image_tokens: args.image_tokens,
+    };
+    args.model.resolve(&mut args.plan, &needs)?;
+    let plan = args.plan.read()?;
     let api_keys = match &args.api_keys {
         None => String::new(),
         Some(path) => {

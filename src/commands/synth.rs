@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use gemma4c_blocks::DType;
 use gemma4c_models::synth::{self, Preset};
 
 use super::Outcome;
-use crate::{output, progress};
+use crate::output::{self, OutputFile};
+use crate::progress;
 
 /// Write a random model of a real size, or a tiny one, to try things on.
 ///
@@ -26,7 +27,7 @@ pub struct Args {
 
     /// Where to write it.
     #[arg(short, long, value_name = "MODEL.gguf")]
-    output: PathBuf,
+    output: OutputFile,
 
     /// The same seed gives the same bytes.
     #[arg(long, default_value_t = 0)]
@@ -62,7 +63,10 @@ fn dtype(name: &str) -> Result<DType> {
 }
 
 pub fn run(args: &Args) -> Result<Outcome> {
-    output::may_be_written(&args.output)?;
+    ensure!(
+        !args.output.is_stdout(),
+        "-: a model is written in several places, so it cannot go to a pipe: give a file"
+    );
     let started = Instant::now();
     let options = synth::Options {
         preset: args.preset,

@@ -20,7 +20,7 @@ use anyhow::{Context, Result, bail, ensure};
 use gemma4c_plan::cuda::{CudaProgram, PhaseKind};
 use gemma4c_runtime::{Asked, Session};
 
-use super::plan_file::{self, PlanArgs};
+use super::plan_file::PlanArgs;
 use super::{Outcome, profile};
 use crate::output::print;
 use crate::{progress, random};
@@ -102,7 +102,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         "--tolerance {}: more than 0 is needed",
         args.tolerance
     );
-    let plan = plan_file::read(&args.plan.plan)?;
+    let plan = args.plan.read()?;
     let Some(cuda) = &plan.cuda else { bail!("the plan is for the CPU: there is nothing to compare with it") };
     // All programs have the same phases; what is asked for is looked at before anything is loaded.
     let selection = Selection::new(&cuda.program, args)?;

@@ -51,7 +51,8 @@ fn answers_are_those_of_the_prompts_alone_in_their_order() {
     assert_eq!(text(2), place.ok(&format!("{asked} -p 'who?'")));
     assert_eq!(text(3), place.ok("run plan.bin -p hello -n 12 --temp 0"), "what is not said is the command's");
     assert_eq!(text(4), place.ok(&format!("{asked} -p 'and why?'")));
-    assert_eq!(answers[5], json!({"tokens": [], "text": "", "finish_reason": "length"}));
+    let hash = &answers[5]["hash"];
+    assert_eq!(answers[5], json!({"tokens": [], "text": "", "finish_reason": "length", "hash": hash}));
     assert_eq!((answers[6]["tokens"].as_array().unwrap().len(), &answers[6]["finish_reason"]), (3, &json!("context")));
     assert_eq!(answers.len(), lines.len());
     for how in ["--sequences 1", "--sequences 7", "--sequences 2 --itl 20 --host-cache 4MiB"] {
@@ -75,9 +76,11 @@ fn a_run_that_was_cut_goes_on() {
         assert!(place.read("answers.jsonl") == whole, "cut after {cut} of {} bytes", whole.len());
     }
     // What is there is kept, and not computed again.
-    let kept = json!({"tokens": [1], "text": "kept", "finish_reason": "stop"});
+    let mut kept = answers(&place).swap_remove(0);
+    kept["text"] = json!("kept");
     place.write("answers.jsonl", format!("{kept}\n"));
-    place.ok(RUN);
+    assert!(place.run(RUN).stderr.starts_with("[1 kept, 3 answers in "));
+    assert!(place.run(RUN).stderr.starts_with("[4 kept, 0 answers in "));
     let answers = answers(&place);
     assert_eq!((answers.len(), &answers[0]), (4, &kept));
     let alone = place.ok("run plan.bin --tokens 2,8 -n 4 --temp 0");
@@ -122,12 +125,12 @@ fn files_that_do_not_belong_together_are_refused() {
     let place = place();
     prompts(&place, &[json!({"tokens": [2]})]);
     let answer = json!({"tokens": [1], "text": "", "finish_reason": "stop"});
-    place.write("answers.jsonl", format!("{answer}\n{answer}\n"));
-    assert!(place.refused(RUN).contains("answers.jsonl has 2 answers, prompts.jsonl has 1 prompts"));
+    place.write("answers.jsonl", format!("{answer}\n"));
+    assert!(place.refused(RUN).contains("answers.jsonl, line 1: the answer does not say what it is an answer to"));
     place.write("answers.jsonl", "a shopping list\n");
     assert!(place.refused(RUN).contains("answers.jsonl, line 1: this is no answer"));
     assert_eq!(place.read("answers.jsonl"), b"a shopping list\n");
-    assert!(place.refused("run plan.bin --file prompts.jsonl -o prompts.jsonl").contains("its own answers"));
+    assert!(place.refused("run plan.bin --file prompts.jsonl -o prompts.jsonl").contains("would be overwritten"));
     assert!(place.refused("run plan.bin --file nothing.jsonl -o answers2.jsonl").contains("cannot read nothing.jsonl"));
     assert!(place.refused("run plan.bin --file prompts.jsonl").contains("--output"));
     assert!(place.refused("run plan.bin -p hello --sequences 2").contains("--file"));
@@ -138,4 +141,35 @@ fn files_that_do_not_belong_together_are_refused() {
     place.write("prompts.jsonl", "");
     place.ok(RUN);
     assert_eq!(place.read("answers.jsonl"), b"");
+}
+
+/// With other prompts, another plan or other settings an answer is another one: it is neither kept in silence nor replaced.
+#[test]
+fn answers_are_bound_to_their_questions() {
+    let place = place();
+    let question = |id: u32| json!({"tokens": [2, id], "max_tokens": 4, "temperature": 0});
+    prompts(&place, &[question(5), question(6)]);
+    place.ok(RUN);
+    let whole = place.read("answers.jsonl");
+    let refused = |line: &str, says: &str| {
+        let said = place.refused(line);
+        assert!(said.contains(says) && said.contains("--restart replaces all answers"), "{line}: {said}");
+        assert!(place.read("answers.jsonl") == whole, "{line}: the answers are as they were");
+    };
+    prompts(&place, &[question(5), question(7)]);
+    refused(RUN, "answers.jsonl, line 2: the answer is of another prompt");
+    prompts(&place, &[question(5)]);
+    refused(RUN, "answers.jsonl, line 2: there are 1 prompts and more answers");
+    prompts(&place, &[question(5), json!({"tokens": [2, 6], "max_tokens": 5, "temperature": 0})]);
+    refused(RUN, "answers.jsonl, line 2: the answer is of other settings");
+    prompts(&place, &[question(5), question(6), question(7)]);
+    place.ok("compile model.gguf -o other.bin --target cpu --ctx 200");
+    refused(&RUN.replace("plan", "other"), "answers.jsonl, line 1: the answer is of another plan or device");
+    // More prompts go on behind the answers that are there; how many are worked on at once is no part of an answer.
+    assert!(place.run(&format!("{RUN} --sequences 1")).stderr.starts_with("[2 kept, 1 answers in "));
+    assert!(place.read("answers.jsonl").starts_with(&whole));
+    prompts(&place, &[question(7)]);
+    place.ok(&format!("{RUN} --restart"));
+    assert_eq!(answers(&place).len(), 1);
+    assert_eq!(place.ok("run plan.bin --file prompts.jsonl -o -").into_bytes(), place.read("answers.jsonl"));
 }

@@ -27,8 +27,9 @@ fn for_gpus(preset: &str, dtype: &str, options: &LowerOptions) -> Place {
     place.write("plan.bin", plan.to_bytes().unwrap());
     let model = Gguf::open(place.path("model.gguf")).unwrap();
     let mut progress = (0, 0);
-    let bytes =
-        embed::write(&mut plan, &[&model], &place.path("whole.bin"), &mut |done, total| progress = (done, total));
+    let bytes = embed::write(&mut plan, &[&model], &place.path("whole.bin").into(), &mut |done, total| {
+        progress = (done, total)
+    });
     assert_eq!(bytes.unwrap(), std::fs::metadata(place.path("whole.bin")).unwrap().len());
     assert!(progress.0 == progress.1 && progress.1 > 0, "{progress:?}");
     place

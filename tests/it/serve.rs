@@ -89,30 +89,3 @@ fn what_cannot_be_served_is_refused_before_anybody_is_told() {
         assert!(place.refused(line).contains(word), "{line}: {}", place.refused(line));
     }
 }
-
-/// A model runs as it is: its plan is made once, kept, and found again.
-#[test]
-fn a_model_file_is_compiled_on_the_way() {
-    let place = Place::new();
-    place.ok("synth tiny-dense --layers 2 -q q8_0 -o model.gguf");
-    let run = |line: &str| {
-        let ran = place.command(line).env("GEMMA4C_CACHE", place.path("cache")).output().unwrap();
-        let [out, told] = [ran.stdout, ran.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
-        assert!(ran.status.success(), "{line}: {told}");
-        (out, told)
-    };
-    let (first, told) = run("run model.gguf --tokens 5,6 -n 4 --device cpu --ctx 64");
-    assert!(told.contains("[compiled for this machine in "), "{told}");
-    let (again, told) = run("run model.gguf --tokens 5,6 -n 4 --device cpu --ctx 64");
-    assert!(!told.contains("compiled") && again == first, "{told}");
-    // Other options, another plan; a model that has moved, the same plan.
-    assert!(run("run model.gguf --tokens 5,6 -n 4 --device cpu --ctx 32").1.contains("compiled"));
-    std::fs::create_dir(place.path("moved")).unwrap();
-    std::fs::rename(place.path("model.gguf"), place.path("moved/model.gguf")).unwrap();
-    assert_eq!(run("run moved/model.gguf --tokens 5,6 -n 4 --device cpu --ctx 64").0, first);
-    assert!(run("cache").0.contains(": 2 plans and 0 kernels, "));
-    assert!(run("doctor").0.contains("\ncache "));
-    assert!(run("cache clear").0.starts_with("2 files deleted, "));
-    place.ok("compile moved/model.gguf -o plan.bin --target cpu --ctx 64");
-    assert!(place.refused("run plan.bin --tokens 5 --ctx 32").contains("--ctx is for a GGUF model"));
-}

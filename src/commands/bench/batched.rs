@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use gemma4c_runtime::engine::{Device, Engine, Event, Request};
 use serde_json::json;
 
-use crate::commands::plan_file::{self, EngineArgs, EngineOptions, PlanArgs};
+use crate::commands::plan_file::{EngineArgs, EngineOptions, PlanArgs};
 use crate::{progress, random};
 
 /// What is measured.
@@ -47,7 +47,7 @@ pub struct Report {
 const WARM_UP: (u32, u32) = (16, 2);
 
 pub fn run(batched: &Batched<'_>) -> Result<Report> {
-    let plan = plan_file::read(&batched.plan.plan)?;
+    let plan = batched.plan.read()?;
     let context = plan.program.context;
     let tests: Vec<Test> = (batched.prompts.iter())
         .flat_map(|prompt| batched.generate.iter().map(move |generate| (*prompt, *generate)))

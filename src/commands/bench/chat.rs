@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use gemma4c_runtime::engine::{Device, Engine, Event, Request};
 use serde_json::json;
 
-use crate::commands::plan_file::{self, EngineArgs, EngineOptions, PlanArgs};
+use crate::commands::plan_file::{EngineArgs, EngineOptions, PlanArgs};
 use crate::{progress, random};
 
 /// What is measured.
@@ -56,7 +56,7 @@ pub fn run(chat: &Chat<'_>) -> Result<Report> {
     ensure!(turns > 0, "--chat 0: at least one turn is needed");
     ensure!(turn > 0, "--turn 0: a turn has at least one token");
     ensure!(answer > 0, "-n 0: an answer has at least one token");
-    let plan = plan_file::read(&chat.plan.plan)?;
+    let plan = chat.plan.read()?;
     let context = plan.program.context;
     let positions = u64::from(system) + u64::from(turns) * (u64::from(turn) + u64::from(answer));
     ensure!(

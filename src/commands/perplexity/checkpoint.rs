@@ -13,7 +13,7 @@
 //! a part of one, which is cut off.
 
 use std::fmt::{Display, Write as _};
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -21,6 +21,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::score::{Against, Scores};
 use super::windows::Window;
+use crate::output::{self, OutputFile};
 
 const FIRST_LINE: &str = "gemma4c perplexity checkpoint 1\n";
 /// More than any header has: a file is looked at this far to say what it is.
@@ -77,11 +78,10 @@ pub struct Opened {
 
 impl Checkpoint {
     /// Opens or begins the checkpoint of a run. A file that is anything else is refused and left as it is.
-    pub fn open(path: &Path, header: &Header, windows: &[Window], has_against: bool) -> Result<Opened> {
+    pub fn open(path: &OutputFile, header: &Header, windows: &[Window], has_against: bool) -> Result<Opened> {
         let name = path.display();
         let cannot_open = || format!("cannot open {name}");
-        let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-        let mut file = options.with_context(cannot_open)?;
+        let mut file = output::open_kept(path)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => bail!("{name} is in use: another run is writing to it"),
@@ -105,7 +105,7 @@ impl Checkpoint {
             file.set_len(whole).with_context(cannot_write)?;
             file.seek(SeekFrom::Start(whole)).with_context(cannot_write)?;
         }
-        let checkpoint = Checkpoint { file, path: path.into(), windows: finished.len() };
+        let checkpoint = Checkpoint { file, path: path.to_path_buf(), windows: finished.len() };
         Ok(Opened { checkpoint, finished })
     }
 

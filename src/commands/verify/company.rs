@@ -16,7 +16,7 @@ use gemma4c_runtime::engine::{Device, Engine, Event, Id, Occupation, Request};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::Outcome;
-use super::super::plan_file::{self, EngineOptions, PlanArgs};
+use super::super::plan_file::{EngineOptions, PlanArgs};
 use crate::output::print;
 use crate::{progress, random};
 
@@ -41,7 +41,7 @@ const CANCELLED_AFTER: usize = 2;
 
 pub fn run(of: &Company<'_>) -> Result<Outcome> {
     ensure!(of.prompts > 0 && of.decode > 0, "at least one prompt and one token are needed");
-    let plan = plan_file::read(&of.plan.plan)?;
+    let plan = of.plan.read()?;
     let mut engine = of.plan.open_engine(plan, EngineOptions::default())?;
     let ready = engine.device().memory()?;
     let most = engine.limits().rows.min(engine.limits().slots);

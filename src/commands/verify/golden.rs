@@ -12,7 +12,7 @@ use gemma4c_plan::cuda::KvType;
 use gemma4c_runtime::{Asked, Session, argmax};
 use safetensors::{Dtype, SafeTensors};
 
-use super::super::plan_file::{self, PlanArgs};
+use super::super::plan_file::PlanArgs;
 use super::super::{Outcome, plan_file::regular};
 use crate::output::print;
 use crate::progress;
@@ -116,7 +116,7 @@ pub fn run(plan_args: &PlanArgs, args: &GoldenArgs, path: &Path) -> Result<Outco
     let tokens = reference.sequence();
     let prefill = args.prefill.unwrap_or(reference.tokens.len());
     ensure!((1..=tokens.len()).contains(&prefill), "--prefill {prefill} is out of range: 1 to {}", tokens.len());
-    let plan = plan_file::read(&plan_args.plan)?;
+    let plan = plan_args.read()?;
     let (found, expected) = (reference.vocabulary, plan.model.vocab_size as usize);
     ensure!(found == expected, "{}: its logits are of {found} tokens, the plan's of {expected}", path.display());
     let mut session = plan_args.open_read(plan)?;
