@@ -25,6 +25,12 @@ pub fn tower_arenas(plan: &Plan) -> u64 {
     plan.towers.iter().fold(0u64, |sum, tower| sum.saturating_add(tower.program.arena_bytes))
 }
 
+/// All that a plan takes, in bytes: one sum for all that say it.
+pub fn total_bytes(plan: &Plan) -> u64 {
+    let (weights, kv, arena) = memory(plan);
+    [weights, kv, arena, tower_arenas(plan), drafter_arena(plan)].into_iter().fold(0, u64::saturating_add)
+}
+
 /// Keys and values by the layer that owns them.
 pub fn caches(plan: &Plan) -> Vec<CacheFacts> {
     let caches = plan.program.caches.iter();
@@ -88,8 +94,7 @@ pub fn text(plan: &Plan) -> String {
     let mut rows = vec![("weights (mapped)", weights), ("keys and values", kv), ("activations", arena)];
     rows.extend(plan.towers.iter().map(|tower| ("  of a tower", tower.program.arena_bytes)));
     rows.extend(plan.drafter.iter().map(|drafter| ("  of the drafter", drafter.program.arena_bytes)));
-    let total = rows.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
-    rows.push(("total", total));
+    rows.push(("total", total_bytes(plan)));
     out += &memory_table(&rows);
     let _ = writeln!(out, "\nsteps          {}", program.steps.len());
     for (kind, count) in kinds(plan) {
@@ -151,9 +156,7 @@ pub fn json(plan: &Plan) -> Value {
         "passes": [],
         "phases": [{"name": "any", "rows": program.chunk, "launches": program.steps.len(), "arena_bytes": arena,
                     "steps": steps.collect::<Vec<_>>()}],
-        "memory": {"weights": weights, "kv": kv, "arena": arena, "host": 0,
-                   "total": weights.saturating_add(kv).saturating_add(arena).saturating_add(tower_arenas(plan))
-                       .saturating_add(drafter_arena(plan))},
+        "memory": {"weights": weights, "kv": kv, "arena": arena, "host": 0, "total": total_bytes(plan)},
     });
     // A plan that reads text alone says nothing of towers.
     if !towers.is_empty() {

@@ -227,6 +227,30 @@ fn the_page_of_a_cpu_plan_counts_its_bytes() {
     assert!(graph.lines().all(|line| page.contains(&line.replace('>', "&gt;"))), "the graph is shown whole");
 }
 
+/// The text, the JSON, the page's card and its section say one sum: towers and a drafter count.
+#[test]
+fn the_page_says_what_inspect_says_of_memory() {
+    let assets = concat!(env!("CARGO_MANIFEST_DIR"), "/assets");
+    let place = Place::new();
+    let (model, drafter) = (format!("{assets}/austen_q4_0.gguf"), format!("{assets}/austen_draft_q8_0.gguf"));
+    place.ok(&format!("compile {model} --draft {drafter} -o drafted.bin --target cpu"));
+    for (place, plan) in [(&place, "drafted.bin"), (&*BY_HAND, "cpu.bin"), (&*BY_HAND, "plan.bin")] {
+        let text = place.ok(&format!("inspect {plan}"));
+        let row = |name: &str| text.lines().find_map(|line| line.strip_prefix(&format!("  {name} "))).map(str::trim);
+        let (bytes, total) = row("total").and_then(|row| row.split_once("  ")).expect("a total");
+        let json: Value = serde_json::from_str(&place.ok(&format!("inspect {plan} --json"))).expect("JSON");
+        assert_eq!(json["memory"]["total"].to_string(), bytes, "{plan}");
+        place.ok(&format!("inspect {plan} --html summed.html"));
+        let page = String::from_utf8(place.read("summed.html")).expect("text");
+        assert!(page.contains(&format!("<h3>{total} in all</h3>")), "{plan}: {total}");
+        let (card, what) = match row("on the device") {
+            Some(row) => (row.split_once("  ").expect("bytes, then words").1, "on the device"),
+            None => (total, "of memory, weights mapped"),
+        };
+        assert!(page.contains(&format!("<b>{card}</b><span>{what}</span>")), "{plan}: {card} {what}");
+    }
+}
+
 /// A model's name may be anything.
 #[test]
 fn the_page_shows_names_and_does_not_run_them() {

@@ -34,8 +34,6 @@ fn header(plan: &Plan, name: &str) -> String {
     let files: Vec<String> = plan.model.files.iter().map(|file| escape(&file.path)).collect();
     let program = &plan.program;
     let token: Cost = program.steps.iter().map(|step| Cost::of(plan, step)).sum();
-    let (weights, kv, arena) = cpu::memory(plan);
-    let total = weights.saturating_add(kv).saturating_add(arena).saturating_add(cpu::tower_arenas(plan));
     let mut out = format!(
         "<header><h1>{name}</h1><p class=\"lead\">Compiled for the CPU from <code>{}</code>, fingerprint <code>{:016x}</code>. \
          The same model compiled for a GPU (<code>gemma4c compile --target cuda</code>) is fused into a few launches a layer, \
@@ -47,7 +45,7 @@ fn header(plan: &Plan, name: &str) -> String {
     out += &tile(&program.steps.len().to_string(), "steps, one an operation");
     out += &tile(&output::bytes(token.bytes), "of weights read for a token");
     out += &tile(&flops(token.flops), "in a token's products");
-    out += &tile(&output::bytes(total), "of memory, weights mapped");
+    out += &tile(&output::bytes(cpu::total_bytes(plan)), "of memory, weights mapped");
     out += "</div>";
     let mut facts = vec![
         ("layers", format!("{}, {} with keys of their own", plan.model.layers, program.caches.len())),
@@ -219,9 +217,8 @@ fn memory_section(plan: &Plan, parts: &Parts<'_>) -> String {
     let (weights, kv, arena) = cpu::memory(plan);
     let towers = cpu::tower_arenas(plan);
     let drafter = cpu::drafter_arena(plan);
-    let total = weights.saturating_add(kv).saturating_add(arena).saturating_add(towers).saturating_add(drafter);
     let piece = |what: &str, bytes: u64, hue: usize| Piece { what: what.into(), bytes, class: format!("h{hue}") };
-    let mut out = format!("<h3>{} in all</h3>", output::bytes(total));
+    let mut out = format!("<h3>{} in all</h3>", output::bytes(cpu::total_bytes(plan)));
     let mut pieces = vec![
         piece("weights, mapped from the file", weights, 0),
         piece("keys and values", kv, 1),
