@@ -17,7 +17,7 @@ use crate::fields::Fields;
 use crate::keys::Keys;
 use crate::media::fetch_all;
 use crate::sse::Events;
-use crate::{chat, completions, responses, sse, tokens};
+use crate::{chat, completions, page, responses, sse, tokens};
 
 /// The longest body: a prompt of the longest context is far smaller.
 pub const MOST_BODY: usize = 32 << 20;
@@ -37,6 +37,7 @@ type Answered = Result<Response<Body>, ApiError>;
 pub fn router(app: Arc<App>, gate: Gate) -> Router {
     Router::new()
         .route("/", get(page))
+        .route("/page/{file}", get(page))
         .route("/v1/chat/completions", post(answer_chat))
         .route("/chat/completions", post(answer_chat))
         .route("/v1/completions", post(answer_completion))
@@ -61,7 +62,7 @@ pub fn router(app: Arc<App>, gate: Gate) -> Router {
 /// Keys before, and headers after every handler.
 async fn guard(Shared(gate): Shared<Gate>, request: Request, next: Next) -> Response<Body> {
     let is_free = request.method() == Method::OPTIONS
-        || ["/", "/health", "/v1/health", "/ping", "/metrics"].contains(&request.uri().path());
+        || page::paths().chain(["/health", "/v1/health", "/ping", "/metrics"]).any(|free| free == request.uri().path());
     let id = request.headers().get("x-request-id").filter(|id| id.len() <= 128).cloned();
     let is_preflight = request.method() == Method::OPTIONS;
     let mut response = if !is_free && !gate.keys.admit(request.headers()) {
@@ -282,14 +283,12 @@ async fn version(Shared(app): Shared<Arc<App>>) -> Response<Body> {
     json_response(StatusCode::OK, &facts)
 }
 
-/// A chat, in one file that loads nothing from elsewhere.
-async fn page() -> Response<Body> {
-    let mut response = Response::new(Body::from(include_str!("page.html")));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
-    let policy = "default-src 'none'; connect-src 'self'; img-src data: blob:; media-src data: blob:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
-    response
+/// A file of the chat page.
+async fn page(request: Request) -> Response<Body> {
+    match page::file(request.uri().path()) {
+        Some(file) => file,
+        None => unknown(request).await,
+    }
 }
 
 async fn embeddings() -> Response<Body> {

@@ -24,6 +24,7 @@ mod language;
 mod logprobs;
 mod media;
 mod metrics;
+mod page;
 mod process;
 mod progress;
 mod prompt;

@@ -33,26 +33,44 @@ pub fn end(mut server: Child) {
     assert_eq!(server.wait().unwrap().code(), Some(0));
 }
 
-/// In a browser, where there is one.
+fn runs(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok_and(|ran| ran.status.success())
+}
+
+/// Runs a script of `scripts/` by node.
+fn node(script: &str, arguments: &[&str]) {
+    let script = format!("{}/scripts/{script}", env!("CARGO_MANIFEST_DIR"));
+    let tried = Command::new("node").arg(script).args(arguments).output().unwrap();
+    assert!(tried.status.success(), "{}", String::from_utf8_lossy(&tried.stderr));
+}
+
+/// Without a browser, where there is node.
+#[test]
+fn the_page_reads_markdown_and_keeps_conversations() {
+    match runs("node") {
+        true => node("test-markdown.mjs", &[]),
+        false => eprintln!("no node: the page's Markdown was not tried"),
+    }
+}
+
+/// In a browser, where there is one: the chat, and a plan's page.
 #[test]
 fn the_page_works_in_a_browser() {
-    let runs = |program: &str| Command::new(program).arg("--version").output().is_ok_and(|ran| ran.status.success());
     if !runs("chromium") || !runs("node") {
         eprintln!("no chromium or no node: the page was not tried");
         return;
     }
     let place = Place::new();
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/austen_q4_0.gguf");
+    let model = "a_model_whose_name_is_longer_than_a_line_of_a_phone_and_has_no_place_to_break_it_Q4_0.gguf";
+    std::fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/austen_q4_0.gguf"), place.path(model)).unwrap();
     place.ok(&format!("compile {model} -o plan.bin --target cpu --ctx 1024"));
+    place.ok("inspect plan.bin --html plan.html");
     let (server, url) = start(&place, "serve plan.bin --port 0 --sequences 2");
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/test-page.mjs");
-    let tried = Command::new("node").args([script, &url]).output().unwrap();
-    assert!(tried.status.success(), "{}", String::from_utf8_lossy(&tried.stderr));
+    node("test-page.mjs", &[&url, "--plan", place.path("plan.html").to_str().unwrap()]);
     end(server);
     let Some(folder) = golden::folder() else { return };
     let (server, url, picture) = start_with_towers(&place, &folder);
-    let tried = Command::new("node").args([script, &url, "--drop", &picture]).output().unwrap();
-    assert!(tried.status.success(), "{}", String::from_utf8_lossy(&tried.stderr));
+    node("test-page.mjs", &[&url, "--drop", &picture]);
     end(server);
 }
 

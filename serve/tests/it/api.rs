@@ -200,10 +200,19 @@ fn the_server_says_what_it_is() {
     assert_eq!(models["data"][0]["max_model_len"], 512);
     assert_eq!(server.get("/v1/models/tiny").json(), models["data"][0]);
     assert_eq!(server.get("/health").status, 200);
-    let page = server.get("/");
-    assert!(
-        page.head.contains("content-security-policy: default-src 'none'") && page.text.starts_with("<!doctype html>")
-    );
+    for (path, kind) in [("/", "text/html"), ("/page/style.css", "text/css"), ("/page/markdown.mjs", "text/javascript")]
+    {
+        let file = server.get(path);
+        let has = |header: &str| file.head.contains(&format!("\r\n{header}"));
+        assert!(
+            file.status == 200 && has(&format!("content-type: {kind}; charset=utf-8\r\n")),
+            "{path}: {}",
+            file.head
+        );
+        assert!(has("content-security-policy: default-src 'none'; ") && has("x-content-type-options: nosniff\r\n"));
+        assert!(file.head.contains(" script-src 'self'; ") && !file.head.contains("unsafe-"), "{}", file.head);
+    }
+    assert_eq!(server.get("/page/nothing").status, 404);
     let version = server.get("/version").json();
     assert_eq!((&version["device"], &version["sequences"]), (&json!("cpu"), &json!(2)));
     let request = json!({ "messages": [{ "role": "developer", "content": [{ "type": "text", "text": "Be brief" }] },

@@ -222,6 +222,11 @@ fn keys_open_what_is_not_free() {
     let refused = server.get("/v1/models");
     assert_eq!((refused.status, &refused.json()["error"]["code"]), (401, &json!("invalid_api_key")));
     assert_eq!((server.get("/health").status, server.get("/metrics").status), (200, 200));
+    // A browser has no key before it shows the page.
+    for path in ["/", "/page/style.css", "/page/chat.mjs"] {
+        assert_eq!(server.get(path).status, 200, "{path}");
+    }
+    assert_eq!(server.get("/page/keys").status, 401);
     let header = "authorization: Bearer secret\r\nconnection: close\r\n";
     assert_eq!(Response::read(server.send("GET", "/v1/models", header, b"")).status, 200);
 }
