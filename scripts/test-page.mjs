@@ -16,6 +16,9 @@ const notes = `[...document.querySelectorAll(".note")].map((note) => note.textCo
 const isDone = `document.getElementById("stop").hidden`;
 const answerOf = (index) => `document.querySelectorAll(".content")[${index}].textContent`;
 
+/// A setting, as its user would change it.
+const set = (page, id, value) => page.run(`document.getElementById("${id}").value = ${value}; document.getElementById("${id}").dispatchEvent(new Event("input", { bubbles: true }))`);
+
 /// A picture is dropped, shown, sent once, and part of the prompt.
 async function dropPicture(page, file) {
   await page.run(`{
@@ -42,7 +45,8 @@ async function testServer(browser) {
   await page.resize(1400, 900);
   await page.until("the plan's facts", `document.querySelectorAll("#facts dd").length >= 5`);
   await page.until("live metrics", `document.querySelector("#metrics dd")?.textContent === "0"`);
-  await page.run(`document.getElementById("most").value = 40; document.getElementById("seed").value = 1`);
+  await set(page, "most", "40");
+  await set(page, "seed", "1");
   await page.check("pictures can be attached where the model reads them, and only there", `document.getElementById("attach").hidden === ${!drop}`);
   if (drop) await dropPicture(page, drop);
   await ask(page, "Who are you?");
@@ -54,7 +58,7 @@ async function testServer(browser) {
   if (first !== second) throw new Error(`the same seed gave ${JSON.stringify(first)} and ${JSON.stringify(second)}`);
   if (pictures) await page.picture(`${pictures}/server.png`);
   // Whatever it has written by then, the next request knows nothing of it, and the server is free again.
-  await page.run(`document.getElementById("most").value = 400`);
+  await set(page, "most", "400");
   await ask(page, "Now at length");
   await page.until("a stream", `${answerOf(1)}.length > 20`);
   await page.run(`document.getElementById("new").click()`);

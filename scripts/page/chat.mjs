@@ -118,11 +118,16 @@ const TESTS = {
     const old = await server.next();
     old.begin().text("The old answer");
     await page.until("its beginning", `${last(".content")}.textContent === "The old answer"`);
-    await click(page, "#new");
-    await page.check("the page is not empty", `document.querySelectorAll(".exchange").length === 0 && ${at("empty")}.checkVisibility() && ${at("stop")}.hidden`);
-    // At once, while the old answer may still be on its way.
-    await ask(page, "The new question");
-    await old.closed;
+    // In one go, so that nothing of the old answer has had time to end.
+    const isEmpty = await page.run(`(() => {
+      ${at("new")}.click();
+      const isEmpty = document.querySelectorAll(".exchange").length === 0 && ${at("empty")}.checkVisibility() && ${at("stop")}.hidden;
+      ${at("input")}.value = "The new question";
+      ${at("form")}.requestSubmit();
+      return isEmpty;
+    })()`);
+    if (!isEmpty) throw new Error("the page is not empty");
+    await old.closed();
     const fresh = await server.next();
     expect("the new request", users(fresh.request), ["user: The new question"]);
     fresh.begin().text("The new answer").end();
@@ -159,6 +164,10 @@ const TESTS = {
     await page.run(`[...document.querySelectorAll(".exchange:last-child .actions button")].find((one) => one.textContent === "Edit").click()`);
     await page.check("the question cannot be changed", `${at("input")}.value === "Another" && document.querySelectorAll(".exchange").length === 3`);
     await page.run(`${at("input")}.value = ""`);
+    // A stream that ends in order, but before it says so.
+    await ask(page, "Cut short");
+    (await server.next()).begin().thought("Hm").response.end();
+    await page.until("an answer that was cut", `${last(".failure")}.textContent.includes("was lost")`);
     // No JSON, as a proxy would answer.
     await ask(page, "Through a proxy");
     (await server.next()).response.writeHead(502, { "content-type": "text/html" }).end("<h1>Bad gateway</h1>");
@@ -171,13 +180,13 @@ const TESTS = {
     reply.begin().text("Half an ans");
     await page.until("a part", `${last(".content")}.textContent === "Half an ans"`);
     await page.press("Escape");
-    await reply.closed;
+    await reply.closed();
     await page.until("its stop", `${isDone} && ${last(".note")}.textContent === "stopped"`);
     await ask(page, "Once more");
     const early = await server.next();
     expect("what was said before", users(early.request).slice(-3), ["user: At length", "assistant: Half an ans", "user: Once more"]);
     await page.press("Escape");
-    await early.closed;
+    await early.closed();
     await page.until("a stop before the first token", `${isDone} && ${last(".note")}.textContent.startsWith("stopped; ")`);
   },
 
@@ -195,7 +204,7 @@ const TESTS = {
     reply.begin().text("Cut by a re");
     await page.until("a part", `${last(".content")}.textContent === "Cut by a re"`);
     await page.reload();
-    await reply.closed;
+    await reply.closed();
     expect("a reload during an answer", await page.run(`[${last(".content")}.textContent, ${isDone}]`), ["Cut by a re", true]);
     // Garbage, and more than a browser keeps.
     for (const bad of ["{", "[{}]", "[7]"]) {
@@ -228,7 +237,8 @@ const TESTS = {
   async "a phone has all of it"(page, server) {
     for (const [width, height] of [[390, 844], [320, 640]]) {
       await page.resize(width, height);
-      const fits = () => page.check(`wider than ${width} pixels`, `document.scrollingElement.scrollWidth <= innerWidth && document.getElementById("log").scrollWidth <= document.getElementById("log").clientWidth`);
+      const wide = `[...document.querySelectorAll("body *")].filter((one) => one.checkVisibility() && !one.closest("pre *, .scroll *, #status") && one.getBoundingClientRect().right > ${width} + 1).map((one) => one.outerHTML.slice(0, 80))`;
+      const fits = async () => expect(`what is wider than ${width} pixels`, await page.run(wide), []);
       const input = await page.run(`${at("input")}.clientWidth`);
       if (input < width - 60) throw new Error(`the input is ${input} pixels wide of ${width}`);
       await page.run(`${at("input")}.focus()`);

@@ -2,11 +2,18 @@
 import { createServer } from "node:http";
 import { once } from "node:events";
 
+/// What does not come in a minute never comes.
+function within(promise, what) {
+  let clock;
+  const late = new Promise((_, failed) => (clock = setTimeout(() => failed(new Error(`never came: ${what}`)), 60_000)));
+  return Promise.race([promise, late]).finally(() => clearTimeout(clock));
+}
+
 export class StandIn {
   /// In front of the server at an address.
   static async start(origin) {
     const stand = new StandIn();
-    Object.assign(stand, { origin, replies: [], readers: [], mostTurns: 0 });
+    Object.assign(stand, { origin, replies: [], readers: [] });
     stand.server = createServer((request, response) => stand.handle(request, response).catch((error) => response.destroy(error)));
     stand.server.listen(0, "127.0.0.1");
     await once(stand.server, "listening");
@@ -32,7 +39,8 @@ export class StandIn {
 
   /// The next question: its request, and the reply to write to.
   next() {
-    return this.replies.length ? Promise.resolve(this.replies.shift()) : new Promise((reader) => this.readers.push(reader));
+    if (this.replies.length) return Promise.resolve(this.replies.shift());
+    return within(new Promise((reader) => this.readers.push(reader)), "a request");
   }
 
   close() {
@@ -43,9 +51,14 @@ export class StandIn {
 
 class Reply {
   constructor(response, request) {
-    Object.assign(this, { response, request, closed: once(response, "close") });
+    Object.assign(this, { response, request, ended: once(response, "close") });
     // Whoever cuts a stream may still write to it.
     response.on("error", () => {});
+  }
+
+  /// The client has left, or has read all of it.
+  closed() {
+    return within(this.ended, "the end of a request");
   }
 
   event(value) {
