@@ -7,10 +7,15 @@
 //! A template comes from a file and is not trusted: it reaches nothing but its arguments, and its fuel is limited. What
 //! fuel does not limit is the length of one string, which a template that doubles it on purpose can make huge.
 //!
+//! Two things are done to a conversation first. Thoughts get every name that templates read them by, as transformers does it ([`thoughts`]).
+//! Tool results get the names of their functions, and go into the model's turn where the template would give them one of their own ([`results`]).
+//!
 //! The rendered text spells control tokens, the one at the beginning included: encode it with `parse_special` and
 //! without `add_bos`. Nothing escapes control tokens that a message spells itself.
 
 mod python;
+mod results;
+mod thoughts;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -23,15 +28,22 @@ use thiserror::Error;
 /// thousand take it 3.7 million instructions, and more than three thousand may come.
 const FUEL: u64 = 50_000_000;
 
+/// The same of a trial with three short messages, which takes a few thousand.
+const TRIAL_FUEL: u64 = 200_000;
+
 /// The name of the one template in its environment.
 const NAME: &str = "chat template";
 
-/// What went wrong in a template, and where.
+/// What went wrong in a template, and where; or in a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("chat template, line {line}: {problem}")]
-pub struct ChatError {
-    pub line: usize,
-    pub problem: String,
+pub enum ChatError {
+    #[error("chat template, line {line}: {problem}")]
+    Template { line: usize, problem: String },
+    /// Templates write such a result as a turn that no model knows, or leave it out.
+    #[error(
+        "messages[{index}] is a tool's result without its call: an assistant message with that call must come before it"
+    )]
+    ResultWithoutCall { index: usize },
 }
 
 /// One message of a conversation, as in the chat APIs of the model's vendors.
@@ -42,7 +54,7 @@ pub struct Message {
     /// Text, or a list of parts such as `{"type": "text", "text": "…"}`.
     #[serde(default)]
     pub content: Value,
-    /// Whatever else a template may want: `tool_calls`, `tool_call_id`, `name`, `reasoning` …
+    /// Whatever else a template may want: `tool_calls`, `tool_responses`, `tool_call_id`, `name`, `reasoning_content` …
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
@@ -57,6 +69,8 @@ impl Message {
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    /// Whether it gives a tool's result a turn of its own.
+    moves_results: bool,
 }
 
 impl ChatTemplate {
@@ -66,7 +80,7 @@ impl ChatTemplate {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(chat_error)?;
         environment.set_syntax(syntax);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_fuel(Some(FUEL));
+        environment.set_fuel(Some(TRIAL_FUEL));
         // For errors that name what is undefined; it costs nothing before there is one.
         environment.set_debug(true);
         environment.set_formatter(python::print);
@@ -74,7 +88,10 @@ impl ChatTemplate {
         environment.add_filter("tojson", python::to_json);
         environment.add_function("raise_exception", raise_exception);
         environment.add_template_owned(NAME, source.to_owned()).map_err(chat_error)?;
-        Ok(ChatTemplate { environment })
+        let mut template = ChatTemplate { environment, moves_results: false };
+        template.moves_results = results::have_a_turn_of_their_own(&template);
+        template.environment.set_fuel(Some(FUEL));
+        Ok(template)
     }
 
     /// The prompt for a conversation.
@@ -82,6 +99,22 @@ impl ChatTemplate {
     /// `tools` are function declarations in JSON Schema. `add_generation_prompt` opens the model's turn. `options` are
     /// variables for the template, such as `enable_thinking`.
     pub fn render(
+        &self,
+        messages: &[Message],
+        tools: &[Value],
+        add_generation_prompt: bool,
+        options: &Map<String, Value>,
+    ) -> Result<String, ChatError> {
+        let messages = results::with_names(thoughts::under_every_name(messages))?;
+        if !self.moves_results || !messages.iter().any(results::is_result) {
+            return self.render_as_given(&messages, tools, add_generation_prompt, options);
+        }
+        let messages = results::move_into_turns(&messages);
+        let rendered = self.render_as_given(&messages, tools, add_generation_prompt, options)?;
+        Ok(results::join_turns(&rendered))
+    }
+
+    fn render_as_given(
         &self,
         messages: &[Message],
         tools: &[Value],
@@ -125,5 +158,5 @@ fn chat_error(error: Error) -> ChatError {
         (kind, Some(detail)) => format!("{kind}: {detail}"),
         (kind, None) => kind.to_string(),
     };
-    ChatError { line: error.line().unwrap_or(1), problem }
+    ChatError::Template { line: error.line().unwrap_or(1), problem }
 }

@@ -20,8 +20,10 @@ fn render(template: &str, messages: Value) -> String {
     }
 }
 
-/// Checks all conversations of a golden file; returns how many there were.
+/// Checks all conversations of a golden file; returns how many there were. Results of tools are where the model knows them.
 fn check_conversations(template: &str, path: &Path) -> usize {
+    let as_turn = "<turn|>\n<|turn>tool\n{\"temp\": 21}<turn|>\n<|turn>model\n";
+    let in_turn = "<|tool_response>response:get_weather{value:<|\"|>{\"temp\": 21}<|\"|>}<tool_response|>";
     let template = ChatTemplate::new(template).unwrap();
     let cases: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     for case in &cases {
@@ -30,7 +32,8 @@ fn check_conversations(template: &str, path: &Path) -> usize {
         let add_generation_prompt = case["add_generation_prompt"].as_bool().unwrap();
         let options = case["options"].as_object().unwrap();
         let rendered = template.render(&messages, &tools.unwrap_or_default(), add_generation_prompt, options).unwrap();
-        assert_eq!(rendered, case["rendered"].as_str().unwrap(), "{}, {}", path.display(), case["name"]);
+        let expected = case["rendered"].as_str().unwrap().replace(as_turn, in_turn);
+        assert_eq!(rendered, expected, "{}, {}", path.display(), case["name"]);
     }
     cases.len()
 }
@@ -42,6 +45,154 @@ fn every_conversation_renders_as_in_transformers() {
         let template = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
         assert_eq!(check_conversations(&template, &folder.join(format!("{name}.chat.json"))), 15);
     }
+}
+
+/// With both of Google's first templates, the model's turn is what the later template makes of it. transformers makes a turn `<|turn>tool` of each result.
+#[test]
+fn old_templates_have_results_in_the_models_turn() {
+    let Some(folder) = golden::folder() else { return };
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    let later = read("google-gemma-4-31B-it.jinja");
+    let old = [read("google-gemma-4-31B-it-interleaved.jinja"), template_of(&folder.join("ggml-vocab-gemma-4.gguf"))];
+    let call = |id: &str, name: &str| json!({ "id": id, "type": "function", "function": { "name": name, "arguments": { "x": 1 } } });
+    let result = |id: &str, content: Value| json!({ "role": "tool", "tool_call_id": id, "content": content });
+    let called = |calls: Value| json!({ "role": "assistant", "content": null, "tool_calls": calls });
+    let user = |text: &str| json!({ "role": "user", "content": text });
+    let said = |text: &str| json!({ "role": "assistant", "content": text });
+    let text = |text: &str| json!({ "type": "text", "text": text });
+    for messages in [
+        json!([user("a"), called(json!([call("1", "f")])), result("1", json!("{\"t\": 21}")), said("b"), user("c")]),
+        json!([
+            user("a"),
+            called(json!([call("1", "f")])),
+            result("1", json!({ "t": 21, "s": ["x", null] })),
+            said("b")
+        ]),
+        json!([user("a"), called(json!([call("1", "f")])), result("1", json!([text("21"), text(" C")])), said("b")]),
+        json!([user("a"), called(json!([call("1", "f")])), result("1", json!(null)), said("b")]),
+        // In another order than the calls; and an id that no call has, with a name.
+        json!([
+            user("a"),
+            called(json!([call("1", "f"), call("2", "g")])),
+            result("2", json!("G")),
+            result("1", json!("F")),
+            said("b")
+        ]),
+        json!([user("a"), called(json!([call("1", "f")])), { "role": "tool", "tool_call_id": "9", "name": "h", "content": "H" }, said("b")]),
+        json!([
+            user("a"),
+            called(json!([call("1", "f")])),
+            result("1", json!("F")),
+            called(json!([call("1", "g")])),
+            result("1", json!("G")),
+            said("b"),
+            user("c"),
+            called(json!([call("1", "h")])),
+            result("1", json!("H")),
+            said("d"),
+        ]),
+        // No answer yet, and a user who does not wait for it.
+        json!([user("a"), called(json!([call("1", "f")])), result("1", json!("F")), user("b"), said("c")]),
+    ] {
+        let expected = render(&later, messages.clone());
+        assert!(expected.contains("<tool_call|><|tool_response>response:"), "{expected}");
+        for old in &old {
+            assert_eq!(render(old, messages.clone()), expected, "{messages}");
+        }
+    }
+}
+
+/// Of Google's first templates what matters here: every message is a turn, but the model's is left open behind its tools' responses.
+const EARLY: &str = "{%- for m in messages -%}\
+    {{- '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' -}}\
+    {%- for call in m.tool_calls or [] -%}{{- '<|tool_call>' + call.function.name + '<tool_call|>' -}}{%- endfor -%}\
+    {%- for r in m.tool_responses or [] -%}{{- '<|tool_response>' + r.name + '=' + r.response + '<tool_response|>' -}}{%- endfor -%}\
+    {%- if m.content is string -%}{{- m.content | trim -}}\
+    {%- else -%}{%- for part in m.content or [] -%}{{- part.text | trim -}}{%- endfor -%}{%- endif -%}\
+    {%- if not (m.tool_responses and not m.content) -%}{{- '<turn|>\\n' -}}{%- endif -%}\
+    {%- endfor -%}";
+
+#[test]
+fn what_is_said_around_calls_and_results_is_one_turn() {
+    let call = |name: &str| json!({ "function": { "name": name } });
+    let result = |content: &str| json!({ "role": "tool", "content": content });
+    let called = |content: Value, calls: Value| json!({ "role": "assistant", "content": content, "tool_calls": calls });
+    let parts = json!([{ "type": "text", "text": "See" }, { "type": "text", "text": "here" }]);
+    let conversations = [
+        json!([
+            called(json!("Wait. "), json!([call("f")])),
+            result("F"),
+            called(json!("More."), json!([call("g")])),
+            result("G")
+        ]),
+        json!([called(parts, json!([call("f")])), result("F")]),
+        json!([{ "role": "assistant", "content": "Wait." }, called(json!(null), json!([call("f")])), result("F")]),
+        // Without ids the results are in the order of the calls.
+        json!([called(json!(""), json!([call("f"), call("g")])), result("F"), result("G")]),
+        // Responses that came with the message, and one more.
+        json!([{ "role": "assistant", "content": "Done.", "tool_calls": [call("f"), call("g")],
+            "tool_responses": [{ "name": "f", "response": "F" }] }, { "role": "tool", "name": "g", "content": "G" }]),
+        // Nobody can continue a turn that is not theirs.
+        json!([{ "role": "user", "content": "Hi\u{FDD1}" }, called(json!(""), json!([call("f")])), result("F")]),
+    ];
+    let rendered: Vec<_> = conversations.map(|messages| render(EARLY, messages).replace('\n', "⏎")).into();
+    insta::assert_snapshot!(rendered.join("\n"), @"
+    <|turn>model⏎Wait.<|tool_call>f<tool_call|><|tool_response>f=F<tool_response|>More.<|tool_call>g<tool_call|><|tool_response>g=G<tool_response|>
+    <|turn>model⏎Seehere<|tool_call>f<tool_call|><|tool_response>f=F<tool_response|>
+    <|turn>model⏎Wait.<|tool_call>f<tool_call|><|tool_response>f=F<tool_response|>
+    <|turn>model⏎<|tool_call>f<tool_call|><|tool_call>g<tool_call|><|tool_response>f=F<tool_response|><|tool_response>g=G<tool_response|>
+    <|turn>model⏎<|tool_call>f<tool_call|><|tool_call>g<tool_call|><|tool_response>f=F<tool_response|><|tool_response>g=G<tool_response|>Done.<turn|>⏎
+    <|turn>user⏎Hi<turn|>⏎<|turn>model⏎<|tool_call>f<tool_call|><|tool_response>f=F<tool_response|>
+    ");
+}
+
+/// A template that cannot take results in another place is left alone, and so is a conversation without results.
+#[test]
+fn nothing_else_is_moved() {
+    let conversation = json!([
+        { "role": "assistant", "content": "a", "tool_calls": [{ "function": { "name": "f" } }] },
+        { "role": "tool", "content": "F" },
+    ]);
+    let other = "{%- for m in messages -%}{{- '<|turn>' + m.role + ':' + m.content -}}{%- endfor -%}";
+    assert_eq!(render(other, conversation), "<|turn>assistant:a<|turn>tool:F");
+    let native = json!([
+        { "role": "assistant", "content": "", "tool_calls": [{ "function": { "name": "f" } }],
+            "tool_responses": [{ "name": "f", "response": "F" }] },
+        { "role": "assistant", "content": "b" },
+    ]);
+    let expected = "<|turn>model\n<|tool_call>f<tool_call|><|tool_response>f=F<tool_response|><|turn>model\nb<turn|>\n";
+    assert_eq!(render(EARLY, native), expected);
+}
+
+#[test]
+fn a_result_without_its_call_is_refused() {
+    let called = json!({ "role": "assistant", "tool_calls": [{ "id": "1", "function": { "name": "f" } }] });
+    for messages in [
+        json!([{ "role": "user", "content": "a" }, { "role": "tool", "content": "F" }]),
+        json!([{ "role": "user", "content": "a" }, { "role": "assistant", "content": "b", "tool_calls": [] }, { "role": "tool", "content": "F" }]),
+        // Of two results to one call the second; and an id that no call has.
+        json!([called, { "role": "tool", "content": "F" }, { "role": "tool", "content": "F" }]),
+        json!([called, { "role": "tool", "content": "F", "tool_call_id": "2" }]),
+    ] {
+        let index = messages.as_array().unwrap().len() - 1;
+        let expected = format!(
+            "messages[{index}] is a tool's result without its call: an assistant message with that call must come before it"
+        );
+        assert_eq!(render(EARLY, messages.clone()), expected);
+        assert_eq!(render("{{ messages }}", messages), expected);
+    }
+}
+
+#[test]
+fn thoughts_have_every_name_that_templates_read() {
+    let template = "{% for m in messages %}{{ m.reasoning }}|{{ m.reasoning_content }}|{{ m.thinking }};{% endfor %}";
+    let messages = json!([
+        { "role": "assistant", "reasoning": "a" },
+        { "role": "assistant", "reasoning_content": "b", "thinking": null },
+        { "role": "assistant", "thinking": "c", "reasoning": "d" },
+        { "role": "user" },
+    ]);
+    assert_eq!(render(template, messages), "a|a|a;b|b|b;d|d|c;||;");
 }
 
 /// The models' own template is Google's first one.
