@@ -52,11 +52,72 @@ fn every_format_is_read() {
         let near = |pixel: &[u8]| pixel.iter().zip([200, 100, 50]).all(|(a, b)| a.abs_diff(b) <= 4);
         assert!(bytes.len() == 600 && bytes.chunks(3).all(near), "{format:?}: {:?}", &bytes[..3]);
     }
-    // Transparency is dropped, and grey is all three colours.
-    let clear = image::RgbaImage::from_pixel(3, 2, image::Rgba([9, 8, 7, 0]));
-    assert_eq!(decode(&encoded(clear, ImageFormat::Png)).unwrap().bytes, [9, 8, 7].repeat(6));
+    // Grey is all three colours.
     let grey = image::GrayImage::from_pixel(3, 2, image::Luma([77]));
     assert_eq!(decode(&encoded(grey, ImageFormat::Png)).unwrap().bytes, [77; 18]);
+}
+
+/// A PNG of one row with these bytes, and with these chunks before them.
+fn png_row(width: u32, depth: u8, kind: u8, chunks: &[(&[u8; 4], &[u8])], row: &[u8]) -> Vec<u8> {
+    let header = [&width.to_be_bytes()[..], &1u32.to_be_bytes(), &[depth, kind, 0, 0, 0]].concat();
+    // One stored block of deflate: how the row is filtered (not at all), then the row.
+    let length = row.len() as u16 + 1;
+    let (mut low, mut high) = (1u32, 1u32);
+    for byte in row {
+        low = (low + u32::from(*byte)) % 65_521;
+        high = (high + low) % 65_521;
+    }
+    let sum = high << 16 | low;
+    let data = [&[0x78, 0x01, 1][..], &length.to_le_bytes(), &(!length).to_le_bytes(), &[0], row, &sum.to_be_bytes()];
+    let data = data.concat();
+    let mut file = b"\x89PNG\r\n\x1a\n".to_vec();
+    for (name, body) in [(b"IHDR", &header[..])].iter().chain(chunks).chain(&[(b"IDAT", &data[..]), (b"IEND", &[])]) {
+        let named = [&name[..], body].concat();
+        file.extend([&(body.len() as u32).to_be_bytes()[..], &named, &crc32(&named).to_be_bytes()].concat());
+    }
+    file
+}
+
+/// Values are what Pillow 13 gives where transformers converts a picture to RGB: composited on white, 16 bits cut to 8.
+#[test]
+fn transparent_pictures_lie_on_white_as_in_transformers() {
+    let palette: (&[u8; 4], &[u8]) = (b"PLTE", &[10, 20, 30, 200, 100, 50, 0, 0, 0]);
+    let shorts = |values: &[u16]| values.iter().flat_map(|value| value.to_be_bytes()).collect::<Vec<u8>>();
+    let colours = [0x1234, 0x80ff, 0xff7f, 0xffff, 0x1280, 0x00ff, 0xfe80, 0x8080, 500, 60_000, 1, 0];
+    let gif = b"GIF89a\x03\0\x01\0\x81\0\0\x0a\x14\x1e\xc8\x64\x32\0\0\0\0\0\0\x21\xf9\x04\x01\0\0\x01\0\x2c\0\0\0\0\x03\0\x01\0\0\x08\x06\0\x01\x04\x10\x10\x10\0\x3b";
+    let webp = [
+        &b"RIFF\x38\0\0\0WEBPVP8L\x2b\0\0\0\x2f\x02\0\0\x10\x17\x40\x26\x60\x19\x7b\x37\x84\x23\x26\x4d\xd8\x69\xff\x3e\x66\x23\x93\xb6"[..],
+        b"\x4d\x9d\x35\xd0\x6e\x02\x82\xa2\xeb\x96\x0b\xc2\xfc\x6f\x68\x42\x44\xff\x03\0",
+    ];
+    let white = [255u8; 3];
+    for (name, file, expected) in [
+        ("RGBA of 16 bits", png_row(3, 16, 6, &[], &shorts(&colours)), [[18, 128, 255], [136, 127, 254], white]),
+        (
+            "grey and alpha of 16 bits",
+            png_row(3, 16, 4, &[], &shorts(&[0x12ff, 0xffff, 0x4080, 0x7fff, 9, 0])),
+            [[18; 3], [160; 3], white],
+        ),
+        (
+            "RGB of 16 bits",
+            png_row(3, 16, 2, &[], &shorts(&[0x12ff, 0x1280, 0x127f, 0x00ff, 0xff00, 0xfeff, 0, 0, 0])),
+            [[18; 3], [0, 255, 254], [0; 3]],
+        ),
+        ("grey and alpha", png_row(3, 8, 4, &[], &[100, 255, 100, 128, 9, 0]), [[100; 3], [177; 3], white]),
+        ("a palette", png_row(3, 8, 3, &[palette, (b"tRNS", &[128, 0])], &[0, 1, 2]), [[132, 137, 142], white, [0; 3]]),
+        (
+            "one colour of RGB",
+            png_row(3, 8, 2, &[(b"tRNS", &[0, 1, 0, 2, 0, 3])], &[1, 2, 3, 4, 5, 6, 1, 2, 4]),
+            [white, [4, 5, 6], [1, 2, 4]],
+        ),
+        ("one grey", png_row(3, 8, 0, &[(b"tRNS", &[0, 7])], &[7, 8, 9]), [white, [8; 3], [9; 3]]),
+        ("GIF", gif.to_vec(), [[10, 20, 30], white, [0; 3]]),
+        ("WebP", webp.concat(), [[10, 20, 30], [227, 177, 152], white]),
+    ] {
+        assert_eq!(decode(&file).unwrap().bytes, expected.concat(), "{name}");
+    }
+    // Every value with every alpha: zlib's CRC of what Pillow gives.
+    let all = image::RgbaImage::from_fn(256, 256, |x, y| image::Rgba([x as u8, 255 - x as u8, 7, y as u8]));
+    assert_eq!(crc32(&decode(&encoded(all, ImageFormat::Png)).unwrap().bytes), 0xe25d_11f3);
 }
 
 /// A photograph that was taken with the camera upright is turned.
