@@ -112,12 +112,14 @@ pub fn read_ids(param: &str, ids: &[Value], vocab: u32) -> Result<Vec<u32>, ApiE
 /// Lists of what each token is and how likely it was; `offset` is the length of the text before. `first` is a token that comes before them.
 fn logprobs_json(speech: &Speech, first: Option<u32>, logprobs: &[Logprobs], offset: &mut usize) -> Value {
     let text = |token: u32| String::from_utf8_lossy(&speech.bytes(token)).into_owned();
+    // A control token such as `<bos>` is a token, and not in the text; characters may be several tokens.
+    let mut detokenizer = speech.tokenizer.detokenizer(false);
+    let mut in_text = |token: u32| detokenizer.push(token).map_or(0, |text| text.chars().count());
     let (mut tokens, mut values, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
     if let Some(token) = first {
-        let token = text(token);
         offsets.push(*offset);
-        *offset += token.chars().count();
-        tokens.push(token);
+        *offset += in_text(token);
+        tokens.push(text(token));
         values.push(Value::Null);
         tops.push(Value::Null);
     }
@@ -125,12 +127,12 @@ fn logprobs_json(speech: &Speech, first: Option<u32>, logprobs: &[Logprobs], off
         let top: Map<String, Value> =
             found.top.iter().map(|(token, logprob)| (text(*token), number(*logprob))).collect();
         offsets.push(*offset);
-        let token = text(found.token);
-        *offset += token.chars().count();
-        tokens.push(token);
+        *offset += in_text(found.token);
+        tokens.push(text(found.token));
         values.push(number(found.logprob));
         tops.push(Value::Object(top));
     }
+    *offset += detokenizer.finish().chars().count();
     json!({ "tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets })
 }
 

@@ -158,6 +158,14 @@ fn an_echoed_prompt_has_log_probabilities() {
     let echoed = &streamed[0]["choices"][0]["logprobs"];
     assert_eq!(echoed["token_logprobs"].as_array().unwrap()[..], values[..ids.len()]);
     assert_eq!(streamed[1]["choices"][0]["logprobs"]["text_offset"][0], logprobs["text_offset"][ids.len()]);
+    // Offsets are places in the text, which does not have the control token that the prompt begins with.
+    let text: Vec<char> = answer["choices"][1]["text"].as_str().unwrap().chars().collect();
+    assert_eq!((&logprobs["tokens"][0], &logprobs["text_offset"][1]), (&json!("<bos>"), &json!(0)));
+    for at in 1..ids.len() {
+        let offset = logprobs["text_offset"][at].as_u64().unwrap() as usize;
+        let token: Vec<char> = logprobs["tokens"][at].as_str().unwrap().chars().collect();
+        assert!(text[offset..].starts_with(&token), "{logprobs}");
+    }
     // Of the prompt alone.
     let nothing = json!({ "prompt": ids, "echo": true, "logprobs": 0, "max_tokens": 0 });
     let nothing = server.post("/v1/completions", &nothing).json();
