@@ -39,6 +39,7 @@ pub fn prepare(app: &App, fields: Fields<'_>, fetched: &Fetched) -> Result<Chat,
         messages: Messages::read(messages, &app.senses, fetched)?,
         tools: tools.iter().map(|tool| tool.declaration.clone()).collect(),
         thinking: wants_thinking(fields)?,
+        generation_prompt: wants_generation_prompt(fields)?,
         options: template_options(fields)?,
     };
     let structure = structure::read(fields)?;
@@ -91,7 +92,16 @@ pub fn wants_thinking(fields: Fields<'_>) -> Result<bool, ApiError> {
     Ok(effort.is_some_and(|effort| !["none", "minimal"].contains(&effort)))
 }
 
-fn template_options(fields: Fields<'_>) -> Result<Map<String, Value>, ApiError> {
+/// Opens the model's turn unless it is told not to.
+pub fn wants_generation_prompt(fields: Fields<'_>) -> Result<bool, ApiError> {
+    let name = "add_generation_prompt";
+    let options = fields.object("chat_template_kwargs")?.filter(|options| options.get(name).is_some());
+    let fields = options.unwrap_or(fields);
+    Ok(fields.get(name).is_none() || fields.flag(name)?)
+}
+
+/// Variables for the template that have no other place in a request.
+pub fn template_options(fields: Fields<'_>) -> Result<Map<String, Value>, ApiError> {
     let Some(Fields(options)) = fields.object("chat_template_kwargs")? else { return Ok(Map::new()) };
     let reserved = ["messages", "tools", "bos_token", "eos_token", "add_generation_prompt"];
     let options = options.iter().filter(|(name, _)| !reserved.contains(&name.as_str()));

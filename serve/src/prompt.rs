@@ -1,10 +1,11 @@
 //! From the messages of a request to the ids of a prompt. What others wrote never becomes a marker.
 
-use gemma4c_models::chat::Message;
+use gemma4c_models::chat::{ChatError, Message};
 use gemma4c_runtime::engine::Attachment;
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
+use crate::language::Mark;
 use crate::media::{Fetched, Held, Items, Senses};
 use crate::speech::Speech;
 
@@ -13,6 +14,8 @@ pub struct Conversation {
     pub messages: Messages,
     pub tools: Vec<Value>,
     pub thinking: bool,
+    /// Whether the prompt opens the model's turn.
+    pub generation_prompt: bool,
     /// Other variables for the template.
     pub options: Map<String, Value>,
 }
@@ -21,6 +24,8 @@ pub struct Conversation {
 #[derive(Default)]
 pub struct Messages {
     list: Vec<Message>,
+    /// What the request calls each of them.
+    params: Vec<String>,
     items: Items,
 }
 
@@ -55,6 +60,7 @@ impl Messages {
             let mut media = |param: &str, part: &Value| messages.items.take(param, part, senses, fetched);
             let message = read_message(&param, message, &mut media)?;
             messages.list.push(message);
+            messages.params.push(param);
         }
         match messages.list.is_empty() {
             true => Err(ApiError::invalid("messages", "messages is empty: at least one message is needed")),
@@ -68,7 +74,8 @@ type TakeMedium<'a> = dyn FnMut(&str, &Value) -> Result<Option<Value>, ApiError>
 
 impl Conversation {
     pub fn encode(self, speech: &Speech, senses: &Senses) -> Result<Prompt, ApiError> {
-        let Conversation { messages: Messages { list: mut messages, items }, tools, thinking, options } = self;
+        let Conversation { messages, tools, thinking, generation_prompt, options } = self;
+        let Messages { list: mut messages, params, items } = messages;
         let template = speech.template.as_ref().ok_or_else(|| {
             ApiError::bad_request("invalid_value", "the model has no chat template: use /v1/completions")
         })?;
@@ -79,6 +86,8 @@ impl Conversation {
             let parts = message.content.as_array().into_iter().flatten();
             parts.filter_map(|part| part["text"].as_str()).try_for_each(|text| speech.check_length(text))?;
         }
+        // Templates find them by their markers, which no text has once it is quoted.
+        messages.iter_mut().filter(|message| message.role == "assistant").for_each(strip_thoughts);
         let quote = |text: &str| speech.tokenizer.quote(text);
         for message in &mut messages {
             message.content = quoted(&message.content, &quote);
@@ -87,8 +96,15 @@ impl Conversation {
         let tools: Vec<Value> = tools.iter().map(|tool| quoted(tool, &quote)).collect();
         let mut options: Map<String, Value> = quoted_fields(&options, &quote);
         options.insert("enable_thinking".into(), thinking.into());
-        let rendered = template.render(&messages, &tools, true, &options);
-        let rendered = rendered.map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+        let rendered = template.render(&messages, &tools, generation_prompt, &options);
+        let rendered = rendered.map_err(|error| match error {
+            ChatError::ResultWithoutCall { index } => {
+                let param = &params[index];
+                let message = format!("{param} is a tool's result without its call, which must come before it");
+                ApiError::invalid(param, message)
+            }
+            error => ApiError::invalid("messages", error.to_string()),
+        })?;
         speech.check_length(&rendered)?;
         let tokens = speech.tokenizer.encode_rendered(&rendered);
         let (tokens, media, held) = items.place(tokens, senses)?;
@@ -118,14 +134,21 @@ fn read_message(param: &str, value: &Value, media: &mut TakeMedium<'_>) -> Resul
             return Err(ApiError::invalid(&format!("{param}.role"), message));
         }
     };
-    let content = read_content(&format!("{param}.content"), fields.get("content"), media)?;
+    let content = match fields.get("content") {
+        // A result is often an object, and templates write its fields.
+        Some(object @ Value::Object(_)) if role == "tool" => object.clone(),
+        content => read_content(&format!("{param}.content"), role, content, media)?,
+    };
     let mut more = Map::new();
     if let Some(calls) = fields.get("tool_calls").filter(|calls| !calls.is_null()) {
         more.insert("tool_calls".into(), read_calls(&format!("{param}.tool_calls"), calls)?);
     }
-    let thoughts = ["reasoning_content", "reasoning"].iter().find_map(|field| fields.get(*field)?.as_str());
+    if let Some(responses) = fields.get("tool_responses").filter(|responses| !responses.is_null()) {
+        more.insert("tool_responses".into(), read_responses(&format!("{param}.tool_responses"), responses)?);
+    }
+    let thoughts = ["reasoning_content", "reasoning", "thinking"].iter().find_map(|field| fields.get(*field)?.as_str());
     if let Some(thoughts) = thoughts.filter(|thoughts| !thoughts.is_empty()) {
-        more.insert("reasoning".into(), thoughts.into());
+        more.insert(THOUGHTS.into(), thoughts.into());
     }
     for field in ["tool_call_id", "name"] {
         if let Some(Value::String(text)) = fields.get(field) {
@@ -135,49 +158,49 @@ fn read_message(param: &str, value: &Value, media: &mut TakeMedium<'_>) -> Resul
     Ok(Message { role: role.into(), content, more })
 }
 
-/// Text, or parts. Parts that are all text become one.
-fn read_content(param: &str, content: Option<&Value>, media: &mut TakeMedium<'_>) -> Result<Value, ApiError> {
-    match content {
-        None | Some(Value::Null) => Ok(Value::String(String::new())),
-        Some(Value::String(text)) => Ok(Value::String(text.clone())),
-        Some(Value::Array(parts)) => {
-            let (mut text, mut others) = (String::new(), Vec::new());
-            for (index, part) in parts.iter().enumerate() {
-                let kind = part.get("type").and_then(Value::as_str).unwrap_or("text");
-                match (kind, part.get("text").or(part.get("refusal")), part) {
-                    ("text" | "input_text" | "output_text" | "refusal", Some(Value::String(piece)), _) => {
-                        text.push_str(piece);
-                    }
-                    (_, _, Value::String(piece)) => text.push_str(piece),
-                    ("text" | "input_text" | "output_text", ..) => {
-                        let message = format!("{param}[{index}].text must be a text");
-                        return Err(ApiError::invalid(param, message));
-                    }
-                    (kind, ..) => {
-                        let param = format!("{param}[{index}]");
-                        let Some(medium) = media(&param, part)? else {
-                            let message = format!("{param} is of type {kind:?}; text, pictures and sounds are read");
-                            return Err(ApiError::invalid(&param, message));
-                        };
-                        others.extend(text_part(&mut text));
-                        others.push(medium);
-                    }
-                }
+/// Text, or parts. A template trims each part of a user and of the assistant by itself; of others it wants one text.
+fn read_content(
+    param: &str,
+    role: &str,
+    content: Option<&Value>,
+    media: &mut TakeMedium<'_>,
+) -> Result<Value, ApiError> {
+    let given = match content {
+        None | Some(Value::Null) => return Ok(Value::String(String::new())),
+        Some(Value::String(text)) => return Ok(Value::String(text.clone())),
+        Some(Value::Array(parts)) => parts,
+        Some(_) => return Err(ApiError::invalid(param, format!("{param} must be a text or a list of parts"))),
+    };
+    let mut parts = Vec::new();
+    for (index, part) in given.iter().enumerate() {
+        let kind = part.get("type").and_then(Value::as_str).unwrap_or("text");
+        match (kind, part.get("text").or(part.get("refusal")), part) {
+            ("text" | "input_text" | "output_text" | "refusal", Some(Value::String(text)), _)
+            | (_, _, Value::String(text)) => parts.push(text_part(text)),
+            ("text" | "input_text" | "output_text", ..) => {
+                let message = format!("{param}[{index}].text must be a text");
+                return Err(ApiError::invalid(param, message));
             }
-            if others.is_empty() {
-                return Ok(Value::String(text));
+            (kind, ..) => {
+                let param = format!("{param}[{index}]");
+                let Some(medium) = media(&param, part)? else {
+                    let message = format!("{param} is of type {kind:?}; text, pictures and sounds are read");
+                    return Err(ApiError::invalid(&param, message));
+                };
+                parts.push(medium);
             }
-            others.extend(text_part(&mut text));
-            Ok(Value::Array(others))
         }
-        Some(_) => Err(ApiError::invalid(param, format!("{param} must be a text or a list of parts"))),
     }
+    let is_text = parts.iter().all(|part| part["type"] == "text");
+    let is_one = parts.len() < 2 || !["user", "assistant"].contains(&role);
+    Ok(match is_text && is_one {
+        true => Value::String(parts.iter().filter_map(|part| part["text"].as_str()).collect()),
+        false => Value::Array(parts),
+    })
 }
 
-/// The text so far as a part of its own.
-fn text_part(text: &mut String) -> Option<Value> {
-    let text = std::mem::take(text);
-    (!text.is_empty()).then(|| serde_json::json!({ "type": "text", "text": text }))
+fn text_part(text: &str) -> Value {
+    serde_json::json!({ "type": "text", "text": text })
 }
 
 /// Arguments are JSON in a text; templates want the object itself.
@@ -209,11 +232,45 @@ fn read_calls(param: &str, calls: &Value) -> Result<Value, ApiError> {
     Ok(Value::Array(read))
 }
 
+/// Results that come with the assistant's own message: what was called, and what it gave.
+fn read_responses(param: &str, responses: &Value) -> Result<Value, ApiError> {
+    let Value::Array(responses) = responses else {
+        return Err(ApiError::invalid(param, format!("{param} must be a list of responses")));
+    };
+    for (index, response) in responses.iter().enumerate() {
+        let is_named = response.get("name").is_none_or(Value::is_string);
+        if !response.is_object() || !is_named || response.get("response").is_none() {
+            let param = format!("{param}[{index}]");
+            let message = format!("{param} must be an object with a response, and with a text as its name");
+            return Err(ApiError::invalid(&param, message));
+        }
+    }
+    Ok(Value::Array(responses.clone()))
+}
+
+/// The field of a message that has its thoughts, whatever the request calls it.
+const THOUGHTS: &str = "reasoning_content";
+
 /// Thoughts count only as long as their turn is open, which is until the user speaks again.
 fn forget_old_thoughts(messages: &mut [Message]) {
     let last_user = messages.iter().rposition(|message| message.role == "user").unwrap_or(0);
     for message in &mut messages[..last_user] {
-        message.more.remove("reasoning");
+        message.more.remove(THOUGHTS);
+    }
+}
+
+/// Leaves out the channels of a text that the assistant wrote, as templates do.
+fn strip_thoughts(message: &mut Message) {
+    let strip = |text: &mut Value| {
+        if let Value::String(text) = text {
+            let parts = text.split(Mark::ChannelClose.spelling());
+            let outside = parts.filter_map(|part| part.split(Mark::ChannelOpen.spelling()).next());
+            *text = outside.collect();
+        }
+    };
+    match &mut message.content {
+        Value::Array(parts) => parts.iter_mut().filter_map(|part| part.get_mut("text")).for_each(strip),
+        text => strip(text),
     }
 }
 

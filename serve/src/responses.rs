@@ -55,6 +55,7 @@ pub fn prepare(app: &App, fields: Fields<'_>, fetched: &Fetched) -> Result<Respo
         )?,
         tools: declared.iter().map(|tool| tool.declaration.clone()).collect(),
         thinking: wants_thinking(fields)?,
+        generation_prompt: true,
         options: Map::new(),
     };
     let echo = echo(fields, &generation);
@@ -129,14 +130,17 @@ fn read_input(input: &Value, messages: &mut Vec<Named>) -> Result<(), ApiError> 
             text.ok_or_else(|| ApiError::invalid(&param, format!("{param}.{field} must be a text")))
         };
         match kind {
-            "message" => messages.push(named(&param, json!({ "role": text("role")?, "content": item["content"] }))),
+            "message" => {
+                let role = text("role")?;
+                match messages.last_mut().filter(|last| role == "assistant" && is_thought(last)) {
+                    Some((_, thought)) => thought["content"] = item["content"].clone(),
+                    None => messages.push(named(&param, json!({ "role": role, "content": item["content"] }))),
+                }
+            }
             "function_call" => {
                 let function = json!({ "name": text("name")?, "arguments": text("arguments")? });
                 let call = json!({ "id": text("call_id")?, "type": "function", "function": function });
-                open_turn(&param, messages, "tool_calls", json!([]));
-                if let Some(Value::Array(calls)) = messages.last_mut().and_then(|last| last.1.get_mut("tool_calls")) {
-                    calls.push(call);
-                }
+                add_call(&param, messages, call);
             }
             "function_call_output" => {
                 let content = item.get("output").cloned().unwrap_or_default();
@@ -163,14 +167,28 @@ fn read_input(input: &Value, messages: &mut Vec<Named>) -> Result<(), ApiError> 
     Ok(())
 }
 
-/// Makes sure that the last message is the assistant's own turn with this field, and no text after it.
-fn open_turn(param: &str, messages: &mut Vec<Named>, field: &str, empty: Value) {
-    let is_open = |(_, last): &Named| last["role"] == "assistant" && last["content"].as_str().is_none_or(str::is_empty);
-    if !messages.last().is_some_and(is_open) {
-        messages.push(named(param, json!({ "role": "assistant", "content": "" })));
+/// Whether a message has thoughts, and nothing else yet.
+fn is_thought(named: &Named) -> bool {
+    is_silent(named) && named.1.get("tool_calls").is_none()
+}
+
+/// Whether a message is the assistant's and has no text.
+fn is_silent((_, message): &Named) -> bool {
+    let has_text = !message["content"].is_null() && message["content"] != "" && message["content"] != json!([]);
+    message["role"] == "assistant" && !has_text
+}
+
+/// Adds a call to the assistant's turn. Behind a text it is a message of its own, which takes the text's thoughts: templates show thoughts with calls alone.
+fn add_call(param: &str, messages: &mut Vec<Named>, call: Value) {
+    if !messages.last().is_some_and(is_silent) {
+        let last = messages.last_mut().filter(|(_, last)| last["role"] == "assistant");
+        let thoughts = last.and_then(|(_, last)| last.as_object_mut()?.remove("reasoning"));
+        messages.push(named(param, json!({ "role": "assistant", "content": "", "reasoning": thoughts })));
     }
-    if let Some((_, Value::Object(last))) = messages.last_mut() {
-        last.entry(field).or_insert(empty);
+    if let Some((_, Value::Object(last))) = messages.last_mut()
+        && let Value::Array(calls) = last.entry("tool_calls").or_insert_with(|| json!([]))
+    {
+        calls.push(call);
     }
 }
 
@@ -400,5 +418,38 @@ impl Events for ResponseEvents {
         self.close("incomplete", out);
         let response = self.response("failed", None, Some(error));
         self.event("response.failed", json!({ "response": response }), out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Thoughts, text and calls of one turn, with and without each other.
+    #[test]
+    fn items_become_the_messages_of_their_turns() {
+        let thought =
+            |text: &str| json!({ "type": "reasoning", "content": [{ "type": "reasoning_text", "text": text }] });
+        let said = |text: &str| json!({ "role": "assistant", "content": [{ "type": "output_text", "text": text }] });
+        let call = |id: &str| json!({ "type": "function_call", "call_id": id, "name": "f", "arguments": "{}" });
+        let output = |id: &str| json!({ "type": "function_call_output", "call_id": id, "output": "x" });
+        for (items, expected) in [
+            (json!([thought("a"), said("b")]), vec![("b", "a", 0)]),
+            (json!([thought("a"), call("1"), call("2")]), vec![("", "a", 2)]),
+            (json!([thought("a"), said("b"), call("1")]), vec![("b", "", 0), ("", "a", 1)]),
+            (json!([call("1"), output("1"), thought("a"), call("2")]), vec![("", "", 1), ("x", "", 0), ("", "a", 1)]),
+            (json!([said("a"), said("b")]), vec![("a", "", 0), ("b", "", 0)]),
+        ] {
+            let mut messages = Vec::new();
+            read_input(&items, &mut messages).expect("they are right");
+            let found = messages.iter().map(|(_, message)| {
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                let content = message["content"][0]["text"].as_str().map_or(text(&message["content"]), String::from);
+                (content, text(&message["reasoning"]), message["tool_calls"].as_array().map_or(0, Vec::len))
+            });
+            let expected =
+                expected.into_iter().map(|(content, thoughts, calls)| (content.into(), thoughts.into(), calls));
+            assert_eq!(found.collect::<Vec<_>>(), expected.collect::<Vec<(String, String, usize)>>(), "{items}");
+        }
     }
 }

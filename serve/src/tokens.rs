@@ -4,7 +4,7 @@ use gemma4c_models::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::chat::wants_thinking;
+use crate::chat::{template_options, wants_generation_prompt, wants_thinking};
 use crate::completions::read_ids;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -18,8 +18,13 @@ pub fn tokenize(app: &App, fields: Fields<'_>) -> Result<Value, ApiError> {
         let (tools, _) = tools::read(fields)?;
         let tools = tools.into_iter().map(|tool| tool.declaration).collect();
         let messages = Messages::read(messages, &app.senses, &Fetched::default())?;
-        let conversation =
-            Conversation { messages, tools, thinking: wants_thinking(fields)?, options: Default::default() };
+        let conversation = Conversation {
+            messages,
+            tools,
+            thinking: wants_thinking(fields)?,
+            generation_prompt: wants_generation_prompt(fields)?,
+            options: template_options(fields)?,
+        };
         conversation.encode(&app.speech, &app.senses)?.tokens
     } else if let Some(prompt) = fields.text("prompt")? {
         let add_bos = fields.get("add_special_tokens").is_none() || fields.flag("add_special_tokens")?;

@@ -58,10 +58,14 @@ pub fn read(fields: Fields<'_>) -> Result<(Vec<Declared>, ToolChoice), ApiError>
             return Err(ApiError::invalid(&param, message));
         }
         let description = function.get("description").and_then(Value::as_str).unwrap_or_default();
-        let declaration = json!({
-            "type": "function",
-            "function": { "name": name, "description": description, "parameters": parameters },
-        });
+        let mut declared = json!({ "name": name, "description": description });
+        // What a request leaves out, the model is not shown; what it gives back, some requests say.
+        for field in ["parameters", "response"] {
+            if let Some(given) = function.get(field).filter(|given| !given.is_null()) {
+                declared[field] = given.clone();
+            }
+        }
+        let declaration = json!({ "type": "function", "function": declared });
         tools.push(Declared { tool: Tool { name: name.into(), parameters }, declaration });
     }
     let parallel = fields.get("parallel_tool_calls").is_none() || fields.flag("parallel_tool_calls")?;

@@ -63,6 +63,9 @@ const REAL: [&str; 7] = [
     "google-gemma-4-31B-it-interleaved.chat.json",
 ];
 
+/// A model as llama.cpp's own tools make it, and conversations for its chat template.
+const CONVERTED: [&str; 2] = ["a_e2b.Q4_K_M.gguf", "chat.json"];
+
 /// All models with golden logits, as paths below the folder without their endings.
 pub fn models() -> Vec<&'static str> {
     [&TEXT[..], &MASSIVE, &TRAINED].concat()
@@ -103,5 +106,7 @@ fn expected() -> Vec<String> {
     let of_texts = TEXT.iter().map(|name| format!("{name}.tokens.json"));
     let of_pictures = VISION.iter().map(|name| format!("vision/{name}"));
     let of_drafters = ASSISTANT.iter().map(|name| format!("assistant/{name}"));
-    of_models.chain(of_texts).chain(of_pictures).chain(of_drafters).chain(REAL.map(str::to_owned)).collect()
+    let of_converter = CONVERTED.iter().map(|name| format!("converted/{name}"));
+    let of_others = of_converter.chain(REAL.map(str::to_owned));
+    of_models.chain(of_texts).chain(of_pictures).chain(of_drafters).chain(of_others).collect()
 }

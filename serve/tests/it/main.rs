@@ -2,7 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[allow(dead_code, reason = "shared with tests that use all of it")]
+#[path = "../../../tests/common/golden.rs"]
+mod golden;
+
 mod api;
+mod conversations;
 mod faults;
 mod forms;
 mod predictions;

@@ -115,8 +115,31 @@ impl Server {
         drafts: Drafts,
         wrapped: impl FnOnce(Box<dyn Device>) -> Box<dyn Device> + Send + 'static,
     ) -> Server {
-        let plan = TINY.plan.clone();
-        let location = ModelLocation { plan: TINY.folder.path().join("plan.bin"), given: None };
+        Server::of(TINY.plan.clone(), TINY.folder.path(), options, sequences, drafts, wrapped)
+    }
+
+    /// Whose model has another chat template.
+    pub fn with_template(template: &str) -> Server {
+        let mut plan = TINY.plan.clone();
+        plan.vocab.as_mut().expect("a vocabulary").chat_template = Some(template.into());
+        Server::of(plan, TINY.folder.path(), options(), 1, Drafts::default(), |device| device)
+    }
+
+    /// Of another model.
+    pub fn over(model: &Path, context: u32) -> Server {
+        let folder = model.parent().expect("a folder");
+        Server::of(compile(model, context), folder, options(), 1, Drafts::default(), |device| device)
+    }
+
+    fn of(
+        plan: Plan,
+        folder: &Path,
+        options: Options,
+        sequences: u32,
+        drafts: Drafts,
+        wrapped: impl FnOnce(Box<dyn Device>) -> Box<dyn Device> + Send + 'static,
+    ) -> Server {
+        let location = ModelLocation { plan: folder.join("plan.bin"), given: None };
         let (opened, suppress) = (plan.clone(), plan.vocab.as_ref().expect("a vocabulary").suppress.clone());
         let open = move || {
             let cpu = CpuOptions { sequences, snapshots: 4, host_bytes: 0, suppress: suppress.clone() };
