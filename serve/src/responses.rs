@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::answer::Part;
 use crate::app::{App, now};
-use crate::chat::{self, Chat, wants_thinking};
+use crate::chat::{self, Chat, template_options, wants_thinking};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Generation, any_seed};
@@ -56,7 +56,7 @@ pub fn prepare(app: &App, fields: Fields<'_>, fetched: &Fetched) -> Result<Respo
         tools: declared.iter().map(|tool| tool.declaration.clone()).collect(),
         thinking: wants_thinking(fields)?,
         generation_prompt: true,
-        options: Map::new(),
+        options: template_options(fields)?,
     };
     let echo = echo(fields, &generation);
     let structure = read_format(fields)?;
@@ -150,8 +150,16 @@ fn read_input(input: &Value, messages: &mut Vec<Named>) -> Result<(), ApiError> 
             "reasoning" => {
                 let parts = item.get("content").and_then(Value::as_array).into_iter().flatten();
                 let thoughts: String = parts.filter_map(|part| part.get("text")?.as_str()).collect();
-                if !thoughts.is_empty() {
-                    messages.push(named(&param, json!({ "role": "assistant", "content": "", "reasoning": thoughts })));
+                match messages.last_mut().filter(|last| is_thought(last)) {
+                    _ if thoughts.is_empty() => {}
+                    Some((_, thought)) => {
+                        let before = thought["reasoning"].as_str().unwrap_or_default();
+                        thought["reasoning"] = format!("{before}{thoughts}").into();
+                    }
+                    None => {
+                        let thought = json!({ "role": "assistant", "content": "", "reasoning": thoughts });
+                        messages.push(named(&param, thought));
+                    }
                 }
             }
             // What other vendors' tools leave in a history.
@@ -435,7 +443,7 @@ mod tests {
         let output = |id: &str| json!({ "type": "function_call_output", "call_id": id, "output": "x" });
         for (items, expected) in [
             (json!([thought("a"), said("b")]), vec![("b", "a", 0)]),
-            (json!([thought("a"), call("1"), call("2")]), vec![("", "a", 2)]),
+            (json!([thought("a"), thought("b"), call("1"), call("2")]), vec![("", "ab", 2)]),
             (json!([thought("a"), said("b"), call("1")]), vec![("b", "", 0), ("", "a", 1)]),
             (json!([call("1"), output("1"), thought("a"), call("2")]), vec![("", "", 1), ("x", "", 0), ("", "a", 1)]),
             (json!([said("a"), said("b")]), vec![("a", "", 0), ("b", "", 0)]),
