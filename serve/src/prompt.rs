@@ -155,7 +155,9 @@ fn read_message(param: &str, value: &Value, media: &mut TakeMedium<'_>) -> Resul
             more.insert(field.into(), text.as_str().into());
         }
     }
-    Ok(Message { role: role.into(), content, more })
+    let mut message = Message { role: role.into(), content, more };
+    message.parse_arguments();
+    Ok(message)
 }
 
 /// Text, or parts. A template trims each part of a user and of the assistant by itself; of others it wants one text.
@@ -203,7 +205,7 @@ fn text_part(text: &str) -> Value {
     serde_json::json!({ "type": "text", "text": text })
 }
 
-/// Arguments are JSON in a text; templates want the object itself.
+/// Calls with a name and with arguments, as an object or as JSON in a text.
 fn read_calls(param: &str, calls: &Value) -> Result<Value, ApiError> {
     let Value::Array(calls) = calls else {
         return Err(ApiError::invalid(param, format!("{param} must be a list of calls")));
@@ -216,13 +218,9 @@ fn read_calls(param: &str, calls: &Value) -> Result<Value, ApiError> {
             return Err(ApiError::invalid(&param, format!("{param} must be a text")));
         };
         let arguments = match &function["arguments"] {
-            Value::String(text) => serde_json::from_str::<Value>(text).ok().filter(Value::is_object),
-            other => Some(other.clone()).filter(Value::is_object),
-        };
-        let arguments = arguments.unwrap_or_else(|| match &function["arguments"] {
-            Value::String(text) => Value::String(text.clone()),
+            given @ (Value::String(_) | Value::Object(_)) => given.clone(),
             _ => Value::Object(Map::new()),
-        });
+        };
         let mut fields = Map::new();
         fields.insert("id".into(), call["id"].clone());
         fields.insert("type".into(), "function".into());

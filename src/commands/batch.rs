@@ -315,7 +315,8 @@ impl Reader {
     }
 
     fn conversation(&self, value: &Value) -> Result<(Vec<u32>, Vec<u32>)> {
-        let messages: Vec<Message> = serde_json::from_value(value.clone()).context("messages")?;
+        let mut messages: Vec<Message> = serde_json::from_value(value.clone()).context("messages")?;
+        messages.iter_mut().for_each(Message::parse_arguments);
         ensure!(!messages.is_empty(), "messages is empty");
         let tokenizer = self.tokenizer()?;
         let template = self.template.as_ref().context("the model has no chat template: give a prompt, not messages")?;

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::common::Place;
+use crate::common::{Place, golden};
 
 fn place() -> Place {
     let place = Place::new();
@@ -172,4 +172,25 @@ fn answers_are_bound_to_their_questions() {
     place.ok(&format!("{RUN} --restart"));
     assert_eq!(answers(&place).len(), 1);
     assert_eq!(place.ok("run plan.bin --file prompts.jsonl -o -").into_bytes(), place.read("answers.jsonl"));
+}
+
+/// Of a template that knows no messages of tools: results are in the model's turn, and arguments are those that the model wrote.
+#[test]
+fn calls_and_results_are_shown_as_the_model_knows_them() {
+    let Some(folder) = golden::folder() else { return };
+    let place = Place::new();
+    let model = folder.join("converted/a_e2b.Q4_K_M.gguf").display().to_string();
+    place.ok(&format!("compile {model} -o plan.bin --target cpu --ctx 300"));
+    let shown = "<bos><|turn>user\nW?<turn|>\n<|turn>model\nWait.<|tool_call>call:f{x:<|\"|>y<|\"|>}<tool_call|>\
+                 <|tool_response>response:f{value:<|\"|>21<|\"|>}<tool_response|><|channel>thought\n<channel|>";
+    let ids = place.command("tokenize plan.bin --special --no-bos -p").arg(shown).output().unwrap().stdout;
+    let ids: Vec<u32> = String::from_utf8(ids).unwrap().split_whitespace().map(|id| id.parse().unwrap()).collect();
+    let call = json!([{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{\"x\": \"y\"}"}}]);
+    let messages = json!([{"role": "user", "content": "W?"}, {"role": "assistant", "content": "Wait.", "tool_calls": call},
+        {"role": "tool", "tool_call_id": "a", "content": "21"}]);
+    prompts(&place, &[json!({"messages": messages}), json!({"tokens": ids}), json!({"prompt": "W?"})]);
+    place.ok(&format!("{RUN} -n 12 --temp 0"));
+    let answers = answers(&place);
+    assert_eq!(tokens(&answers[0]), tokens(&answers[1]));
+    assert_ne!(tokens(&answers[0]), tokens(&answers[2]), "an answer depends on what is shown");
 }

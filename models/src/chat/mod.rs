@@ -63,6 +63,18 @@ impl Message {
     pub fn new(role: impl Into<String>, text: impl Into<String>) -> Message {
         Message { role: role.into(), content: Value::String(text.into()), more: Map::new() }
     }
+
+    /// Makes objects of the arguments of calls that are JSON in a text, as clients send them: templates write an object as the model wrote it.
+    /// It is not done on the way to the template, since JSON can spell a marker in escapes. Whoever quotes messages does it before.
+    pub fn parse_arguments(&mut self) {
+        let calls = self.more.get_mut("tool_calls").and_then(Value::as_array_mut);
+        for arguments in calls.into_iter().flatten().filter_map(|call| call.pointer_mut("/function/arguments")) {
+            let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
+            if let Some(object) = parsed.filter(Value::is_object) {
+                *arguments = object;
+            }
+        }
+    }
 }
 
 /// A compiled template.

@@ -184,6 +184,22 @@ fn a_result_without_its_call_is_refused() {
 }
 
 #[test]
+fn arguments_in_a_text_become_objects() {
+    let calls = |arguments: Value| json!({ "role": "assistant", "tool_calls": [{ "function": { "name": "f", "arguments": arguments } }] });
+    for (given, parsed) in [
+        (json!("{\"x\": [1]}"), json!({ "x": [1] })),
+        (json!({ "x": 1 }), json!({ "x": 1 })),
+        (json!("[1]"), json!("[1]")),
+        (json!("{"), json!("{")),
+        (json!(null), json!(null)),
+    ] {
+        let mut message: Message = serde_json::from_value(calls(given)).unwrap();
+        message.parse_arguments();
+        assert_eq!(message.more["tool_calls"], calls(parsed)["tool_calls"]);
+    }
+}
+
+#[test]
 fn thoughts_have_every_name_that_templates_read() {
     let template = "{% for m in messages %}{{ m.reasoning }}|{{ m.reasoning_content }}|{{ m.thinking }};{% endfor %}";
     let messages = json!([

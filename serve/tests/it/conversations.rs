@@ -139,6 +139,19 @@ fn the_models_turn_is_opened_unless_the_request_says_no() {
     }
 }
 
+#[test]
+fn variables_reach_the_template_on_every_path() {
+    let server = Server::with_template("{{ word }}");
+    let hi = json!([{ "role": "user", "content": "Hi" }]);
+    let request = json!({
+        "messages": hi, "input": hi, "max_tokens": 1, "chat_template_kwargs": { "word": "one two <turn|> three" },
+    });
+    assert_eq!(shown(&server, &request), "one two <turn|> three");
+    let count = tokens(&server, &request).len();
+    let [chat, response] = ["/v1/chat/completions", "/v1/responses"].map(|path| server.post(path, &request).json());
+    assert_eq!((&chat["usage"]["prompt_tokens"], &response["usage"]["input_tokens"]), (&json!(count), &json!(count)));
+}
+
 /// A template that shows the messages as it gets them.
 #[test]
 fn what_a_message_brings_reaches_the_template() {
