@@ -119,7 +119,10 @@ async function toClipboard(text) {
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch((error) => {
+      if (error.name === "AbortError") throw error;
+      return { done: true };
+    });
     if (done) throw new Error("The connection was lost before the answer was complete.");
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
@@ -168,7 +171,7 @@ async function answer(view) {
     await stream(requestFor(view.exchange), mine, reply);
   } catch (error) {
     if (error.name === "AbortError") reply.note = "stopped";
-    else reply.failure = error instanceof TypeError ? "The server does not answer." : error.message;
+    else reply.failure = error.message;
   }
   clearInterval(clock);
   if (running !== mine) return;
@@ -182,13 +185,16 @@ async function answer(view) {
 
 /// Reads an answer into `reply`, and shows it once a frame at most.
 async function stream(request, mine, reply) {
-  const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(request), signal: mine.controller.signal });
+  const asked = { method: "POST", headers: headers(), body: JSON.stringify(request), signal: mine.controller.signal };
+  const response = await fetch("v1/chat/completions", asked).catch((error) => {
+    throw error.name === "AbortError" ? error : new Error("The server does not answer.");
+  });
   if (!response.ok) throw new Error(await complaint(response));
   let first = 0, finish = "", usage = null, frame = 0;
   for await (const event of events(response)) {
     if (event.error) throw new Error(event.error.message);
     usage = event.usage || usage;
-    const choice = event.choices[0];
+    const choice = event.choices?.[0];
     if (!choice) continue;
     first ||= choice.delta.reasoning_content || choice.delta.content ? performance.now() : 0;
     reply.thoughts += choice.delta.reasoning_content ?? "";
@@ -373,15 +379,18 @@ document.addEventListener("keydown", (event) => {
   if (document.body.classList.contains("with-settings")) openSettings(false);
   else stop();
 });
-document.addEventListener("dragover", (event) => { event.preventDefault(); document.body.classList.add("dropping"); });
+document.addEventListener("dragover", (event) => {
+  if (event.dataTransfer.types.includes("Files")) { event.preventDefault(); document.body.classList.add("dropping"); }
+});
 document.addEventListener("dragleave", () => document.body.classList.remove("dropping"));
 document.addEventListener("drop", (event) => {
   document.body.classList.remove("dropping");
   if (event.dataTransfer.files.length) { event.preventDefault(); attach([...event.dataTransfer.files]); }
 });
-// A reload cuts an answer; what there is of it stays.
+// A reload cuts an answer; what there is of it stays. A page that answers nothing has kept all it has, and another tab may have kept more since.
 addEventListener("pagehide", () => {
-  if (running) running.view.exchange.answer.note = "cut: the page was left";
+  if (!running) return;
+  running.view.exchange.answer.note = "cut: the page was left";
   keep();
 });
 
