@@ -87,7 +87,7 @@ pub struct SoftRows<'a> {
 }
 
 /// Soft tokens at consecutive positions of a sequence.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Placed {
     pub positions: Range<usize>,
     pub rows: Vec<f32>,

@@ -9,7 +9,7 @@ use gemma4c_codegen::nvrtc::Toolchain;
 use gemma4c_models::media::{Pixels, Rgb, cut};
 use gemma4c_plan::{Medium, Plan, Stage};
 use gemma4c_runtime::cpu::Tap;
-use gemma4c_runtime::{Asked, ModelLocation, Patches, Session, argmax};
+use gemma4c_runtime::{Asked, ModelLocation, Patches, Session, Soft, argmax};
 
 /// Largest absolute differences from the picture in the size that the tower reads, as the data's description gives them.
 const STAGE: f32 = 1e-4;
@@ -55,6 +55,32 @@ fn every_stage_is_the_references() {
         check_stages(&place, &golden, name);
         check_program(&place, &golden, name, pictures.len());
     }
+}
+
+/// A sequence's ids do not tell which pictures stand in it: other ones in the same places are not taken for those of before.
+#[test]
+fn other_pictures_in_the_same_places_are_read_anew() {
+    let Some(folder) = golden::folder() else { return };
+    let (place, golden) = prepared(&folder.join("vision"), "v_tiny_e", &["v_tiny_e.png"]);
+    let plan = Plan::from_bytes(&place.read("plan.bin")).unwrap();
+    let location = ModelLocation { plan: place.path("plan.bin"), given: None };
+    let open = || Session::on_cpu(plan.clone(), &location).unwrap();
+    let prompt = golden.ids("tokens");
+    let placeholders = prompt.iter().filter(|id| **id == plan.towers[0].tokens.placeholder).count();
+    let picture = |shade: f32| Soft { tower: 0, rows: vec![shade; placeholders * plan.model.hidden as usize] };
+    let read = |session: &mut Session, soft: &Soft| {
+        session.set_soft(&prompt, std::slice::from_ref(soft)).unwrap();
+        let kept = session.keep_prefix(&prompt);
+        let mut logits = Vec::new();
+        session.feed(&prompt[kept..], Asked::Last, None, |_, row| logits = row.to_vec()).unwrap();
+        (logits, kept)
+    };
+    let mut session = open();
+    let first = read(&mut session, &picture(0.5));
+    let second = read(&mut session, &picture(-0.5));
+    assert!(second.1 < prompt.len() - placeholders, "{}", second.1);
+    assert!(second.0 == read(&mut open(), &picture(-0.5)).0 && second.0 != first.0);
+    assert_eq!(read(&mut session, &picture(-0.5)), (second.0, prompt.len() - 1), "the same picture is kept");
 }
 
 /// From the pictures in the size that the tower reads, as the reference resampled them.

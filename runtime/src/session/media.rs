@@ -91,7 +91,7 @@ impl Session {
     }
 
     /// Puts soft tokens in the places that `prompt`, the sequence from its first token on, holds for them: each tower's in
-    /// the order of its placeholders. Replaces those of before.
+    /// the order of its placeholders. Replaces those of before; the sequence goes back to the first place where they differ, since its ids do not tell.
     pub fn set_soft(&mut self, prompt: &[u32], media: &[Soft]) -> Result<(), RuntimeError> {
         let width = self.plan.model.hidden as usize;
         let mut placed = Vec::new();
@@ -117,7 +117,21 @@ impl Session {
         if media.iter().any(|soft| soft.tower >= self.plan.towers.len()) {
             return Err(RuntimeError::NoTower);
         }
-        self.media.placed = placed;
+        let before = std::mem::replace(&mut self.media.placed, placed);
+        if let Some(first) = first_difference(&before, &self.media.placed)
+            && first < self.seen.len()
+            && self.truncate(first as u32).is_err()
+        {
+            self.reset();
+        }
         Ok(())
     }
+}
+
+/// The first position that soft tokens of only one of two lists have.
+fn first_difference(one: &[Placed], other: &[Placed]) -> Option<usize> {
+    let alone = |of: &[Placed], not_of: &[Placed]| {
+        of.iter().filter(|placed| !not_of.contains(placed)).map(|placed| placed.positions.start).min()
+    };
+    alone(one, other).into_iter().chain(alone(other, one)).min()
 }
