@@ -3,7 +3,8 @@
 //! - `gguf` reads and writes model files, and knows no model;
 //! - `gemma4` reads a configuration from such a file and declares the forward pass: the only place in the project that
 //!   names a model's parts;
-//! - `tokenizer` and `chat` are the text side, made from the file's own vocabulary and template;
+//! - `tokenizer` and `chat` are the text side, made from the file's own vocabulary and template; `text` finds characters and stop strings in
+//!   text that comes in pieces;
 //! - `media` is the picture side: files to the patches that a tower reads;
 //! - `synth` writes random models of the real shapes.
 //!
@@ -15,4 +16,5 @@ pub mod gemma4;
 pub mod gguf;
 pub mod media;
 pub mod synth;
+pub mod text;
 pub mod tokenizer;

@@ -96,7 +96,7 @@ pub enum RuntimeError {
     #[error("{0}")]
     Backend(String),
     #[error("{what} of {found} is out of range, expected {expected}")]
-    Setting { what: &'static str, expected: &'static str, found: String },
+    Setting { what: &'static str, expected: String, found: String },
 }
 
 fn listed(paths: &[PathBuf]) -> String {

@@ -18,6 +18,7 @@ mod error;
 mod lookup;
 pub mod machine;
 mod map;
+mod penalties;
 mod runs;
 mod sampler;
 mod session;
@@ -34,7 +35,8 @@ pub use embedded::EmbeddedWeights;
 pub use engine::Guess;
 pub use error::RuntimeError;
 pub use map::ModelLocation;
-pub use sampler::{Sampler, argmax};
+pub use penalties::{Penalised, Penalties};
+pub use sampler::{Sampler, any_seed, argmax, ranges};
 pub use session::{
     Asked, Counts, Draft, End, MOST_DRAFTS, MOST_LOOKED_UP, Request, Session, Soft, Source, Speculation,
 };

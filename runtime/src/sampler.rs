@@ -3,9 +3,51 @@
 //! The random number of a token is a function of (seed, position) and nothing else, so a sequence can be resumed, replayed
 //! or moved to another device and still be the same.
 
+use std::hash::{BuildHasher, RandomState};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
 use gemma4c_plan::Sampling;
 
 use crate::RuntimeError;
+use crate::penalties::{Penalised, Penalties};
+
+/// What the settings of sampling may be: on the command line, in files of prompts and in requests alike.
+pub mod ranges {
+    use std::ops::RangeInclusive;
+
+    /// 0 takes the likeliest token.
+    pub const TEMPERATURE: RangeInclusive<f64> = 0.0..=2.0;
+    /// 0 takes the likeliest token.
+    pub const TOP_P: RangeInclusive<f64> = 0.0..=1.0;
+    pub const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
+    pub const PRESENCE_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
+    pub const FREQUENCY_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
+    pub const REPETITION_PENALTY: RangeInclusive<f64> = 0.01..=100.0;
+}
+
+/// Refuses a setting that is out of its range.
+pub(crate) fn within(what: &'static str, found: f32, range: &RangeInclusive<f64>) -> Result<(), RuntimeError> {
+    // As decimal numbers: the nearest f32 to 0.01 is below it.
+    let value: f64 = found.to_string().parse().unwrap_or(f64::NAN);
+    match range.contains(&value) {
+        true => Ok(()),
+        false => {
+            let expected = format!("{} to {}", range.start(), range.end());
+            Err(RuntimeError::Setting { what, expected, found: found.to_string() })
+        }
+    }
+}
+
+/// A seed that nobody can foresee.
+pub fn any_seed() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+/// The sampling that a rule in range means: top-p 0 keeps the likeliest token, as the smallest positive number does.
+pub(crate) fn effective(sampling: Sampling) -> Sampling {
+    Sampling { top_p: sampling.top_p.max(f32::MIN_POSITIVE), ..sampling }
+}
 
 /// A sampling rule with its seed.
 #[derive(Clone, Debug)]
@@ -16,6 +58,9 @@ pub struct Sampler {
     /// Candidates of the current row, kept between calls to save an allocation for each token.
     candidates: Vec<(f32, u32)>,
     recited: Option<Recited>,
+    penalised: Option<Penalised>,
+    /// The current row as penalties leave it.
+    changed: Vec<f32>,
 }
 
 /// A text that is picked whatever the logits are.
@@ -30,15 +75,40 @@ struct Recited {
 impl Sampler {
     /// Temperature 0 always takes the largest logit; `top_k` 0 keeps all. Tokens in `suppress` are never picked.
     pub fn new(sampling: Sampling, seed: u64, suppress: Vec<u32>) -> Result<Sampler, RuntimeError> {
-        let setting =
-            |what, expected, found: f32| Err(RuntimeError::Setting { what, expected, found: found.to_string() });
-        if !(0.0..=100.0).contains(&sampling.temperature) {
-            return setting("a temperature", "0 to 100", sampling.temperature);
+        within("a temperature", sampling.temperature, &ranges::TEMPERATURE)?;
+        within("a top-p", sampling.top_p, &ranges::TOP_P)?;
+        Ok(Sampler::of(effective(sampling), seed, suppress))
+    }
+
+    fn of(sampling: Sampling, seed: u64, suppress: Vec<u32>) -> Sampler {
+        let (candidates, changed) = (Vec::new(), Vec::new());
+        Sampler { sampling, seed, suppress, candidates, recited: None, penalised: None, changed }
+    }
+
+    /// From now on picks from logits that these penalties have changed. Those that change nothing cost nothing.
+    pub fn set_penalties(&mut self, penalties: Penalties) -> Result<(), RuntimeError> {
+        penalties.check()?;
+        let temperature = self.sampling.temperature;
+        let penalised = |penalties| Penalised::new(penalties, temperature, Arc::default(), (&self.suppress[..]).into());
+        self.penalised = Some(penalties).filter(Penalties::is_needed).map(penalised);
+        Ok(())
+    }
+
+    /// An answer to a prompt begins: penalties count from here.
+    pub fn begin(&mut self, prompt: &[u32]) {
+        if let Some(Penalised { penalties, temperature, suppress, .. }) = self.penalised.take() {
+            self.penalised = Some(Penalised::new(penalties, temperature, prompt.into(), suppress));
         }
-        if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
-            return setting("a top-p", "more than 0, at most 1", sampling.top_p);
-        }
-        Ok(Sampler { sampling, seed, suppress, candidates: Vec::new(), recited: None })
+    }
+
+    /// Whether tokens are picked from other logits than the model's.
+    pub(crate) const fn has_penalties(&self) -> bool {
+        self.penalised.is_some()
+    }
+
+    /// Goes on with another seed.
+    pub fn set_seed(&mut self, seed: u64) {
+        self.seed = seed;
     }
 
     /// From now on picks the tokens of a text at their positions, whatever the logits are: how fast a model would write it can so be measured on weights that
@@ -66,12 +136,12 @@ impl Sampler {
 
     /// Goes on by another rule, which a sampler was made with before: what is out of range has been refused there.
     pub(crate) fn set(&mut self, sampling: Sampling, seed: u64) {
-        (self.sampling, self.seed) = (sampling, seed);
+        (self.sampling, self.seed) = (effective(sampling), seed);
     }
 
     /// Another by this rule, which has been found in range, with the same tokens that are never picked.
     pub(crate) fn by(&self, sampling: Sampling, seed: u64) -> Sampler {
-        Sampler { sampling, seed, suppress: self.suppress.clone(), candidates: Vec::new(), recited: None }
+        Sampler::of(effective(sampling), seed, self.suppress.clone())
     }
 
     pub fn sampling(&self) -> Sampling {
@@ -89,7 +159,20 @@ impl Sampler {
 
     /// The token for the sequence's `position`; `None` for an empty row or one in which nothing can be picked.
     pub fn pick(&mut self, logits: &[f32], position: u64) -> Option<u32> {
-        let own = self.pick_by_rule(logits, position);
+        let own = match self.penalised.take() {
+            None => self.pick_by_rule(logits, position),
+            Some(mut penalised) => {
+                let mut changed = std::mem::take(&mut self.changed);
+                changed.clear();
+                changed.extend_from_slice(logits);
+                penalised.penalise(&mut changed);
+                penalised.leave_out_unlikely(&mut changed);
+                let own = self.pick_by_rule(&changed, position);
+                own.into_iter().for_each(|token| penalised.picked(token));
+                (self.penalised, self.changed) = (Some(penalised), changed);
+                own
+            }
+        };
         self.say(position, own)
     }
 
@@ -204,8 +287,29 @@ mod tests {
 
     #[test]
     fn settings_out_of_range_are_refused() {
-        for (t, p) in [(-1.0, 0.9), (f32::NAN, 0.9), (1.0, 0.0), (1.0, 1.1), (1.0, f32::NAN)] {
+        for (t, p) in [(-1.0, 0.9), (2.1, 0.9), (f32::NAN, 0.9), (1.0, -0.1), (1.0, 1.1), (1.0, f32::NAN)] {
             assert!(Sampler::new(Sampling { temperature: t, top_k: 1, top_p: p }, 0, vec![]).is_err(), "{t} {p}");
         }
+        assert!(within("a number", 0.01, &ranges::REPETITION_PENALTY).is_ok());
+    }
+
+    #[test]
+    fn a_top_p_of_0_is_the_likeliest_token() {
+        let mut s = sampler(2.0, 0, 0.0);
+        assert!((0..100).all(|i| s.pick(&[0.9, 1.0, 0.95], i) == Some(1)));
+    }
+
+    #[test]
+    fn penalties_begin_anew_with_an_answer() {
+        let mut s = sampler(0.0, 64, 0.95);
+        s.set_penalties(Penalties { presence: 1.5, repetition: 2.0, ..Penalties::default() }).unwrap();
+        let logits = [1.0, 3.0, 2.0];
+        s.begin(&[1]);
+        // Token 1 is in the prompt, so it counts half; then 2 was picked and is penalised as well.
+        assert_eq!((s.pick(&logits, 0), s.pick(&logits, 1)), (Some(2), Some(1)));
+        s.begin(&[0]);
+        assert_eq!(s.pick(&logits, 0), Some(1));
+        s.set_penalties(Penalties::default()).unwrap();
+        assert!(!s.has_penalties());
     }
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use gemma4c_models::text::{Characters, Stops};
 use gemma4c_runtime::engine::Finish;
 
 use crate::language::{Delta, Language, Mark, Piece, Start, Tool};
 use crate::logprobs::Logprobs;
 use crate::speech::Speech;
-use crate::text::{Characters, Stops};
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,6 +1,8 @@
 //! Reading the fields of a request. Unknown ones are left alone, since clients add some every month; one of the wrong type or out of
 //! range is refused by its name, with the limit and with what was found.
 
+use std::ops::RangeInclusive;
+
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
@@ -25,11 +27,11 @@ impl<'a> Fields<'a> {
         ApiError::invalid(name, format!("{name} must be {expected}; found {found}"))
     }
 
-    pub fn number(self, name: &str, least: f64, most: f64) -> Result<Option<f64>, ApiError> {
+    pub fn number(self, name: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
-        match value.as_f64().filter(|number| (least..=most).contains(number)) {
+        match value.as_f64().filter(|number| range.contains(number)) {
             Some(number) => Ok(Some(number)),
-            None => Err(Fields::wrong(name, &format!("a number from {least} to {most}"), value)),
+            None => Err(Fields::wrong(name, &format!("a number from {} to {}", range.start(), range.end()), value)),
         }
     }
 

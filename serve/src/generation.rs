@@ -1,18 +1,20 @@
 //! How an answer is to be generated: the fields that all endpoints share, checked, and the engine's requests made from them.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use gemma4c_plan::Sampling;
 use gemma4c_runtime::engine::{BoxedRule, LONGEST_SALT, Request};
+use gemma4c_runtime::{Penalised, Penalties, ranges};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::prompt::Prompt;
-use crate::rules::{Guide, Penalties, Rules};
+use crate::rules::{Guide, Rules};
 use crate::speech::Speech;
+
+pub use gemma4c_runtime::any_seed;
 
 /// Choices of one request, at most.
 pub const MOST_CHOICES: u64 = 16;
@@ -49,8 +51,8 @@ impl Generation {
         let most = fields.count(limit, 0, u32::MAX as u64)?.map(|most| most as u32);
         let usual = speech.sampling;
         let sampling = Sampling {
-            temperature: fields.number("temperature", 0.0, 2.0)?.map_or(usual.temperature, |n| n as f32),
-            top_p: fields.number("top_p", 0.0, 1.0)?.map_or(usual.top_p, |n| (n as f32).max(f32::MIN_POSITIVE)),
+            temperature: fields.number("temperature", ranges::TEMPERATURE)?.map_or(usual.temperature, |n| n as f32),
+            top_p: fields.number("top_p", ranges::TOP_P)?.map_or(usual.top_p, |n| n as f32),
             top_k: match fields.get("top_k").and_then(Value::as_i64) {
                 // vLLM's word for all of them.
                 Some(-1) => 0,
@@ -58,10 +60,10 @@ impl Generation {
             },
         };
         let penalties = Penalties {
-            presence: fields.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0) as f32,
-            frequency: fields.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0) as f32,
-            repetition: fields.number("repetition_penalty", 0.01, 100.0)?.unwrap_or(1.0) as f32,
-            min_p: fields.number("min_p", 0.0, 1.0)?.unwrap_or(0.0) as f32,
+            presence: fields.number("presence_penalty", ranges::PRESENCE_PENALTY)?.unwrap_or(0.0) as f32,
+            frequency: fields.number("frequency_penalty", ranges::FREQUENCY_PENALTY)?.unwrap_or(0.0) as f32,
+            repetition: fields.number("repetition_penalty", ranges::REPETITION_PENALTY)?.unwrap_or(1.0) as f32,
+            min_p: fields.number("min_p", ranges::MIN_P)?.unwrap_or(0.0) as f32,
             biases: biases(fields, speech.vocab_size)?,
         };
         let salt = fields.text("cache_salt")?.unwrap_or_default();
@@ -126,14 +128,11 @@ impl Generation {
         // What must have a form ends when it has it.
         let has_form = guide.is_some_and(|guide| guide.has_form());
         let stop = if self.ignore_eos && !has_form { Arc::default() } else { Arc::clone(&speech.stop) };
+        let (prompt_ids, suppress) = (prompt.tokens.as_slice().into(), speech.suppress.as_slice().into());
         let rules = Rules {
-            penalties: self.penalties.clone(),
-            temperature: self.sampling.temperature,
+            penalised: Penalised::new(self.penalties.clone(), self.sampling.temperature, prompt_ids, suppress),
             least: self.min_tokens,
             stop: Arc::clone(&stop),
-            prompt: prompt.tokens.as_slice().into(),
-            suppress: speech.suppress.as_slice().into(),
-            counts: Default::default(),
             picked: 0,
             guide: guide.map(Guide::copy),
         };
@@ -180,11 +179,6 @@ fn most_thoughts(fields: Fields<'_>) -> Result<Option<u32>, ApiError> {
         return Ok(Some(most));
     }
     fields.object("reasoning").ok().flatten().map_or(Ok(None), |reasoning| count(reasoning, "max_tokens"))
-}
-
-/// Some number that nobody can foresee.
-pub fn any_seed() -> u64 {
-    RandomState::new().hash_one(0)
 }
 
 fn biases(fields: Fields<'_>, vocab: u32) -> Result<Arc<[(u32, f32)]>, ApiError> {

@@ -36,7 +36,6 @@ mod sse;
 mod state;
 mod structure;
 mod teller;
-mod text;
 mod tokens;
 mod tools;
 mod worker;

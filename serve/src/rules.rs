@@ -1,26 +1,9 @@
 //! What a request demands of its tokens beyond temperature, top-k and top-p: biases, penalties, a least length, a grammar.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use gemma4c_runtime::Penalised;
 use gemma4c_runtime::engine::{Demand, Mask, Rule};
-
-/// Penalties and biases of a request.
-#[derive(Clone, Debug)]
-pub struct Penalties {
-    pub presence: f32,
-    pub frequency: f32,
-    pub repetition: f32,
-    pub min_p: f32,
-    pub biases: Arc<[(u32, f32)]>,
-}
-
-impl Penalties {
-    fn is_needed(&self) -> bool {
-        let Penalties { presence, frequency, repetition, min_p, biases } = self;
-        *presence != 0.0 || *frequency != 0.0 || *repetition != 1.0 || *min_p > 0.0 || !biases.is_empty()
-    }
-}
 
 /// Decides which tokens may come next.
 pub trait Guide: Send {
@@ -40,15 +23,10 @@ pub trait Guide: Send {
 
 /// All rules of one sequence.
 pub struct Rules {
-    pub penalties: Penalties,
-    pub temperature: f32,
+    pub penalised: Penalised,
     /// Tokens before it may end.
     pub least: u32,
     pub stop: Arc<[u32]>,
-    pub prompt: Arc<[u32]>,
-    pub suppress: Arc<[u32]>,
-    /// How often a token was picked.
-    pub counts: BTreeMap<u32, u32>,
     pub picked: u32,
     pub guide: Option<Box<dyn Guide>>,
 }
@@ -56,13 +34,9 @@ pub struct Rules {
 impl Clone for Rules {
     fn clone(&self) -> Rules {
         Rules {
-            penalties: self.penalties.clone(),
-            temperature: self.temperature,
+            penalised: self.penalised.clone(),
             least: self.least,
             stop: Arc::clone(&self.stop),
-            prompt: Arc::clone(&self.prompt),
-            suppress: Arc::clone(&self.suppress),
-            counts: self.counts.clone(),
             picked: self.picked,
             guide: self.guide.as_ref().map(|guide| guide.copy()),
         }
@@ -79,50 +53,11 @@ impl Rules {
     fn is_too_short(&self) -> bool {
         self.picked < self.least && !self.stop.is_empty()
     }
-
-    fn penalise(&self, logits: &mut [f32]) {
-        let Penalties { presence, frequency, repetition, ref biases, .. } = self.penalties;
-        if repetition != 1.0 {
-            let mut seen: Vec<u32> = self.prompt.iter().copied().chain(self.counts.keys().copied()).collect();
-            seen.sort_unstable();
-            seen.dedup();
-            for token in seen {
-                if let Some(logit) = logits.get_mut(token as usize) {
-                    *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
-                }
-            }
-        }
-        for (token, count) in &self.counts {
-            if let Some(logit) = logits.get_mut(*token as usize) {
-                *logit -= presence + frequency * *count as f32;
-            }
-        }
-        for (token, bias) in biases.iter() {
-            if let Some(logit) = logits.get_mut(*token as usize) {
-                *logit += bias;
-            }
-        }
-    }
-
-    /// Leaves out what is far less likely than the likeliest.
-    fn leave_out_unlikely(&self, logits: &mut [f32]) {
-        let min_p = self.penalties.min_p;
-        if min_p <= 0.0 || self.temperature <= 0.0 {
-            return;
-        }
-        // Of what can be picked at all.
-        let suppressed: Vec<(u32, f32)> =
-            self.suppress.iter().filter_map(|token| Some((*token, *logits.get(*token as usize)?))).collect();
-        suppressed.iter().for_each(|(token, _)| logits[*token as usize] = f32::NAN);
-        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let least = largest + self.temperature * min_p.ln();
-        logits.iter_mut().filter(|logit| **logit < least).for_each(|logit| *logit = f32::NAN);
-    }
 }
 
 impl Rule for Rules {
     fn demand(&self) -> Demand {
-        if self.penalties.is_needed() {
+        if self.penalised.penalties.is_needed() {
             return Demand::Logits;
         }
         match self.is_too_short() || self.guide.as_ref().is_some_and(|guide| guide.is_active()) {
@@ -142,18 +77,16 @@ impl Rule for Rules {
     }
 
     fn apply(&mut self, logits: &mut [f32]) {
-        self.penalise(logits);
+        self.penalised.penalise(logits);
         let mut allowed = Mask::all(logits.len() as u32);
         self.restrict(&mut allowed);
         allowed.apply(logits);
-        self.leave_out_unlikely(logits);
+        self.penalised.leave_out_unlikely(logits);
     }
 
     fn picked(&mut self, token: u32) {
         self.picked += 1;
-        if self.penalties.is_needed() {
-            *self.counts.entry(token).or_default() += 1;
-        }
+        self.penalised.picked(token);
         if let Some(guide) = &mut self.guide {
             guide.picked(token);
         }
@@ -166,42 +99,28 @@ impl Rule for Rules {
 
 #[cfg(test)]
 mod tests {
+    use gemma4c_runtime::Penalties;
+
     use super::*;
 
     fn rules(penalties: Penalties) -> Rules {
-        Rules {
-            penalties,
-            temperature: 1.0,
-            least: 0,
-            stop: [3].into(),
-            prompt: [0].into(),
-            suppress: [2].into(),
-            counts: BTreeMap::new(),
-            picked: 0,
-            guide: None,
-        }
+        let penalised = Penalised::new(penalties, 1.0, [0].into(), [2].into());
+        Rules { penalised, least: 0, stop: [3].into(), picked: 0, guide: None }
     }
 
-    const NONE: fn() -> Penalties =
-        || Penalties { presence: 0.0, frequency: 0.0, repetition: 1.0, min_p: 0.0, biases: Arc::default() };
-
     #[test]
-    fn penalties_count_what_was_picked() {
-        let mut rules = rules(Penalties { presence: 1.0, frequency: 0.5, biases: [(3, -2.0)].into(), ..NONE() });
+    fn penalties_are_applied_before_what_is_unlikely_is_left_out() {
+        let mut rules = rules(Penalties { presence: 2.0, min_p: 0.5, ..Penalties::default() });
         assert_eq!(rules.demand(), Demand::Logits);
         rules.picked(1);
-        rules.picked(1);
-        let mut logits = [4.0, 4.0, 4.0, 4.0];
+        let mut logits = [1.0, 2.0, 9.0, 0.9];
         rules.apply(&mut logits);
-        assert_eq!(logits, [4.0, 2.0, 4.0, 2.0]);
-        let mut rules = Rules { penalties: Penalties { repetition: 2.0, ..NONE() }, ..rules };
-        rules.apply(&mut logits);
-        assert_eq!(logits, [2.0, 1.0, 4.0, 2.0]);
+        assert_eq!(logits.map(f32::is_nan), [false, true, true, false]);
     }
 
     #[test]
     fn an_answer_may_not_end_before_its_least_length() {
-        let mut rules = Rules { least: 1, ..rules(NONE()) };
+        let mut rules = Rules { least: 1, ..rules(Penalties::default()) };
         assert_eq!(rules.demand(), Demand::Mask);
         let mut logits = [0.0; 4];
         rules.apply(&mut logits);
@@ -211,13 +130,5 @@ mod tests {
         assert!(!allowed.allows(3) && allowed.allows(0));
         rules.picked(0);
         assert_eq!(rules.demand(), Demand::Nothing);
-    }
-
-    #[test]
-    fn min_p_is_measured_at_what_can_be_picked() {
-        let mut rules = rules(Penalties { min_p: 0.5, ..NONE() });
-        let mut logits = [1.0, 0.9, 9.0, 0.0];
-        rules.apply(&mut logits);
-        assert_eq!(logits.map(f32::is_nan), [false, false, true, true]);
     }
 }

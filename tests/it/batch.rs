@@ -114,7 +114,7 @@ fn a_bad_line_is_named_before_anything_runs() {
     says("{\"prompt\": \"a\", \"max_tokens\": -1}", "max_tokens -1 is no count");
     says("{\"prompt\": \"a\", \"temperature\": \"hot\"}", "temperature \"hot\" is no number");
     says("{\"prompt\": \"a\", \"temperature\": -1}", "a temperature of -1 is out of range");
-    says("{\"prompt\": \"a\", \"top_p\": 0}", "a top-p of 0 is out of range");
+    says("{\"prompt\": \"a\", \"top_p\": 1.5}", "a top-p of 1.5 is out of range");
     says("{\"prompt\": \"a\", \"top_k\": 1.5}", "top_k 1.5 is no count");
     says("{\"prompt\": \"a\", \"seed\": -1}", "seed -1 is no whole number");
     says("{\"prompt\": \"a\", \"ignore_eos\": 1}", "ignore_eos 1 is neither true nor false");

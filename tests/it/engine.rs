@@ -208,7 +208,7 @@ fn a_fork_goes_on_with_the_same_bits() {
         }
         let so_far = answers[&parent].0.len();
         let same = engine.fork(parent, &Fork { most: 5, sampling: request.sampling, seed: 0 }).unwrap();
-        let hot = Sampling { temperature: 5.0, top_k: 0, top_p: 1.0 };
+        let hot = Sampling { temperature: 2.0, top_k: 0, top_p: 1.0 };
         let other = engine.fork(parent, &Fork { most: 5, sampling: hot, seed: 5 }).unwrap();
         while !engine.is_idle() {
             take(&mut answers, engine.step().unwrap());

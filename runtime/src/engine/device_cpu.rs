@@ -101,7 +101,7 @@ impl CpuDevice {
         let slots = options.sequences;
         if slots == 0 || slots > MOST_SEQUENCES {
             let found = slots.to_string();
-            return Err(RuntimeError::Setting { what: "a number of sequences", expected: "1 to 1024", found });
+            return Err(RuntimeError::Setting { what: "a number of sequences", expected: "1 to 1024".into(), found });
         }
         let rings = slots.saturating_add(options.snapshots);
         let blocks_each = program.context.div_ceil(BLOCK_ROWS as u32);

@@ -8,6 +8,7 @@ use super::request::{Demand, Finish, Fork, LONGEST_SALT, Request, RequestError};
 use crate::Sampler;
 use crate::acceptance::Acceptance;
 use crate::lookup::Lookup;
+use crate::sampler::effective;
 use crate::soft::{Placed, TowerLimits};
 
 /// What a sequence is about to do.
@@ -96,6 +97,7 @@ pub(super) fn positions(request: &Request, limits: &Limits) -> u32 {
 
 impl Sequence {
     pub fn new(request: Request, chain: Chain, slot: u32, pages: Vec<u32>, cached: u32, limits: &Limits) -> Sequence {
+        let request = Request { sampling: effective(request.sampling), ..request };
         let prompt = request.prompt.len() as u32;
         let (left, end) = room(request.most, limits.context - prompt + 1);
         let positions = positions(&request, limits);
@@ -120,7 +122,7 @@ impl Sequence {
         let (left, end) = room(fork.most, limits.context - position);
         let request = Request {
             most: fork.most,
-            sampling: fork.sampling,
+            sampling: effective(fork.sampling),
             seed: fork.seed,
             snapshot_at: Vec::new(),
             ..self.request.clone()

@@ -63,6 +63,9 @@ impl Session {
             (None, _) | (_, On::Cpu(_)) => return Err(None),
             (Some(cuda), On::Device(_)) => &cuda.program,
         };
+        if sampler.has_penalties() {
+            return Err(Some("penalties and min-p change the logits"));
+        }
         let can = |pick: fn(&Phase) -> &Vec<Launch>| program.phases.iter().all(|phase| !pick(phase).is_empty());
         if sampler.suppress().len() > program.places.suppress_len as usize {
             return Err(Some("the plan takes a shorter list of tokens that are never picked"));

@@ -12,9 +12,8 @@ mod call;
 use std::sync::Arc;
 
 use call::{Call, Flow};
+use gemma4c_models::text::Characters;
 use serde_json::Value;
-
-use crate::text::Characters;
 
 /// A marker of the chat format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
