@@ -51,7 +51,7 @@ const CRATES: [(&str, &[&str]); 10] = [
 ];
 
 /// Crates of others that shape whatever touches them, and the only crates of ours that may.
-const HOMES: [(&str, &[&str]); 24] = [
+const HOMES: [(&str, &[&str]); 26] = [
     ("anyhow", &["gemma4c"]),
     ("assert_cmd", &["gemma4c"]),
     ("axum", &["gemma4c-serve"]),
@@ -72,6 +72,8 @@ const HOMES: [(&str, &[&str]); 24] = [
     ("petgraph", &["gemma4c-graph"]),
     ("proc-macro2", &["gemma4c-dsl-macros"]),
     ("quote", &["gemma4c-dsl-macros"]),
+    ("rustyline", &["gemma4c"]),
+    ("signal-hook", &["gemma4c"]),
     ("subtle", &["gemma4c-serve"]),
     ("syn", &["gemma4c-dsl-macros"]),
     ("tokio", &["gemma4c-serve"]),

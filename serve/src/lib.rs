@@ -40,10 +40,11 @@ mod tokens;
 mod tools;
 mod worker;
 
+pub use answer::{Answer, Part};
 pub use exchange::Deadlines;
 pub use media::AllowedHosts;
 pub use process::{Running, run, start};
 pub use server::{Options, ServeError};
-pub use speech::SpeechError;
+pub use speech::{Speech, SpeechError};
 pub use state::QueueLimits;
 pub use worker::ServedEngine;

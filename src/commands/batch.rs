@@ -22,6 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::generation::DraftArg;
 use super::plan_file::{self, EngineArgs, EngineOptions, PlanArgs};
+use super::tokenize::read_text;
 use crate::output::{self, OutputFile};
 use crate::progress;
 
@@ -46,8 +47,10 @@ pub struct Batch<'a> {
 
 pub fn run(batch: &Batch<'_>, defaults: impl FnOnce(&Plan) -> Result<Defaults>) -> Result<()> {
     let Batch { prompts, answers, .. } = batch;
-    plan_file::regular(prompts)?;
-    let text = fs::read_to_string(prompts).with_context(|| format!("cannot read {}", prompts.display()))?;
+    if *prompts != Path::new("-") {
+        plan_file::regular(prompts)?;
+    }
+    let text = read_text(prompts)?;
 
     let plan = batch.plan.read()?;
     let checksum = plan.checksum()?;

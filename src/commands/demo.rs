@@ -5,6 +5,7 @@
 //! are mapped from those files, as those of any model are: nothing about this one is special to the compiler or the runtime.
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,8 @@ use gemma4c_plan::{Plan, Sampling};
 use gemma4c_runtime::{Counts, MOST_DRAFTS, ModelLocation, OnGpu, Source, Speculation, machine};
 
 use super::Outcome;
-use super::generation::{Answer, Generation, SamplingArgs, Speed};
+use super::answer::Answer;
+use super::generation::{Generation, SamplingArgs, Speed, Unseeded};
 use super::plan_file::{self, Device};
 use crate::compile::{self, CudaOptions};
 use crate::output::{self, OutputFile, OutputFolder, print};
@@ -84,9 +86,9 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let tokenizer = Tokenizer::new(&vocab)?;
     let location = ModelLocation { plan: files.plan.to_path_buf(), given: None };
     let session = plan_file::open(plan.clone(), &location, choice.device, &OnGpu::default())?;
-    let sampler = args.sampling.sampler(plan.sampling, vocab.suppress.clone())?;
-    let speculation = Some(Speculation::new(Source::Drafter, Some(DRAFTS)));
-    let mut generation = Generation { session, sampler, stop: vocab.stop.clone(), most: args.n, speculation };
+    let sampler = args.sampling.sampler(plan.sampling, vocab.suppress.clone(), Unseeded::Zero)?;
+    let mut generation = Generation::new(session, sampler, vocab.stop.clone(), args.n);
+    generation.speculation = Some(Speculation::new(Source::Drafter, Some(DRAFTS)));
 
     let prompt = tokenizer.encode(&args.prompt, EncodeOptions { add_bos: true, parse_special: false });
     let (tokens, context) = (prompt.len(), plan.program.context);
@@ -227,9 +229,9 @@ struct Run {
 
 fn run_again(generation: &mut Generation, prompt: &[u32]) -> Result<(Run, Speed)> {
     let mut tokens = Vec::new();
-    let speed = generation.answer(prompt, &mut |id| {
+    let (speed, _) = generation.answer(prompt, &mut |id| {
         tokens.push(id);
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     })?;
     let logits = last_logits(generation, prompt, &tokens)?;
     Ok((Run { tokens, logits }, speed))

@@ -1,48 +1,120 @@
 //! Text from a session, as `run` and `demo` write it: a prompt is read, tokens are picked and given out one by one.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use gemma4c_models::tokenizer::Tokenizer;
 use gemma4c_plan::{Plan, Sampling};
-use gemma4c_runtime::engine::{self, DraftSource};
+use gemma4c_runtime::engine::{self, DraftSource, Finish};
 use gemma4c_runtime::{
-    Asked, Counts, End, MOST_DRAFTS, MOST_LOOKED_UP, Request, RuntimeError, Sampler, Session, Source, Speculation,
+    Asked, Counts, End, MOST_DRAFTS, MOST_LOOKED_UP, Penalties, Request, RuntimeError, Sampler, Session, Source,
+    Speculation, any_seed,
 };
+use serde_json::{Value, json};
 
+use super::answer::{Answer, Reader, Shown};
 use crate::{output, progress};
 
 /// How the next token is picked; what is not given is as the plan says.
 #[derive(clap::Args)]
 pub struct SamplingArgs {
-    /// 0 always takes the likeliest token [default: the plan's; Gemma 4 advises 1.0]
-    #[arg(long, value_name = "T")]
+    /// 0 always takes the likeliest token, 2 is the most [default: the plan's; Gemma 4 advises 1.0]
+    #[arg(long, value_name = "T", visible_alias = "temperature")]
     temp: Option<f32>,
 
-    /// Consider only the K likeliest tokens; 0 considers all [default: the plan's; Gemma 4 advises 64]
-    #[arg(long, value_name = "K")]
+    /// Consider only the K likeliest tokens; 0 or -1 considers all [default: the plan's; Gemma 4 advises 64]
+    #[arg(long, value_name = "K", value_parser = top_k, allow_negative_numbers = true)]
     top_k: Option<u32>,
 
-    /// Consider the likeliest tokens that together have this probability [default: the plan's; Gemma 4 advises 0.95]
+    /// Consider the likeliest tokens that together have this probability, 0 to 1 [default: the plan's; Gemma 4 advises 0.95]
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
 
-    /// The same seed gives the same text.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    /// The same seed gives the same text [default: a random one, which is printed; 0 for `demo` and `run --file`]
+    #[arg(long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
+    seed: Option<u64>,
+}
+
+/// All tokens are considered by 0, or by -1, which is vLLM's word for it.
+fn top_k(text: &str) -> Result<u32, String> {
+    let count = if text == "-1" { Some(0) } else { text.parse().ok() };
+    count.ok_or_else(|| "expected a number of tokens, or -1 for all".into())
+}
+
+/// A seed may be negative: all 64 bits count.
+fn seed(text: &str) -> Result<u64, String> {
+    let seed = text.parse().ok().or_else(|| text.parse::<i64>().ok().map(|seed| seed as u64));
+    seed.ok_or_else(|| "expected a whole number of 64 bits".into())
+}
+
+/// Where a seed comes from that was not given.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Unseeded {
+    Zero,
+    Random,
 }
 
 impl SamplingArgs {
     /// The plan's rule where nothing else was given. Tokens in `suppress` are never picked.
-    pub fn sampler(&self, plan: Sampling, suppress: Vec<u32>) -> Result<Sampler, RuntimeError> {
+    pub fn sampler(&self, plan: Sampling, suppress: Vec<u32>, unseeded: Unseeded) -> Result<Sampler, RuntimeError> {
         let sampling = Sampling {
             temperature: self.temp.unwrap_or(plan.temperature),
             top_k: self.top_k.unwrap_or(plan.top_k),
             top_p: self.top_p.unwrap_or(plan.top_p),
         };
-        Sampler::new(sampling, self.seed, suppress)
+        let seed = self.seed.unwrap_or_else(|| match unseeded {
+            Unseeded::Zero => 0,
+            // Of 32 bits: short enough to type, and exact in whatever reads JSON.
+            Unseeded::Random => any_seed() >> 32,
+        });
+        Sampler::new(sampling, seed, suppress)
     }
+
+    pub fn has_seed(&self) -> bool {
+        self.seed.is_some()
+    }
+}
+
+/// What makes tokens less likely. Names and ranges are those of the HTTP API.
+#[derive(clap::Args)]
+pub struct PenaltyArgs {
+    /// Leave out tokens less likely than this share of the likeliest one's probability, 0 to 1 [default: 0]
+    #[arg(long, value_name = "P", conflicts_with = "file")]
+    min_p: Option<f32>,
+
+    /// Make tokens of the prompt and of the text less likely: their logits are divided by this, 0.01 to 100 [default: 1]
+    #[arg(long, value_name = "X", visible_alias = "repeat-penalty", conflicts_with = "file")]
+    repetition_penalty: Option<f32>,
+
+    /// Make tokens less likely that were written before, -2 to 2 [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, conflicts_with = "file")]
+    presence_penalty: Option<f32>,
+
+    /// Make tokens less likely each time they were written, -2 to 2 [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, conflicts_with = "file")]
+    frequency_penalty: Option<f32>,
+}
+
+impl PenaltyArgs {
+    pub fn penalties(&self) -> Penalties {
+        let usual = Penalties::default();
+        Penalties {
+            presence: self.presence_penalty.unwrap_or(usual.presence),
+            frequency: self.frequency_penalty.unwrap_or(usual.frequency),
+            repetition: self.repetition_penalty.unwrap_or(usual.repetition),
+            min_p: self.min_p.unwrap_or(usual.min_p),
+            biases: usual.biases,
+        }
+    }
+}
+
+/// A number of tokens to generate; -1 is as many as the context has room for.
+pub fn most_tokens(text: &str) -> Result<u32, String> {
+    let count = if text == "-1" { Some(u32::MAX) } else { text.parse().ok() };
+    count.ok_or_else(|| "expected a number of tokens, or -1 for as many as fit".into())
 }
 
 /// How far tokens are guessed before the model computes them.
@@ -120,88 +192,152 @@ pub struct Generation {
     pub stop: Vec<u32>,
     pub most: u32,
     pub speculation: Option<Speculation>,
+    /// Whether the answer is to end where it stands. It is asked before each chunk of a prompt and after each token; a yes is given once.
+    pub is_interrupted: Arc<dyn Fn() -> bool>,
+}
+
+/// Why an answer ends before the model ends it.
+enum Cut {
+    /// A stop string came.
+    Stopped,
+    Interrupted,
+    Failed(Error),
+}
+
+impl From<RuntimeError> for Cut {
+    fn from(error: RuntimeError) -> Cut {
+        Cut::Failed(error.into())
+    }
 }
 
 impl Generation {
-    /// Generates after `prompt` and prints the text as it comes; returns it.
-    pub fn stream(&mut self, prompt: &[u32], tokenizer: &Tokenizer) -> Result<Answer> {
-        let (mut text, mut tokens) = (String::new(), Vec::new());
-        let mut detokenizer = tokenizer.detokenizer(false);
-        let speed = self.answer(prompt, &mut |id| {
-            tokens.push(id);
-            let ready = detokenizer.push(id)?;
-            text.push_str(ready);
-            output::print(ready)
-        })?;
-        let rest = detokenizer.finish();
-        output::print(&format!("{rest}\n"))?;
-        Ok(Answer { text: text + &rest, tokens, speed })
+    pub fn new(session: Session, sampler: Sampler, stop: Vec<u32>, most: u32) -> Generation {
+        Generation { session, sampler, stop, most, speculation: None, is_interrupted: Arc::new(|| false) }
     }
 
-    /// Generates after `prompt`, one call of `each` a token, until a stop token, the limit or the end of the context.
-    pub fn answer(&mut self, prompt: &[u32], each: &mut dyn FnMut(u32) -> Result<()>) -> Result<Speed> {
+    /// The seed that answers depend on, if they depend on chance.
+    pub fn sampled_by(&self) -> Option<u64> {
+        (self.sampler.sampling().temperature > 0.0).then(|| self.sampler.seed())
+    }
+
+    /// Generates after `prompt` and prints the text as it comes; returns it.
+    pub fn stream(&mut self, prompt: &[u32], tokenizer: &Tokenizer) -> Result<Answer> {
+        let answer = self.write(prompt, Reader::plain(tokenizer, &[]), &mut |piece| match piece {
+            Shown::Text(text) | Shown::Thought(text) => output::print(text),
+        })?;
+        output::print("\n")?;
+        Ok(answer)
+    }
+
+    /// Generates after `prompt` and shows each piece of the answer as it comes.
+    pub fn write(
+        &mut self,
+        prompt: &[u32],
+        mut reader: Reader<'_>,
+        show: &mut dyn FnMut(&Shown) -> Result<()>,
+    ) -> Result<Answer> {
+        let (mut text, mut thoughts, mut tokens) = (String::new(), String::new(), Vec::new());
+        let mut take = |pieces: Vec<Shown>| {
+            for piece in &pieces {
+                match piece {
+                    Shown::Text(more) => text.push_str(more),
+                    Shown::Thought(more) => thoughts.push_str(more),
+                }
+                show(piece)?;
+            }
+            Ok(()) as Result<()>
+        };
+        let mut has_stopped = false;
+        let (speed, finish) = self.answer(prompt, &mut |id| {
+            tokens.push(id);
+            let (pieces, stops) = reader.push(id)?;
+            has_stopped = stops;
+            take(pieces)?;
+            Ok(if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        take(reader.finish(finish, has_stopped))?;
+        Ok(Answer { text, thoughts, tokens, finish, prompt_tokens: prompt.len(), speed })
+    }
+
+    /// Generates after `prompt`, one call of `each` a token, until a stop token, the limit, the end of the context, or as long as `each` goes on. However it
+    /// ends, the session has seen the prompt and what was generated as far as they were computed, so the next prompt is answered as in a fresh one.
+    pub fn answer(
+        &mut self,
+        prompt: &[u32],
+        each: &mut dyn FnMut(u32) -> Result<ControlFlow<()>>,
+    ) -> Result<(Speed, Finish)> {
         // What the session has seen already need not be fed again.
         let kept = self.session.keep_prefix(prompt);
+        self.sampler.begin(prompt);
         let started = Instant::now();
-        let prompt = self.prefill(&prompt[kept..])?;
         let (mut first_token, mut written) = (None, 0);
-        let request = Request { prompt: prompt.last_chunk, most: self.most, stop: &self.stop };
-        let each: &mut dyn FnMut(u32) -> Result<()> = &mut |token| {
+        let is_interrupted = Arc::clone(&self.is_interrupted);
+        let told: &mut dyn FnMut(u32) -> Result<(), Cut> = &mut |token| {
             first_token.get_or_insert_with(Instant::now);
             written += 1;
-            each(token)
-        };
-        let end = match &mut self.speculation {
-            None => self.session.generate(request, &mut self.sampler, each)?,
-            Some(speculation) => {
-                speculation.counts = Counts::default();
-                self.session.generate_speculating(request, &mut self.sampler, speculation, each)?
+            match each(token).map_err(Cut::Failed)? {
+                ControlFlow::Break(()) => Err(Cut::Stopped),
+                ControlFlow::Continue(()) if is_interrupted() => Err(Cut::Interrupted),
+                ControlFlow::Continue(()) => Ok(()),
             }
+        };
+        let prompt = &prompt[kept..];
+        let finish = match self.generate(prompt, told) {
+            Ok(End::Most) => Finish::Length,
+            Ok(End::Stop) | Err(Cut::Stopped) => Finish::Stop,
+            Ok(End::Context) => Finish::Context,
+            Err(Cut::Interrupted) => Finish::Cancelled,
+            Err(Cut::Failed(error)) => return Err(error),
         };
         let ended = Instant::now();
         let first_token = first_token.unwrap_or(ended);
-        let full = (end == End::Context).then(|| self.session.plan().program.context as usize);
+        let full = (finish == Finish::Context).then(|| self.session.plan().program.context as usize);
         let (prefill, decode) = (first_token - started, ended - first_token);
         let drafts = self.speculation.as_ref().map(|speculation| speculation.counts);
-        Ok(Speed { prompt: prompt.tokens, prefill, written, decode, full, drafts })
+        Ok((Speed { prompt: prompt.len(), prefill, written, decode, full, drafts }, finish))
     }
 
-    /// Feeds all but the last chunk of a prompt, with a bar.
-    fn prefill<'a>(&mut self, prompt: &'a [u32]) -> Result<Prompt<'a>> {
+    fn generate(&mut self, prompt: &[u32], each: &mut dyn FnMut(u32) -> Result<(), Cut>) -> Result<End, Cut> {
+        let last_chunk = self.prefill(prompt)?;
+        let request = Request { prompt: last_chunk, most: self.most, stop: &self.stop };
+        match &mut self.speculation {
+            None => self.session.generate(request, &mut self.sampler, each),
+            Some(speculation) => {
+                speculation.counts = Counts::default();
+                self.session.generate_speculating(request, &mut self.sampler, speculation, each)
+            }
+        }
+    }
+
+    /// Feeds all but the last chunk of a prompt, with a bar, and returns the last.
+    fn prefill<'a>(&mut self, prompt: &'a [u32]) -> Result<&'a [u32], Cut> {
         self.check_room(prompt.len())?;
         let mut pieces = self.session.pieces(prompt.len());
         let last = pieces.pop().unwrap_or_default();
         let bar = progress::tokens("reading", prompt.len() as u64);
-        for piece in pieces {
+        let fed = pieces.into_iter().try_for_each(|piece| {
+            self.check_interrupt()?;
             self.session.feed(&prompt[piece.clone()], Asked::None, None, |_, _| {})?;
             bar.inc(piece.len() as u64);
-        }
+            Ok(())
+        });
         bar.finish_and_clear();
-        Ok(Prompt { tokens: prompt.len(), last_chunk: &prompt[last] })
+        fed.and_then(|()| self.check_interrupt()).map(|()| &prompt[last])
+    }
+
+    fn check_interrupt(&self) -> Result<(), Cut> {
+        if (self.is_interrupted)() { Err(Cut::Interrupted) } else { Ok(()) }
     }
 
     /// A prompt that does not fit is refused before its first chunk is computed.
-    fn check_room(&self, tokens: usize) -> Result<()> {
+    fn check_room(&self, tokens: usize) -> Result<(), RuntimeError> {
         let (context, used) = (self.session.plan().program.context, self.session.position());
         let wanted = used as u64 + tokens as u64;
         match wanted > context as u64 {
-            true => Err(RuntimeError::ContextOverflow { context, used, wanted }.into()),
+            true => Err(RuntimeError::ContextOverflow { context, used, wanted }),
             false => Ok(()),
         }
     }
-}
-
-/// What was generated, and how that went.
-pub struct Answer {
-    pub text: String,
-    pub tokens: Vec<u32>,
-    pub speed: Speed,
-}
-
-/// A prompt of which only the last chunk is still to be fed.
-struct Prompt<'a> {
-    tokens: usize,
-    last_chunk: &'a [u32],
 }
 
 /// How an answer went.
@@ -230,25 +366,47 @@ impl Speed {
 
     /// For a person, on stderr.
     pub fn report(&self) {
-        self.report_full_context();
-        eprintln!(
+        self.lines().iter().for_each(|line| eprintln!("{line}"));
+    }
+
+    /// What a person is told of it.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines: Vec<String> = self.full_context().into_iter().collect();
+        lines.push(format!(
             "[prefill: {} tokens, {:.1} tokens/s; decode: {} tokens, {:.1} tokens/s]",
             self.prompt,
             self.prefill_rate(),
             self.written,
             self.decode_rate()
-        );
+        ));
         if let Some(Counts { rounds, drafted, accepted, .. }) = self.drafts {
             let share = 100.0 * accepted as f64 / (drafted as f64).max(1.0);
-            eprintln!("[drafts: {accepted} of {drafted} accepted ({share:.0} %), {rounds} passes]");
+            lines.push(format!("[drafts: {accepted} of {drafted} accepted ({share:.0} %), {rounds} passes]"));
         }
+        lines
+    }
+
+    /// The same for a program. Tokens of the prompt that were kept from before are not counted.
+    pub fn json(&self) -> Value {
+        let mut fields = json!({
+            "prefill_tokens": self.prompt,
+            "prefill_seconds": self.prefill.as_secs_f64(),
+            "decode_tokens": self.written,
+            "decode_seconds": self.decode.as_secs_f64(),
+        });
+        if let Some(Counts { rounds, drafted, accepted, .. }) = self.drafts {
+            fields["drafts"] = json!({ "drafted": drafted, "accepted": accepted, "passes": rounds });
+        }
+        fields
     }
 
     /// Says so where the context ended the answer.
     pub fn report_full_context(&self) {
-        if let Some(context) = self.full {
-            eprintln!("[the context of {context} positions is full]");
-        }
+        self.full_context().into_iter().for_each(|line| eprintln!("{line}"));
+    }
+
+    fn full_context(&self) -> Option<String> {
+        self.full.map(|context| format!("[the context of {context} positions is full]"))
     }
 }
 

@@ -212,11 +212,11 @@ impl Media {
     pub fn tokens(&self, plan: &Plan) -> Vec<u32> {
         self.items.iter().flat_map(|item| around(plan.towers[item.tower].tokens, item.soft)).collect()
     }
+}
 
-    /// A prompt as the chat template writes it, with one placeholder an item, made one with a placeholder for each soft token.
-    pub fn expand(&self, plan: &Plan, prompt: &[u32]) -> Result<Vec<u32>> {
-        let kinds: Vec<_> = plan.towers.iter().map(|tower| (tower.medium, tower.tokens)).collect();
-        let media: Vec<_> = self.items.iter().map(|item| (item.tower, item.soft)).collect();
-        Ok(expand(prompt, &kinds, &media)?.0)
-    }
+/// A prompt as the chat template writes it, with one placeholder an item, made one with a placeholder for each soft token.
+pub fn expand_placeholders(items: &[Item], plan: &Plan, prompt: &[u32]) -> Result<Vec<u32>> {
+    let kinds: Vec<_> = plan.towers.iter().map(|tower| (tower.medium, tower.tokens)).collect();
+    let media: Vec<_> = items.iter().map(|item| (item.tower, item.soft)).collect();
+    Ok(expand(prompt, &kinds, &media)?.0)
 }

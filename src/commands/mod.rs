@@ -1,5 +1,6 @@
 //! The subcommands. Each file has its arguments (their comments are the help texts) and a `run`.
 
+mod answer;
 mod batch;
 mod bench;
 mod cache;

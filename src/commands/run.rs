@@ -1,45 +1,63 @@
-//! `gemma4c run`: text from a plan.
+//! `gemma4c run`: text from a plan. One answer, a chat, or the answers to a file of prompts.
 
-use std::io::{BufRead, IsTerminal};
+mod chat;
+mod conversation;
+mod input;
+mod screen;
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
-use gemma4c_models::chat::{ChatTemplate, Message};
 use gemma4c_models::tokenizer::{EncodeOptions, Tokenizer};
 use gemma4c_plan::Vocab;
 use gemma4c_runtime::Soft;
+use gemma4c_serve::Speech;
 
 use super::Outcome;
+use super::answer::{Reader, Shown};
 use super::batch::{self, Batch, Defaults};
 use super::cached::{ModelArgs, Needs};
-use super::generation::{DraftArg, Generation, SamplingArgs};
-use super::media::{Item, Media, MediaArgs, Sense};
+use super::generation::{DraftArg, Generation, PenaltyArgs, SamplingArgs, Unseeded, most_tokens};
+use super::media::{Media, MediaArgs};
 use super::plan_file::{EngineArgs, PlanArgs};
-use super::tokenize::parse_ids;
+use super::tokenize::{parse_ids, read_prompt};
 use crate::output::{self, OutputFile};
+use chat::Chat;
+use conversation::Conversation;
+use input::{Input, Lines, Terminal};
+use screen::Screen;
 
 /// Generate text.
 ///
-/// With -p the text is continued as it stands. With --chat it is a question: the model's own chat template is put around it,
-/// which is what instruction-tuned models need; without -p the questions are read line by line, and the lines `/image FILE` and `/audio FILE`
-/// put a picture or a sound before the next one. With --file many prompts are answered
+/// With -p the text is continued as it stands; without it, the text is standard input. With --chat it is a question: the model's own chat template
+/// is put around it, which is what instruction-tuned models need. A chat begins where there is no question: at a terminal with editing and history
+/// (/help lists its commands), else with a question a line. With --file many prompts are answered
 /// together, each as if it were alone. A GGUF model will do instead of a plan: it is compiled for this machine, once.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     plan: PlanArgs,
 
-    /// The text to continue, or with --chat the question.
+    /// The text to continue, or with --chat the question; - is standard input [default: standard input, or a chat at a terminal]
     #[arg(short, long, value_name = "TEXT", conflicts_with = "tokens")]
     prompt: Option<String>,
 
     /// Token ids to continue instead of a text. Ids are printed, and no token is suppressed. For models without a vocabulary.
-    #[arg(long, value_name = "IDS", conflicts_with = "chat")]
+    #[arg(long, value_name = "IDS", conflicts_with_all = ["chat", "system", "thinking", "stop"])]
     tokens: Option<String>,
 
-    /// Tokens to generate at most; generation ends earlier at a stop token or a full context.
-    #[arg(short, value_name = "N", default_value_t = 256)]
-    n: u32,
+    /// Tokens to generate at most, -1 for as many as the context has room for; generation ends earlier at a stop token or a full context.
+    #[arg(short = 'n', long, value_name = "N", default_value = "256", value_parser = most_tokens, allow_negative_numbers = true)]
+    max_tokens: u32,
+
+    /// End the answer before this text. May be repeated.
+    #[arg(long, value_name = "TEXT", conflicts_with = "file", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    stop: Vec<String>,
 
     // Media stand before the text. With --tokens they take the places that the ids hold for them.
     #[command(flatten)]
@@ -47,6 +65,9 @@ pub struct Args {
 
     #[command(flatten)]
     sampling: SamplingArgs,
+
+    #[command(flatten)]
+    penalties: PenaltyArgs,
 
     /// Guess tokens, which the model then verifies several at once; the text is the same. auto: by the plan's drafter (compile --draft) where it has
     /// one, as far as that pays; off; ngram: by looking the last tokens up in prompt and text so far; N: by the drafter, N in a row; FILE: with a GGUF model, by the drafter in this file.
@@ -57,21 +78,26 @@ pub struct Args {
     #[arg(long)]
     chat: bool,
 
-    /// With --chat: the system prompt.
-    #[arg(long, value_name = "TEXT", requires = "chat")]
+    /// The system prompt. Implies that the text is a question, as --chat does.
+    #[arg(long, value_name = "TEXT", conflicts_with = "file")]
     system: Option<String>,
 
-    /// With --chat: let the model think before it answers, and show its thoughts.
-    #[arg(long, requires = "chat")]
+    /// Let the model think before it answers, and show its thoughts on standard error. Implies that the text is a question.
+    #[arg(long, conflicts_with = "file")]
     thinking: bool,
 
-    /// Prompts to answer, one JSON object a line: with `prompt`, `messages` or `tokens`, and if wanted `max_tokens`, `temperature`, `top_k`,
+    /// Print the answer as one JSON object: `tokens`, `text`, `finish_reason`, `seed`, `prompt_tokens`, `timings`; of a chat one a line.
+    #[arg(long, conflicts_with = "file")]
+    json: bool,
+
+    /// Prompts to answer, one JSON object a line, - for standard input: with `prompt`, `messages` or `tokens`, and if wanted `max_tokens`, `temperature`, `top_k`,
     /// `top_p`, `seed`, `ignore_eos`.
     #[arg(long, value_name = "PROMPTS.jsonl", requires = "output", conflicts_with_all = ["prompt", "tokens", "chat"])]
     file: Option<PathBuf>,
 
-    /// With --file: the answers, one line for each prompt in their order. Answers that are there already are kept.
-    #[arg(short, long, value_name = "ANSWERS.jsonl", requires = "file")]
+    /// Write the answer to this file; - is standard output. With --file: the answers, one line for each prompt in their order; answers that are there
+    /// already are kept.
+    #[arg(short, long, value_name = "FILE")]
     output: Option<OutputFile>,
 
     /// With --file: begin anew, and replace the answers that are there.
@@ -89,27 +115,22 @@ pub struct Args {
     model: ModelArgs,
 }
 
-/// `/image PATH` and `/audio PATH`: a medium for the next question.
-fn attached(line: &str) -> Option<(Sense, &Path)> {
-    let (command, path) = line.trim().split_once(char::is_whitespace)?;
-    let sense = match command {
-        "/image" => Sense::Sight,
-        "/audio" => Sense::Hearing,
-        _ => return None,
-    };
-    Some((sense, Path::new(path.trim())))
-}
-
-fn attach(args: &Args, generation: &mut Generation, sense: Sense, path: &Path) -> Result<(Item, Soft)> {
-    let item = args.media.read_one(generation.session.plan(), sense, path)?;
-    let soft = item.look(&mut generation.session, None)?;
-    Ok((item, soft))
+/// What is to be answered.
+enum Task {
+    Ids(Vec<u32>),
+    /// One text: to continue, or a question.
+    Text(String),
+    /// Questions that come one after another.
+    Chat {
+        is_terminal: bool,
+    },
 }
 
 /// Sequences that a model is compiled for where a file of prompts does not say.
 const USUAL_SEQUENCES: u32 = 8;
 
 pub fn run(mut args: Args) -> Result<Outcome> {
+    let task = if args.file.is_none() { Some(args.task()?) } else { None };
     let usual = if args.file.is_some() { USUAL_SEQUENCES } else { 1 };
     let needs = Needs {
         sequences: args.sequences.unwrap_or(usual),
@@ -118,123 +139,208 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         image_tokens: args.media.image_tokens(),
     };
     args.model.resolve(&mut args.plan, &needs)?;
-    let args = &args;
-    if let (Some(prompts), Some(answers)) = (&args.file, &args.output) {
-        ensure!(args.media.is_empty(), "--image and --audio are for one prompt: a file of prompts has none");
-        let (restart, sequences, engine, draft) = (args.restart, args.sequences, args.engine, &args.draft);
-        let batch = Batch { plan: &args.plan, prompts, answers, restart, sequences, engine, draft };
-        batch::run(&batch, |plan| {
-            let sampler = args.sampling.sampler(plan.sampling, Vec::new())?;
-            Ok(Defaults { most: args.n, sampling: sampler.sampling(), seed: sampler.seed() })
-        })?;
-        return Ok(Outcome::Done);
-    }
-    args.engine.refuse_without("--file")?;
-    let mut session = args.plan.open()?;
-    let media = args.media.read(session.plan())?;
-    let soft = media.look(&mut session, None)?;
-    let vocab = session.plan().vocab.clone();
-    // Tokens of other media make no sense in a text; whoever speaks ids gets what the model says.
-    let suppress = vocab.as_ref().filter(|_| args.tokens.is_none()).map(|v| v.suppress.clone()).unwrap_or_default();
-    let stop = vocab.as_ref().map(|v| v.stop.clone()).unwrap_or_default();
-    let sampler = args.sampling.sampler(session.plan().sampling, suppress)?;
-    if let Some(why) = session.picks_on_host(&sampler) {
-        eprintln!("[tokens are picked on the host, which is slower: {why}]");
-    }
-    let speculation = args.draft.speculation(session.plan())?;
-    let mut generation = Generation { session, sampler, stop, most: args.n, speculation };
-    if let Some(ids) = &args.tokens {
-        let (ids, mut first) = (parse_ids(ids)?, true);
-        generation.session.set_soft(&ids, &soft)?;
-        let speed = generation.answer(&ids, &mut |id| {
-            let separator = if std::mem::take(&mut first) { "" } else { " " };
-            output::print(&format!("{separator}{id}"))
-        })?;
-        output::print("\n")?;
-        speed.report();
-        return Ok(Outcome::Done);
-    }
-    let Some(vocab) = vocab else {
-        bail!("the model has no vocabulary, so it cannot read or write text: give token ids with --tokens");
-    };
-    let tokenizer = Tokenizer::new(&vocab)?;
-    match (&args.prompt, args.chat) {
-        (_, true) => chat(args, &mut generation, &vocab, &tokenizer, media, soft),
-        (Some(prompt), false) => {
-            let mut ids = tokenizer.encode("", EncodeOptions { add_bos: true, parse_special: false });
-            ids.extend(media.tokens(generation.session.plan()));
-            ids.extend(tokenizer.encode(prompt, EncodeOptions { add_bos: false, parse_special: false }));
-            generation.session.set_soft(&ids, &soft)?;
-            generation.stream(&ids, &tokenizer)?.speed.report();
-            Ok(Outcome::Done)
-        }
-        (None, false) => bail!("nothing to do: give a text with -p, or talk with --chat"),
-    }
-}
-
-fn chat(
-    args: &Args,
-    generation: &mut Generation,
-    vocab: &Vocab,
-    tokenizer: &Tokenizer,
-    mut media: Media,
-    mut soft: Vec<Soft>,
-) -> Result<Outcome> {
-    let source = vocab.chat_template.as_deref().context("the model has no chat template: use -p without --chat")?;
-    let template = ChatTemplate::new(source)?;
-    let mut options = serde_json::Map::new();
-    options.insert("enable_thinking".into(), args.thinking.into());
-    let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text)).collect();
-    // Items that no question has yet: those of the command line belong to the first.
-    let mut fresh = media.items.len();
-    let mut ask =
-        |generation: &mut Generation, question: &str, media: &Media, soft: &[Soft], fresh: usize| -> Result<()> {
-            let new = &media.items[media.items.len() - fresh..];
-            messages.push(match new.is_empty() {
-                true => Message::new("user", question),
-                false => {
-                    let text = serde_json::json!({"type": "text", "text": question});
-                    let content = new.iter().map(Item::part).chain([text]).collect();
-                    Message { content, ..Message::new("user", question) }
-                }
-            });
-            let text = template.render(&messages, &[], true, &options)?;
-            // The template spells the beginning-of-sequence token itself.
-            let ids = tokenizer.encode(&text, EncodeOptions { add_bos: false, parse_special: true });
-            let ids = media.expand(generation.session.plan(), &ids)?;
-            generation.session.set_soft(&ids, soft)?;
-            let answer = generation.stream(&ids, tokenizer)?;
-            answer.speed.report();
-            messages.push(Message::new("assistant", answer.text));
-            Ok(())
-        };
-    if let Some(question) = &args.prompt {
-        ask(generation, question, &media, &soft, fresh)?;
-        return Ok(Outcome::Done);
-    }
-    let stdin = std::io::stdin();
-    let prompt = || {
-        if stdin.is_terminal() {
-            eprint!("> ");
-        }
-    };
-    prompt();
-    for line in stdin.lock().lines() {
-        let line = line.context("cannot read standard input")?;
-        match (line.trim(), attached(&line)) {
-            ("", _) => {}
-            (_, Some((sense, path))) => match attach(args, generation, sense, path) {
-                Ok((item, rows)) => {
-                    media.items.push(item);
-                    soft.push(rows);
-                    fresh += 1;
-                }
-                // A mistyped path does not end a conversation.
-                Err(error) => eprintln!("error: {error:#}"),
-            },
-            (question, None) => ask(generation, question, &media, &soft, std::mem::take(&mut fresh))?,
-        }
-        prompt();
+    match (&task, &args.file, &args.output) {
+        (Some(task), ..) => args.answer(task)?,
+        (None, Some(prompts), Some(answers)) => args.answer_file(prompts, answers)?,
+        // clap asks for the output with --file.
+        (None, ..) => bail!("--file needs -o, for the answers"),
     }
     Ok(Outcome::Done)
+}
+
+impl Args {
+    fn answer_file(&self, prompts: &Path, answers: &OutputFile) -> Result<()> {
+        ensure!(self.media.is_empty(), "--image and --audio are for one prompt: a file of prompts has none");
+        let Args { plan, restart, sequences, engine, draft, .. } = self;
+        let (restart, sequences, engine) = (*restart, *sequences, *engine);
+        let batch = Batch { plan, prompts, answers, restart, sequences, engine, draft };
+        batch::run(&batch, |plan| {
+            // A run that goes on where another was cut must have its seed.
+            let sampler = self.sampling.sampler(plan.sampling, Vec::new(), Unseeded::Zero)?;
+            Ok(Defaults { most: self.max_tokens, sampling: sampler.sampling(), seed: sampler.seed() })
+        })
+    }
+
+    /// What the flags and standard input ask for. Standard input is read where it is no terminal and no prompt was given, and before anything is loaded.
+    fn task(&self) -> Result<Task> {
+        self.engine.refuse_without("--file")?;
+        let is_terminal = io::stdin().is_terminal();
+        let task = match (&self.tokens, self.prompt.as_deref()) {
+            (Some(ids), _) => Task::Ids(parse_ids(ids)?),
+            (_, Some("-")) => Task::Text(read_prompt(io::stdin().lock())?),
+            (_, Some(text)) => Task::Text(text.into()),
+            (_, None) if self.chat || is_terminal => Task::Chat { is_terminal },
+            (_, None) => {
+                let text = read_prompt(io::stdin().lock())?;
+                ensure!(
+                    !text.is_empty(),
+                    "nothing to do: give a text with -p or on standard input, or talk with --chat"
+                );
+                Task::Text(text)
+            }
+        };
+        if let Task::Chat { is_terminal } = task {
+            ensure!(self.output.is_none(), "-o is for one answer: in a chat, /save FILE writes the conversation");
+            ensure!(!(self.json && is_terminal), "--json is for programs: a chat at a terminal has none");
+        }
+        Ok(task)
+    }
+
+    /// Whether texts are questions.
+    fn is_chat(&self) -> bool {
+        self.chat || self.system.is_some() || self.thinking
+    }
+
+    /// Where an answer is written, if not to standard output.
+    fn output_file(&self) -> Option<&OutputFile> {
+        self.output.as_ref().filter(|path| !path.is_stdout())
+    }
+
+    fn answer(&self, task: &Task) -> Result<()> {
+        let mut session = self.plan.open()?;
+        let media = self.media.read(session.plan())?;
+        let soft = media.look(&mut session, None)?;
+        let vocab = session.plan().vocab.clone();
+        // Tokens of other media make no sense in a text; whoever speaks ids gets what the model says.
+        let suppress = vocab.as_ref().filter(|_| self.tokens.is_none()).map(|v| v.suppress.clone()).unwrap_or_default();
+        let stop = vocab.as_ref().map(|v| v.stop.clone()).unwrap_or_default();
+        let mut sampler = self.sampling.sampler(session.plan().sampling, suppress, Unseeded::Random)?;
+        sampler.set_penalties(self.penalties.penalties())?;
+        if let Some(why) = session.picks_on_host(&sampler) {
+            eprintln!("[tokens are picked on the host, which is slower: {why}]");
+        }
+        let speculation = self.draft.speculation(session.plan())?;
+        let mut generation = Generation::new(session, sampler, stop, self.max_tokens);
+        generation.speculation = speculation;
+        match (task, vocab) {
+            (Task::Ids(ids), vocab) => {
+                generation.session.set_soft(ids, &soft)?;
+                let tokenizer = vocab.as_ref().map(Tokenizer::new).transpose()?;
+                self.answer_once(&mut generation, ids, Reader::ids(), tokenizer.as_ref())
+            }
+            (_, None) => {
+                bail!("the model has no vocabulary, so it cannot read or write text: give token ids with --tokens")
+            }
+            (Task::Text(text), Some(vocab)) if !self.is_chat() => {
+                let tokenizer = Tokenizer::new(&vocab)?;
+                let mut ids = tokenizer.encode("", EncodeOptions { add_bos: true, parse_special: false });
+                ids.extend(media.tokens(generation.session.plan()));
+                ids.extend(tokenizer.encode(text, EncodeOptions { add_bos: false, parse_special: false }));
+                generation.session.set_soft(&ids, &soft)?;
+                self.answer_once(&mut generation, &ids, Reader::plain(&tokenizer, &self.stop), Some(&tokenizer))
+            }
+            (task, Some(vocab)) => {
+                self.check_template(&vocab)?;
+                let speech = Speech::new(generation.session.plan())?;
+                self.talk(task, &mut generation, &speech, media, soft)
+            }
+        }
+    }
+
+    /// Says by which seed answers are picked, where nobody gave one.
+    fn seed_note(&self, generation: &Generation) -> Option<String> {
+        let seed = generation.sampled_by().filter(|_| !self.sampling.has_seed());
+        seed.map(|seed| format!("[seed {seed}]"))
+    }
+
+    /// A model without a chat template cannot answer questions.
+    fn check_template(&self, vocab: &Vocab) -> Result<()> {
+        let has_template = vocab.chat_template.is_some();
+        ensure!(
+            has_template || self.is_chat(),
+            "nothing to do: give a text to continue with -p. The model has no chat template, so it cannot chat"
+        );
+        ensure!(has_template, "the model has no chat template: use -p without --chat, --system and --thinking");
+        Ok(())
+    }
+
+    /// Writes one answer, to standard output as it comes, or whole.
+    fn answer_once(
+        &self,
+        generation: &mut Generation,
+        prompt: &[u32],
+        reader: Reader<'_>,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<()> {
+        let (mut out, mut notes) = (io::stdout(), io::stderr());
+        let mut screen = Screen::new(&mut out, &mut notes);
+        let is_ids = matches!(reader, Reader::Ids { .. });
+        let streams = !self.json && self.output_file().is_none();
+        let mut seed = self.seed_note(generation);
+        let answer = generation.write(prompt, reader, &mut |piece| {
+            // Not before the first token: what cannot be answered has no seed.
+            seed.take().map_or(Ok(()), |note| screen.note(&note))?;
+            match piece {
+                Shown::Text(_) if !streams => Ok(()),
+                Shown::Thought(_) if self.json => Ok(()),
+                piece => screen.show(piece),
+            }
+        })?;
+        screen.end_thoughts()?;
+        let whole = match self.json {
+            true => {
+                // Of a prompt of ids the text is what the ids spell, if they spell anything.
+                let spelled = tokenizer.filter(|_| is_ids).map(|tokenizer| tokenizer.decode(&answer.tokens, false));
+                let text = if is_ids { spelled.transpose()? } else { Some(answer.text.clone()) };
+                format!("{}\n", answer.json(text.as_deref(), generation.sampled_by()))
+            }
+            false if streams => "\n".into(),
+            false => format!("{}\n", answer.text),
+        };
+        match self.output_file() {
+            Some(path) => output::write_whole(path, whole.as_bytes())?,
+            None => screen.print(&whole)?,
+        }
+        answer.speed.report();
+        Ok(())
+    }
+
+    /// Answers one question, or those of a chat.
+    fn talk(
+        &self,
+        task: &Task,
+        generation: &mut Generation,
+        speech: &Speech,
+        media: Media,
+        soft: Vec<Soft>,
+    ) -> Result<()> {
+        let mut conversation = Conversation::new(self.system.clone(), self.thinking, media, soft);
+        let is_terminal = match task {
+            Task::Chat { is_terminal } => *is_terminal,
+            Task::Ids(_) => false,
+            Task::Text(question) => {
+                conversation.ask(question);
+                let prompt = conversation.prompt(speech, generation.session.plan(), 0)?.ids;
+                generation.session.set_soft(&prompt, conversation.soft())?;
+                let reader = Reader::chat(speech, &prompt, &self.stop);
+                return self.answer_once(generation, &prompt, reader, Some(&speech.tokenizer));
+            }
+        };
+        let (mut out, mut notes) = (io::stdout(), io::stderr());
+        let mut screen = Screen::new(&mut out, &mut notes);
+        self.seed_note(generation).map_or(Ok(()), |note| screen.note(&note))?;
+        if is_terminal {
+            // From here on Ctrl-C stops an answer, not the program.
+            let interrupt = Arc::new(AtomicBool::new(false));
+            let listens = signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&interrupt));
+            listens.context("cannot listen for Ctrl-C")?;
+            generation.is_interrupted = Arc::new(move || interrupt.swap(false, Ordering::Relaxed));
+        }
+        let mut chat = Chat {
+            generation,
+            speech,
+            media: &self.media,
+            conversation,
+            stop: self.stop.clone(),
+            json: self.json,
+            is_interactive: is_terminal,
+            screen,
+        };
+        if !is_terminal {
+            return chat.run(&mut Lines(io::stdin().lock()) as &mut dyn Input);
+        }
+        let mut terminal = Terminal::open()?;
+        chat.screen.note("[/help lists commands; /exit or Ctrl-D leaves]")?;
+        chat.run(&mut terminal)
+    }
 }

@@ -52,7 +52,7 @@ fn what_it_leaves_is_for_the_other_commands() {
         .collect();
     files.sort();
     assert_eq!(files, ["austen.gguf", "austen_draft.gguf", "plan.bin", "plan.html"]);
-    let run = place.ok("run here/and/there/plan.bin -n 66 -p '\"Tell me, Mr. Darcy,\" said Elizabeth,'");
+    let run = place.ok("run here/and/there/plan.bin --seed 0 -n 66 -p '\"Tell me, Mr. Darcy,\" said Elizabeth,'");
     assert_eq!(format!("\"Tell me, Mr. Darcy,\" said Elizabeth,{run}"), TEXT);
     place.ok("inspect here/and/there/plan.bin --html again.html");
     assert_eq!(place.read("again.html"), place.read("here/and/there/plan.html"));

@@ -196,7 +196,21 @@ fn a_request_that_makes_no_sense() {
     faults.record_refusal("logits plan.bin -o nowhere/out.safetensors --tokens 1,2");
     faults.record_refusal("logits plan.bin -o folder --tokens 1,2");
     faults.about("sampling");
-    for option in ["--temp=-1", "--temp nan", "--temp 2.1", "--top-p=-0.1", "--top-p 1.5", "--top-p nan"] {
+    for option in [
+        "--temp=-1",
+        "--temp nan",
+        "--temp 2.1",
+        "--top-p=-0.1",
+        "--top-p 1.5",
+        "--top-p nan",
+        "--top-k=-2",
+        "--min-p 1.5",
+        "--repetition-penalty 0",
+        "--presence-penalty 2.5",
+        "--frequency-penalty=-3",
+        "--seed x",
+        "-n=-2",
+    ] {
         faults.record_refusal(&format!("run plan.bin -p hello {option}"));
     }
     faults.about("text");
