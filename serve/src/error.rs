@@ -32,6 +32,11 @@ impl ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", code, message)
     }
 
+    /// A JSON schema that cannot be enforced, and the field that has it.
+    pub fn schema(param: &str, message: impl Into<String>) -> ApiError {
+        ApiError { param: Some(param.into()), ..ApiError::bad_request("invalid_schema", message) }
+    }
+
     pub fn refused(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
         ApiError::new(status, "invalid_request_error", code, message)
     }

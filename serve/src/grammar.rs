@@ -12,14 +12,16 @@ use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use crate::error::ApiError;
+use crate::follow::Follower;
 use crate::language::Mark;
+use crate::schema::distinct::{Notation, Table, Watch};
+use crate::schema::{self, Schema};
 use crate::speech::Speech;
 use crate::structure::Structure;
+use crate::tools::Declared;
 
 /// Bytes of a schema, a regular expression or a grammar.
 const LONGEST: usize = 256 << 10;
-/// Between two tokens of JSON: a space, or a line break and some indentation. Without a bound a model may go on for ever.
-const JSON_SPACE: &str = r" |\n {0,32}";
 
 /// Makes matchers for one vocabulary.
 pub struct Grammars {
@@ -43,20 +45,32 @@ impl Grammars {
     }
 
     fn matcher(&self, grammar: TopLevelGrammar, what: &str) -> Result<Matcher, ApiError> {
-        let invalid = |error: String| {
+        self.try_matcher(grammar)?.map_err(|error| {
             let error: String = error.chars().take(500).collect();
             ApiError::bad_request("invalid_schema", format!("{what} cannot be followed: {error}"))
-        };
-        let parser = self.factory()?.create_parser(grammar);
-        let matcher = Matcher::new(parser);
-        match matcher.get_error() {
-            Some(error) => Err(invalid(error)),
-            None => Ok(matcher),
-        }
+        })
     }
 
-    /// The matcher of a whole answer.
-    pub fn structure(&self, structure: &Structure) -> Result<Matcher, ApiError> {
+    /// A matcher, or what llguidance says against the grammar.
+    fn try_matcher(&self, grammar: TopLevelGrammar) -> Result<Result<Matcher, String>, ApiError> {
+        let matcher = Matcher::new(self.factory()?.create_parser(grammar));
+        Ok(match matcher.get_error() {
+            Some(error) => Err(error),
+            None => Ok(matcher),
+        })
+    }
+
+    /// JSON that follows a schema, with little space in it.
+    fn json(&self, schema: &Value, param: &str) -> Result<Follower, ApiError> {
+        let schema = Schema::read(schema, param)?;
+        let grammar = TopLevelGrammar::from_json_schema(schema::json::grammar(&schema));
+        let matcher = self.try_matcher(grammar)?.map_err(|_| too_large(param))?;
+        let watch = Table::new(&schema).map(|table| Watch::new(Notation::Json(Arc::new(table))));
+        Ok(Follower::new(matcher).watching(watch, None))
+    }
+
+    /// Follows the form of a whole answer.
+    pub fn structure(&self, structure: &Structure) -> Result<Follower, ApiError> {
         let bounded = |text: &str, what: &str| match text.len() > LONGEST {
             true => {
                 let message = format!("{what} must have at most {LONGEST} bytes; found {}", text.len());
@@ -64,12 +78,9 @@ impl Grammars {
             }
             false => Ok(()),
         };
-        match structure {
-            Structure::JsonObject => self.matcher(json_grammar(&json!({ "type": "object" })), "json_object"),
-            Structure::JsonSchema(schema) => {
-                bounded(&schema.to_string(), "the JSON schema")?;
-                self.matcher(json_grammar(schema), "the JSON schema")
-            }
+        let matcher = match structure {
+            Structure::JsonObject => return self.json(&json!({ "type": "object" }), "response_format"),
+            Structure::JsonSchema { schema, param } => return self.json(schema, param),
             Structure::Regex(regex) => {
                 bounded(regex, "the regular expression")?;
                 self.matcher(TopLevelGrammar::from_regex(regex), "the regular expression")
@@ -91,28 +102,32 @@ impl Grammars {
                 bounded(grammar, "the grammar")?;
                 self.matcher(TopLevelGrammar::from_lark(grammar.clone()), "the grammar")
             }
-        }
+        };
+        matcher.map(Follower::new)
     }
 
-    /// The matcher of a call, by a grammar of our own making.
-    pub fn call(&self, lark: String) -> Result<Matcher, ApiError> {
-        if lark.len() > 4 * LONGEST {
-            return Err(ApiError::bad_request("invalid_schema", "the schemas of the tools are too large"));
+    /// Follows a call of one of these tools.
+    pub fn call(&self, tools: &[&Declared], quote: u32, close: u32) -> Result<Follower, ApiError> {
+        let mut schemas = Vec::new();
+        for tool in tools {
+            schemas.push((*tool, Schema::read(&tool.tool.parameters, &tool.param)?));
         }
-        self.matcher(TopLevelGrammar::from_lark(lark), "the schema of a tool")
+        let lark = schema::call::lark(&schemas, quote, close)?;
+        let matcher = match lark.len() > 4 * LONGEST {
+            true => return Err(too_large("tools")),
+            false => self.try_matcher(TopLevelGrammar::from_lark(lark))?.map_err(|_| too_large("tools"))?,
+        };
+        let tables: Vec<(String, Option<Arc<Table>>)> =
+            schemas.iter().map(|(tool, schema)| (tool.tool.name.clone(), Table::new(schema).map(Arc::new))).collect();
+        let needs_watch = tables.iter().any(|(_, table)| table.is_some());
+        let watch = needs_watch.then(|| Watch::new(Notation::Call(tables.into())));
+        Ok(Follower::new(matcher).watching(watch, Some(quote)))
     }
 }
 
-/// JSON that follows a schema, with little space in it.
-fn json_grammar(schema: &Value) -> TopLevelGrammar {
-    let mut schema = match schema {
-        Value::Bool(true) => json!({}),
-        schema => schema.clone(),
-    };
-    if let Value::Object(fields) = &mut schema {
-        fields.insert("x-guidance".into(), json!({ "whitespace_pattern": JSON_SPACE }));
-    }
-    TopLevelGrammar::from_json_schema(schema)
+/// Each keyword can be enforced, but all of them together take too much.
+fn too_large(param: &str) -> ApiError {
+    ApiError::schema(param, format!("{param}: \"schema\" is too large or too complex for a grammar"))
 }
 
 fn factory(speech: &Speech) -> Result<ParserFactory, String> {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use gemma4c_runtime::engine::Mask;
-use llguidance::Matcher;
 
+use crate::follow::Follower;
 use crate::language::Mark;
 use crate::rules::Guide;
 use crate::speech::Speech;
@@ -36,7 +36,9 @@ impl Ids {
 /// What is asked of calls.
 pub struct Calls {
     /// At the beginning of a call, right after its marker.
-    pub matcher: Matcher,
+    pub follower: Follower,
+    /// The functions that may be called.
+    pub names: Arc<[String]>,
     /// The answer must be a call.
     pub must: bool,
     /// More than one may come.
@@ -49,7 +51,7 @@ enum Stage {
     Answer {
         begun: bool,
     },
-    Call(Box<Matcher>),
+    Call(Box<Follower>),
     AfterCall,
 }
 
@@ -57,7 +59,7 @@ enum Stage {
 pub struct Guided {
     pub ids: Ids,
     /// The form of text that is no call.
-    pub answer: Option<Matcher>,
+    pub answer: Option<Follower>,
     pub calls: Option<Calls>,
     /// Calls are not wanted, though there are tools.
     pub forbids_calls: bool,
@@ -67,14 +69,46 @@ pub struct Guided {
     pub most_thoughts: Option<u32>,
     /// Those that have come.
     thoughts: u32,
+    /// Text right after a channel, where models forget the marker of a call.
+    after_channel: Option<String>,
     stage: Stage,
 }
 
 impl Guided {
     pub fn new(ids: Ids, is_thinking: bool) -> Guided {
         let stage = if is_thinking { Stage::Thinking } else { Stage::Answer { begun: false } };
-        let (answer, calls, most_thoughts) = (None, None, None);
-        Guided { ids, answer, calls, forbids_calls: false, may_think: false, most_thoughts, thoughts: 0, stage }
+        Guided {
+            ids,
+            answer: None,
+            calls: None,
+            forbids_calls: false,
+            may_think: false,
+            most_thoughts: None,
+            thoughts: 0,
+            after_channel: None,
+            stage,
+        }
+    }
+
+    /// `call:` and the name of a tool, right after a channel, is a call without its marker: from there on it follows the grammar of one.
+    fn note_unmarked(&mut self, token: u32) {
+        let (Some(calls), Some(mut text)) = (&self.calls, self.after_channel.take()) else { return };
+        text.push_str(&calls.follower.text(token));
+        let written = text.trim_start();
+        let begins = |name: &String| {
+            let head = format!("call:{name}{{");
+            head.starts_with(written) || written.starts_with(&head)
+        };
+        if !written.is_empty() && !calls.names.iter().any(begins) {
+            return;
+        }
+        if written.len() > "call:".len() {
+            let mut follower = calls.follower.copy();
+            follower.consume_text(written);
+            self.stage = Stage::Call(Box::new(follower));
+        } else {
+            self.after_channel = Some(text);
+        }
     }
 
     /// Whether there have been as many thoughts as there may be.
@@ -96,17 +130,6 @@ fn allow_only(allowed: &mut Mask, tokens: impl IntoIterator<Item = u32>) {
     tokens.into_iter().for_each(|token| allowed.allow(token));
 }
 
-/// What a matcher allows, and some tokens besides; nothing where it has failed.
-fn follow(matcher: &mut Matcher, also: &[u32], allowed: &mut Mask) {
-    match matcher.compute_mask_or_eos() {
-        Err(_) => allowed.clear(),
-        Ok(mask) => {
-            allowed.set(mask.as_slice());
-            also.iter().for_each(|token| allowed.allow(*token));
-        }
-    }
-}
-
 impl Guide for Guided {
     fn is_active(&self) -> bool {
         match &self.stage {
@@ -125,7 +148,7 @@ impl Guide for Guided {
     fn restrict(&mut self, allowed: &mut Mask) {
         match &mut self.stage {
             Stage::Thinking => allow_only(allowed, self.ids.channel_close),
-            Stage::Call(matcher) => follow(matcher, &[], allowed),
+            Stage::Call(follower) => follower.restrict(&[], allowed),
             Stage::AfterCall => {
                 let may_call = self.calls.as_ref().is_some_and(|calls| calls.parallel);
                 let call = self.ids.call_open.filter(|_| may_call);
@@ -140,8 +163,8 @@ impl Guide for Guided {
                 if self.calls.as_ref().is_some_and(|calls| calls.must) {
                     return allow_only(allowed, openings);
                 }
-                if let Some(matcher) = &mut self.answer {
-                    return follow(matcher, &openings, allowed);
+                if let Some(follower) = &mut self.answer {
+                    return follower.restrict(&openings, allowed);
                 }
                 if let Some(call) = self.ids.call_open.filter(|_| self.forbids_calls) {
                     allowed.forbid(call);
@@ -157,22 +180,22 @@ impl Guide for Guided {
     fn picked(&mut self, token: u32) {
         let opens_call = Some(token) == self.ids.call_open;
         match &mut self.stage {
-            Stage::Call(matcher) => {
+            Stage::Call(follower) => {
                 if Some(token) == self.ids.call_close {
                     self.stage = Stage::AfterCall;
                 } else {
-                    // A matcher that fails allows nothing from then on.
-                    _ = matcher.consume_token(token);
+                    follower.consume(token);
                 }
             }
             _ if opens_call && self.calls.is_some() => {
-                let matcher = self.calls.as_ref().map(|calls| Box::new(calls.matcher.deep_clone()));
-                self.stage = matcher.map_or(Stage::AfterCall, Stage::Call);
+                let follower = self.calls.as_ref().map(|calls| Box::new(calls.follower.copy()));
+                self.stage = follower.map_or(Stage::AfterCall, Stage::Call);
             }
             Stage::Thinking => {
                 self.thoughts = self.thoughts.saturating_add(1);
                 if Some(token) == self.ids.channel_close {
                     self.may_think = false;
+                    self.after_channel = Some(String::new());
                     self.stage = Stage::Answer { begun: false };
                 }
             }
@@ -181,8 +204,10 @@ impl Guide for Guided {
             }
             Stage::Answer { begun } => {
                 *begun = true;
-                if let Some(matcher) = &mut self.answer {
-                    _ = matcher.consume_token(token);
+                if let Some(follower) = &mut self.answer {
+                    follower.consume(token);
+                } else {
+                    self.note_unmarked(token);
                 }
             }
             Stage::AfterCall => {
@@ -193,16 +218,20 @@ impl Guide for Guided {
     }
 
     fn copy(&self) -> Box<dyn Guide> {
-        let calls = self.calls.as_ref().map(|calls| Calls { matcher: calls.matcher.deep_clone(), ..*calls });
+        let calls = self.calls.as_ref().map(|calls| {
+            let (follower, names) = (calls.follower.copy(), Arc::clone(&calls.names));
+            Calls { follower, names, ..*calls }
+        });
         let stage = match &self.stage {
             Stage::Thinking => Stage::Thinking,
             Stage::Answer { begun } => Stage::Answer { begun: *begun },
-            Stage::Call(matcher) => Stage::Call(Box::new(matcher.deep_clone())),
+            Stage::Call(follower) => Stage::Call(Box::new(follower.copy())),
             Stage::AfterCall => Stage::AfterCall,
         };
-        let (ids, answer) = (self.ids.clone(), self.answer.as_ref().map(Matcher::deep_clone));
+        let (ids, answer) = (self.ids.clone(), self.answer.as_ref().map(Follower::copy));
+        let after_channel = self.after_channel.clone();
         let Guided { forbids_calls, may_think, most_thoughts, thoughts, .. } = *self;
-        Box::new(Guided { ids, answer, calls, forbids_calls, may_think, most_thoughts, thoughts, stage })
+        Box::new(Guided { ids, answer, calls, forbids_calls, may_think, most_thoughts, thoughts, after_channel, stage })
     }
 }
 
@@ -211,11 +240,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::call_grammar;
     use crate::grammar::Grammars;
     use crate::language::Tool;
     use crate::speech::tests::bytes_and_markers;
     use crate::structure::Structure;
+    use crate::tools::Declared;
 
     struct Course {
         speech: Arc<Speech>,
@@ -236,7 +265,7 @@ mod tests {
             Guided::new(Ids::new(&self.speech), false)
         }
 
-        fn choice(&self, words: &[&str]) -> Option<Matcher> {
+        fn choice(&self, words: &[&str]) -> Option<Follower> {
             let words = words.iter().map(|word| word.to_string()).collect();
             Some(self.grammars.structure(&Structure::Choice(words)).unwrap())
         }
@@ -245,8 +274,9 @@ mod tests {
             let parameters =
                 json!({ "type": "object", "properties": { "x": { "type": "boolean" } }, "required": ["x"] });
             let tool = Tool { name: "f".into(), parameters };
-            let lark = call_grammar::lark([&tool].into_iter(), self.id(Mark::Quote), self.id(Mark::CallClose)).unwrap();
-            Some(Calls { matcher: self.grammars.call(lark).unwrap(), must, parallel })
+            let tool = Declared { tool, declaration: json!({}), param: "tools".into() };
+            let follower = self.grammars.call(&[&tool], self.id(Mark::Quote), self.id(Mark::CallClose)).unwrap();
+            Some(Calls { follower, names: ["f".to_owned()].into(), must, parallel })
         }
 
         /// What may come next; nothing said is anything.
@@ -341,5 +371,27 @@ mod tests {
         assert!(!allowed.contains(&course.id(Mark::CallOpen)) && allowed.len() as u32 == course.speech.vocab_size - 1);
         let mut guided = Guided { answer: course.choice(&["a"]), calls: course.calls(false, true), ..course.guided() };
         assert_eq!(course.allowed(&mut guided), Some(vec![b'a'.into(), course.id(Mark::CallOpen)]));
+    }
+
+    #[test]
+    fn a_call_without_its_marker_follows_the_grammar_too() {
+        let course = Course::new();
+        let [open, close] = [Mark::ChannelOpen, Mark::ChannelClose].map(|mark| course.id(mark));
+        let after_channel = || {
+            let mut guided = Guided { calls: course.calls(false, true), may_think: true, ..course.guided() };
+            [open, close].into_iter().for_each(|token| guided.picked(token));
+            guided
+        };
+        let mut guided = after_channel();
+        course.say(&mut guided, "\ncall:");
+        assert_eq!(course.allowed(&mut guided), None);
+        course.say(&mut guided, "f");
+        assert_eq!(course.allowed(&mut guided), Some(vec![b'{'.into()]));
+        course.say(&mut guided, "{x:true}");
+        assert_eq!(course.allowed(&mut guided), Some(vec![course.id(Mark::CallClose)]));
+        // Other text is free.
+        let mut guided = after_channel();
+        course.say(&mut guided, "call: me");
+        assert_eq!(course.allowed(&mut guided), None);
     }
 }

@@ -9,12 +9,12 @@
 
 mod answer;
 mod app;
-mod call_grammar;
 mod chat;
 mod completions;
 mod error;
 mod exchange;
 mod fields;
+mod follow;
 mod generation;
 mod grammar;
 mod guide;
@@ -30,6 +30,7 @@ mod progress;
 mod prompt;
 mod responses;
 mod rules;
+mod schema;
 mod server;
 mod speech;
 mod sse;

@@ -96,7 +96,7 @@ fn read_format(fields: Fields<'_>) -> Result<Option<Structure>, ApiError> {
         "json_schema" => {
             let schema = format.get("schema");
             let schema = schema.ok_or_else(|| ApiError::invalid("text", "text.format.schema is missing"))?;
-            Ok(Some(Structure::JsonSchema(schema.clone())))
+            Ok(Some(Structure::JsonSchema { schema: schema.clone(), param: "text.format.schema".into() }))
         }
         other => {
             let message = format!("text.format.type is {other:?}; expected text, json_object or json_schema");

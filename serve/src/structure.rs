@@ -3,11 +3,10 @@
 use serde_json::Value;
 
 use crate::app::App;
-use crate::call_grammar;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::guide::{Calls, Guided, Ids};
-use crate::language::{Mark, Start, Tool};
+use crate::language::{Mark, Start};
 use crate::rules::Guide;
 use crate::tools::{Declared, ToolChoice};
 
@@ -16,7 +15,11 @@ use crate::tools::{Declared, ToolChoice};
 pub enum Structure {
     /// Any JSON object.
     JsonObject,
-    JsonSchema(Value),
+    /// With the field of the request that has it.
+    JsonSchema {
+        schema: Value,
+        param: String,
+    },
     Regex(String),
     Choice(Vec<String>),
     Lark(String),
@@ -33,7 +36,8 @@ pub fn read(fields: Fields<'_>) -> Result<Option<Structure>, ApiError> {
                 let schema = schema.ok_or_else(|| {
                     ApiError::invalid("response_format", "response_format.json_schema.schema is missing")
                 })?;
-                return Ok(Some(Structure::JsonSchema(schema.clone())));
+                let param = "response_format.json_schema.schema".into();
+                return Ok(Some(Structure::JsonSchema { schema: schema.clone(), param }));
             }
             other => {
                 let message = format!("response_format.type is {other:?}; expected text, json_object or json_schema");
@@ -58,7 +62,7 @@ fn read_outputs(fields: Fields<'_>, names: [&str; 4]) -> Result<Option<Structure
                 .map_err(|error| ApiError::invalid(json, format!("{json} is no JSON schema: {error}")))?,
             schema => schema.clone(),
         };
-        return Ok(Some(Structure::JsonSchema(schema)));
+        return Ok(Some(Structure::JsonSchema { schema, param: json.into() }));
     }
     if let Some(regex) = fields.text(regex)? {
         return Ok(Some(Structure::Regex(regex.into())));
@@ -92,21 +96,21 @@ pub fn guide(
     let mut guide = Guided::new(Ids::new(&app.speech), start != Start::Content);
     (guide.may_think, guide.most_thoughts) = (thoughts.wanted, thoughts.most);
     guide.answer = structure.map(|structure| app.grammars.structure(&structure)).transpose()?;
-    let named = |name: &Option<String>, tool: &Tool| name.as_ref().is_none_or(|name| *name == tool.name);
-    let (allowed, must, parallel): (Vec<&Tool>, bool, bool) = match choice {
+    let named = |name: &Option<String>, tool: &Declared| name.as_ref().is_none_or(|name| *name == tool.tool.name);
+    let (allowed, must, parallel): (Vec<&Declared>, bool, bool) = match choice {
         ToolChoice::None => (Vec::new(), false, false),
-        ToolChoice::Auto { parallel } => (tools.iter().map(|tool| &tool.tool).collect(), false, *parallel),
+        ToolChoice::Auto { parallel } => (tools.iter().collect(), false, *parallel),
         ToolChoice::Required { name, parallel } => {
-            let allowed = tools.iter().map(|tool| &tool.tool).filter(|tool| named(name, tool));
-            (allowed.collect(), true, *parallel)
+            (tools.iter().filter(|tool| named(name, tool)).collect(), true, *parallel)
         }
     };
     guide.forbids_calls = allowed.is_empty() && !tools.is_empty();
     if let (false, Some(quote), Some(close)) =
         (allowed.is_empty(), app.speech.id(Mark::Quote), app.speech.id(Mark::CallClose))
     {
-        let matcher = app.grammars.call(call_grammar::lark(allowed.into_iter(), quote, close)?)?;
-        guide.calls = Some(Calls { matcher, must, parallel });
+        let follower = app.grammars.call(&allowed, quote, close)?;
+        let names = allowed.iter().map(|tool| tool.tool.name.clone()).collect();
+        guide.calls = Some(Calls { follower, names, must, parallel });
     } else if must {
         return Err(ApiError::invalid("tool_choice", "the model's vocabulary has no markers for calls of tools"));
     }

@@ -13,6 +13,8 @@ const MOST_TOOLS: usize = 128;
 pub struct Declared {
     pub tool: Tool,
     pub declaration: Value,
+    /// The field of the request that has the schema of its arguments.
+    pub param: String,
 }
 
 /// Which tools may be called.
@@ -43,7 +45,10 @@ pub fn read(fields: Fields<'_>) -> Result<(Vec<Declared>, ToolChoice), ApiError>
         }
         // Responses have the function's fields in the tool itself.
         let function = tool.get("function").unwrap_or(tool);
-        let param = format!("tools[{index}].function");
+        let param = match tool.get("function") {
+            Some(_) => format!("tools[{index}].function"),
+            None => format!("tools[{index}]"),
+        };
         let name = function.get("name").and_then(Value::as_str).filter(|name| is_name(name)).ok_or_else(|| {
             let message = format!("{param}.name must be a text of 1 to 64 letters, digits, `_`, `-`, `.` or `:`");
             ApiError::invalid(&param, message)
@@ -54,8 +59,8 @@ pub fn read(fields: Fields<'_>) -> Result<(Vec<Declared>, ToolChoice), ApiError>
         let parameters = function.get("parameters").filter(|value| !value.is_null()).cloned();
         let parameters = parameters.unwrap_or_else(|| json!({ "type": "object", "properties": {} }));
         if !parameters.is_object() {
-            let message = format!("{param}.parameters must be a JSON schema");
-            return Err(ApiError::invalid(&param, message));
+            let param = format!("{param}.parameters");
+            return Err(ApiError::invalid(&param, format!("{param} must be a JSON schema")));
         }
         let description = function.get("description").and_then(Value::as_str).unwrap_or_default();
         let mut declared = json!({ "name": name, "description": description });
@@ -66,7 +71,8 @@ pub fn read(fields: Fields<'_>) -> Result<(Vec<Declared>, ToolChoice), ApiError>
             }
         }
         let declaration = json!({ "type": "function", "function": declared });
-        tools.push(Declared { tool: Tool { name: name.into(), parameters }, declaration });
+        let param = format!("{param}.parameters");
+        tools.push(Declared { tool: Tool { name: name.into(), parameters }, declaration, param });
     }
     let parallel = fields.get("parallel_tool_calls").is_none() || fields.flag("parallel_tool_calls")?;
     let choice = read_choice(fields, &tools, parallel)?;

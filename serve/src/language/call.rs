@@ -51,6 +51,7 @@ enum Stage {
 struct Level {
     is_object: bool,
     is_empty: bool,
+    items: usize,
     schema: Value,
 }
 
@@ -280,7 +281,7 @@ impl Call {
         }
         self.json.push(if is_object { '{' } else { '[' });
         let schema = std::mem::take(&mut self.schema);
-        self.levels.push(Level { is_object, is_empty: true, schema });
+        self.levels.push(Level { is_object, is_empty: true, items: 0, schema });
         if is_object {
             self.stage = Stage::Key;
         } else {
@@ -298,13 +299,19 @@ impl Call {
     }
 
     fn begin_item(&mut self) {
-        self.schema = self.levels.last().and_then(|level| level.schema.get("items")).cloned().unwrap_or_default();
         self.stage = Stage::Value;
+        self.schema = Value::Null;
+        if let Some(level) = self.levels.last_mut() {
+            let first = level.schema.get("prefixItems").and_then(|first| first.get(level.items));
+            self.schema = first.or(level.schema.get("items")).cloned().unwrap_or_default();
+            level.items += 1;
+        }
     }
 
     fn end_key(&mut self) -> bool {
-        let key = std::mem::take(&mut self.buffer).trim().to_owned();
-        let Some(level) = self.levels.last_mut().filter(|_| !key.is_empty()) else { return false };
+        let (is_quoted, key) = (self.stage == Stage::AfterKey, std::mem::take(&mut self.buffer));
+        let key = if is_quoted { key } else { key.trim().to_owned() };
+        let Some(level) = self.levels.last_mut().filter(|_| is_quoted || !key.is_empty()) else { return false };
         self.schema = level.schema.get("properties").and_then(|all| all.get(&key)).cloned().unwrap_or_default();
         if !std::mem::replace(&mut level.is_empty, false) {
             self.json.push(',');
@@ -401,21 +408,32 @@ impl Call {
 
 /// Whether a schema lets a value be of this type; one that does not say lets it be any.
 fn allows(schema: &Value, kind: &str) -> bool {
+    // Some write types as Google's own API does.
+    let is = |name: &Value| name.as_str().is_some_and(|name| name.eq_ignore_ascii_case(kind));
     match schema.get("type") {
-        Some(Value::String(only)) => only == kind,
-        Some(Value::Array(kinds)) => kinds.iter().any(|other| other == kind),
-        _ => true,
+        Some(Value::Array(kinds)) => kinds.iter().any(is),
+        Some(only) => is(only),
+        None => true,
     }
 }
 
 fn is_only(schema: &Value, kind: &str) -> bool {
-    schema.get("type").is_some_and(|only| only == kind)
+    schema.get("type").is_some_and(Value::is_string) && allows(schema, kind)
+}
+
+/// A number as JSON writes it, whatever its size.
+fn is_number(text: &str) -> bool {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, "0"));
+    let whole = whole.strip_prefix('-').unwrap_or(whole);
+    let is_plain = whole == "0" || !whole.starts_with('0');
+    digits(whole) && is_plain && digits(fraction) && digits(exponent.strip_prefix(['+', '-']).unwrap_or(exponent))
 }
 
 /// A number, a truth value or null in JSON, where the text is one, or is nearly one and the schema wants it.
 fn scalar(text: &str, schema: &Value) -> Option<String> {
-    let parsed: Option<Value> = serde_json::from_str(text).ok();
-    if let Some(Value::Number(_) | Value::Bool(_) | Value::Null) = parsed {
+    if is_number(text) || ["true", "false", "null"].contains(&text) {
         return Some(text.into());
     }
     let says = |kind: &str| schema.get("type").is_some() && allows(schema, kind);

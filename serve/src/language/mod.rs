@@ -157,6 +157,9 @@ impl Language {
         self.text(&rest, out);
         match std::mem::replace(&mut self.state, State::Content) {
             State::Call(mut call) if call.is_named() && cut => call.cut(out),
+            // Nobody knows yet what it calls, and its notation is not for readers.
+            State::Call(_) if cut => {}
+            State::AfterChannel(held) if cut && held.trim_start().starts_with("call:") => {}
             State::Call(call) => self.leave(*call, out),
             state => self.flush(state, out),
         }

@@ -1,6 +1,6 @@
 //! Answers that must have a form: a random model says nothing that its expression, grammar or tools do not allow. `schemas` has the JSON schemas.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::support::{Server, options};
 
@@ -43,11 +43,12 @@ fn answers_follow_expressions_choices_and_grammars() {
 fn forms_that_cannot_be_followed_are_refused() {
     let server = Server::new(options(), 1);
     let deep = (0..60).fold(json!({}), |schema, _| json!({ "type": "array", "items": schema }));
+    let patterns: Map<String, Value> = (0..400).map(|n| (format!("^p{n}$"), json!({}))).collect();
+    let names: Map<String, Value> = (0..400).map(|n| (format!("n{n}"), json!({}))).collect();
     for (form, word) in [
-        (
-            json!({ "json_schema": { "type": "object", "unevaluatedProperties": { "type": "string" } } }),
-            "unevaluatedProperties",
-        ),
+        (json!({ "json_schema": { "type": "array", "contains": { "type": "string" } } }), "contains"),
+        (json!({ "json_schema": { "enum": (0..60_000).collect::<Vec<u32>>(), "type": "integer" } }), "bytes"),
+        (json!({ "json_schema": { "patternProperties": patterns, "properties": names } }), "too large"),
         (json!({ "json_schema": { "type": "cat" } }), "cat"),
         (json!({ "structured_outputs": { "regex": "(" } }), "regular expression"),
         (json!({ "structured_outputs": { "regex": "x".repeat(300_000) } }), "bytes"),

@@ -13,4 +13,5 @@ mod forms;
 mod predictions;
 mod responses;
 mod schemas;
+mod schemas_both_ways;
 mod support;

@@ -17,7 +17,7 @@ use crate::commands::answer::{Answer, Reader};
 use crate::commands::generation::Generation;
 use crate::commands::media::{MediaArgs, Sense};
 use crate::commands::tokenize::LONGEST_PROMPT;
-use crate::output;
+use crate::output::{self, OutputFile};
 
 /// Begins and ends a text of several lines.
 const FENCE: &str = "\"\"\"";
@@ -256,7 +256,7 @@ impl Chat<'_> {
             false => self.conversation.text(),
         };
         let cannot_write = || format!("cannot write {}", path.display());
-        let mut file = output::new_file(path)?;
+        let mut file = output::new_file(&OutputFile::from(path.to_path_buf()))?;
         file.write_all(text.as_bytes()).with_context(cannot_write)?;
         match file.persist_noclobber(path) {
             Err(error) if error.error.kind() == ErrorKind::AlreadyExists => {

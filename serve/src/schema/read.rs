@@ -1,0 +1,532 @@
+//! From a JSON schema to the form of its values. Every keyword of the standard is enforced, or means nothing to a validator, or is refused by its name.
+//!
+//! The standard is draft 2020-12; of older drafts, what is still written: `definitions`, lists in `items`, truth values in `exclusiveMinimum`. Keywords that the
+//! standard does not know are ignored, as it says.
+
+use serde_json::{Map, Value};
+
+use super::form::{Form, List, Object};
+use super::formats;
+use super::meet::{Definitions, settle, settle_list};
+use super::number::{Bound, Decimal, Number};
+use super::references::References;
+use super::text::{LONGEST, Pattern, Text};
+use super::{Refusal, Schema};
+
+const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "array", "object"];
+/// Keywords that say something of one type, and of no other.
+const NUMBERS: [&str; 5] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
+const TEXTS: [&str; 4] = ["minLength", "maxLength", "pattern", "format"];
+const LISTS: [&str; 7] =
+    ["items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"];
+const OBJECTS: [&str; 8] = [
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "required",
+    "minProperties",
+    "maxProperties",
+    "propertyNames",
+    "unevaluatedProperties",
+];
+/// Keywords whose schemas say more of the same value.
+const IN_PLACE: [&str; 8] = ["allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas", "contains"];
+
+type Fields = Map<String, Value>;
+
+pub fn read(schema: &Value) -> Result<Schema, Refusal> {
+    let mut reader =
+        Reader { references: References::new(schema), definitions: Definitions::default(), known: Vec::new() };
+    let form = reader.schema(schema, schema, 0)?;
+    let schema = settle(form, reader.definitions)?;
+    match &schema.form {
+        Form::Nothing(keyword) => Err(Refusal::new(keyword, "leaves no value that could follow the schema")),
+        _ => Ok(schema),
+    }
+}
+
+struct Reader<'a> {
+    references: References<'a>,
+    definitions: Definitions,
+    /// The schemas that are referred to, by the index of their definition.
+    known: Vec<&'a Value>,
+}
+
+fn wrong(keyword: &str, expected: &str, found: &Value) -> Refusal {
+    let mut found: String = found.to_string().chars().take(60).collect();
+    found.retain(|character| !character.is_control());
+    Refusal::new(keyword, format!("must be {expected}; found {found}"))
+}
+
+fn unsupported(keyword: &str) -> Refusal {
+    Refusal::new(keyword, "is not supported")
+}
+
+fn list<'v>(fields: &'v Fields, keyword: &str) -> Result<Option<&'v [Value]>, Refusal> {
+    match fields.get(keyword) {
+        None => Ok(None),
+        Some(Value::Array(list)) => Ok(Some(list)),
+        Some(other) => Err(wrong(keyword, "a list", other)),
+    }
+}
+
+fn object<'v>(fields: &'v Fields, keyword: &str) -> Result<Option<&'v Fields>, Refusal> {
+    match fields.get(keyword) {
+        None => Ok(None),
+        Some(Value::Object(object)) => Ok(Some(object)),
+        Some(other) => Err(wrong(keyword, "an object", other)),
+    }
+}
+
+/// A count; 2.0 is one.
+fn count(fields: &Fields, keyword: &str) -> Result<Option<u64>, Refusal> {
+    let Some(value) = fields.get(keyword) else { return Ok(None) };
+    let whole = |number: &f64| number.fract() == 0.0 && *number >= 0.0;
+    let count = value.as_u64().or_else(|| value.as_f64().filter(whole).map(|number| number as u64));
+    count.map(Some).ok_or_else(|| wrong(keyword, "a whole number that is not negative", value))
+}
+
+fn number(fields: &Fields, keyword: &str) -> Result<Option<f64>, Refusal> {
+    let Some(value) = fields.get(keyword) else { return Ok(None) };
+    value.as_f64().map(Some).ok_or_else(|| wrong(keyword, "a number", value))
+}
+
+/// A schema that every value follows.
+fn is_trivial(schema: &Value) -> bool {
+    schema == &Value::Bool(true) || schema.as_object().is_some_and(Map::is_empty)
+}
+
+impl<'a> Reader<'a> {
+    fn schema(&mut self, schema: &'a Value, root: &'a Value, depth: usize) -> Result<Form, Refusal> {
+        self.definitions.spend(depth)?;
+        let fields = match schema {
+            Value::Bool(true) => return Ok(Form::Any),
+            Value::Bool(false) => return Ok(Form::Nothing("false".into())),
+            Value::Object(fields) => fields,
+            other => return Err(wrong("schema", "an object, true or false", other)),
+        };
+        let root = if References::is_resource(schema) { schema } else { root };
+        let depth = depth + 1;
+        refuse(fields)?;
+        let mut form = self.typed(fields, root, depth)?;
+        if let Some(value) = fields.get("const") {
+            form = self.definitions.meet(form, constant(value)?, depth)?;
+        }
+        if let Some(values) = list(fields, "enum")? {
+            let values: Result<Vec<Form>, Refusal> = values.iter().map(constant).collect();
+            let values = match Form::either(values?) {
+                Form::Nothing(_) => Form::Nothing("enum".into()),
+                form => form,
+            };
+            form = self.definitions.meet(form, values, depth)?;
+        }
+        if let Some(reference) = fields.get("$ref") {
+            let referred = self.reference(reference, root, depth)?;
+            form = self.definitions.meet(form, referred, depth)?;
+        }
+        for schema in list(fields, "allOf")?.unwrap_or_default() {
+            let other = self.schema(schema, root, depth)?;
+            form = self.definitions.meet(form, other, depth)?;
+        }
+        if let Some(schemas) = list(fields, "anyOf")? {
+            let other = Form::either(self.schemas(schemas, root, depth)?);
+            form = self.definitions.meet(form, other, depth)?;
+        }
+        if let Some(schemas) = list(fields, "oneOf")? {
+            form = self.one_of(form, schemas, root, depth)?;
+        }
+        self.conditions(form, fields, root, depth)
+    }
+
+    fn schemas(&mut self, schemas: &'a [Value], root: &'a Value, depth: usize) -> Result<Vec<Form>, Refusal> {
+        schemas.iter().map(|schema| self.schema(schema, root, depth)).collect()
+    }
+
+    /// Alternatives of which exactly one holds: those that exclude each other.
+    fn one_of(&mut self, form: Form, schemas: &'a [Value], root: &'a Value, depth: usize) -> Result<Form, Refusal> {
+        let mut forms = Vec::new();
+        for other in self.schemas(schemas, root, depth)? {
+            // What the schema says beside it may tell them apart.
+            forms.push(self.definitions.meet(form.clone(), other, depth)?);
+        }
+        forms.retain(|form| !form.is_nothing());
+        for (at, one) in forms.iter().enumerate() {
+            for other in &forms[..at] {
+                if !self.definitions.excludes(one, other, depth)? {
+                    let reason =
+                        "is supported where its schemas exclude each other: a value must not follow two of them";
+                    return Err(Refusal::new("oneOf", reason));
+                }
+            }
+        }
+        match forms.is_empty() {
+            true => Ok(Form::Nothing("oneOf".into())),
+            false => Ok(Form::either(forms)),
+        }
+    }
+
+    /// `not`, `if` and what depends on the presence of a property.
+    fn conditions(
+        &mut self,
+        mut form: Form,
+        fields: &'a Fields,
+        root: &'a Value,
+        depth: usize,
+    ) -> Result<Form, Refusal> {
+        if let Some(schema) = fields.get("not") {
+            let other = complement(schema).ok_or_else(|| {
+                Refusal::new("not", "is supported with `type`, with one name in `required`, true and false")
+            })?;
+            form = self.definitions.meet(form, other, depth)?;
+        }
+        let branches = ["then", "else"].map(|keyword| fields.get(keyword).filter(|schema| !is_trivial(schema)));
+        if let (Some(condition), [then, otherwise]) = (fields.get("if"), branches)
+            && (then.is_some() || otherwise.is_some())
+        {
+            let other = complement(condition).ok_or_else(|| {
+                Refusal::new("if", "is supported with `type`, with one name in `required`, true and false")
+            })?;
+            let mut ways = Vec::new();
+            for (way, schema) in [(self.schema(condition, root, depth)?, then), (other, otherwise)] {
+                let also = schema.map_or(Ok(Form::Any), |schema| self.schema(schema, root, depth))?;
+                ways.push(self.definitions.meet(way, also, depth)?);
+            }
+            form = self.definitions.meet(form, Form::either(ways), depth)?;
+        }
+        for (name, schema) in object(fields, "dependentSchemas")?.into_iter().flatten() {
+            let then = self.schema(schema, root, depth)?;
+            form = self.dependent(form, name, then, depth)?;
+        }
+        for (name, names) in object(fields, "dependentRequired")?.into_iter().flatten() {
+            let names = names.as_array().ok_or_else(|| wrong("dependentRequired", "lists of names", names))?;
+            let required = names.iter().filter_map(|name| Some(name.as_str()?.to_owned())).collect();
+            let then = Form::Object(Object { required, ..Object::default() });
+            form = self.dependent(form, name, then, depth)?;
+        }
+        Ok(form)
+    }
+
+    /// Whoever has the property follows `then`.
+    fn dependent(&mut self, form: Form, name: &str, then: Form, depth: usize) -> Result<Form, Refusal> {
+        let with = Object { required: [name.to_owned()].into(), ..Object::default() };
+        let with = self.definitions.settle_object(with, depth)?;
+        let with = self.definitions.meet(with, then, depth)?;
+        let mut ways = without(name);
+        ways.push(with);
+        self.definitions.meet(form, Form::either(ways), depth)
+    }
+
+    fn reference(&mut self, reference: &'a Value, root: &'a Value, depth: usize) -> Result<Form, Refusal> {
+        let text = reference.as_str().ok_or_else(|| wrong("$ref", "a text", reference))?;
+        let found = self.references.find(text, root).ok_or_else(|| {
+            Refusal::new(
+                "$ref",
+                format!("points to nothing in the schema: {:?}", text.chars().take(100).collect::<String>()),
+            )
+        })?;
+        let (target, root) = found;
+        if let Some(index) = self.known.iter().position(|known| std::ptr::eq(*known, target)) {
+            return Ok(Form::Refer(index));
+        }
+        let index = self.known.len();
+        self.known.push(target);
+        self.definitions.forms.push(None);
+        let form = self.schema(target, root, depth)?;
+        self.definitions.forms[index] = Some(match form {
+            Form::Refer(other) if other == index => Form::Nothing("$ref".into()),
+            form => form,
+        });
+        Ok(Form::Refer(index))
+    }
+
+    /// What the keywords say that are of one type each.
+    fn typed(&mut self, fields: &'a Fields, root: &'a Value, depth: usize) -> Result<Form, Refusal> {
+        let has = |keywords: &[&str]| keywords.iter().any(|keyword| fields.contains_key(*keyword));
+        let types = types(fields)?;
+        if types.is_none() && !has(&NUMBERS) && !has(&TEXTS) && !has(&LISTS) && !has(&OBJECTS) {
+            return Ok(Form::Any);
+        }
+        let types = types.unwrap_or_else(|| TYPES.into_iter().filter(|name| *name != "integer").collect());
+        let mut forms = Vec::new();
+        for name in types {
+            forms.push(match name {
+                "null" => Form::Null,
+                "boolean" => Form::Boolean(None),
+                "integer" => numbers(fields, true)?,
+                "number" => numbers(fields, false)?,
+                "string" => texts(fields)?,
+                "array" => self.lists(fields, root, depth)?,
+                _ => self.objects(fields, root, depth)?,
+            });
+        }
+        match forms.is_empty() {
+            true => Ok(Form::Nothing("type".into())),
+            false => Ok(Form::either(forms)),
+        }
+    }
+
+    fn lists(&mut self, fields: &'a Fields, root: &'a Value, depth: usize) -> Result<Form, Refusal> {
+        let (first, rest) = match fields.get("items") {
+            // As drafts before 2020-12 wrote it.
+            Some(Value::Array(first)) => (&first[..], fields.get("additionalItems")),
+            items => (list(fields, "prefixItems")?.unwrap_or_default(), items),
+        };
+        let unevaluated = fields.get("unevaluatedItems").filter(|schema| !is_trivial(schema));
+        if unevaluated.is_some() && IN_PLACE.iter().any(|keyword| fields.contains_key(*keyword)) {
+            return Err(Refusal::new("unevaluatedItems", "is not supported beside other schemas of the same value"));
+        }
+        let rest = match rest.or(unevaluated) {
+            None => Form::Any,
+            Some(schema) => self.schema(schema, root, depth)?,
+        };
+        let distinct = match fields.get("uniqueItems") {
+            None => false,
+            Some(Value::Bool(distinct)) => *distinct,
+            Some(other) => return Err(wrong("uniqueItems", "true or false", other)),
+        };
+        Ok(settle_list(List {
+            first: self.schemas(first, root, depth)?,
+            rest: Box::new(rest),
+            least: count(fields, "minItems")?.unwrap_or(0),
+            most: count(fields, "maxItems")?,
+            distinct,
+        }))
+    }
+
+    fn objects(&mut self, fields: &'a Fields, root: &'a Value, depth: usize) -> Result<Form, Refusal> {
+        let unevaluated = fields.get("unevaluatedProperties").filter(|schema| !is_trivial(schema));
+        if unevaluated.is_some() && IN_PLACE.iter().any(|keyword| fields.contains_key(*keyword)) {
+            let reason = "is not supported beside other schemas of the same value";
+            return Err(Refusal::new("unevaluatedProperties", reason));
+        }
+        let others = fields.get("additionalProperties").or(unevaluated);
+        let mut found = Object {
+            others: Box::new(others.map_or(Ok(Form::Any), |schema| self.schema(schema, root, depth))?),
+            speaks_of_others: others.is_some() || fields.contains_key("patternProperties"),
+            least: count(fields, "minProperties")?.unwrap_or(0),
+            most: count(fields, "maxProperties")?,
+            ..Object::default()
+        };
+        for (text, schema) in object(fields, "patternProperties")?.into_iter().flatten() {
+            found.patterns.push((pattern("patternProperties", text)?, self.schema(schema, root, depth)?));
+        }
+        for (name, schema) in object(fields, "properties")?.into_iter().flatten() {
+            let mut form = self.schema(schema, root, depth)?;
+            for (pattern, also) in &found.patterns {
+                self.definitions.spend(depth)?;
+                if pattern.matches(name) {
+                    form = self.definitions.meet(form, also.clone(), depth)?;
+                }
+            }
+            found.properties.push((name.clone(), form));
+        }
+        for name in list(fields, "required")?.unwrap_or_default() {
+            let name = name.as_str().ok_or_else(|| wrong("required", "a list of names", name))?;
+            found.required.insert(name.into());
+        }
+        if let Some(schema) = fields.get("propertyNames").filter(|schema| !is_trivial(schema)) {
+            let names = self.schema(schema, root, depth)?;
+            let names = self.definitions.meet(Form::Text(Text::default()), names, depth)?;
+            found = with_names(found, &names)?;
+        }
+        self.definitions.settle_object(found, depth)
+    }
+}
+
+/// An object whose names follow a form: those that are not listed have one pattern.
+fn with_names(mut object: Object, names: &Form) -> Result<Object, Refusal> {
+    let names: Vec<&Text> = match names {
+        Form::Nothing(_) => Vec::new(),
+        Form::Text(text) => vec![text],
+        Form::Either(forms) => {
+            let texts = forms.iter().map(|form| if let Form::Text(text) = form { Some(text) } else { None });
+            texts.collect::<Option<_>>().ok_or_else(|| unsupported("propertyNames"))?
+        }
+        _ => return Err(unsupported("propertyNames")),
+    };
+    let regex: Option<Vec<String>> = names.iter().map(|text| text.regex()).collect();
+    let Some(regex) = regex.filter(|_| object.patterns.is_empty()) else {
+        let reason = "is supported with one `pattern` or with lengths, and without `patternProperties`";
+        return Err(Refusal::new("propertyNames", reason));
+    };
+    let nothing = || Form::Nothing("propertyNames".into());
+    for (name, form) in &mut object.properties {
+        if !names.iter().any(|text| text.allows(name)) {
+            *form = nothing();
+        }
+    }
+    let others = std::mem::replace(&mut *object.others, nothing());
+    if !regex.is_empty() {
+        object.patterns.push((Pattern(format!("(?:{})", regex.join("|"))), others));
+    }
+    object.speaks_of_others = true;
+    Ok(object)
+}
+
+/// Keywords that nothing here can enforce.
+fn refuse(fields: &Fields) -> Result<(), Refusal> {
+    for keyword in ["$dynamicRef", "$recursiveRef", "dependencies"] {
+        if fields.contains_key(keyword) {
+            return Err(unsupported(keyword));
+        }
+    }
+    // Without `contains`, its counts mean nothing; with none wanted, it means nothing.
+    let wanted = fields.get("minContains").is_none_or(|least| least != 0) || fields.contains_key("maxContains");
+    if fields.contains_key("contains") && wanted {
+        return Err(unsupported("contains"));
+    }
+    Ok(())
+}
+
+fn types(fields: &Fields) -> Result<Option<Vec<&'static str>>, Refusal> {
+    let known = |value: &Value| {
+        // Some write types as Google's own API does.
+        let name = value.as_str().map(str::to_ascii_lowercase);
+        let known = TYPES.into_iter().find(|known| Some(*known) == name.as_deref());
+        known.ok_or_else(|| wrong("type", &format!("one of {}", TYPES.join(", ")), value))
+    };
+    match fields.get("type") {
+        None => Ok(None),
+        Some(Value::Array(names)) => names.iter().map(known).collect::<Result<_, _>>().map(Some),
+        Some(name) => Ok(Some(vec![known(name)?])),
+    }
+}
+
+fn numbers(fields: &Fields, whole: bool) -> Result<Form, Refusal> {
+    let bound = |inclusive: &str, exclusive: &str| -> Result<[Option<Bound>; 2], Refusal> {
+        let included = number(fields, inclusive)?;
+        let (excluded, is_excluded) = match fields.get(exclusive) {
+            // As draft 4 wrote it.
+            Some(Value::Bool(is_excluded)) => (None, *is_excluded),
+            _ => (number(fields, exclusive)?, false),
+        };
+        let included = included.map(|value| Bound { value, excluded: is_excluded });
+        Ok([included, excluded.map(|value| Bound { value, excluded: true })])
+    };
+    let [least, above] = bound("minimum", "exclusiveMinimum")?;
+    let [most, below] = bound("maximum", "exclusiveMaximum")?;
+    let multiple = match fields.get("multipleOf") {
+        None => None,
+        Some(Value::Number(multiple)) if multiple.as_f64().is_some_and(|multiple| multiple > 0.0) => {
+            let reason = || Refusal::new("multipleOf", format!("has too many digits: {multiple}"));
+            Some(Decimal::read(multiple).ok_or_else(reason)?)
+        }
+        Some(other) => return Err(wrong("multipleOf", "a number above 0", other)),
+    };
+    let inclusive = Number { whole, least, most, multiple, only: None };
+    inclusive.meet(Number { least: above, most: below, ..Number::default() })
+}
+
+fn texts(fields: &Fields) -> Result<Form, Refusal> {
+    let (least, most) = (count(fields, "minLength")?.unwrap_or(0), count(fields, "maxLength")?);
+    let mut found = Text { least, most, ..Text::default() };
+    if let Some(value) = fields.get("pattern") {
+        let text = value.as_str().ok_or_else(|| wrong("pattern", "a text", value))?;
+        found.patterns.push(pattern("pattern", text)?);
+    }
+    if let Some(value) = fields.get("format") {
+        let name = value.as_str().ok_or_else(|| wrong("format", "a text", value))?;
+        if let Some((regex, longest)) = formats::format(name) {
+            found.patterns.push(Pattern(regex));
+            found.most = [found.most, longest].into_iter().flatten().min();
+        }
+    }
+    if found.least > LONGEST {
+        return Err(Refusal::new("minLength", format!("must be at most {LONGEST}; found {least}")));
+    }
+    Ok(found.settle())
+}
+
+fn pattern(keyword: &str, text: &str) -> Result<Pattern, Refusal> {
+    Pattern::search(text).ok_or_else(|| {
+        let text: String = text.chars().take(100).collect();
+        Refusal::new(
+            keyword,
+            format!("has a regular expression that is not supported (no look-around, no back-references): {text:?}"),
+        )
+    })
+}
+
+/// One value and no other.
+fn constant(value: &Value) -> Result<Form, Refusal> {
+    Ok(match value {
+        Value::Null => Form::Null,
+        Value::Bool(value) => Form::Boolean(Some(*value)),
+        Value::Number(number) => Form::Number(Number::only(number)?),
+        Value::String(text) => Form::Text(Text::only(text)),
+        Value::Array(items) => Form::List(List {
+            first: items.iter().map(constant).collect::<Result<_, _>>()?,
+            rest: Box::new(Form::Nothing("const".into())),
+            least: items.len() as u64,
+            most: Some(items.len() as u64),
+            distinct: false,
+        }),
+        Value::Object(fields) => {
+            let property = |(name, value): (&String, &Value)| Ok((name.clone(), constant(value)?));
+            Form::Object(Object {
+                properties: fields.iter().map(property).collect::<Result<_, Refusal>>()?,
+                others: Box::new(Form::Nothing("const".into())),
+                speaks_of_others: true,
+                required: fields.keys().cloned().collect(),
+                ..Object::default()
+            })
+        }
+    })
+}
+
+/// Values of every type, but for objects with this property.
+fn without(name: &str) -> Vec<Form> {
+    let mut forms = Form::types();
+    forms.pop();
+    let properties = vec![(name.to_owned(), Form::Nothing("not".into()))];
+    forms.push(Form::Object(Object { properties, ..Object::default() }));
+    forms
+}
+
+/// All values that do not follow a schema, where a grammar can say which.
+fn complement(schema: &Value) -> Option<Form> {
+    let fields = match schema {
+        Value::Bool(true) => return Some(Form::Nothing("not".into())),
+        Value::Bool(false) => return Some(Form::Any),
+        schema => schema.as_object()?,
+    };
+    let annotations = ["title", "description", "$comment", "default", "examples"];
+    let others = fields.keys().filter(|keyword| !annotations.contains(&keyword.as_str())).count();
+    let types = types(fields).ok()?;
+    if others == 0 {
+        return Some(Form::Nothing("not".into()));
+    }
+    let outside = |types: &[&str]| -> Option<Vec<Form>> {
+        let has_number = types.contains(&"number");
+        if types.contains(&"integer") && !has_number {
+            return None;
+        }
+        let names = ["null", "boolean", "number", "string", "array", "object"];
+        Some(
+            names
+                .into_iter()
+                .zip(Form::types())
+                .filter(|(name, _)| !types.contains(name))
+                .map(|(_, form)| form)
+                .collect(),
+        )
+    };
+    match (types, fields.get("required").and_then(Value::as_array)) {
+        (Some(types), None) if others == 1 => Some(match outside(&types)? {
+            forms if forms.is_empty() => Form::Nothing("not".into()),
+            forms => Form::either(forms),
+        }),
+        (types, Some(names)) if others == 1 + usize::from(types.is_some()) => {
+            let [Value::String(name)] = &names[..] else { return None };
+            match types {
+                None => {
+                    // Only an object can lack a property, so all else follows the schema.
+                    Some(without(name).pop()?)
+                }
+                Some(types) if types == ["object"] => Some(Form::either(without(name))),
+                Some(_) => None,
+            }
+        }
+        _ => None,
+    }
+}
