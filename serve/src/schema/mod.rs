@@ -10,6 +10,7 @@ pub mod json;
 
 mod form;
 mod formats;
+mod keywords;
 mod meet;
 mod number;
 mod read;
