@@ -13,7 +13,7 @@ server=
 trap '[[ -z $server ]] || kill "$server" 2>/dev/null || true; rm -rf "$work"' EXIT
 
 # shellcheck disable=SC2086
-"$gemma4c" serve "$model" --port 0 --sequences "$sequences" --max-waiting 4096 --max-waiting-tokens 100000000 ${SERVE:-} >"$work/url" &
+"$gemma4c" serve "$model" --port 0 --sequences "$sequences" --max-waiting 4096 --max-waiting-tokens 100000000 ${SERVE:-} --log off >"$work/url" &
 server=$!
 until [[ -s $work/url ]]; do
     kill -0 "$server" || exit 1

@@ -12,6 +12,15 @@ if [[ ! -x $folder/venv/bin/llm ]]; then
     python3 -m venv "$folder/venv"
     "$folder/venv/bin/pip" install --quiet openai langchain-openai instructor 'pydantic-ai-slim[openai]' llm
 fi
+# Apart from the others: litellm asks for an older openai, and the types are those of the newest.
+if [[ ! -x $folder/litellm/bin/litellm ]]; then
+    python3 -m venv "$folder/litellm"
+    "$folder/litellm/bin/pip" install --quiet litellm
+fi
+if [[ ! -d $folder/types/bin ]]; then
+    python3 -m venv "$folder/types"
+    "$folder/types/bin/pip" install --quiet openai
+fi
 if [[ ! -d $folder/npm/node_modules/ai ]]; then
     (cd "$folder/npm" && npm install --no-fund --no-audit --silent openai ai @ai-sdk/openai-compatible zod)
 fi
@@ -25,7 +34,7 @@ server=
 trap '[[ -z $server ]] || kill "$server" 2>/dev/null || true; rm -rf "$work"' EXIT
 "$gemma4c" synth tiny-e -q q8_0 -o "$work/model.gguf"
 "$gemma4c" compile "$work/model.gguf" -o "$work/plan.bin" --target cpu --ctx 2048
-"$gemma4c" serve "$work/plan.bin" --port 0 --alias tiny >"$work/url" &
+"$gemma4c" serve "$work/plan.bin" --port 0 --alias tiny --log off >"$work/url" &
 server=$!
 until [[ -s $work/url ]]; do
     kill -0 "$server" || exit 1
@@ -33,7 +42,20 @@ until [[ -s $work/url ]]; do
 done
 url=$(head -n 1 "$work/url")
 "$folder/venv/bin/python" scripts/clients/clients.py "$url"
+"$folder/litellm/bin/python" scripts/clients/clients.py "$url" litellm
+"$folder/types/bin/python" scripts/clients/strict.py "$url"
 (cd "$folder/npm" && node clients.mjs "$url")
+kill "$server"
+wait "$server"
+
+# Errors in the middle of a stream, as a server has them that gives its requests no time.
+"$gemma4c" serve "$work/plan.bin" --port 0 --alias tiny --deadline 0 --log off >"$work/failing.url" &
+server=$!
+until [[ -s $work/failing.url ]]; do
+    kill -0 "$server" || exit 1
+    sleep 0.1
+done
+"$folder/types/bin/python" scripts/clients/strict.py "$(head -n 1 "$work/failing.url")" failing
 kill "$server"
 wait "$server"
 
@@ -41,7 +63,7 @@ wait "$server"
 golden=${GEMMA4C_GOLDEN:-../shared/golden}/vision
 if [[ -e $golden/v_tiny_e.gguf ]]; then
     "$gemma4c" compile "$golden/v_tiny_e.gguf" --mmproj "$golden/v_tiny_e.mmproj.gguf" --image-tokens 70 -o "$work/seeing.bin" --target cpu --ctx 1024
-    "$gemma4c" serve "$work/seeing.bin" --port 0 --alias tiny >"$work/seeing.url" &
+    "$gemma4c" serve "$work/seeing.bin" --port 0 --alias tiny --log off >"$work/seeing.url" &
     server=$!
     until [[ -s $work/seeing.url ]]; do
         kill -0 "$server" || exit 1
@@ -56,7 +78,7 @@ fi
 
 # Codex, which speaks the Responses API: with a long context, and answers that a random model ends in time.
 "$gemma4c" compile "$work/model.gguf" -o "$work/long.bin" --target cpu --ctx 8192
-"$gemma4c" serve "$work/long.bin" --port 0 --alias tiny --max-output 40 >"$work/long-url" &
+"$gemma4c" serve "$work/long.bin" --port 0 --alias tiny --max-output 40 --log off >"$work/long-url" &
 server=$!
 until [[ -s $work/long-url ]]; do
     kill -0 "$server" || exit 1

@@ -1,7 +1,7 @@
 """Clients of OpenAI's API in Python against a server with a random model: what they parse must be what was asked for.
 
-usage: clients.py URL [media]        the server's model is called `tiny`; packages that are not installed are named and left out
-`media` sends pictures and sounds, and nothing else: to a server whose model reads them.
+usage: clients.py URL [media|litellm]        the server's model is called `tiny`; packages that are not installed are named and left out
+`media` sends pictures and sounds, and nothing else: to a server whose model reads them. `litellm` tries that client alone, which needs packages of its own.
 """
 
 import asyncio
@@ -172,9 +172,24 @@ def test_llm():
     assert isinstance(model.prompt("Hi", max_tokens=5, key="x").text(), str)
 
 
+def test_litellm():
+    import litellm
+
+    ask = lambda **more: litellm.completion(**{"model": "openai/tiny", "api_base": URL, "api_key": "x", "messages": ASK, "num_retries": 0, **more})
+    assert ask(max_tokens=3).usage.completion_tokens == 3
+    # By these words it knows when to shorten a conversation.
+    for longer in [{"max_tokens": 10**6}, {"messages": [{"role": "user", "content": "word " * 3000}]}, {"messages": [{"role": "user", "content": "x" * 10**6}]}]:
+        try:
+            ask(**{"max_tokens": 3, **longer})
+            raise AssertionError("what does not fit was taken")
+        except litellm.ContextWindowExceededError as error:
+            assert "This model's maximum context length is 2048 tokens. However, you requested" in str(error), error
+
+
 failed = False
 tests = [("openai", test_openai), ("langchain_openai", test_langchain_openai), ("instructor", test_instructor), ("pydantic_ai", test_pydantic_ai), ("llm", test_llm)]
-for package, test in [("openai", test_openai_media)] if sys.argv[2:] == ["media"] else tests:
+apart = {"media": [("openai", test_openai_media)], "litellm": [("litellm", test_litellm)]}
+for package, test in apart[sys.argv[2]] if sys.argv[2:] else tests:
     if importlib.util.find_spec(package) is None:
         print(f"{package}: not installed, left out")
         continue

@@ -15,6 +15,7 @@ use crate::generation::any_seed;
 use crate::grammar::Grammars;
 use crate::media::{Held, Senses};
 use crate::progress::{Progress, Usage};
+use crate::record::Record;
 use crate::speech::Speech;
 use crate::state::State;
 use crate::worker::{Ready, Worker};
@@ -74,12 +75,22 @@ impl App {
     }
 
     /// Queues a request and waits for its memory.
-    pub async fn begin(&self, prepared: Prepared) -> Result<Progress, ApiError> {
+    pub async fn begin(&self, prepared: Prepared, record: Arc<Record>) -> Result<Progress, ApiError> {
         let Prepared { requests, is_shared, answers, top_logprobs, prompt_tokens, held } = prepared;
+        record.set_prompt_tokens(prompt_tokens);
+        // What is kept of a prompt is kept up to the last place that was named.
+        let kept_to = requests.iter().filter_map(|request| request.snapshot_at.last().copied()).max().unwrap_or(0);
         let mut begun =
             Exchange::begin(&self.worker, &self.state, requests, is_shared, top_logprobs, self.deadlines).await?;
         begun.held = held;
-        Ok(Progress::new(begun, Arc::clone(&self.speech), answers, prompt_tokens))
+        record.set_cached_tokens(begun.cached);
+        let usage = Usage {
+            prompt: prompt_tokens,
+            cached: begun.cached,
+            cache_written: kept_to.saturating_sub(begun.cached),
+            ..Usage::default()
+        };
+        Ok(Progress::new(begun, Arc::clone(&self.speech), answers, usage, record))
     }
 
     /// What all pieces of an answer have in common.

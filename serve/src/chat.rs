@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::answer::{Answer, Part, Whole};
 use crate::app::{App, Envelope, Prepared};
 use crate::error::ApiError;
-use crate::fields::Fields;
+use crate::fields::{Fields, decimal};
 use crate::generation::{Generation, MOST_TOP_LOGPROBS};
 use crate::language::Tool;
 use crate::logprobs::Logprobs;
@@ -120,7 +120,7 @@ fn logprob_entry(speech: &Speech, token: u32, logprob: f32) -> Map<String, Value
 
 /// JSON has no infinity; clients read this as one.
 pub fn number(logprob: f32) -> Value {
-    json!(logprob.max(-9999.0))
+    decimal(logprob.max(-9999.0))
 }
 
 fn logprobs_json(speech: &Speech, logprobs: &[Logprobs]) -> Value {

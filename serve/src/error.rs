@@ -5,6 +5,8 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use gemma4c_runtime::engine::RequestError;
 use serde_json::{Value, json};
 
+use crate::record::ErrorCode;
+
 /// An error as OpenAI's clients expect it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
@@ -41,6 +43,14 @@ impl ApiError {
         ApiError::new(status, "invalid_request_error", code, message)
     }
 
+    /// A prompt and an answer that do not fit. Clients know the case by the first words, which are OpenAI's own: they shorten the conversation and try again.
+    pub fn context_exceeded(context: u32, asked: usize, more: &str) -> ApiError {
+        let message = format!(
+            "This model's maximum context length is {context} tokens. However, you requested {asked} tokens ({more}). Please reduce the length of the messages or completion."
+        );
+        ApiError::bad_request("context_length_exceeded", message)
+    }
+
     pub fn unauthorized() -> ApiError {
         let message = "the API key is missing or wrong: send `Authorization: Bearer KEY`";
         ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", message)
@@ -75,6 +85,7 @@ impl ApiError {
 
     pub fn response(&self) -> Response<Body> {
         let mut response = json_response(self.status, &self.json());
+        response.extensions_mut().insert(ErrorCode(self.code));
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
@@ -86,8 +97,12 @@ impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> ApiError {
         let message = error.to_string();
         match error {
-            RequestError::PromptTooLong { .. } | RequestError::NeverFits { .. } => {
-                ApiError::bad_request("context_length_exceeded", message)
+            RequestError::PromptTooLong { tokens, context } => {
+                ApiError::context_exceeded(context, tokens, "all of them in the prompt")
+            }
+            RequestError::NeverFits { positions, needed, blocks } => {
+                let context = blocks.saturating_mul(positions.div_ceil(needed.max(1)));
+                ApiError::context_exceeded(context, positions as usize, &message)
             }
             RequestError::Runtime(_) | RequestError::NotRunning(_) | RequestError::NoRoom(_) => {
                 ApiError::internal(message)

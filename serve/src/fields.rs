@@ -3,9 +3,14 @@
 
 use std::ops::RangeInclusive;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
+
+/// A number as it was written: the shortest that is this f32 and no other, 0.95 and not 0.949999988079071.
+pub fn decimal(number: f32) -> Value {
+    number.to_string().parse::<f64>().map_or(Value::Null, |number| json!(number))
+}
 
 /// The fields of a request's JSON object.
 #[derive(Clone, Copy)]

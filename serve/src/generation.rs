@@ -105,16 +105,14 @@ impl Generation {
             return Err(ApiError::bad_request("invalid_value", "the prompt is empty"));
         }
         if room == 0 {
-            let message = format!("the prompt has {tokens} tokens, the context has room for {context} in all");
-            return Err(ApiError::bad_request("context_length_exceeded", message));
+            let more = format!("{tokens} in the prompt, and at least 1 for the completion");
+            return Err(ApiError::context_exceeded(speech.context, tokens + 1, &more));
         }
         let most = match self.most {
             None => (most_unasked as usize).min(room) as u32,
             Some(most) if most as usize > room => {
-                let message = format!(
-                    "the prompt has {tokens} tokens and {most} more were asked for; the context has room for {context} in all"
-                );
-                return Err(ApiError::bad_request("context_length_exceeded", message));
+                let more = format!("{tokens} in the prompt, {most} for the completion");
+                return Err(ApiError::context_exceeded(speech.context, tokens + most as usize, &more));
             }
             Some(most) => most,
         };

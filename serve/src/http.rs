@@ -1,35 +1,33 @@
-//! Paths, keys, bodies: everything between a connection and a handler.
+//! Paths, keys, handlers: everything between a connection and an answer.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::{Path, Request, State as Shared};
-use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, header};
 use axum::middleware::{self, Next};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
 use crate::keys::Keys;
-use crate::media::fetch_all;
+use crate::media::Fetched;
+use crate::record::{Client, Record, Sink};
 use crate::sse::Events;
-use crate::{chat, completions, page, responses, sse, tokens};
-
-/// The longest body: a prompt of the longest context is far smaller.
-pub const MOST_BODY: usize = 32 << 20;
-/// How long a client may take to send its body.
-const BODY_TIME: Duration = Duration::from_secs(60);
+use crate::{body, chat, completions, page, responses, sse, tokens};
 
 /// What the layer around all handlers needs.
 #[derive(Clone)]
 pub struct Gate {
+    pub app: Arc<App>,
     pub keys: Arc<Keys>,
     /// The one origin whose pages may call.
     pub cors: Option<HeaderValue>,
+    /// Is told of each request.
+    pub sink: Option<Sink>,
 }
 
 type Answered = Result<Response<Body>, ApiError>;
@@ -59,13 +57,25 @@ pub fn router(app: Arc<App>, gate: Gate) -> Router {
         .layer(middleware::from_fn_with_state(gate, guard))
 }
 
-/// Keys before, and headers after every handler.
-async fn guard(Shared(gate): Shared<Gate>, request: Request, next: Next) -> Response<Body> {
+/// Keys before, and headers after every handler; the line about a request around all of it.
+async fn guard(
+    Shared(gate): Shared<Gate>,
+    Extension(client): Extension<Arc<Client>>,
+    mut request: Request,
+    next: Next,
+) -> Response<Body> {
     let is_free = request.method() == Method::OPTIONS
         || page::paths().chain(["/health", "/v1/health", "/ping", "/metrics"]).any(|free| free == request.uri().path());
     let id = request.headers().get("x-request-id").filter(|id| id.len() <= 128).cloned();
+    let id = id.unwrap_or_else(new_id);
+    let shown_id = String::from_utf8_lossy(id.as_bytes());
+    let record = Record::new(gate.sink.as_ref(), &gate.app.state, client, &request, &shown_id, &gate.app.model);
+    request.extensions_mut().insert(Arc::clone(&record));
     let is_preflight = request.method() == Method::OPTIONS;
-    let mut response = if !is_free && !gate.keys.admit(request.headers()) {
+    let mut response = if !has_host(&request) {
+        let message = "HTTP/1.1 demands one Host header";
+        ApiError::bad_request("missing_host", message).response()
+    } else if !is_free && !gate.keys.admit(request.headers()) {
         ApiError::unauthorized().response()
     } else if is_preflight && gate.cors.is_some() {
         let mut response = Response::new(Body::empty());
@@ -75,8 +85,7 @@ async fn guard(Shared(gate): Shared<Gate>, request: Request, next: Next) -> Resp
         next.run(request).await
     };
     let headers = response.headers_mut();
-    let id = id.or_else(|| HeaderValue::from_str(&format!("req_{:016x}", crate::generation::any_seed())).ok());
-    id.into_iter().for_each(|id| _ = headers.insert("x-request-id", id));
+    headers.insert("x-request-id", id);
     if let Some(origin) = gate.cors {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         if is_preflight {
@@ -85,67 +94,38 @@ async fn guard(Shared(gate): Shared<Gate>, request: Request, next: Next) -> Resp
             headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
         }
     }
-    response
+    record.respond(response)
 }
 
-/// The JSON of a request's body, whatever its content type says.
-async fn read_body(headers: &HeaderMap, body: Body) -> Result<Value, ApiError> {
-    let too_large = || {
-        let message = format!("the body must have at most {MOST_BODY} bytes");
-        ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
-    };
-    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    if length.is_some_and(|length| length > MOST_BODY as u64) {
-        return Err(too_large());
-    }
-    let bytes = match tokio::time::timeout(BODY_TIME, to_bytes(body, MOST_BODY)).await {
-        Err(_) => {
-            let message = "the body did not come in time";
-            return Err(ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", message));
-        }
-        Ok(Err(error)) => {
-            // Either it is too long, or the connection has broken and nobody reads this.
-            let is_too_long = std::error::Error::source(&error).is_some_and(|e| e.to_string().contains("length limit"));
-            return Err(match is_too_long {
-                true => too_large(),
-                false => ApiError::bad_request("json_parse_error", format!("the body cannot be read: {error}")),
-            });
-        }
-        Ok(Ok(bytes)) => bytes,
-    };
-    serde_json::from_slice(&bytes)
-        .map_err(|error| ApiError::bad_request("json_parse_error", format!("the body is no JSON: {error}")))
+fn new_id() -> HeaderValue {
+    let id = format!("req_{:016x}", crate::generation::any_seed());
+    HeaderValue::from_str(&id).unwrap_or(HeaderValue::from_static("req_"))
 }
 
-/// Runs what reads a request beside the threads that serve connections: a long prompt takes a while to encode.
-async fn prepare<T: Send + 'static>(
-    app: &Arc<App>,
-    body: Value,
-    read: impl FnOnce(&App, crate::fields::Fields<'_>) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    // The semaphore is never closed.
-    let _permit = app.readers.acquire().await;
-    let app = Arc::clone(app);
-    let work = tokio::task::spawn_blocking(move || read(&app, app.fields(&body)?));
-    work.await.unwrap_or_else(|_| Err(ApiError::internal("reading the request has failed")))
+/// HTTP/1.1 demands that a request names its host, once.
+fn has_host(request: &Request) -> bool {
+    request.version() != Version::HTTP_11 || request.headers().get_all(header::HOST).iter().count() == 1
 }
 
 fn answered(answer: Answered) -> Response<Body> {
     answer.unwrap_or_else(|error| error.response())
 }
 
-async fn answer_chat(Shared(app): Shared<Arc<App>>, headers: HeaderMap, body: Body) -> Response<Body> {
-    answered(chat(app, headers, body).await)
+async fn answer_chat(
+    Shared(app): Shared<Arc<App>>,
+    Extension(record): Extension<Arc<Record>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response<Body> {
+    answered(chat(app, record, headers, body).await)
 }
 
-async fn chat(app: Arc<App>, headers: HeaderMap, body: Body) -> Answered {
+async fn chat(app: Arc<App>, record: Arc<Record>, headers: HeaderMap, body: Body) -> Answered {
     app.state.check()?;
-    let body = read_body(&headers, body).await?;
-    let fetched = fetch_all(&app.senses.hosts, &body).await;
-    let read = move |app: &App, fields: Fields<'_>| chat::prepare(app, fields, &fetched);
-    let chat::Chat { generation, prepared } = prepare(&app, body, read).await?;
+    let body = body::receive(&headers, body).await?;
+    let chat::Chat { generation, prepared } = body::read(&app, body, chat::prepare).await?;
     let has_logprobs = generation.top_logprobs.is_some();
-    let progress = app.begin(prepared).await?;
+    let progress = app.begin(prepared, record).await?;
     if generation.stream {
         let envelope = app.envelope("chatcmpl-", "chat.completion.chunk");
         let (ping, choices, include_usage) = (app.ping, generation.choices, generation.include_usage);
@@ -157,16 +137,22 @@ async fn chat(app: Arc<App>, headers: HeaderMap, body: Body) -> Answered {
     Ok(json_response(StatusCode::OK, &chat::whole(&app, &envelope, &answers, usage, has_logprobs)))
 }
 
-async fn answer_completion(Shared(app): Shared<Arc<App>>, headers: HeaderMap, body: Body) -> Response<Body> {
-    answered(completion(app, headers, body).await)
+async fn answer_completion(
+    Shared(app): Shared<Arc<App>>,
+    Extension(record): Extension<Arc<Record>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response<Body> {
+    answered(completion(app, record, headers, body).await)
 }
 
-async fn completion(app: Arc<App>, headers: HeaderMap, body: Body) -> Answered {
+async fn completion(app: Arc<App>, record: Arc<Record>, headers: HeaderMap, body: Body) -> Answered {
     app.state.check()?;
-    let body = read_body(&headers, body).await?;
-    let completions::Completion { generation, prepared, echoes } = prepare(&app, body, completions::prepare).await?;
+    let body = body::receive(&headers, body).await?;
+    let read = |app: &App, fields: Fields<'_>, _: &Fetched| completions::prepare(app, fields);
+    let completions::Completion { generation, prepared, echoes } = body::read(&app, body, read).await?;
     let has_logprobs = generation.top_logprobs.is_some();
-    let progress = app.begin(prepared).await?;
+    let progress = app.begin(prepared, record).await?;
     let envelope = app.envelope("cmpl-", "text_completion");
     if generation.stream {
         let (ping, include_usage) = (app.ping, generation.include_usage);
@@ -181,17 +167,20 @@ async fn completion(app: Arc<App>, headers: HeaderMap, body: Body) -> Answered {
     Ok(json_response(StatusCode::OK, &answer))
 }
 
-async fn answer_response(Shared(app): Shared<Arc<App>>, headers: HeaderMap, body: Body) -> Response<Body> {
-    answered(response(app, headers, body).await)
+async fn answer_response(
+    Shared(app): Shared<Arc<App>>,
+    Extension(record): Extension<Arc<Record>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response<Body> {
+    answered(response(app, record, headers, body).await)
 }
 
-async fn response(app: Arc<App>, headers: HeaderMap, body: Body) -> Answered {
+async fn response(app: Arc<App>, record: Arc<Record>, headers: HeaderMap, body: Body) -> Answered {
     app.state.check()?;
-    let body = read_body(&headers, body).await?;
-    let fetched = fetch_all(&app.senses.hosts, &body).await;
-    let read = move |app: &App, fields: Fields<'_>| responses::prepare(app, fields, &fetched);
-    let responses::Response { chat, echo } = prepare(&app, body, read).await?;
-    let mut progress = app.begin(chat.prepared).await?;
+    let body = body::receive(&headers, body).await?;
+    let responses::Response { chat, echo } = body::read(&app, body, responses::prepare).await?;
+    let mut progress = app.begin(chat.prepared, record).await?;
     let ping = app.ping;
     let mut events = responses::ResponseEvents::new(app, echo);
     if chat.generation.stream {
@@ -240,10 +229,11 @@ async fn with_body(
     app: Arc<App>,
     headers: HeaderMap,
     body: Body,
-    answer: fn(&App, crate::fields::Fields<'_>) -> Result<Value, ApiError>,
+    answer: fn(&App, Fields<'_>) -> Result<Value, ApiError>,
 ) -> Answered {
-    let body = read_body(&headers, body).await?;
-    Ok(json_response(StatusCode::OK, &prepare(&app, body, answer).await?))
+    let body = body::receive(&headers, body).await?;
+    let answer = body::read(&app, body, move |app, fields, _| answer(app, fields)).await?;
+    Ok(json_response(StatusCode::OK, &answer))
 }
 
 async fn health(Shared(app): Shared<Arc<App>>) -> Response<Body> {

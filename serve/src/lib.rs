@@ -5,12 +5,14 @@
 //! ```
 //!
 //! All of tokio and HTTP is in this crate. It imports the runtime for its engine and `models` for text, and sees neither compiler nor device. It prints
-//! nothing: whoever starts it is told when it is ready.
+//! nothing: whoever starts it is told when it is ready, and what became of each request (`record.rs`).
 
 mod answer;
 mod app;
+mod body;
 mod chat;
 mod completions;
+mod connection;
 mod error;
 mod exchange;
 mod fields;
@@ -23,11 +25,13 @@ mod keys;
 mod language;
 mod logprobs;
 mod media;
+mod memory;
 mod metrics;
 mod page;
 mod process;
 mod progress;
 mod prompt;
+mod record;
 mod responses;
 mod rules;
 mod schema;
@@ -42,9 +46,11 @@ mod tools;
 mod worker;
 
 pub use answer::{Answer, Part};
+pub use connection::Stall;
 pub use exchange::Deadlines;
 pub use media::AllowedHosts;
 pub use process::{Running, run, start};
+pub use record::{Notice, RequestLine, Sink};
 pub use server::{Options, ServeError};
 pub use speech::{Speech, SpeechError};
 pub use state::QueueLimits;

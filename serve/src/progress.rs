@@ -7,6 +7,7 @@ use gemma4c_runtime::engine::Finish;
 use crate::answer::{Answer, Part, Whole};
 use crate::error::ApiError;
 use crate::exchange::Exchange;
+use crate::record::Record;
 use crate::speech::Speech;
 use crate::worker::Reply;
 
@@ -24,6 +25,8 @@ pub struct Update {
 pub struct Usage {
     pub prompt: usize,
     pub cached: u32,
+    /// Tokens of the prompt that were computed, and are kept for the next.
+    pub cache_written: u32,
     pub completion: u32,
     pub reasoning: u32,
     /// Tokens that were guessed, and those of them that were right.
@@ -37,17 +40,23 @@ pub struct Progress {
     speech: Arc<Speech>,
     answers: Vec<Answer>,
     is_open: Vec<bool>,
-    prompt_tokens: usize,
-    drafted: u32,
-    accepted: u32,
+    /// Of the prompt, and of drafts; what the answers count is added when it is asked for.
+    usage: Usage,
+    record: Arc<Record>,
     /// An error that has come behind other replies: those are given out first.
     failed: Option<ApiError>,
 }
 
 impl Progress {
-    pub fn new(exchange: Exchange, speech: Arc<Speech>, answers: Vec<Answer>, prompt_tokens: usize) -> Progress {
+    pub fn new(
+        exchange: Exchange,
+        speech: Arc<Speech>,
+        answers: Vec<Answer>,
+        usage: Usage,
+        record: Arc<Record>,
+    ) -> Progress {
         let is_open = vec![true; answers.len()];
-        Progress { exchange, speech, answers, is_open, prompt_tokens, drafted: 0, accepted: 0, failed: None }
+        Progress { exchange, speech, answers, is_open, usage, record, failed: None }
     }
 
     /// Waits for something, and takes what else is there; nothing once all has ended.
@@ -73,6 +82,7 @@ impl Progress {
     fn take(&mut self, reply: Reply, updates: &mut Vec<Update>) {
         let (choice, parts, finished) = match reply {
             Reply::Token { choice, token, logprobs } if self.is_open[choice] => {
+                self.record.count_token();
                 let answer = &mut self.answers[choice];
                 let mut parts = answer.token(&self.speech, token, logprobs);
                 let mut finished = None;
@@ -86,8 +96,8 @@ impl Progress {
             }
             Reply::Prompt { choice, logprobs } if self.is_open[choice] => (choice, vec![Part::Prompt(logprobs)], None),
             Reply::Drafted { choice, drafted, accepted } if self.is_open[choice] => {
-                self.drafted += drafted;
-                self.accepted += accepted;
+                self.usage.drafted += drafted;
+                self.usage.accepted += accepted;
                 return;
             }
             Reply::Finished { choice, reason } if self.is_open[choice] => {
@@ -97,6 +107,7 @@ impl Progress {
             _ => return,
         };
         self.is_open[choice] &= finished.is_none();
+        finished.into_iter().for_each(|reason| self.record.finish(reason));
         if !parts.is_empty() || finished.is_some() {
             updates.push(Update { choice, parts, finished });
         }
@@ -117,14 +128,16 @@ impl Progress {
         }
     }
 
+    /// What the line about the request says.
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
     pub fn usage(&self) -> Usage {
         Usage {
-            prompt: self.prompt_tokens,
-            cached: self.exchange.cached,
             completion: self.answers.iter().map(|answer| answer.tokens).sum(),
             reasoning: self.answers.iter().map(|answer| answer.reasoning_tokens).sum(),
-            drafted: self.drafted,
-            accepted: self.accepted,
+            ..self.usage
         }
     }
 }

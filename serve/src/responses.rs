@@ -8,7 +8,7 @@ use crate::answer::Part;
 use crate::app::{App, now};
 use crate::chat::{self, Chat, template_options, wants_thinking};
 use crate::error::ApiError;
-use crate::fields::Fields;
+use crate::fields::{Fields, decimal};
 use crate::generation::{Generation, any_seed};
 use crate::media::Fetched;
 use crate::progress::{Update, Usage};
@@ -75,11 +75,11 @@ fn echo(fields: Fields<'_>, generation: &Generation) -> Map<String, Value> {
         "previous_response_id": null,
         "reasoning": { "effort": effort, "summary": null },
         "store": false,
-        "temperature": generation.sampling.temperature,
+        "temperature": decimal(generation.sampling.temperature),
         "text": given("text", json!({ "format": { "type": "text" } })),
         "tool_choice": given("tool_choice", "auto".into()),
         "tools": given("tools", json!([])),
-        "top_p": generation.sampling.top_p,
+        "top_p": decimal(generation.sampling.top_p),
         "truncation": "disabled",
         "metadata": given("metadata", json!({})),
     });
@@ -231,14 +231,15 @@ impl ResponseEvents {
         let usage = usage.map(|usage| {
             json!({
                 "input_tokens": usage.prompt,
-                "input_tokens_details": { "cached_tokens": usage.cached },
+                "input_tokens_details": { "cached_tokens": usage.cached, "cache_write_tokens": usage.cache_written },
                 "output_tokens": usage.completion,
                 "output_tokens_details": { "reasoning_tokens": usage.reasoning },
                 "total_tokens": usage.prompt + usage.completion as usize,
             })
         });
         let incomplete = (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
-        let error = error.map(|error| json!({ "code": error.code, "message": error.message }));
+        // Codes are from a list of OpenAI's, which has one word for all that is not the request's fault.
+        let error = error.map(|error| json!({ "code": "server_error", "type": error.code, "message": error.message }));
         let mut response = json!({
             "id": format!("resp_{}", self.id),
             "object": "response",

@@ -1,26 +1,24 @@
 //! A server's life: it listens, loads, answers, and on a signal lets what runs come to its end.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use axum::Router;
 use axum::http::HeaderValue;
 use gemma4c_plan::Plan;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use serde_json::json;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::app::{App, now};
+use crate::connection::{Connections, Stall, listen};
 use crate::exchange::Deadlines;
 use crate::grammar::Grammars;
 use crate::http::{Gate, router};
 use crate::keys::Keys;
 use crate::media::{AllowedHosts, Senses};
+use crate::memory::give_back_at_rest;
+use crate::record::{Notice, Sink};
 use crate::speech::{Speech, SpeechError};
 use crate::state::{QueueLimits, State};
 use crate::worker::{ServedEngine, Worker};
@@ -28,7 +26,8 @@ use crate::worker::{ServedEngine, Worker};
 /// What a server is told.
 #[derive(Clone, Debug)]
 pub struct Options {
-    pub host: IpAddr,
+    /// An address, or a name: all of its addresses are listened at.
+    pub host: String,
     /// 0 takes a free one.
     pub port: u16,
     /// The model's name for clients.
@@ -44,6 +43,7 @@ pub struct Options {
     pub deadlines: Deadlines,
     /// How long running requests have when the server is told to end.
     pub drain: Duration,
+    pub stall: Stall,
     /// After so long without anything to say, a stream says that it lives.
     pub ping: Duration,
     /// Soft tokens of a picture, at most; `None` for the usual number, as far as the plan has room for it.
@@ -52,12 +52,14 @@ pub struct Options {
     pub media_hosts: AllowedHosts,
     /// Bytes that decoded media of all requests without an answer may take.
     pub media_bytes: usize,
+    /// Is told what became of each request.
+    pub sink: Option<Sink>,
 }
 
 impl Default for Options {
     fn default() -> Options {
         Options {
-            host: IpAddr::from([127, 0, 0, 1]),
+            host: "127.0.0.1".into(),
             port: 8080,
             model: "gemma4".into(),
             takes_any_model: false,
@@ -67,10 +69,12 @@ impl Default for Options {
             queue: QueueLimits { requests: 1024, prompt_tokens: 4 << 20 },
             deadlines: Deadlines { queue: Duration::from_secs(300), whole: Duration::from_secs(3600) },
             drain: Duration::from_secs(30),
+            stall: Stall { contended: Duration::from_secs(10), at_most: Duration::from_secs(300) },
             ping: Duration::from_secs(15),
             image_tokens: None,
             media_hosts: AllowedHosts::default(),
             media_bytes: 2 << 30,
+            sink: None,
         }
     }
 }
@@ -82,8 +86,8 @@ pub enum ServeError<E> {
     Open(E),
     #[error(transparent)]
     Speech(#[from] SpeechError),
-    #[error("cannot listen on {address}: {error}")]
-    Listen { address: SocketAddr, error: std::io::Error },
+    #[error("cannot listen on {host}, port {port}: {error}")]
+    Listen { host: String, port: u16, error: std::io::Error },
     #[error("--cors {0:?} is no origin")]
     Origin(String),
     #[error("the plan cannot be hashed: {0}")]
@@ -94,13 +98,11 @@ pub enum ServeError<E> {
     Device(String),
 }
 
-/// A connection may take so long to send the head of a request.
-const HEAD_TIME: Duration = Duration::from_secs(30);
-/// Connections at once, at most: each takes a file descriptor and a few kilobytes.
-const MOST_CONNECTIONS: usize = 8192;
+/// How often a server that waits for its last requests says so.
+const SAY_AGAIN: Duration = Duration::from_secs(3);
 
 /// Serves a plan until `end` is told to: once to let running requests finish, twice to end now. `open` opens the engine, on the thread that will
-/// own it. `ready` is given the address when the first request can be answered.
+/// own it. `ready` is given the (first) address when the first request can be answered.
 pub async fn serve<E: std::fmt::Display + Send + 'static>(
     plan: &Plan,
     options: Options,
@@ -113,9 +115,9 @@ pub async fn serve<E: std::fmt::Display + Send + 'static>(
     let fingerprint = format!("{:032x}", xxh3_128(&bytes));
     let cors = options.cors.as_ref().map(|origin| HeaderValue::from_str(origin));
     let cors = cors.transpose().map_err(|_| ServeError::Origin(options.cors.clone().unwrap_or_default()))?;
-    let address = SocketAddr::new(options.host, options.port);
-    let listener = TcpListener::bind(address).await.map_err(|error| ServeError::Listen { address, error })?;
-    let address = listener.local_addr().map_err(|error| ServeError::Listen { address, error })?;
+    let refused = |error| ServeError::Listen { host: options.host.clone(), port: options.port, error };
+    let listeners = listen(&options.host, options.port).await.map_err(refused)?;
+    let address = listeners[0].local_addr().map_err(refused)?;
 
     let state = Arc::new(State::new(options.queue));
     let (worker, when_ready) = Worker::start(open, Arc::clone(&state));
@@ -142,15 +144,24 @@ pub async fn serve<E: std::fmt::Display + Send + 'static>(
     });
     // Whoever asks for a grammar before that waits.
     tokio::task::spawn_blocking(move || grammars.prepare());
-    let gate = Gate { keys: Arc::new(Keys::parse(&options.api_keys)), cors };
+    let gate = Gate {
+        app: Arc::clone(&app),
+        keys: Arc::new(Keys::parse(&options.api_keys)),
+        cors,
+        sink: options.sink.clone(),
+    };
     let router = router(Arc::clone(&app), gate);
     let (close, closed) = watch::channel(false);
-    let accepting = tokio::spawn(accept(listener, router, closed));
+    let connections =
+        Connections { router, state: Arc::clone(&state), stall: options.stall, sink: options.sink.clone(), closed };
+    let accepting = tokio::spawn(connections.accept(listeners));
+    let giving_back = tokio::spawn(give_back_at_rest(Arc::clone(&state)));
 
     let facts = tokio::select! {
         facts = when_ready => facts,
         _ = end.changed() => {
             accepting.abort();
+            giving_back.abort();
             return Ok(());
         }
     };
@@ -174,6 +185,10 @@ pub async fn serve<E: std::fmt::Display + Send + 'static>(
         () = has_ended => {}
         () = tokio::time::sleep(options.drain) => {}
         () = again(&mut end, signalled) => {}
+        () = say_what_is_waited_for(&state, options.sink.as_ref(), options.drain) => {}
+    }
+    if let (Some(sink), requests @ 1..) = (&options.sink, state.active()) {
+        sink.tell(Notice::Cut { requests });
     }
     worker.abort();
     // Connections that still write their last event have a moment.
@@ -185,7 +200,20 @@ pub async fn serve<E: std::fmt::Display + Send + 'static>(
     };
     _ = tokio::time::timeout(Duration::from_secs(1), last_words).await;
     accepting.abort();
+    giving_back.abort();
     Ok(())
+}
+
+/// Says which requests a server that ends still waits for, again and again.
+async fn say_what_is_waited_for(state: &State, sink: Option<&Sink>, drain: Duration) {
+    let started = tokio::time::Instant::now();
+    loop {
+        if let (Some(sink), Some(oldest)) = (sink, state.oldest_active()) {
+            let left = drain.saturating_sub(started.elapsed());
+            sink.tell(Notice::Draining { requests: state.active(), oldest: oldest.elapsed(), left });
+        }
+        tokio::time::sleep(SAY_AGAIN).await;
+    }
 }
 
 /// Waits for another signal.
@@ -193,43 +221,6 @@ async fn again(end: &mut watch::Receiver<u32>, before: u32) {
     while *end.borrow_and_update() == before {
         if end.changed().await.is_err() {
             std::future::pending::<()>().await;
-        }
-    }
-}
-
-async fn accept(listener: TcpListener, router: Router, closed: watch::Receiver<bool>) {
-    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-    loop {
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let (router, closed) = (router.clone(), closed.clone());
-                tokio::spawn(async move {
-                    connection(stream, router, closed).await;
-                    drop(permit);
-                });
-            }
-            // Too many files are open: some will be closed.
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-        }
-    }
-}
-
-async fn connection(stream: TcpStream, router: Router, mut closed: watch::Receiver<bool>) {
-    // Tokens are small: none waits for the next to fill a packet.
-    _ = stream.set_nodelay(true);
-    let service = TowerToHyperService::new(router);
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
-    let mut connection = std::pin::pin!(connection);
-    // An error here is the client's, who is not there to hear of it.
-    tokio::select! {
-        _ = connection.as_mut() => {}
-        // The guard of what was waited for must not live on.
-        () = async { _ = closed.wait_for(|closed| *closed).await.map(|_| ()) } => {
-            connection.as_mut().graceful_shutdown();
-            _ = connection.await;
         }
     }
 }

@@ -98,11 +98,8 @@ impl Speech {
         let least = text.len() / self.longest.max(1);
         match least > self.context as usize {
             true => {
-                let (bytes, context) = (text.len(), self.context);
-                let message = format!(
-                    "the prompt's {bytes} bytes are at least {least} tokens; the context has room for {context}"
-                );
-                Err(ApiError::bad_request("context_length_exceeded", message))
+                let more = format!("at least, in the {} bytes of the prompt", text.len());
+                Err(ApiError::context_exceeded(self.context, least, &more))
             }
             false => Ok(()),
         }

@@ -60,6 +60,7 @@ impl<E: Events> Streaming<E> {
             }
             Ok(Ok(updates)) => updates.into_iter().for_each(|update| self.events.update(update, &mut out)),
             Ok(Err(error)) => {
+                self.progress.record().fail(error.code);
                 self.events.error(&error, &mut out);
                 self.has_ended = true;
             }

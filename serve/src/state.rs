@@ -1,7 +1,11 @@
 //! What the engine's thread and the requests share: whether the server is well, how long its queue is, and its metrics.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::Notify;
 
 use crate::error::ApiError;
 use crate::metrics::Metrics;
@@ -29,7 +33,8 @@ pub struct State {
     limits: QueueLimits,
     queue: Arc<Queue>,
     /// Requests that have no answer yet, or half of one.
-    active: Arc<AtomicUsize>,
+    active: Arc<ActiveRequests>,
+    in_hand: Arc<Hand>,
     pub metrics: Metrics,
 }
 
@@ -52,12 +57,37 @@ impl Drop for Place {
     }
 }
 
+/// When requests that the engine has were begun, by their numbers.
+#[derive(Default)]
+struct ActiveRequests(Mutex<(u64, BTreeMap<u64, Instant>)>);
+
 /// Counts a request while it lives.
-pub struct Active(Arc<AtomicUsize>);
+pub struct Active {
+    all: Arc<ActiveRequests>,
+    number: u64,
+}
 
 impl Drop for Active {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.all.0.lock().unwrap_or_else(PoisonError::into_inner).1.remove(&self.number);
+    }
+}
+
+/// Requests of any kind that were not answered to their end.
+#[derive(Default)]
+struct Hand {
+    requests: AtomicUsize,
+    is_empty: Notify,
+}
+
+/// Counts a request from its head to the end of its answer.
+pub struct InHand(Arc<Hand>);
+
+impl Drop for InHand {
+    fn drop(&mut self) {
+        if self.0.requests.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.0.is_empty.notify_one();
+        }
     }
 }
 
@@ -69,6 +99,7 @@ impl State {
             limits,
             queue: Arc::default(),
             active: Arc::default(),
+            in_hand: Arc::default(),
             metrics: Metrics::default(),
         }
     }
@@ -114,12 +145,34 @@ impl State {
     }
 
     pub fn begin(&self) -> Active {
-        self.active.fetch_add(1, Ordering::Relaxed);
-        Active(Arc::clone(&self.active))
+        let mut active = self.active.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = active.0;
+        active.0 += 1;
+        active.1.insert(number, Instant::now());
+        Active { all: Arc::clone(&self.active), number }
     }
 
     pub fn active(&self) -> usize {
-        self.active.load(Ordering::Relaxed)
+        self.active.0.lock().unwrap_or_else(PoisonError::into_inner).1.len()
+    }
+
+    /// When the oldest of them was begun.
+    pub fn oldest_active(&self) -> Option<Instant> {
+        self.active.0.lock().unwrap_or_else(PoisonError::into_inner).1.values().next().copied()
+    }
+
+    pub fn take_in_hand(&self) -> InHand {
+        self.in_hand.requests.fetch_add(1, Ordering::Relaxed);
+        InHand(Arc::clone(&self.in_hand))
+    }
+
+    pub fn in_hand(&self) -> usize {
+        self.in_hand.requests.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the last request in hand has ended.
+    pub async fn has_come_to_rest(&self) {
+        self.in_hand.is_empty.notified().await;
     }
 }
 

@@ -1,6 +1,7 @@
 //! `gemma4c serve`: an OpenAI server over a plan.
 
 use std::fs;
+use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use gemma4c_plan::Plan;
 use gemma4c_runtime::RuntimeError;
-use gemma4c_serve::{AllowedHosts, Deadlines, Options, QueueLimits, ServeError};
+use gemma4c_serve::{AllowedHosts, Deadlines, Options, QueueLimits, ServeError, Stall};
 
 use super::Outcome;
 use super::cached::{ModelArgs, Needs};
@@ -17,18 +18,22 @@ use super::media;
 use super::plan_file::{EngineArgs, EngineOptions, PlanArgs};
 use crate::output;
 
+mod log;
+
+use log::{Log, LogFormat};
+
 /// Serve a plan over HTTP, to clients of OpenAI's API.
 ///
-/// The first line on standard output is the server's address, printed when it is ready. SIGTERM lets running requests finish; a second one
-/// ends at once. A GGUF model will do instead of a plan: it is compiled for this machine, once.
+/// The first line on standard output is the server's address, printed when it is ready. Standard error has a line for each request that has ended.
+/// SIGTERM or Ctrl-C lets running requests finish, and says which; a second one ends at once. A GGUF model will do instead of a plan: it is compiled for this machine, once.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     plan: PlanArgs,
 
-    /// The address to listen on; 0.0.0.0 for all of this machine's.
-    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
-    host: IpAddr,
+    /// The address to listen on, or a name for all of its addresses, such as localhost; 0.0.0.0 for all of this machine's.
+    #[arg(long, value_name = "IP|NAME", default_value = "127.0.0.1")]
+    host: String,
 
     /// The port to listen on; 0 takes a free one.
     #[arg(long, default_value_t = 8080)]
@@ -83,6 +88,15 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value_t = 30)]
     drain: u64,
 
+    /// Seconds that a client may leave its answer unread while other requests wait for their turn; then its own ends. Thirty times as long where none waits.
+    #[arg(long, value_name = "S", default_value_t = 10)]
+    stall_timeout: u64,
+
+    /// What standard error says of each request when it has ended, without its text: text, json (one object a line) or off. /health, /ping and /metrics are left out
+    /// unless they fail.
+    #[arg(long, value_name = "text|json|off", default_value = "text", hide_possible_values = true)]
+    log: LogFormat,
+
     /// Soft tokens of a picture, at most: 70, 140, 280, 560 or 1120 [default: 280, or what the plan has room for if that is less]
     #[arg(long, value_name = "N", value_parser = media::budget)]
     image_tokens: Option<u32>,
@@ -124,8 +138,9 @@ pub fn run(mut args: Args) -> Result<Outcome> {
         let tower = plan.towers.iter().find(|tower| tower.medium.is_picture()).ok_or(RuntimeError::NoTower)?;
         media::has_room(tower, tokens)?;
     }
+    let log = Log::start(args.log, io::stderr());
     let options = Options {
-        host: args.host,
+        host: args.host.clone(),
         port: args.port,
         model: args.alias.clone().unwrap_or_else(|| model_name(&plan, &args)),
         takes_any_model: args.any_model,
@@ -138,6 +153,11 @@ pub fn run(mut args: Args) -> Result<Outcome> {
             whole: Duration::from_secs(args.deadline),
         },
         drain: Duration::from_secs(args.drain),
+        stall: Stall {
+            contended: Duration::from_secs(args.stall_timeout),
+            at_most: Duration::from_secs(args.stall_timeout.saturating_mul(30)),
+        },
+        sink: log.as_ref().map(Log::sink),
         image_tokens: args.image_tokens,
         media_hosts: AllowedHosts::parse(&args.media_url_allow)
             .map_err(|error| anyhow!("--media-url-allow: {error}"))?,
@@ -150,8 +170,14 @@ pub fn run(mut args: Args) -> Result<Outcome> {
     let open = move || plan_args.open_engine(opened, engine);
     let mut printed = Ok(());
     let served = gemma4c_serve::run(&plan, options, open, |address| {
-        printed = output::print(&format!("http://{address}\n"));
+        // A name is shown as it was given, whichever of its addresses a client will take.
+        let place = match args.host.parse::<IpAddr>() {
+            Ok(_) => address.to_string(),
+            Err(_) => format!("{}:{}", args.host, address.port()),
+        };
+        printed = output::print(&format!("http://{place}\n"));
     });
+    log.into_iter().for_each(Log::finish);
     match served {
         // Its causes are worth reading too.
         Err(ServeError::Open(error)) => return Err(error),

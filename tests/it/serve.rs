@@ -1,6 +1,6 @@
 //! The server as a process, and the load that another process puts on it.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -8,13 +8,19 @@ use serde_json::Value;
 
 use crate::common::{Place, golden};
 
-/// A server and its address.
+/// A server and its address. What it says of requests is of no interest.
 fn start(place: &Place, line: &str) -> (Child, String) {
-    let mut server = place.command(line).stdout(Stdio::piped()).spawn().unwrap();
+    let mut server = place.command(&format!("{line} --log off")).stdout(Stdio::piped()).spawn().unwrap();
+    let url = first_line(&mut server);
+    assert!(url.starts_with("http://127.0.0.1:"), "{url}");
+    (server, url)
+}
+
+/// What a server prints when it is ready.
+fn first_line(server: &mut Child) -> String {
     let mut url = String::new();
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut url).unwrap();
-    assert!(url.starts_with("http://127.0.0.1:"), "{url}");
-    (server, url.trim().into())
+    url.trim().into()
 }
 
 /// A server of a model that reads pictures and sounds, and a picture.
@@ -90,6 +96,37 @@ fn a_server_answers_load_and_ends_when_it_is_told_to() {
     place.ok(&format!("load {url} --requests 4 --rate 100 -p 4 -n 2"));
     end(server);
     assert!(place.refused(&format!("load {url}")).contains("cannot connect"));
+}
+
+/// Each request is a line on standard error, as text or as JSON; a server that listens at a name prints the name.
+#[test]
+fn a_server_says_what_became_of_each_request() {
+    let place = Place::new();
+    place.ok("synth tiny-dense --layers 2 -q q8_0 -o model.gguf");
+    place.ok("compile model.gguf -o plan.bin --target cpu --ctx 64");
+    let served = |more: &str| {
+        let line = format!("serve plan.bin --port 0 --alias tiny {more}");
+        let mut server = place.command(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let url = first_line(&mut server);
+        place.ok(&format!("load {url} --requests 3 --concurrency 1 -p 4 -n 2"));
+        let mut errors = server.stderr.take().unwrap();
+        end(server);
+        let mut said = String::new();
+        errors.read_to_string(&mut said).unwrap();
+        (url, said)
+    };
+    let (url, said) = served("--host localhost");
+    assert!(url.starts_with("http://localhost:"), "{url}");
+    let line = said.lines().rfind(|line| line.contains(" POST /v1/")).expect("a line for a request");
+    assert!(line.contains(" 200 model=tiny prompt=4 cached=") && line.contains(" output=2 ttft="), "{line}");
+    assert!(line.contains(" finish=length id=req_"), "{line}");
+    let (url, said) = served("--log json --host 127.0.0.1");
+    assert!(url.starts_with("http://127.0.0.1:"), "{url}");
+    let lines: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let asked = lines.iter().filter(|line| line["event"] == "request" && line["output_tokens"] == 2);
+    assert_eq!(asked.count(), 3, "{said}");
+    assert_eq!(served("--log off").1, "");
+    assert!(place.refused("serve plan.bin --port 0 --host no.such.host.invalid").contains("no.such.host.invalid"));
 }
 
 #[test]

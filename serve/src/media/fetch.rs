@@ -76,7 +76,7 @@ impl AllowedHosts {
         all.iter().find(|allowed| **allowed == Allowed::Anywhere).or(all.first()).copied()
     }
 
-    fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
@@ -101,16 +101,18 @@ impl Fetched {
     }
 }
 
-/// Fetches what a request's parts refer to, beside the threads that serve connections and those that read requests: another's host may be slow.
-pub async fn fetch_all(hosts: &AllowedHosts, body: &Value) -> Fetched {
-    static FETCHERS: Semaphore = Semaphore::const_new(AT_ONCE);
-    if hosts.is_empty() {
-        return Fetched::default();
-    }
+/// What a request's parts refer to.
+pub fn remote_urls(body: &Value) -> Vec<String> {
     let mut urls = Vec::new();
     for field in ["messages", "input"] {
         find_urls(&body[field], &mut urls);
     }
+    urls
+}
+
+/// Fetches it, beside the threads that serve connections and those that read requests: another's host may be slow.
+pub async fn fetch_all(hosts: &AllowedHosts, urls: Vec<String>) -> Fetched {
+    static FETCHERS: Semaphore = Semaphore::const_new(AT_ONCE);
     if urls.is_empty() {
         return Fetched::default();
     }

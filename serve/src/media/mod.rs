@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::ApiError;
-pub use fetch::{AllowedHosts, Fetched, fetch_all};
+pub use fetch::{AllowedHosts, Fetched, fetch_all, remote_urls};
 use source::{Kind, Part};
 
 /// Pictures and sounds of a request, at most.

@@ -2,27 +2,13 @@
 
 use std::io::{Read, Write};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use gemma4c_plan::Sampling;
-use gemma4c_runtime::RuntimeError;
-use gemma4c_runtime::engine::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Row};
 use gemma4c_serve::{Deadlines, Options, QueueLimits};
 use serde_json::{Value, json};
 
+use crate::slow::{failing, long, slow, slowed, until};
 use crate::support::{Response, Server, options};
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !holds() {
-        assert!(started.elapsed() < Duration::from_secs(30), "{what}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
-fn long(stream: bool) -> Value {
-    json!({ "prompt": "Once upon a time", "max_tokens": 480, "ignore_eos": true, "stream": stream })
-}
 
 #[test]
 fn every_error_names_what_is_wrong() {
@@ -43,7 +29,12 @@ fn every_error_names_what_is_wrong() {
         (chat(json!({ "logprobs": true, "top_logprobs": 21 })), 400, "invalid_value", "20"),
         (chat(json!({ "top_logprobs": 2 })), 400, "invalid_value", "logprobs"),
         (chat(json!({ "logit_bias": { "x": 1 } })), 400, "invalid_value", "logit_bias"),
-        (chat(json!({ "max_tokens": 1000 })), 400, "context_length_exceeded", "512"),
+        (
+            chat(json!({ "max_tokens": 1000 })),
+            400,
+            "context_length_exceeded",
+            "This model's maximum context length is 512 tokens. However, you requested 10",
+        ),
         (chat(json!({ "max_tokens": -1 })), 400, "invalid_value", "max_tokens"),
         (chat(json!({ "max_tokens": 1e300 })), 400, "invalid_value", "max_tokens"),
         (chat(json!({ "seed": "x" })), 400, "invalid_value", "seed"),
@@ -74,7 +65,7 @@ fn every_error_names_what_is_wrong() {
             chat(json!({ "messages": [{ "role": "user", "content": "x ".repeat(2000) }] })),
             400,
             "context_length_exceeded",
-            "512",
+            "This model's maximum context length is 512 tokens. However, you requested ",
         ),
         (chat(json!({ "cache_salt": "x".repeat(300) })), 400, "invalid_value", "cache_salt"),
         (chat(json!({ "tools": [{ "type": "function", "function": {} }] })), 400, "invalid_value", "name"),
@@ -155,17 +146,32 @@ fn whoever_goes_away_takes_the_request_along() {
 #[test]
 fn a_full_queue_is_said_at_once() {
     let queue = QueueLimits { requests: 1, prompt_tokens: 1000 };
-    let deadlines = Deadlines { queue: Duration::from_millis(300), whole: Duration::from_secs(60) };
-    let server = slow(Options { queue, deadlines, ..options() }, 1);
+    let server = slowed(Options { queue, ..options() }, 1, Duration::from_millis(50));
     let body = long(false).to_string().into_bytes();
     let _running = server.send("POST", "/v1/completions", "", &body);
     until("the first runs", || server.metric("num_requests_running") == 1.0);
-    let waiting = server.send("POST", "/v1/completions", "connection: close\r\n", &body);
+    let _waiting = server.send("POST", "/v1/completions", "connection: close\r\n", &body);
     until("the second waits", || server.metric("num_requests_waiting") == 1.0);
     let refused = server.post("/v1/completions", &long(false));
     assert_eq!((refused.status, &refused.json()["error"]["code"]), (429, &json!("queue_full")));
     assert!(refused.head.contains("\r\nretry-after: "), "{}", refused.head);
-    let late = Response::read(waiting);
+}
+
+#[test]
+fn a_request_that_has_waited_too_long_is_told_so() {
+    let deadlines = Deadlines { queue: Duration::from_millis(100), whole: Duration::from_secs(600) };
+    let server = slowed(Options { deadlines, ..options() }, 1, Duration::from_millis(50));
+    let body = long(false).to_string().into_bytes();
+    // On a machine that is busy the first may be too late as well.
+    let mut running = server.send("POST", "/v1/completions", "", &body);
+    until("one runs", || {
+        let runs = server.metric("num_requests_running") == 1.0;
+        if !runs && server.metric("num_requests_waiting") == 0.0 {
+            running = server.send("POST", "/v1/completions", "", &body);
+        }
+        runs
+    });
+    let late = server.post("/v1/completions", &long(false));
     assert_eq!((late.status, &late.json()["error"]["code"]), (504, &json!("queue_timeout")));
     until("it has left the queue", || server.metric("num_requests_waiting") == 0.0);
 }
@@ -229,94 +235,6 @@ fn keys_open_what_is_not_free() {
     assert_eq!(server.get("/page/keys").status, 401);
     let header = "authorization: Bearer secret\r\nconnection: close\r\n";
     assert_eq!(Response::read(server.send("GET", "/v1/models", header, b"")).status, 200);
-}
-
-/// A device that takes its time, and may fail.
-struct Odd {
-    device: Box<dyn Device>,
-    delay: Duration,
-    decodes_left: Option<u32>,
-    panics: bool,
-}
-
-impl Odd {
-    fn count(&mut self) -> Result<(), RuntimeError> {
-        thread::sleep(self.delay);
-        let Some(left) = &mut self.decodes_left else { return Ok(()) };
-        *left = left.saturating_sub(1);
-        match *left {
-            0 if self.panics => panic!("a fault of our own"),
-            0 => Err(RuntimeError::Backend("an illegal memory access".into())),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// A server on which a long answer takes a second, however fast the machine is.
-fn slow(options: Options, sequences: u32) -> Server {
-    let delay = Duration::from_millis(3);
-    Server::on(options, sequences, move |device| Box::new(Odd { device, delay, decodes_left: None, panics: false }))
-}
-
-fn failing(panics: bool) -> Server {
-    let delay = Duration::ZERO;
-    Server::on(options(), 2, move |device| Box::new(Odd { device, delay, decodes_left: Some(30), panics }))
-}
-
-impl Device for Odd {
-    fn limits(&self) -> &Limits {
-        self.device.limits()
-    }
-
-    fn name(&self) -> String {
-        self.device.name()
-    }
-
-    fn identity(&self) -> u128 {
-        self.device.identity()
-    }
-
-    fn can_pick(&self, sampling: &Sampling) -> bool {
-        self.device.can_pick(sampling)
-    }
-
-    fn set_pages(&mut self, slot: u32, pages: &[u32]) -> Result<(), RuntimeError> {
-        self.device.set_pages(slot, pages)
-    }
-
-    fn prefill(&mut self, chunks: &[Chunk<'_>], asked: &[AskedRow]) -> Result<(), RuntimeError> {
-        self.device.prefill(chunks, asked)
-    }
-
-    fn decode(&mut self, rows: &[Row]) -> Result<(), RuntimeError> {
-        self.count()?;
-        self.device.decode(rows)
-    }
-
-    fn decode_again(&mut self) -> Result<(), RuntimeError> {
-        self.count()?;
-        self.device.decode_again()
-    }
-
-    fn pick(&mut self, masks: &[Option<Mask>]) -> Result<(), RuntimeError> {
-        self.device.pick(masks)
-    }
-
-    fn collect(&mut self) -> Result<Vec<Picked>, RuntimeError> {
-        self.device.collect()
-    }
-
-    fn copy(&mut self, from: Part, to: Part) -> Result<(), RuntimeError> {
-        self.device.copy(from, to)
-    }
-
-    fn save(&mut self, from: Part, units: &[u32]) -> Result<(), RuntimeError> {
-        self.device.save(from, units)
-    }
-
-    fn load(&mut self, units: &[u32], to: Part) -> Result<(), RuntimeError> {
-        self.device.load(units, to)
-    }
 }
 
 #[test]

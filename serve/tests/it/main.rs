@@ -7,11 +7,14 @@
 mod golden;
 
 mod api;
+mod connections;
 mod conversations;
 mod faults;
 mod forms;
+mod lines;
 mod predictions;
 mod responses;
 mod schemas;
 mod schemas_both_ways;
+mod slow;
 mod support;

@@ -20,7 +20,7 @@ fn events(response: &Response) -> Vec<(String, Value)> {
 fn without_ids(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
-            let own = ["id", "call_id", "created_at", "cached_tokens"];
+            let own = ["id", "call_id", "created_at", "cached_tokens", "cache_write_tokens"];
             fields
                 .iter()
                 .filter(|(key, _)| !own.contains(&key.as_str()))
@@ -71,6 +71,10 @@ fn events_come_in_order_and_add_up_to_the_whole() {
         found.dedup();
         assert_eq!(found, expected);
         let last = &events.last().unwrap().1["response"];
+        // What the first has written, the second has read.
+        let [written, read] = [&whole, last].map(|response| &response["usage"]["input_tokens_details"]);
+        assert!(written["cache_write_tokens"].as_u64().unwrap() > 0, "{written}");
+        assert_eq!((&read["cached_tokens"], &read["cache_write_tokens"]), (&written["cache_write_tokens"], &json!(0)));
         assert_eq!(without_ids(last), without_ids(&whole));
         assert_eq!(last["output"][0], events[events.len() - 2].1["item"]);
         assert!(!streamed.text.contains("[DONE]"));
@@ -95,6 +99,9 @@ fn history_comes_with_every_request() {
     if answer["status"] == "incomplete" {
         assert_eq!(answer["incomplete_details"]["reason"], "max_output_tokens");
     }
+    let request = json!({ "input": "Hi", "max_output_tokens": 1, "temperature": 0.7, "top_p": 0.95 });
+    let text = server.post("/v1/responses", &request).text;
+    assert!(text.contains("\"temperature\":0.7,") && text.contains("\"top_p\":0.95,"), "{text}");
     for (more, word) in [
         (json!({ "previous_response_id": "resp_1" }), "previous_response_id"),
         (json!({ "background": true }), "background"),

@@ -1,0 +1,256 @@
+//! One line a request: what a server tells whoever runs it, when a request has ended, however that came about.
+//!
+//! Nothing is printed here. A sink that the server was given gets each notice, on the thread that noticed, so it must not wait. What a request says and its key are
+//! no part of any notice.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant, SystemTime};
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{Request, Response};
+use hyper::body::{Frame, SizeHint};
+
+use crate::state::{InHand, State};
+
+/// What a server says of itself.
+#[derive(Clone, Debug)]
+pub enum Notice {
+    Request(RequestLine),
+    /// It was told to end, and waits for so many requests until `left` has passed.
+    Draining {
+        requests: usize,
+        oldest: Duration,
+        left: Duration,
+    },
+    /// It ends, and so many requests end with it.
+    Cut {
+        requests: usize,
+    },
+}
+
+/// A request that has ended.
+#[derive(Clone, Debug)]
+pub struct RequestLine {
+    /// When it ended.
+    pub time: SystemTime,
+    pub client: SocketAddr,
+    pub method: String,
+    pub path: String,
+    /// 499 where the client went away before there was one.
+    pub status: u16,
+    pub model: String,
+    pub request_id: String,
+    /// Known once the prompt was read.
+    pub prompt_tokens: Option<usize>,
+    /// Known once it was begun.
+    pub cached_tokens: Option<u32>,
+    pub output_tokens: Option<u32>,
+    pub first_token: Option<Duration>,
+    pub total: Duration,
+    pub finish_reason: Option<String>,
+    pub error: Option<&'static str>,
+}
+
+/// Gets what a server says of itself.
+#[derive(Clone)]
+pub struct Sink(Arc<dyn Fn(Notice) + Send + Sync>);
+
+impl Sink {
+    /// `tell` must not wait: requests would wait with it.
+    pub fn new(tell: impl Fn(Notice) + Send + Sync + 'static) -> Sink {
+        Sink(Arc::new(tell))
+    }
+
+    pub fn tell(&self, notice: Notice) {
+        (self.0)(notice);
+    }
+}
+
+impl fmt::Debug for Sink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Sink")
+    }
+}
+
+/// Whom a connection is with.
+pub struct Client {
+    pub address: SocketAddr,
+    /// It did not read what it was sent, and the connection was closed.
+    pub has_stalled: AtomicBool,
+}
+
+/// The code of the error that a response tells, beside the response.
+#[derive(Clone, Copy)]
+pub struct ErrorCode(pub &'static str);
+
+/// What is known of a request so far. Its line is told when the last who holds it lets go: the handler, or the body of the answer.
+pub struct Record {
+    sink: Option<Sink>,
+    client: Arc<Client>,
+    started: Instant,
+    method: String,
+    path: String,
+    /// Asked by machines every few seconds: worth a line only when it fails.
+    is_probe: bool,
+    request_id: String,
+    model: String,
+    answer: Mutex<Answered>,
+    prompt_tokens: OnceLock<usize>,
+    cached_tokens: OnceLock<u32>,
+    output_tokens: AtomicU32,
+    first_token: OnceLock<Duration>,
+    _in_hand: Option<InHand>,
+}
+
+#[derive(Default)]
+struct Answered {
+    status: Option<u16>,
+    error: Option<&'static str>,
+    finish_reasons: Vec<&'static str>,
+    is_complete: bool,
+}
+
+/// Paths that are asked all the time.
+const PROBES: [&str; 4] = ["/health", "/v1/health", "/ping", "/metrics"];
+/// Characters of a path that are told.
+const LONGEST_PATH: usize = 200;
+
+impl Record {
+    pub fn new<B>(
+        sink: Option<&Sink>,
+        state: &Arc<State>,
+        client: Arc<Client>,
+        request: &Request<B>,
+        request_id: &str,
+        model: &str,
+    ) -> Arc<Record> {
+        let path = request.uri().path();
+        let is_probe = PROBES.contains(&path);
+        Arc::new(Record {
+            sink: sink.cloned(),
+            client,
+            started: Instant::now(),
+            method: request.method().to_string(),
+            path: path.chars().take(LONGEST_PATH).collect(),
+            is_probe,
+            request_id: request_id.to_owned(),
+            model: model.to_owned(),
+            answer: Mutex::default(),
+            prompt_tokens: OnceLock::new(),
+            cached_tokens: OnceLock::new(),
+            output_tokens: AtomicU32::new(0),
+            first_token: OnceLock::new(),
+            _in_hand: (!is_probe).then(|| state.take_in_hand()),
+        })
+    }
+
+    fn answer(&self) -> std::sync::MutexGuard<'_, Answered> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn set_prompt_tokens(&self, tokens: usize) {
+        _ = self.prompt_tokens.set(tokens);
+    }
+
+    pub fn set_cached_tokens(&self, tokens: u32) {
+        _ = self.cached_tokens.set(tokens);
+    }
+
+    pub fn count_token(&self) {
+        self.output_tokens.fetch_add(1, Ordering::Relaxed);
+        self.first_token.get_or_init(|| self.started.elapsed());
+    }
+
+    /// A choice has ended.
+    pub fn finish(&self, reason: &'static str) {
+        let mut answer = self.answer();
+        if !answer.finish_reasons.contains(&reason) {
+            answer.finish_reasons.push(reason);
+        }
+    }
+
+    /// A stream ends with an error.
+    pub fn fail(&self, code: &'static str) {
+        self.answer().error = Some(code);
+    }
+
+    /// There is a response; its body keeps the record until it was sent or dropped.
+    pub fn respond(self: Arc<Record>, response: Response<Body>) -> Response<Body> {
+        let mut answer = self.answer();
+        answer.status = Some(response.status().as_u16());
+        answer.error = response.extensions().get::<ErrorCode>().map(|code| code.0);
+        answer.is_complete = response.body().is_end_stream();
+        drop(answer);
+        response.map(|body| Body::new(RecordedBody { body, record: self }))
+    }
+
+    fn line(&self) -> RequestLine {
+        let answer = self.answer();
+        let cut = match self.client.has_stalled.load(Ordering::Relaxed) {
+            true => "client_stalled",
+            false => "client_gone",
+        };
+        let was_begun = self.cached_tokens.get().is_some();
+        RequestLine {
+            time: SystemTime::now(),
+            client: self.client.address,
+            method: self.method.clone(),
+            path: self.path.clone(),
+            status: answer.status.unwrap_or(499),
+            model: self.model.clone(),
+            request_id: self.request_id.clone(),
+            prompt_tokens: self.prompt_tokens.get().copied(),
+            cached_tokens: self.cached_tokens.get().copied(),
+            output_tokens: was_begun.then(|| self.output_tokens.load(Ordering::Relaxed)),
+            first_token: self.first_token.get().copied(),
+            total: self.started.elapsed(),
+            finish_reason: (!answer.finish_reasons.is_empty()).then(|| answer.finish_reasons.join(",")),
+            error: answer.error.or_else(|| (!answer.is_complete).then_some(cut)),
+        }
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let Some(sink) = &self.sink else { return };
+        let line = self.line();
+        if !self.is_probe || line.status >= 400 {
+            sink.tell(Notice::Request(line));
+        }
+    }
+}
+
+/// The body of an answer, and the record that ends with it.
+struct RecordedBody {
+    body: Body,
+    record: Arc<Record>,
+}
+
+impl HttpBody for RecordedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        if matches!(polled, Poll::Ready(None)) || self.body.is_end_stream() {
+            self.record.answer().is_complete = true;
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
