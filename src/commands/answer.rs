@@ -9,7 +9,7 @@ use gemma4c_runtime::engine::Finish;
 use gemma4c_serve::{Part, Speech};
 use serde_json::{Value, json};
 
-use super::generation::Speed;
+use super::speed::Speed;
 
 /// What a token adds.
 #[derive(Debug, PartialEq)]

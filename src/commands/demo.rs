@@ -22,8 +22,9 @@ use gemma4c_runtime::{Counts, MOST_DRAFTS, ModelLocation, OnGpu, Source, Specula
 
 use super::Outcome;
 use super::answer::Answer;
-use super::generation::{Generation, SamplingArgs, Speed, Unseeded};
+use super::generation::{Generation, SamplingArgs, Unseeded};
 use super::plan_file::{self, Device};
+use super::speed::Speed;
 use crate::compile::{self, CudaOptions};
 use crate::output::{self, OutputFile, OutputFolder, print};
 use crate::progress;

@@ -23,6 +23,7 @@ mod plan_file;
 mod profile;
 mod run;
 mod serve;
+mod speed;
 mod synth;
 mod synthetic_media;
 mod tokenize;
