@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 
 import jsonschema
+import referencing.exceptions
 from jsonschema import validators
 
 CHOICES = 4
@@ -106,7 +107,8 @@ class Table:
             self.space = max(self.space, longest_space(text))
             try:
                 wrong = violation(schema, json.loads(text))
-            except re.error:  # A regular expression that Python does not know, such as one of letters by their class.
+            # A regular expression that Python does not know, such as one of letters by their class; a reference out of the schema.
+            except (re.error, referencing.exceptions.Unresolvable):
                 self.counts["not judged"] += 1
                 continue
             if wrong:
