@@ -166,7 +166,7 @@ impl Connections {
         if let (Some(sink), Err(error)) = (sink, ended)
             && error.is_parse()
         {
-            sink.tell(Notice::Request(refused_head(address, &error)));
+            sink.tell(Notice::Request(Box::new(refused_head(address, &error))));
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::state::{InHand, State};
 /// What a server says of itself.
 #[derive(Clone, Debug)]
 pub enum Notice {
-    Request(RequestLine),
+    Request(Box<RequestLine>),
     /// It was told to end, and waits for so many requests until `left` has passed.
     Draining {
         requests: usize,
@@ -220,7 +220,7 @@ impl Drop for Record {
         let Some(sink) = &self.sink else { return };
         let line = self.line();
         if !self.is_probe || line.status >= 400 {
-            sink.tell(Notice::Request(line));
+            sink.tell(Notice::Request(Box::new(line)));
         }
     }
 }

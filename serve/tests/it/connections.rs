@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use gemma4c_serve::{Notice, Options, Sink, Stall};
 use serde_json::{Value, json};
+use socket2::SockRef;
 
 use crate::slow::{long, slow, until};
 use crate::support::{Response, Server, options};
@@ -78,11 +79,19 @@ fn a_client_that_has_gone_is_told_from_one_that_waits() {
     assert!(wasted < 3.0 * 480.0 - before, "{wasted} tokens for nobody");
 }
 
-/// A stream of more bytes than connections hold.
+/// A stream of more bytes than the connection holds: a client's system takes megabytes for it, unless it is told not to.
 fn unread(server: &Server) -> TcpStream {
     let mut request = long(true);
     request["logprobs"] = json!(20);
-    server.send("POST", "/v1/completions", "connection: close\r\n", request.to_string().as_bytes())
+    let request = request.to_string();
+    let mut stream = server.connect();
+    SockRef::from(&stream).set_recv_buffer_size(4096).unwrap();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        request.len()
+    );
+    stream.write_all((head + &request).as_bytes()).unwrap();
+    stream
 }
 
 fn errors(stall: Stall) -> (Options, std::sync::mpsc::Receiver<Option<&'static str>>) {

@@ -17,7 +17,7 @@ fn noticing(options: Options) -> (Options, Receiver<Notice>) {
 
 fn line(notices: &Receiver<Notice>) -> RequestLine {
     match notices.recv_timeout(Duration::from_secs(60)).expect("a line") {
-        Notice::Request(line) => line,
+        Notice::Request(line) => *line,
         other => panic!("{other:?}"),
     }
 }

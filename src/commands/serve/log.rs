@@ -98,7 +98,7 @@ fn text(notice: &Notice, now: SystemTime) -> String {
     let seconds = |time: &Duration| time.as_secs();
     match notice {
         Notice::Request(line) => {
-            let RequestLine { client, method, status, total, .. } = line;
+            let RequestLine { client, method, status, total, .. } = &**line;
             let path = line.path.escape_debug();
             let mut text = format!("{} {client} {method} {path} {status}", timestamp(line.time));
             let mut more = |name: &str, value: Option<String>| {
@@ -217,9 +217,9 @@ mod tests {
     #[test]
     fn a_line_says_what_is_known() {
         let now = UNIX_EPOCH;
-        let whole = text(&Notice::Request(line()), now);
+        let whole = text(&Notice::Request(Box::new(line())), now);
         insta::assert_snapshot!(whole, @r#"2024-02-29T12:34:56.789Z 127.0.0.1:5000 POST /v1/chat/completions 200 model="a model" prompt=20 cached=4 output=7 ttft=12.3ms total=100.0ms finish=stop id=req_1"#);
-        insta::assert_snapshot!(json_line(&Notice::Request(line()), now), @r#"{"time":"2024-02-29T12:34:56.789Z","event":"request","client":"127.0.0.1:5000","method":"POST","path":"/v1/chat/completions","status":200,"model":"a model","prompt_tokens":20,"cached_tokens":4,"output_tokens":7,"ttft_ms":12.34,"total_ms":99.99,"finish_reason":"stop","error":null,"request_id":"req_1"}"#);
+        insta::assert_snapshot!(json_line(&Notice::Request(Box::new(line())), now), @r#"{"time":"2024-02-29T12:34:56.789Z","event":"request","client":"127.0.0.1:5000","method":"POST","path":"/v1/chat/completions","status":200,"model":"a model","prompt_tokens":20,"cached_tokens":4,"output_tokens":7,"ttft_ms":12.34,"total_ms":99.99,"finish_reason":"stop","error":null,"request_id":"req_1"}"#);
         let none = RequestLine {
             prompt_tokens: None,
             cached_tokens: None,
@@ -230,7 +230,7 @@ mod tests {
             request_id: "a\nb".into(),
             ..line()
         };
-        insta::assert_snapshot!(text(&Notice::Request(none), now), @r#"2024-02-29T12:34:56.789Z 127.0.0.1:5000 POST /v1/chat/completions 200 model="a model" total=100.0ms error=client_gone id=a\nb"#);
+        insta::assert_snapshot!(text(&Notice::Request(Box::new(none)), now), @r#"2024-02-29T12:34:56.789Z 127.0.0.1:5000 POST /v1/chat/completions 200 model="a model" total=100.0ms error=client_gone id=a\nb"#);
         let draining =
             Notice::Draining { requests: 3, oldest: Duration::from_secs(12), left: Duration::from_millis(27_500) };
         insta::assert_snapshot!(text(&draining, now), @"1970-01-01T00:00:00.000Z draining: waiting for 3 requests, the oldest for 12 s; ends in 27 s at the latest, or at once with another signal");
@@ -284,10 +284,10 @@ mod tests {
         let out = Stuck { may_write, has_begun, text: Arc::clone(&text), is_free: false };
         let log = Log::start(LogFormat::Text, out).unwrap();
         let sink = log.sink();
-        sink.tell(Notice::Request(line()));
+        sink.tell(Notice::Request(Box::new(line())));
         begun.recv().unwrap();
         // One is being written, as many as there is room for wait, and the rest is left out.
-        (0..MOST_WAITING + 10).for_each(|_| sink.tell(Notice::Request(line())));
+        (0..MOST_WAITING + 10).for_each(|_| sink.tell(Notice::Request(Box::new(line()))));
         free.send(()).unwrap();
         loop {
             let text = String::from_utf8(text.lock().unwrap().clone()).unwrap();
