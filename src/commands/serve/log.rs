@@ -197,7 +197,7 @@ mod tests {
 
     fn line() -> RequestLine {
         RequestLine {
-            time: UNIX_EPOCH + Duration::from_millis(1_709_210_096_789),
+            time: UNIX_EPOCH + Duration::from_millis(5_142_896_789),
             client: ([127, 0, 0, 1], 5000).into(),
             method: "POST".into(),
             path: "/v1/chat/completions".into(),
@@ -218,8 +218,8 @@ mod tests {
     fn a_line_says_what_is_known() {
         let now = UNIX_EPOCH;
         let whole = text(&Notice::Request(Box::new(line())), now);
-        insta::assert_snapshot!(whole, @r#"2024-02-29T12:34:56.789Z 127.0.0.1:5000 POST /v1/chat/completions 200 model="a model" prompt=20 cached=4 output=7 ttft=12.3ms total=100.0ms finish=stop id=req_1"#);
-        insta::assert_snapshot!(json_line(&Notice::Request(Box::new(line())), now), @r#"{"time":"2024-02-29T12:34:56.789Z","event":"request","client":"127.0.0.1:5000","method":"POST","path":"/v1/chat/completions","status":200,"model":"a model","prompt_tokens":20,"cached_tokens":4,"output_tokens":7,"ttft_ms":12.34,"total_ms":99.99,"finish_reason":"stop","error":null,"request_id":"req_1"}"#);
+        insta::assert_snapshot!(whole, @r#"1970-03-01T12:34:56.789Z 127.0.0.1:5000 POST /v1/chat/completions 200 model="a model" prompt=20 cached=4 output=7 ttft=12.3ms total=100.0ms finish=stop id=req_1"#);
+        insta::assert_snapshot!(json_line(&Notice::Request(Box::new(line())), now), @r#"{"time":"1970-03-01T12:34:56.789Z","event":"request","client":"127.0.0.1:5000","method":"POST","path":"/v1/chat/completions","status":200,"model":"a model","prompt_tokens":20,"cached_tokens":4,"output_tokens":7,"ttft_ms":12.34,"total_ms":99.99,"finish_reason":"stop","error":null,"request_id":"req_1"}"#);
         let none = RequestLine {
             prompt_tokens: None,
             cached_tokens: None,
@@ -230,7 +230,7 @@ mod tests {
             request_id: "a\nb".into(),
             ..line()
         };
-        insta::assert_snapshot!(text(&Notice::Request(Box::new(none)), now), @r#"2024-02-29T12:34:56.789Z 127.0.0.1:5000 POST /v1/chat/completions 200 model="a model" total=100.0ms error=client_gone id=a\nb"#);
+        insta::assert_snapshot!(text(&Notice::Request(Box::new(none)), now), @r#"1970-03-01T12:34:56.789Z 127.0.0.1:5000 POST /v1/chat/completions 200 model="a model" total=100.0ms error=client_gone id=a\nb"#);
         let draining =
             Notice::Draining { requests: 3, oldest: Duration::from_secs(12), left: Duration::from_millis(27_500) };
         insta::assert_snapshot!(text(&draining, now), @"1970-01-01T00:00:00.000Z draining: waiting for 3 requests, the oldest for 12 s; ends in 27 s at the latest, or at once with another signal");
