@@ -19,6 +19,14 @@ pub enum Shown {
     Thought(String),
 }
 
+impl Shown {
+    pub fn into_text(self) -> String {
+        match self {
+            Shown::Text(text) | Shown::Thought(text) => text,
+        }
+    }
+}
+
 /// Turns tokens into what is shown, one by one.
 pub enum Reader<'a> {
     /// The ids themselves.

@@ -20,6 +20,7 @@ use gemma4c_runtime::engine::{Device, DraftCounts, Engine, Event, Finish, Id, Re
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::answer::{self, Shown};
 use super::generation::DraftArg;
 use super::plan_file::{self, EngineArgs, EngineOptions, PlanArgs};
 use super::tokenize::read_text;
@@ -59,7 +60,7 @@ pub fn run(batch: &Batch<'_>, defaults: impl FnOnce(&Plan) -> Result<Defaults>) 
     let mut requests = Vec::new();
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
         let place = || format!("{}, line {number}", prompts.display());
-        requests.push((number, reader.request(line).with_context(place)?));
+        requests.push((number, reader.asked(line).with_context(place)?));
     }
     let kept = if batch.restart { Kept::default() } else { Kept::read(answers)? };
     let tokenizer = reader.vocab.as_ref().map(Tokenizer::new).transpose()?;
@@ -68,24 +69,29 @@ pub fn run(batch: &Batch<'_>, defaults: impl FnOnce(&Plan) -> Result<Defaults>) 
     let (engine, sequences) = (batch.engine, batch.sequences);
     let options = EngineOptions { engine, sequences, suppress, drafts, ..EngineOptions::default() };
     let mut engine = batch.plan.open_engine(plan, options)?;
-    for (number, request) in &requests {
-        engine.check(request).with_context(|| format!("{}, line {number}", prompts.display()))?;
+    for (number, asked) in &requests {
+        engine.check(&asked.request).with_context(|| format!("{}, line {number}", prompts.display()))?;
     }
     // Devices round differently: an answer of another one is not an answer of this run.
     let device = engine.device().name();
-    let work: Vec<Work> = requests
-        .into_iter()
-        .map(|(_, request)| Work { origin: Origin::of(checksum, &device, &request), request })
-        .collect();
+    let work: Vec<Work> =
+        requests.into_iter().map(|(_, asked)| Work { origin: Origin::of(checksum, &device, &asked), asked }).collect();
     kept.check(answers, &work)?;
     let file = kept.continued(answers)?;
     answer(&mut engine, work, kept.origins.len(), tokenizer.as_ref(), file, answers)
 }
 
-/// A request, and what its answer will be marked with.
+/// What a line asks for.
+struct Asked {
+    request: Request,
+    /// Texts that end the answer.
+    stop: Vec<String>,
+}
+
+/// What a line asks for, and what its answer will be marked with.
 struct Work {
     origin: Origin,
-    request: Request,
+    asked: Asked,
 }
 
 /// What an answer is an answer to, by hashes: equal ones give equal answers.
@@ -97,13 +103,14 @@ struct Origin {
 }
 
 impl Origin {
-    fn of(plan: u64, device: &str, request: &Request) -> Origin {
-        let Request { prompt, most, sampling, seed, stop, .. } = request;
+    fn of(plan: u64, device: &str, asked: &Asked) -> Origin {
+        let Request { prompt, most, sampling, seed, stop: tokens, .. } = &asked.request;
+        let stop = &asked.stop;
         let prompt: Vec<u8> = prompt.iter().flat_map(|id| id.to_le_bytes()).collect();
         Origin {
             plan: xxh3_64(format!("{plan} {device}").as_bytes()),
             prompt: xxh3_64(&prompt),
-            settings: xxh3_64(format!("{most} {sampling:?} {seed} {stop:?}").as_bytes()),
+            settings: xxh3_64(format!("{most} {sampling:?} {seed} {tokens:?} {stop:?}").as_bytes()),
         }
     }
 
@@ -141,8 +148,8 @@ fn answer(
     let bar = progress::answers(work.len() as u64);
     bar.inc(kept as u64);
     let origins: Vec<Origin> = work.iter().map(|work| work.origin).collect();
-    let mut requests = work.into_iter().map(|work| work.request).enumerate().skip(kept);
-    let mut running: BTreeMap<Id, (usize, Vec<u32>)> = BTreeMap::new();
+    let mut requests = work.into_iter().map(|work| work.asked).enumerate().skip(kept);
+    let mut running: BTreeMap<Id, Running<'_>> = BTreeMap::new();
     // Finished before others that were asked for earlier.
     let mut early: BTreeMap<usize, String> = BTreeMap::new();
     let mut next = kept;
@@ -151,11 +158,12 @@ fn answer(
     let started = Instant::now();
     let mut prompts = BTreeMap::new();
     loop {
-        for (index, request) in requests.by_ref().take(ahead.saturating_sub(running.len())) {
+        for (index, Asked { request, stop }) in requests.by_ref().take(ahead.saturating_sub(running.len())) {
             let prompt = request.prompt.len() as u64;
             let id = engine.submit(request)?;
             prompts.insert(id, prompt);
-            running.insert(id, (index, Vec::new()));
+            let reader = tokenizer.map(|tokenizer| answer::Reader::plain(tokenizer, &stop));
+            running.insert(id, Running { index, tokens: Vec::new(), text: String::new(), reader });
         }
         if running.is_empty() {
             break;
@@ -166,18 +174,23 @@ fn answer(
                 Event::Admitted { id, cached } => read += prompts.remove(&id).unwrap_or(0) - cached as u64,
                 Event::Prompt { .. } | Event::Drafted { .. } => {}
                 Event::Token { id, token, .. } => {
+                    let Some(answer) = running.get_mut(&id) else { continue };
                     tokens += 1;
-                    if let Some((_, tokens)) = running.get_mut(&id) {
-                        tokens.push(token);
+                    if answer.push(token)? {
+                        engine.cancel(id);
+                        let Some(answer) = running.remove(&id) else { continue };
+                        early.insert(answer.index, answer.line(Finish::Stop, true, &origins));
+                        bar.inc(1);
                     }
                 }
                 Event::Finished { id, reason } => {
-                    let Some((index, tokens)) = running.remove(&id) else { continue };
-                    early.insert(index, line(&tokens, reason, tokenizer, &origins[index])?);
+                    // One that a stop string ended has its line already.
+                    let Some(answer) = running.remove(&id) else { continue };
+                    early.insert(answer.index, answer.line(reason, false, &origins));
                     bar.inc(1);
                 }
                 Event::Failed { id, error } => {
-                    let index = running.get(&id).map_or(0, |(index, _)| *index);
+                    let index = running.get(&id).map_or(0, |answer| answer.index);
                     return Err(error).with_context(|| format!("prompt {} of the file", index + 1));
                 }
             }
@@ -209,21 +222,34 @@ fn answer(
     Ok(())
 }
 
-fn line(tokens: &[u32], reason: Finish, tokenizer: Option<&Tokenizer>, origin: &Origin) -> Result<String> {
-    let text = match tokenizer {
-        None => Value::Null,
-        Some(tokenizer) => {
-            let mut detokenizer = tokenizer.detokenizer(false);
-            let mut text = String::new();
-            for token in tokens {
-                text.push_str(detokenizer.push(*token)?);
-            }
-            text.push_str(&detokenizer.finish());
-            Value::String(text)
-        }
-    };
-    let hash = origin.to_string();
-    Ok(format!("{}\n", json!({ "tokens": tokens, "text": text, "finish_reason": reason.name(), "hash": hash })))
+/// An answer that is being written.
+struct Running<'a> {
+    /// Of its prompt.
+    index: usize,
+    tokens: Vec<u32>,
+    text: String,
+    /// None without a vocabulary.
+    reader: Option<answer::Reader<'a>>,
+}
+
+impl Running<'_> {
+    /// Adds a token; says whether a stop string has come.
+    fn push(&mut self, token: u32) -> Result<bool> {
+        self.tokens.push(token);
+        let Some(reader) = &mut self.reader else { return Ok(false) };
+        let (shown, has_stopped) = reader.push(token)?;
+        self.text.extend(shown.into_iter().map(Shown::into_text));
+        Ok(has_stopped)
+    }
+
+    fn line(mut self, reason: Finish, has_stopped: bool, origins: &[Origin]) -> String {
+        let text = self.reader.map(|reader| {
+            self.text.extend(reader.finish(reason, has_stopped).into_iter().map(Shown::into_text));
+            self.text
+        });
+        let (tokens, hash) = (self.tokens, origins[self.index].to_string());
+        format!("{}\n", json!({ "tokens": tokens, "text": text, "finish_reason": reason.name(), "hash": hash }))
+    }
 }
 
 /// Turns lines into requests.
@@ -239,8 +265,8 @@ struct Reader {
 }
 
 /// Everything that a line may have.
-const FIELDS: [&str; 9] =
-    ["prompt", "messages", "tokens", "max_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos"];
+const FIELDS: [&str; 10] =
+    ["prompt", "messages", "tokens", "max_tokens", "temperature", "top_k", "top_p", "seed", "stop", "ignore_eos"];
 
 impl Reader {
     fn new(plan: &Plan, defaults: Defaults) -> Result<Reader> {
@@ -257,7 +283,7 @@ impl Reader {
         })
     }
 
-    fn request(&self, line: &str) -> Result<Request> {
+    fn asked(&self, line: &str) -> Result<Asked> {
         let value: Value = serde_json::from_str(line).context("it is no JSON")?;
         let Value::Object(fields) = value else { bail!("it is no JSON object: {{\"prompt\": \"...\"}}") };
         if let Some(unknown) = fields.keys().find(|key| !FIELDS.contains(&key.as_str())) {
@@ -282,14 +308,19 @@ impl Reader {
             None | Some(Value::Null) => false,
             Some(flag) => flag.as_bool().with_context(|| format!("ignore_eos {flag} is neither true nor false"))?,
         };
-        Ok(Request {
+        let stop = stop_strings(&fields)?;
+        if !stop.is_empty() {
+            self.tokenizer().context("stop")?;
+        }
+        let request = Request {
             most: count(&fields, "max_tokens")?.unwrap_or(self.defaults.most),
             sampling,
             seed,
             stop: if ignores_eos { Arc::default() } else { Arc::clone(&self.stop) },
             snapshot_at,
             ..Request::greedy(prompt, 0)
-        })
+        };
+        Ok(Asked { request, stop })
     }
 
     /// The ids of a line's prompt, and where others may part from it.
@@ -341,6 +372,20 @@ impl Reader {
             format!("the model has no vocabulary: give ids from 0 to {} as tokens", self.vocab_size - 1)
         })
     }
+}
+
+/// A text or a list of texts.
+fn stop_strings(fields: &Map<String, Value>) -> Result<Vec<String>> {
+    let given = match fields.get("stop") {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Array(list)) => list.clone(),
+        Some(text) => vec![text.clone()],
+    };
+    let text = |value: Value| match value {
+        Value::String(text) if !text.is_empty() => Ok(text),
+        other => bail!("stop {other} is no text that an answer could have"),
+    };
+    given.into_iter().map(text).collect()
 }
 
 fn number(fields: &Map<String, Value>, key: &str) -> Result<Option<f64>> {

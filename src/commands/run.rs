@@ -91,7 +91,7 @@ pub struct Args {
     json: bool,
 
     /// Prompts to answer, one JSON object a line, - for standard input: with `prompt`, `messages` or `tokens`, and if wanted `max_tokens`, `temperature`, `top_k`,
-    /// `top_p`, `seed`, `ignore_eos`.
+    /// `top_p`, `seed`, `stop`, `ignore_eos`.
     #[arg(long, value_name = "PROMPTS.jsonl", requires = "output", conflicts_with_all = ["prompt", "tokens", "chat"])]
     file: Option<PathBuf>,
 

@@ -118,6 +118,8 @@ fn a_bad_line_is_named_before_anything_runs() {
     says("{\"prompt\": \"a\", \"top_k\": 1.5}", "top_k 1.5 is no count");
     says("{\"prompt\": \"a\", \"seed\": -1}", "seed -1 is no whole number");
     says("{\"prompt\": \"a\", \"ignore_eos\": 1}", "ignore_eos 1 is neither true nor false");
+    says("{\"prompt\": \"a\", \"stop\": [\"b\", 1]}", "stop 1 is no text");
+    says("{\"prompt\": \"a\", \"stop\": \"\"}", "stop \"\" is no text");
 }
 
 #[test]
@@ -193,4 +195,35 @@ fn calls_and_results_are_shown_as_the_model_knows_them() {
     let answers = answers(&place);
     assert_eq!(tokens(&answers[0]), tokens(&answers[1]));
     assert_ne!(tokens(&answers[0]), tokens(&answers[2]), "an answer depends on what is shown");
+}
+
+#[test]
+fn a_stop_string_ends_an_answer_as_in_run() {
+    let place = place();
+    let whole = place.ok("run plan.bin -p 'The sky above' -n 30 --temp 0");
+    let stop = whole.trim_end().chars().skip(6).take(3).collect::<String>();
+    let line = |stop: Value| json!({"prompt": "The sky above", "max_tokens": 30, "temperature": 0, "stop": stop});
+    prompts(&place, &[line(json!(stop)), line(json!(["never said", stop])), line(Value::Null)]);
+    place.ok(RUN);
+    let answers = answers(&place);
+    let mut alone = place.command("run plan.bin -p");
+    let alone = alone.args(["The sky above", "-n30", "--temp=0", "--json", "--stop", &stop]).output().unwrap();
+    let alone: Value = serde_json::from_slice(&alone.stdout).unwrap();
+    for answer in &answers[..2] {
+        assert_eq!(answer["finish_reason"], "stop");
+        assert_eq!(answer["text"].as_str().unwrap(), whole.split(&stop).next().unwrap());
+        assert_eq!((&answer["tokens"], &answer["text"]), (&alone["tokens"], &alone["text"]));
+    }
+    assert_eq!(answers[2]["text"].as_str().unwrap(), whole.trim_end_matches('\n'));
+}
+
+/// Prompts from a pipe, answers to one.
+#[test]
+fn prompts_may_come_from_standard_input() {
+    let place = place();
+    prompts(&place, &[json!({"tokens": [2, 5], "max_tokens": 4, "temperature": 0})]);
+    place.ok(RUN);
+    let mut piped = place.command("run plan.bin --file - -o -");
+    let piped = piped.stdin(std::fs::File::open(place.path("prompts.jsonl")).unwrap()).output().unwrap();
+    assert_eq!(piped.stdout, place.read("answers.jsonl"));
 }
