@@ -76,7 +76,8 @@ impl App {
 
     /// Queues a request and waits for its memory.
     pub async fn begin(&self, prepared: Prepared, record: Arc<Record>) -> Result<Progress, ApiError> {
-        let Prepared { requests, is_shared, answers, top_logprobs, prompt_tokens, held } = prepared;
+        let Prepared { mut requests, is_shared, answers, top_logprobs, prompt_tokens, held } = prepared;
+        requests.iter_mut().for_each(|request| request.client = record.owner);
         record.set_prompt_tokens(prompt_tokens);
         // What is kept of a prompt is kept up to the last place that was named.
         let kept_to = requests.iter().filter_map(|request| request.snapshot_at.last().copied()).max().unwrap_or(0);

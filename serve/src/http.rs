@@ -69,7 +69,8 @@ async fn guard(
     let id = request.headers().get("x-request-id").filter(|id| id.len() <= 128).cloned();
     let id = id.unwrap_or_else(new_id);
     let shown_id = String::from_utf8_lossy(id.as_bytes());
-    let record = Record::new(gate.sink.as_ref(), &gate.app.state, client, &request, &shown_id, &gate.app.model);
+    let owner = gate.keys.client(client.address.ip(), request.headers());
+    let record = Record::new(gate.sink.as_ref(), &gate.app.state, client, owner, &request, &shown_id, &gate.app.model);
     request.extensions_mut().insert(Arc::clone(&record));
     let is_preflight = request.method() == Method::OPTIONS;
     let mut response = if !has_host(&request) {

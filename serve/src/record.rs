@@ -92,6 +92,8 @@ pub struct ErrorCode(pub &'static str);
 pub struct Record {
     sink: Option<Sink>,
     client: Arc<Client>,
+    /// Whose request it is, among those that share the engine.
+    pub owner: u64,
     started: Instant,
     method: String,
     path: String,
@@ -125,6 +127,7 @@ impl Record {
         sink: Option<&Sink>,
         state: &Arc<State>,
         client: Arc<Client>,
+        owner: u64,
         request: &Request<B>,
         request_id: &str,
         model: &str,
@@ -134,6 +137,7 @@ impl Record {
         Arc::new(Record {
             sink: sink.cloned(),
             client,
+            owner,
             started: Instant::now(),
             method: request.method().to_string(),
             path: path.chars().take(LONGEST_PATH).collect(),

@@ -25,7 +25,7 @@ mod results;
 mod sequence;
 mod speculate;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 pub use device::{AskedRow, Chunk, Device, Limits, Mask, Part, Picked, Picking, Row};
@@ -94,6 +94,8 @@ pub struct Engine<D: Device> {
     clock: Box<dyn Fn() -> Duration + Send>,
     host_sampler: Sampler,
     waiting: VecDeque<(Id, Request, Chain)>,
+    /// Of clients with waiting requests: their latest admission, by its number.
+    turns: HashMap<u64, usize>,
     /// Admitted, oldest first.
     sequences: BTreeMap<Id, Sequence>,
     /// The rows of the latest decode.
@@ -139,6 +141,7 @@ impl<D: Device> Engine<D> {
             limits,
             device,
             waiting: VecDeque::new(),
+            turns: HashMap::new(),
             sequences: BTreeMap::new(),
             batch: Vec::new(),
             steady: false,
@@ -276,13 +279,12 @@ impl<D: Device> Engine<D> {
         Ok(std::mem::take(&mut self.events))
     }
 
-    /// First come, first served: whoever has no room yet keeps the others behind.
+    /// Admits whom there is room for. Whoever is next and has no room yet keeps the others behind.
     fn admit(&mut self) -> Result<(), RuntimeError> {
-        while let Some((id, request, chain)) = self.waiting.front() {
+        while self.pool.free_slots() > 0 && (self.sequences.len() as u32) < self.limits.rows {
+            let Some(next) = self.next_waiting() else { break };
+            let (id, request, chain) = &self.waiting[next];
             let id = *id;
-            if self.pool.free_slots() == 0 || self.sequences.len() as u32 >= self.limits.rows {
-                break;
-            }
             let positions = sequence::positions(request, &self.limits);
             let count = self.limits.blocks_for(positions) as usize;
             let slot = self.pool.take_slot().expect("one is free");
@@ -305,7 +307,8 @@ impl<D: Device> Engine<D> {
                 break;
             };
             device.set_pages(slot, &pages)?;
-            let (_, request, chain) = self.waiting.pop_front().expect("it is the first");
+            let (_, request, chain) = self.waiting.remove(next).expect("it waits");
+            self.take_turn(request.client);
             self.prefixes.use_named(&request.snapshot_at, &chain);
             let mut sequence = Sequence::new(request, chain, slot, pages, cached, &self.limits);
             if self.speculation.reads_text() {
@@ -315,6 +318,27 @@ impl<D: Device> Engine<D> {
             self.events.push(Event::Admitted { id, cached });
         }
         Ok(())
+    }
+
+    /// The place of the request that is next: of the client with the fewest sequences, then of the one whose turn was longest ago, then the first
+    /// that came. One client's many requests do not keep another's from beginning.
+    fn next_waiting(&self) -> Option<usize> {
+        let mut running: HashMap<u64, usize> = HashMap::new();
+        for sequence in self.sequences.values() {
+            *running.entry(sequence.request.client).or_default() += 1;
+        }
+        let of = |map: &HashMap<u64, usize>, client: u64| map.get(&client).copied().unwrap_or(0);
+        let turn = |client: u64| (of(&running, client), of(&self.turns, client));
+        let waiting = self.waiting.iter().enumerate();
+        waiting.min_by_key(|(_, (_, request, _))| turn(request.client)).map(|(place, _)| place)
+    }
+
+    /// Notes that a client had its turn. Those who wait for nothing are forgotten.
+    fn take_turn(&mut self, client: u64) {
+        let latest = self.turns.values().max().copied().unwrap_or(0);
+        self.turns.insert(client, latest + 1);
+        let waits = |client: &u64| self.waiting.iter().any(|(_, request, _)| request.client == *client);
+        self.turns.retain(|client, _| waits(client));
     }
 
     /// Queues one decode: the latest once more, where the same rows go on, or else, once all tokens are known, one of those that are there. With

@@ -82,6 +82,8 @@ pub struct Request {
     pub rule: Option<BoxedRule>,
     /// Pictures and sounds, in the order of their places in the prompt.
     pub media: Arc<[Attachment]>,
+    /// Whose it is: those who have less running go first.
+    pub client: u64,
 }
 
 impl Request {
@@ -99,6 +101,7 @@ impl Request {
             prompt_logits: false,
             rule: None,
             media: Arc::default(),
+            client: 0,
         }
     }
 

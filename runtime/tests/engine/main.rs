@@ -118,6 +118,7 @@ impl Random {
             rule: self.rule(),
             prompt: prompt.into(),
             media: Arc::default(),
+            client: self.below(3),
         }
     }
 }
@@ -434,6 +435,23 @@ fn requests_are_served_in_the_order_they_came() {
     assert_eq!(admitted, ids);
 }
 
+/// Who has many requests shares the device with who has one: a client with fewer running begins first.
+#[test]
+fn a_client_does_not_wait_for_all_requests_of_another() {
+    let mut engine = engine(Limits { slots: 1, rows: 1, ..limits() }, Gap::Any);
+    let mut random = Random(9);
+    let mut submit = |client: u64| {
+        let request = Request { client, ..Request::greedy(random.tokens(9), 6) };
+        engine.submit(request).unwrap()
+    };
+    let crowd: Vec<Id> = (0..6).map(|_| submit(1)).collect();
+    let (other, third) = (submit(2), submit(3));
+    let events = all_events(&mut engine);
+    let admitted: Vec<Id> = events.iter().filter(|e| matches!(e, Event::Admitted { .. })).map(Event::id).collect();
+    // The crowd came first and has the first place, then it is the others' turn.
+    assert_eq!(admitted, [&[crowd[0], other, third], &crowd[1..]].concat());
+}
+
 /// What is wrong with one request is said once, and others go on.
 #[test]
 fn what_cannot_be_served_is_refused_and_disturbs_nobody() {
@@ -460,7 +478,7 @@ fn what_cannot_be_served_is_refused_and_disturbs_nobody() {
         "a salt of 1048576 bytes is too long: 256 at most",
         "a snapshot was asked for after 31 tokens of a prompt of 30",
         "a snapshot was asked for after 0 tokens of a prompt of 30",
-        "a temperature of -1 is out of range, expected 0 to 100",
+        "a temperature of -1 is out of range, expected 0 to 2",
     ];
     assert_eq!(said, expected);
     events.extend(all_events(&mut engine));

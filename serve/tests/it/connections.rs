@@ -1,13 +1,13 @@
 //! Connections that are not what they should be: without a host, closed on one side, or left unread.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use gemma4c_serve::{Notice, Options, Sink, Stall};
 use serde_json::{Value, json};
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::slow::{long, slow, until};
 use crate::support::{Response, Server, options};
@@ -132,4 +132,27 @@ fn a_client_that_never_reads_does_not_stay() {
     let server = Server::new(options, 1);
     let _stream = unread(&server);
     assert_eq!(errors.recv_timeout(Duration::from_secs(60)).unwrap(), Some("client_stalled"));
+}
+
+/// Sixty requests of one client, of which it reads nothing, are not in the way of another client's one.
+#[test]
+fn one_clients_requests_do_not_hold_up_another_client() {
+    let server = slow(options(), 1);
+    let body = long(true).to_string().into_bytes();
+    let _unread: Vec<TcpStream> = (0..60).map(|_| server.send("POST", "/v1/completions", "", &body)).collect();
+    until("one runs, and the others wait", || server.metric("num_requests_waiting") == 59.0);
+    // All of 127.0.0.0/8 is this machine; a socket may choose which of it it is.
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 2], 0)).into()).unwrap();
+    socket.connect(&server.address.into()).unwrap();
+    let mut other = TcpStream::from(socket);
+    other.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let body = json!({ "prompt": "Hi", "max_tokens": 2 }).to_string();
+    let length = body.len();
+    let head =
+        format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
+    other.write_all((head + &body).as_bytes()).unwrap();
+    assert_eq!(Response::read(other).status, 200);
+    let left = server.metric("num_requests_waiting");
+    assert!(left > 50.0, "only {left} of 59 still wait: the other client had to wait for the rest");
 }
