@@ -42,7 +42,8 @@ until [[ -s $work/url ]]; do
 done
 url=$(head -n 1 "$work/url")
 "$folder/venv/bin/python" scripts/clients/clients.py "$url"
-"$folder/litellm/bin/python" scripts/clients/clients.py "$url" litellm
+# It would fetch a list of prices.
+LITELLM_LOCAL_MODEL_COST_MAP=True "$folder/litellm/bin/python" scripts/clients/clients.py "$url" litellm
 "$folder/types/bin/python" scripts/clients/strict.py "$url"
 (cd "$folder/npm" && node clients.mjs "$url")
 kill "$server"

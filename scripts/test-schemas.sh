@@ -32,7 +32,7 @@ gemma4c=${GEMMA4C:-target/debug/gemma4c}
 [[ -x $gemma4c ]] || cargo build
 "$gemma4c" synth tiny-e -q q8_0 -o "$work/model.gguf"
 "$gemma4c" compile "$work/model.gguf" -o "$work/plan.bin" --target cpu --ctx 2048
-"$gemma4c" serve "$work/plan.bin" --sequences 32 --port 0 --alias tiny >"$work/url" &
+"$gemma4c" serve "$work/plan.bin" --sequences 32 --port 0 --alias tiny >"$work/url" 2>"$work/log" &
 server=$!
 until [[ -s $work/url ]]; do
     kill -0 "$server" || exit 1
