@@ -85,7 +85,7 @@ impl Follower {
         if !push(&mut watch, token, self.quote, env) {
             return true;
         }
-        // What is on its way to something new goes on.
+        // A prefix of something new goes on.
         if depth >= FARTHEST || watch.remainders().is_empty() {
             return false;
         }
