@@ -19,8 +19,12 @@ pub struct Args {
 }
 
 /// What the environment decides.
-const VARIABLES: [(&str, &str); 7] = [
+const VARIABLES: [(&str, &str); 8] = [
     ("GEMMA4C_CACHE", "The folder of the cache. Without it: gemma4c in $XDG_CACHE_HOME, or in ~/.cache."),
+    (
+        "XDG_STATE_HOME",
+        "Where the lines of chats at a terminal are kept, in gemma4c/history. Without it: ~/.local/state.",
+    ),
     ("GEMMA4C_NVRTC", "The NVRTC library, or the folder it is in. Without it: where `gemma4c doctor` says it looked."),
     ("CUDA_HOME, CUDA_PATH, VIRTUAL_ENV, CONDA_PREFIX", "Where NVRTC is looked for besides."),
     ("CUDA_VISIBLE_DEVICES", "Which GPUs the driver shows; gemma4c takes the first of them."),
